@@ -1,0 +1,172 @@
+"""Every error that splitscribe raises on purpose, with the HTTP answer it becomes.
+
+    SplitscribeError                      500
+    ├── InvalidRequestError               400   the caller's mistake
+    │   ├── InvalidAudioError             400   not audio, truncated, no sound, over a limit
+    │   ├── AudioTooShortError            400
+    │   └── UnsupportedValueError         400   a field or value that this server does not offer
+    ├── AuthenticationError               401
+    ├── ModelNotFoundError                404
+    ├── PayloadTooLargeError              413
+    ├── OverloadedError                   503   with Retry-After
+    ├── DeadlineExceededError             504
+    ├── ConfigurationError                500   raised at start: settings, checkpoint, platform
+    │   └── CheckpointError               500
+    └── WorkerError                       500   inside the cluster; the pipeline may try again
+        ├── KVLostError                         the published KV is gone: encode again
+        │   ├── StaleGenerationError            its pages were reused before or during the READ
+        │   ├── PeerLostError                   the peer died, or the connection to it did
+        │   └── TransferTimeoutError            the READ did not end in time
+        ├── HandleRefusedError                  bad signature or another layout: never retried
+        ├── WorkerDrainingError                 the replica takes nothing new: ask another
+        └── SequenceFailedError                 this sequence alone failed
+
+Knows nothing of HTTP frameworks: `router.routes` has the one handler that writes the body.
+All classes survive pickling, because they cross processes through Ray.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class SplitscribeError(Exception):
+    """Base of the tree.
+
+    `status`, `type`, `code` and `param` are the fields of OpenAI's error envelope;
+    `should_retry` becomes the `x-should-retry` header when it is not None, and
+    `retry_after_s` the `Retry-After` header.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = None
+    should_retry: ClassVar[bool | None] = None
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.code = code if code is not None else self.default_code
+        self.retry_after_s = retry_after_s
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (
+            self.__class__,
+            self.message,
+            self.param,
+            self.code,
+            self.retry_after_s,
+        )
+
+
+def _rebuild(
+    cls: type[SplitscribeError],
+    message: str,
+    param: str | None,
+    code: str | None,
+    retry_after_s: float | None,
+) -> SplitscribeError:
+    return cls(message, param=param, code=code, retry_after_s=retry_after_s)
+
+
+class InvalidRequestError(SplitscribeError):
+    status = 400
+    type = "invalid_request_error"
+    should_retry = False
+
+
+class InvalidAudioError(InvalidRequestError):
+    """The upload is not audio that this server can decode, or is over a limit."""
+
+
+class AudioTooShortError(InvalidRequestError):
+    default_code = "audio_too_short"
+
+
+class UnsupportedValueError(InvalidRequestError):
+    default_code = "unsupported_value"
+
+
+class AuthenticationError(SplitscribeError):
+    status = 401
+    type = "invalid_request_error"
+    default_code = "invalid_api_key"
+    should_retry = False
+
+
+class ModelNotFoundError(SplitscribeError):
+    status = 404
+    type = "invalid_request_error"
+    default_code = "model_not_found"
+    should_retry = False
+
+
+class PayloadTooLargeError(SplitscribeError):
+    status = 413
+    should_retry = False
+
+
+class OverloadedError(SplitscribeError):
+    """No room now; `retry_after_s` says when to come back."""
+
+    status = 503
+    should_retry = True
+
+
+class DeadlineExceededError(SplitscribeError):
+    """The request's time ran out inside the cluster."""
+
+    status = 504
+    default_code = "deadline_exceeded"
+
+
+class ConfigurationError(SplitscribeError):
+    """Settings, checkpoint or platform do not fit; raised before serving begins."""
+
+    should_retry = False
+
+
+class CheckpointError(ConfigurationError):
+    """The model folder or Hub id is not a Whisper checkpoint that can be loaded."""
+
+
+class WorkerError(SplitscribeError):
+    """Something failed inside the cluster while working on one window."""
+
+
+class KVLostError(WorkerError):
+    """The cross-attention KV behind a handle can no longer be had: encode again."""
+
+
+class StaleGenerationError(KVLostError):
+    """The generation counter differs from the handle's: the pages hold something else."""
+
+
+class PeerLostError(KVLostError):
+    """The exporting worker is gone or unreachable."""
+
+
+class TransferTimeoutError(KVLostError):
+    """A READ did not end in time; its target pages are quarantined until it does."""
+
+
+class HandleRefusedError(WorkerError):
+    """The handle is not one of ours, or describes another layout."""
+
+    should_retry = False
+
+
+class WorkerDrainingError(WorkerError):
+    """The replica is shutting down and takes nothing new."""
+
+
+class SequenceFailedError(WorkerError):
+    """One sequence failed; its neighbours in the batch did not."""

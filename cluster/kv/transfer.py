@@ -1,0 +1,106 @@
+"""The seam between a role and the way KV moves: exporter, importer, and their contract.
+
+Two transports implement it: `cluster.kv.nixl` (RDMA, NVLink, shared memory, TCP) and
+`cluster.kv.memory` (same process). Both pass the tests in `tests/contract`.
+
+All methods may be called from any thread; none blocks on a transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+from cluster.kv.layout import KVLayout
+from cluster.kv.pool import PagePool
+from cluster.messages import CrossKVHandle
+
+LEASE_S = 10.0  # from publication, or from its last renewal
+RENEW_S = 3.0  # how often a decoder renews all its leases of a peer
+
+
+@dataclass(frozen=True, slots=True)
+class FetchStats:
+    """What one fetch moved, and how long it took from post to verified generation."""
+
+    n_bytes: int
+    seconds: float
+    transport: str
+
+
+class KVExporter(Protocol):
+    """Encoder side: owns the export pool, publishes filled pages, frees them on release.
+
+    Life of a page set: `reserve` -> the engine writes -> `publish` (now leased) -> freed by the
+    reader's release, by lease expiry, or by `revoke`. `abandon` returns reserved pages that were
+    never published.
+    """
+
+    layout: KVLayout
+    pool: PagePool
+    transport: str
+
+    def reserve(self, n_pages: int, timeout_s: float = 0.0) -> tuple[int, ...] | None:
+        """Take `n_pages` free pages, waiting up to `timeout_s`; None when they are not free."""
+
+    def abandon(self, pages: Sequence[int]) -> None:
+        """Give back pages that `reserve` returned and that were not published."""
+
+    def publish(
+        self, pages: Sequence[int], *, request_id: str, window: int, attempt: int, frames: int
+    ) -> CrossKVHandle:
+        """Lease written pages to whoever holds the returned, signed handle.
+
+        The caller has finished (and on a GPU synchronised) its writes. The generation was bumped
+        when the pages were reserved, so a reader of an older handle sees another value.
+        """
+
+    def revoke(self, lease: str) -> bool:
+        """End a lease now; False when it is not (or no longer) known."""
+
+    def active_leases(self) -> int: ...
+
+    def healthy(self) -> str | None:
+        """None when well, else why not."""
+
+    def close(self) -> None:
+        """Stop, deregister and free; idempotent."""
+
+
+class KVImporter(Protocol):
+    """Decoder side: verifies handles, keeps their leases alive, READs their pages.
+
+    Life of a handle: `accept` (verified; renewed from now on) -> `fetch` into pages of the
+    importer's own pool -> done, which releases the lease; or `drop` at any point.
+    """
+
+    layout: KVLayout
+    pool: PagePool
+    transport: str
+
+    def accept(self, handle: CrossKVHandle) -> None:
+        """Verify and begin to renew.
+
+        Raises:
+            HandleRefusedError: signature wrong (checked first), or layout hash differs.
+            PeerLostError: the handle's exporter is known to be gone.
+        """
+
+    def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
+        """READ an accepted handle's payload into own `pages`, then check its generation.
+
+        The future raises StaleGenerationError, PeerLostError or TransferTimeoutError. After a
+        TransferTimeoutError the importer holds `pages` in quarantine and gives them back to the
+        pool itself once nothing can write to them any more; after any other outcome they are
+        the caller's again.
+        """
+
+    def drop(self, handle: CrossKVHandle) -> None:
+        """Stop renewing and release the lease; harmless when already fetched or dropped."""
+
+    def healthy(self) -> str | None:
+        """None when well, else why not (too many pages in quarantine, agent thread dead)."""
+
+    def close(self) -> None: ...

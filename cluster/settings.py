@@ -1,0 +1,177 @@
+"""Frozen settings, one model per role, composed into `Settings`; YAML file and environment.
+
+Order of precedence: command-line flags over `SPLITSCRIBE_*` variables over the file over the
+defaults here. This is the only module that reads the environment. "auto" is resolved once, by
+the role that knows its hardware, into a new object.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from cluster.errors import ConfigurationError
+
+ENV_PREFIX = "SPLITSCRIBE_"
+BUNDLED_MODEL = "demo"
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Transport = Literal["auto", "nixl", "memory"]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class RouterSettings(_Frozen):
+    """The HTTP front: limits, workers for audio, time budgets."""
+
+    host: str = Field("127.0.0.1", description="address to bind")
+    port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
+    api_key: str | None = Field(None, description="bearer key that clients must send")
+    replicas: int = Field(1, ge=1, description="router replicas")
+    max_upload_bytes: int = Field(26_214_400, ge=1, description="largest upload, in bytes")
+    max_audio_s: float = Field(4 * 3600.0, gt=0, description="longest audio, in seconds")
+    min_audio_s: float = Field(0.1, ge=0, description="shortest audio, in seconds")
+    max_pending_audio_s: float = Field(
+        8 * 3600.0, gt=0, description="audio-seconds admitted at once; above it 503"
+    )
+    audio_workers: int = Field(2, ge=1, description="processes that decode uploads")
+    audio_timeout_s: float = Field(120.0, gt=0, description="time one upload may take to decode")
+    audio_memory_mb: int = Field(1024, ge=128, description="memory one audio worker may take")
+    max_windows_in_flight: int = Field(8, ge=1, description="windows of one request at a time")
+    min_deadline_s: float = Field(120.0, gt=0, description="least time a request gets")
+    deadline_factor: float = Field(1.0, gt=0, description="seconds per second of audio")
+    max_deadline_s: float = Field(600.0, gt=0, description="most time a request gets")
+    max_attempts: int = Field(4, ge=1, description="tries of one window on failing workers")
+
+
+class EncoderSettings(_Frozen):
+    """One encoder worker."""
+
+    replicas: int = Field(1, ge=1, description="encoder workers")
+    device: Device = "auto"
+    dtype: DType = "auto"
+    max_batch: int = Field(8, ge=1, description="windows in one encoder batch")
+    batch_wait_ms: float = Field(5.0, ge=0, description="longest wait for a batch to fill")
+    export_windows: int = Field(16, ge=1, description="windows the export pool holds")
+    threads: int = Field(0, ge=0, description="torch threads; 0 takes every core")
+
+
+class DecoderSettings(_Frozen):
+    """One decoder worker."""
+
+    replicas: int = Field(1, ge=1, description="decoder workers")
+    device: Device = "auto"
+    dtype: DType = "auto"
+    max_batch: int = Field(16, ge=1, description="sequences in one decode step")
+    kv_windows: int = Field(16, ge=1, description="windows of cross-attention KV held")
+    max_waiting: int = Field(256, ge=1, description="sequences that may wait for pages")
+    threads: int = Field(0, ge=0, description="torch threads; 0 takes every core")
+    fetch_timeout_s: float = Field(10.0, gt=0, description="longest READ of one window's KV")
+
+
+class Settings(_Frozen):
+    """Everything one cluster needs."""
+
+    model: str = Field(BUNDLED_MODEL, description="'demo' (bundled), a folder, or a Hub id")
+    served_model_names: tuple[str, ...] = Field(
+        (), description="names that clients may use; default: the model's own"
+    )
+    transport: Transport = Field("auto", description="how KV moves between workers")
+    page_frames: int = Field(0, ge=0, description="encoder frames in a KV page; 0: by device")
+    cluster_key: str | None = Field(
+        None, description="key that signs KV handles; default: made at start"
+    )
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    router: RouterSettings = RouterSettings()  # type: ignore[call-arg]
+    encoder: EncoderSettings = EncoderSettings()  # type: ignore[call-arg]
+    decoder: DecoderSettings = DecoderSettings()  # type: ignore[call-arg]
+
+
+def load_settings(
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Merge file, environment and flags into one checked object.
+
+    Args:
+        file: YAML with the fields of `Settings`.
+        flags: nested mapping of what the command line set; None values are left out.
+        environ: defaults to the process environment. `SPLITSCRIBE_ROUTER__PORT=9000` sets
+            `router.port`; two underscores nest.
+
+    Raises:
+        ConfigurationError: names the field, what came and what is allowed.
+    """
+    merged: dict[str, Any] = {}
+    if file is not None:
+        _merge(merged, _read_yaml(file))
+    _merge(merged, _from_environ(os.environ if environ is None else environ))
+    _merge(merged, _without_none(flags or {}))
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigurationError(_explain(error)) from error
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"cannot read settings file {file}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"settings file {file} is not YAML: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"settings file {file} must hold a mapping of fields")
+    return content
+
+
+def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for name, value in environ.items():
+        if not name.startswith(ENV_PREFIX):
+            continue
+        path = name[len(ENV_PREFIX) :].lower().split("__")
+        node = nested
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        is_list = path[-1] == "served_model_names"
+        node[path[-1]] = tuple(value.split(",")) if is_list else value
+    return nested
+
+
+def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in flags.items():
+        if isinstance(value, Mapping):
+            if inner := _without_none(value):
+                kept[name] = inner
+        elif value is not None:
+            kept[name] = value
+    return kept
+
+
+def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+    for name, value in new.items():
+        if isinstance(value, Mapping) and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = value
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        lines.append(f"{where}: {item['msg']} (got {item.get('input')!r})")
+    return "settings do not fit: " + "; ".join(lines)
