@@ -77,5 +77,7 @@ class ModelDims:
             (dims.n_text_head, dims.n_text_state),
         ):
             if state % heads:
-                raise CheckpointError(f"config.json: d_model {state} does not divide by {heads} heads")
+                raise CheckpointError(
+                    f"config.json: d_model {state} does not divide by {heads} heads"
+                )
         return dims
