@@ -1,0 +1,138 @@
+"""What the HTTP routes ask of the pipeline, and what they tell it: the seam between the two.
+
+`router.routes` calls a `Pipeline`; `router.pipeline` is one. Nothing here does any work, apart
+from `RequestContext`, through which a running request learns how long it may take and says how
+much audio it turned out to hold.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from cluster.messages import WorkerStatus
+from router.gather import Transcript
+from router.schemas import TranscriptionParams
+
+Role = Literal["encoder", "decoder"]
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimings:
+    """Where a request's time went. Seconds are summed over its windows, which overlap.
+
+    audio_s: the upload's decoding and cutting; queue_s: waiting in both pools' workers;
+    encode_s: encoder batches; transfer_s and transfer_bytes: reading the KV; decode_s: prefill
+    and decode steps; steps: decode steps; windows: windows decoded; attempts: encodes sent,
+    more than `windows` where a worker failed.
+    """
+
+    audio_s: float = 0.0
+    queue_s: float = 0.0
+    encode_s: float = 0.0
+    transfer_s: float = 0.0
+    decode_s: float = 0.0
+    transfer_bytes: int = 0
+    steps: int = 0
+    windows: int = 0
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineResult:
+    """A finished request."""
+
+    transcript: Transcript
+    timings: StageTimings
+
+
+@dataclass(frozen=True, slots=True)
+class PoolHealth:
+    """One role's replicas. `ready`: enough of them answer for requests to be served."""
+
+    ready: bool
+    replicas: int
+    workers: tuple[WorkerStatus, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HealthReport:
+    """Both pools; `ready` only when a request can go all the way through."""
+
+    ready: bool
+    pools: Mapping[Role, PoolHealth] = field(default_factory=dict)
+
+
+class AudioLedger(Protocol):
+    """Counts the audio-seconds of a request against what the router may hold at once."""
+
+    def expect(self, audio_s: float) -> None:
+        """Correct the estimate before work began. Raises OverloadedError if it cannot stay."""
+
+    def found(self, audio_s: float) -> None:
+        """So much audio was found by now; never refuses."""
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """One request's identity and time.
+
+    The deadline follows the audio: max(min_s, factor * audio_s), at most max_s, from
+    `started_s` (monotonic, when the upload was complete). It grows as audio is found.
+    """
+
+    request_id: str
+    ledger: AudioLedger
+    min_deadline_s: float
+    deadline_factor: float
+    max_deadline_s: float
+    audio_s: float = 0.0
+    started_s: float = field(default_factory=time.monotonic)
+
+    def expect_audio(self, audio_s: float) -> None:
+        """Call once when the container tells its length, before the first window is sent.
+
+        Raises:
+            OverloadedError: so much audio does not fit beside what is pending.
+        """
+        self.ledger.expect(audio_s)
+        self.audio_s = audio_s
+
+    def found_audio(self, audio_s: float) -> None:
+        """Call as windows are found, with the seconds of audio seen so far (a total)."""
+        if audio_s > self.audio_s:
+            self.ledger.found(audio_s)
+            self.audio_s = audio_s
+
+    @property
+    def deadline_s(self) -> float:
+        """The whole time that the request gets, in seconds from `started_s`."""
+        wanted_s = max(self.min_deadline_s, self.deadline_factor * self.audio_s)
+        return min(wanted_s, self.max_deadline_s)
+
+    def remaining_s(self) -> float:
+        """Seconds left; negative when over. Ask anew before each use: it can grow."""
+        return self.started_s + self.deadline_s - time.monotonic()
+
+
+class Pipeline(Protocol):
+    """The path of a request through both pools."""
+
+    async def transcribe(
+        self, upload: Path, params: TranscriptionParams, context: RequestContext
+    ) -> PipelineResult:
+        """Transcribe the file at `upload`, which lives until this returns.
+
+        Cancelling the call cancels every window of the request everywhere. The pipeline
+        ends with DeadlineExceededError when `context.remaining_s()` has run out; the routes
+        cancel it a moment later if it does not.
+
+        Raises:
+            SplitscribeError: any class; its status becomes the answer's.
+        """
+
+    async def health(self) -> HealthReport:
+        """The state of both pools; answers within a second or two."""
