@@ -19,6 +19,7 @@
         │   └── TransferTimeoutError            the READ did not end in time
         ├── HandleRefusedError                  bad signature or another layout: never retried
         ├── WorkerDrainingError                 the replica takes nothing new: ask another
+        ├── WorkerGoneError                     the replica died or cannot be reached
         └── SequenceFailedError                 this sequence alone failed
 
 Knows nothing of HTTP frameworks: `router.routes` has the one handler that writes the body.
@@ -166,6 +167,10 @@ class HandleRefusedError(WorkerError):
 
 class WorkerDrainingError(WorkerError):
     """The replica is shutting down and takes nothing new."""
+
+
+class WorkerGoneError(WorkerError):
+    """The replica that had the window died or cannot be reached: ask another."""
 
 
 class SequenceFailedError(WorkerError):

@@ -8,7 +8,7 @@ much audio it turned out to hold.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Protocol
@@ -91,6 +91,14 @@ class RequestContext:
     max_deadline_s: float
     audio_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
+    finished_s: float = 0.0
+    on_progress: Callable[[float, float], None] | None = None  # told (finished_s, audio_s)
+
+    def finished_audio(self, audio_s: float) -> None:
+        """Call as windows are done, with the seconds of audio in each."""
+        self.finished_s += audio_s
+        if self.on_progress is not None:
+            self.on_progress(self.finished_s, self.audio_s)
 
     def expect_audio(self, audio_s: float) -> None:
         """Call once when the container tells its length, before the first window is sent.

@@ -1,0 +1,107 @@
+"""The only place where the roles meet: as a Serve application, or in one process.
+
+`build_app` composes router, encoder pool and decoder pool for `serve.run`; `local_pipeline`
+builds the same path in this process, with the in-memory transport, for offline transcription.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from cluster.kv.connect import make_exporter, make_importer
+from cluster.kv.layout_for import kv_layout
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.settings import Settings
+from decoder_worker.deployment import DecoderWorker
+from decoder_worker.engine import DecoderEngine
+from encoder_worker.deployment import EncoderWorker
+from encoder_worker.engine import EncoderEngine
+from router.audio import AudioPool
+from router.clients import EnginePool
+from router.deployment import Router
+from router.pipeline import TranscriptionPipeline
+
+HEALTH_PERIOD_S = 1.0
+HEALTH_TIMEOUT_S = 10.0
+DRAIN_S = 60.0  # above the longest decode of a window, so that none is cut
+ROUTER_MAX_ONGOING = 1024  # admission is by audio-seconds, in the router
+
+
+def build_app(settings: Settings, build: str) -> Any:
+    """Compose the Serve application.
+
+    Args:
+        settings: resolved (cluster key and port filled in).
+        build: `cluster.build.build_id()` of this process; replicas with another refuse.
+    """
+    from ray import serve
+
+    encoder = serve.deployment(
+        EncoderWorker,
+        name="encoder",
+        num_replicas=settings.encoder.replicas,
+        # Windows queue inside the replica by deadline, so Serve's own queue must stay shallow.
+        max_ongoing_requests=4 * settings.encoder.max_batch,
+        **_replica_options(settings.encoder.device),
+    ).bind(settings, build)
+    decoder = serve.deployment(
+        DecoderWorker,
+        name="decoder",
+        num_replicas=settings.decoder.replicas,
+        max_ongoing_requests=settings.decoder.max_waiting + settings.decoder.max_batch,
+        **_replica_options(settings.decoder.device),
+    ).bind(settings, build)
+    router = serve.deployment(
+        serve.ingress()(Router),
+        name="router",
+        num_replicas=settings.router.replicas,
+        max_ongoing_requests=ROUTER_MAX_ONGOING,
+        **_replica_options("cpu"),
+    ).bind(settings, build, encoder, decoder)
+    return router
+
+
+def _replica_options(device: str) -> dict[str, Any]:
+    """Options that all deployments share. A CPU worker claims no core: roles share them."""
+    gpus = 1 if device == "cuda" else 0
+    return {
+        "ray_actor_options": {
+            "num_cpus": 0,
+            "num_gpus": gpus,
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}},
+        },
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+        "graceful_shutdown_timeout_s": DRAIN_S,
+        "graceful_shutdown_wait_loop_s": 0.2,
+    }
+
+
+@asynccontextmanager
+async def local_pipeline(settings: Settings) -> AsyncIterator[TranscriptionPipeline]:
+    """Both roles in this process, KV moved in memory; closed cleanly at the end."""
+    checkpoint = open_checkpoint(settings.model)
+    key = os.urandom(32)
+    layout = kv_layout(checkpoint, settings.page_frames, settings.encoder.dtype)
+    exporter = make_exporter("memory", layout, settings.encoder.export_windows, cluster_key=key)
+    importer = make_importer("memory", layout, settings.decoder.kv_windows, cluster_key=key)
+    encoder = EncoderEngine(checkpoint, exporter, settings.encoder)
+    decoder = DecoderEngine(checkpoint, importer, settings.decoder)
+    audio = AudioPool(settings.router)
+    await audio.start()
+    try:
+        yield TranscriptionPipeline(
+            audio,
+            EnginePool(encoder.submit),
+            EnginePool(decoder.submit),
+            WhisperTokenizer.from_checkpoint(checkpoint),
+            settings.router,
+        )
+    finally:
+        await audio.close()
+        for part in (encoder, decoder, importer, exporter):
+            part.close()

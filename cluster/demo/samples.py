@@ -1,0 +1,19 @@
+"""The recordings that ship with the package, with what is said in them. No torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SAMPLES = ("short", "medium", "long")  # about 5, 25 and 70 seconds
+
+_FOLDER = Path(__file__).resolve().parent / "samples"
+
+
+def sample_path(name: str) -> Path:
+    """The recording's file, mono, 16 kHz."""
+    return _FOLDER / f"{name}.flac"
+
+
+def sample_text(name: str) -> str:
+    """What is said in it."""
+    return (_FOLDER / f"{name}.txt").read_text().strip()

@@ -1,0 +1,97 @@
+"""`splitscribe demo`: a whole cluster, three recordings through HTTP, what was heard, and when.
+
+Starts the real thing on a free port and calls it with OpenAI's own client.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from cluster.demo.samples import SAMPLES, sample_path, sample_text
+from cluster.launch import running_cluster
+from cluster.settings import load_settings
+
+# server-timing names, in the order of the path
+STAGES = ("audio", "queue", "encode", "transfer", "decode")
+
+
+def run_demo(encoders: int, decoders: int, out: Console, err: Console) -> None:
+    """Run it all; raises what `running_cluster` and OpenAI's client raise."""
+    from openai import OpenAI
+
+    settings = load_settings(
+        None,
+        {
+            "model": "demo",
+            "log_level": "WARNING",
+            "router": {"host": "127.0.0.1", "port": 0, "api_key": ""},
+            "encoder": {"replicas": encoders},
+            "decoder": {"replicas": decoders},
+        },
+        environ={},
+    )
+    started = time.monotonic()
+    with err.status("starting") as status:
+
+        def say(line: str) -> None:
+            status.update(line)
+            err.print(f"[dim]{time.monotonic() - started:5.1f} s[/]  {line}")
+
+        with running_cluster(settings, say=say) as cluster:
+            say(f"ready at {cluster.url}")
+            client = OpenAI(base_url=f"{cluster.url}/v1", api_key="none")
+            rows = []
+            for name in SAMPLES:
+                status.update(f"transcribing {sample_path(name).name}")
+                rows.append(_transcribe(client, name, out))
+            out.print(_timing_table(rows))
+    err.print(f"[dim]{time.monotonic() - started:5.1f} s[/]  done; next: splitscribe serve")
+
+
+def _transcribe(client: Any, name: str, out: Console) -> tuple[str, float, float, Mapping[str, float]]:
+    began = time.monotonic()
+    with sample_path(name).open("rb") as file:
+        raw = client.audio.transcriptions.with_raw_response.create(
+            model="demo", file=file, response_format="verbose_json"
+        )
+    wall_s = time.monotonic() - began
+    answer = raw.parse()
+    out.print(f"\n[bold]{sample_path(name).name}[/]  {answer.duration:.1f} s of audio")
+    for segment in answer.segments or []:
+        out.print(f"  [dim]{segment.start:6.2f} - {segment.end:6.2f}[/]  {segment.text.strip()}")
+    spoken, heard = _words(sample_text(name)), _words(answer.text)
+    verdict = "[green]as spoken[/]" if spoken == heard else f"[yellow]spoken:[/] {sample_text(name)}"
+    out.print(f"  {verdict}")
+    return name, answer.duration, wall_s, parse_server_timing(raw.headers.get("server-timing", ""))
+
+
+def parse_server_timing(header: str) -> dict[str, float]:
+    """Stage -> milliseconds from `audio;dur=12.3, queue;dur=4.5`."""
+    stages: dict[str, float] = {}
+    for part in header.split(","):
+        name, _, rest = part.strip().partition(";")
+        for field in rest.split(";"):
+            key, _, value = field.strip().partition("=")
+            if key == "dur":
+                stages[name] = float(value)
+    return stages
+
+
+def _timing_table(rows: list[tuple[str, float, float, Mapping[str, float]]]) -> Table:
+    table = Table(title="where the time went, in ms (stages are summed over windows that overlap)")
+    table.add_column("recording")
+    for stage in (*STAGES, "total wall", "x real time"):
+        table.add_column(stage, justify="right")
+    for name, audio_s, wall_s, stages in rows:
+        cells = [f"{stages.get(stage, 0.0):.1f}" for stage in STAGES]
+        table.add_row(name, *cells, f"{1000 * wall_s:.0f}", f"{audio_s / wall_s:.1f}")
+    return table
+
+
+def _words(text: str) -> list[str]:
+    return "".join(c if c.isalnum() or c == "'" else " " for c in text.lower()).split()

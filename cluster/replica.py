@@ -1,0 +1,55 @@
+"""What every Serve replica of ours does at its start and while it lives.
+
+Checks that its code is the cluster's code, sets up logging, names itself, and turns an engine's
+statistics into gauges once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Mapping
+
+from cluster.build import check_distribution
+from cluster.logs import configure_logging
+from cluster.metrics import MetricSpec, Recorder, serve_recorder
+from cluster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+REPORT_PERIOD_S = 1.0
+
+
+def start_replica(
+    role: str, settings: Settings, build: str, specs: tuple[MetricSpec, ...]
+) -> tuple[str, Recorder]:
+    """Call first in a replica's constructor.
+
+    Returns:
+        The replica's name (role, Serve's id, pid) and its metrics recorder.
+
+    Raises:
+        ConfigurationError: this node runs other code than the cluster.
+    """
+    check_distribution(build)
+    name = f"{role}-{_serve_id()}-{os.getpid()}"
+    configure_logging(settings.log_level, role=role, replica=name)
+    return name, serve_recorder(specs)
+
+
+async def report_gauges(recorder: Recorder, gauges: Callable[[], Mapping[str, float]]) -> None:
+    """Set gauges from `gauges()` until cancelled; a failing reading is logged, not fatal."""
+    while True:
+        try:
+            for name, value in gauges().items():
+                recorder.set(name, value)
+        except Exception:
+            logger.exception("reading the gauges failed")
+        await asyncio.sleep(REPORT_PERIOD_S)
+
+
+def _serve_id() -> str:
+    from ray import serve
+
+    return str(serve.get_replica_context().replica_id.unique_id)

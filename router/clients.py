@@ -1,0 +1,117 @@
+"""How the pipeline reaches the two pools: through Ray Serve, or in the same process.
+
+The seam is two methods and a status; the pipeline knows only the protocols. The Serve client
+turns Ray's failures into `WorkerGoneError` and unwraps ours, so that nothing behind it needs to
+know Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+from cluster.errors import OverloadedError, SplitscribeError, WorkerGoneError
+from cluster.messages import (
+    DecodeRequest,
+    DecodeResult,
+    EncodeReply,
+    EncodeRequest,
+    WorkerStatus,
+)
+
+logger = logging.getLogger(__name__)
+
+STATUS_TIMEOUT_S = 2.0
+
+
+class EncoderClient(Protocol):
+    """The encoder pool, whichever of its workers answers."""
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply: ...
+
+    async def status(self) -> list[WorkerStatus]: ...
+
+
+class DecoderClient(Protocol):
+    """The decoder pool, whichever of its workers answers."""
+
+    async def decode(self, request: DecodeRequest) -> DecodeResult: ...
+
+    async def status(self) -> list[WorkerStatus]: ...
+
+
+class ServePool:
+    """One pool behind a Serve deployment handle; implements both protocols."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        reply: EncodeReply = await call_worker(self._handle.encode.remote(request))
+        return reply
+
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
+        result: DecodeResult = await call_worker(self._handle.decode.remote(request))
+        return result
+
+    async def status(self) -> list[WorkerStatus]:
+        """Ask every running replica; those that do not answer in time are left out."""
+        if not self._handle.running_replicas_populated():
+            return []
+        try:
+            answers = await self._handle.broadcast("status").results_async(
+                timeout_s=STATUS_TIMEOUT_S, return_exceptions=True
+            )
+        except Exception as error:  # a pool in turmoil is a fact to report, not a failure
+            logger.info("pool status is not to be had: %s", error)
+            return []
+        return [answer for answer in answers if isinstance(answer, WorkerStatus)]
+
+
+class EnginePool:
+    """One engine in this process; implements both protocols through its `submit`."""
+
+    def __init__(self, submit: Callable[[Any], Future[Any]]) -> None:
+        self._submit = submit
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        reply: EncodeReply = await asyncio.wrap_future(self._submit(request))
+        return reply
+
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
+        result: DecodeResult = await asyncio.wrap_future(self._submit(request))
+        return result
+
+    async def status(self) -> list[WorkerStatus]:
+        return []
+
+
+async def call_worker(response: Any) -> Any:
+    """Await a Serve response; raise only errors of our own tree (and CancelledError).
+
+    Raises:
+        SplitscribeError: as the worker raised it.
+        WorkerGoneError: the replica died, was unreachable, or failed outside of our code.
+        OverloadedError: Serve's own queue limit.
+    """
+    from ray.exceptions import RayError, RayTaskError
+    from ray.serve.exceptions import BackPressureError, RayServeException
+
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
+    except SplitscribeError as error:
+        if isinstance(error, RayTaskError):  # Ray's dual class: hand on the plain one
+            cause = error.cause
+            if isinstance(cause, SplitscribeError):
+                raise cause from None
+        raise
+    except BackPressureError as error:
+        raise OverloadedError("the workers' queues are full", retry_after_s=1.0) from error
+    except (RayError, RayServeException) as error:
+        raise WorkerGoneError(f"a worker failed: {type(error).__name__}: {error}") from error

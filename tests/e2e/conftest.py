@@ -1,0 +1,115 @@
+"""A real cluster, started as a person starts it: `splitscribe serve` in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+START_S = 120.0
+STOP_S = 60.0
+
+
+@dataclass
+class Server:
+    """A running `splitscribe serve`, its URL and all that it printed."""
+
+    process: subprocess.Popen[str]
+    lines: list[str] = field(default_factory=list)
+    url: str = ""
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        return openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+
+    def async_client(self, **options: Any) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+
+    def health(self) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=10).json()
+        return answer
+
+    def workers(self, role: str) -> list[dict[str, Any]]:
+        workers: list[dict[str, Any]] = self.health()["pools"][role]["workers"]
+        return workers
+
+    def pid(self, role: str, index: int = 0) -> int:
+        """Process id of one replica: the last part of its name."""
+        return int(self.workers(role)[index]["replica"].rsplit("-", 1)[1])
+
+    def output(self) -> str:
+        return "".join(self.lines)
+
+
+def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+    """Poll until `condition()` is true; its exceptions count as not yet."""
+    deadline = time.monotonic() + timeout_s
+    last: object = None
+    while time.monotonic() < deadline:
+        try:
+            if value := condition():
+                return value
+        except Exception as error:
+            last = error
+        time.sleep(0.1)
+    raise AssertionError(f"not within {timeout_s:.0f} s: {what} (last: {last!r})")
+
+
+def start_server(folder: Path, *flags: str, env: dict[str, str] | None = None) -> Server:
+    """Run `splitscribe serve --port 0 FLAGS` in `folder` until it says that it is ready."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cluster.cli", "serve", "--port", "0", *flags],
+        cwd=folder,
+        env={**os.environ, **(env or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    server = Server(process)
+
+    def read() -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            server.lines.append(line)
+
+    threading.Thread(target=read, daemon=True).start()
+
+    def ready() -> str | None:
+        if process.poll() is not None:
+            raise SystemExit(f"serve ended with {process.returncode}:\n{server.output()}")
+        found = re.search(r"ready at (http://\S+)", server.output())
+        return found.group(1) if found else None
+
+    server.url = wait_until(ready, START_S, "the ready line")
+    return server
+
+
+def stop_server(server: Server) -> int:
+    """Ctrl-C, as a person would; returns the exit status."""
+    if server.process.poll() is None:
+        server.process.send_signal(signal.SIGINT)
+    try:
+        return server.process.wait(STOP_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(server.process.pid, signal.SIGKILL)
+        raise
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two encoders and two decoders, each decoder pulling from any encoder."""
+    running = start_server(tmp_path_factory.mktemp("cwd"), "--encoders", "2", "--decoders", "2")
+    yield running
+    assert stop_server(running) == 0, running.output()[-4000:]

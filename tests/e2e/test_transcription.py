@@ -1,0 +1,190 @@
+"""The whole path over HTTP with OpenAI's SDK: right texts, alone and all at once."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+
+from cluster.demo.samples import SAMPLES, sample_path, sample_text
+from tests.e2e.conftest import Server, wait_until
+
+TOLERANCE = 0.1  # word error rate that a small model may have on its own recordings
+
+
+def words(text: str) -> list[str]:
+    return "".join(c if c.isalnum() or c == "'" else " " for c in text.lower()).split()
+
+
+def word_error_rate(reference: str, heard: str) -> float:
+    import jiwer
+
+    return float(jiwer.wer(" ".join(words(reference)), " ".join(words(heard))))
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_each_recording_is_transcribed_as_spoken(server: Server, name: str) -> None:
+    with sample_path(name).open("rb") as file:
+        answer = server.client().audio.transcriptions.create(
+            model="whisper-1", file=file, response_format="verbose_json"
+        )
+    assert word_error_rate(sample_text(name), answer.text) <= TOLERANCE, answer.text
+    assert answer.language == "english"
+    segments = answer.segments or []
+    assert segments
+    assert "".join(s.text for s in segments).strip() == answer.text
+    starts = [s.start for s in segments]
+    assert starts == sorted(starts)
+    assert all(0 <= s.start < s.end <= answer.duration + 0.01 for s in segments)
+
+
+def test_json_and_text_say_the_same(server: Server) -> None:
+    client = server.client()
+    path = sample_path("short")
+    as_json = client.audio.transcriptions.create(model="whisper-1", file=path)
+    as_text = client.audio.transcriptions.create(
+        model="whisper-1", file=path, response_format="text"
+    )
+    assert as_json.text
+    assert str(as_text).strip() == as_json.text
+
+
+def test_32_at_once_are_all_right(server: Server) -> None:
+    """Each of 32 concurrent requests answers with the text that it has alone."""
+    client = server.client(max_retries=0)
+    alone = {
+        name: client.audio.transcriptions.create(model="whisper-1", file=sample_path(name)).text
+        for name in SAMPLES
+    }
+
+    def one(index: int) -> tuple[str, str]:
+        name = SAMPLES[index % len(SAMPLES)]
+        answer = client.audio.transcriptions.create(model="whisper-1", file=sample_path(name))
+        return name, answer.text
+
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
+        for name, text in pool.map(one, range(32)):
+            assert text == alone[name]
+
+
+def test_the_long_recording_is_the_sum_of_its_windows(server: Server) -> None:
+    """Decoded in parallel windows, the 70 s recording has the text of its parts, in order."""
+    raw = server.client().audio.transcriptions.with_raw_response.create(
+        model="whisper-1", file=sample_path("long"), response_format="verbose_json"
+    )
+    seeks = [segment.seek for segment in raw.parse().segments or []]
+    assert len(set(seeks)) >= 3
+    assert seeks == sorted(seeks)
+
+
+def test_the_request_id_comes_back(server: Server) -> None:
+    raw = server.client().audio.transcriptions.with_raw_response.create(
+        model="whisper-1",
+        file=sample_path("short"),
+        extra_headers={"X-Request-ID": "my-request-7"},
+    )
+    assert raw.headers["x-request-id"] == "my-request-7"
+    assert "transfer" in raw.headers["server-timing"]
+
+
+def test_models_are_listed(server: Server) -> None:
+    client = server.client()
+    assert [model.id for model in client.models.list()]
+    assert client.models.retrieve("whisper-1").object == "model"
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("openai/whisper-large-v3")
+
+
+def test_garbage_changes_nothing(server: Server) -> None:
+    """Bad uploads in a row each get their 4xx, and the next good one is right."""
+    client = server.client(max_retries=0)
+    before = client.audio.transcriptions.create(model="whisper-1", file=sample_path("short")).text
+    flac = sample_path("medium").read_bytes()
+    for content in (b"", b"hello", b"\x00" * 4096, flac[: len(flac) // 2], flac[100:], b"RIFF" * 99):
+        with pytest.raises(openai.APIStatusError) as failure:
+            client.audio.transcriptions.create(model="whisper-1", file=("a.flac", content))
+        assert 400 <= failure.value.status_code < 500, content[:8]
+        assert failure.value.response.headers["x-should-retry"] == "false"
+    after = client.audio.transcriptions.create(model="whisper-1", file=sample_path("short")).text
+    assert after == before
+
+
+async def test_a_client_that_hangs_up_frees_everything(server: Server) -> None:
+    """Hang-ups at random moments; within 15 s no worker holds a window of theirs."""
+    client = server.async_client(max_retries=0)
+
+    async def hang_up(after_s: float) -> None:
+        call = client.audio.transcriptions.create(model="whisper-1", file=sample_path("long"))
+        with pytest.raises((TimeoutError, asyncio.CancelledError)):
+            await asyncio.wait_for(call, after_s)
+
+    await asyncio.gather(*(hang_up(0.05 * n) for n in range(1, 9)))
+
+    def all_free() -> bool:
+        workers = server.workers("encoder") + server.workers("decoder")
+        return all(
+            w["pages_free"] == w["pages_total"] and not w["queued"] and not w["running"]
+            for w in workers
+        )
+
+    await asyncio.to_thread(wait_until, all_free, 15.0, "every page free again")
+
+
+def test_health_names_every_worker(server: Server) -> None:
+    health = server.health()
+    assert health["ready"] is True
+    for role in ("encoder", "decoder"):
+        workers = health["pools"][role]["workers"]
+        assert len(workers) == 2
+        assert all(worker["transport"].startswith("nixl") for worker in workers)
+
+
+def test_the_dashboard_shows_the_application_and_its_metrics(server: Server) -> None:
+    """Ray's dashboard knows the three deployments; each stage exports its metrics."""
+    dashboard = next(line.split()[-1] for line in server.lines if "dashboard" in line)
+    found = httpx.get(f"{dashboard}/api/serve/applications/", timeout=20).json()
+    deployments = found["applications"]["splitscribe"]["deployments"]
+    assert set(deployments) == {"router", "encoder", "decoder"}
+
+    node = httpx.get(f"{dashboard}/nodes?view=summary", timeout=20).json()["data"]["summary"][0]
+    port = node["raylet"]["metricsExportPort"]
+
+    def exported() -> bool:
+        text = httpx.get(f"http://{node['ip']}:{port}/metrics", timeout=20).text
+        return all(
+            f"ray_splitscribe_{name}" in text
+            for name in (
+                "encoder_queue_seconds",
+                "encoder_batch_windows",
+                "encode_seconds",
+                "kv_transfer_bytes_total",
+                "kv_transfer_seconds",
+                "kv_pages_free",
+                "export_pages_free",
+                "decode_step_seconds",
+                "tokens_total",
+            )
+        )
+
+    wait_until(exported, 30.0, "the metrics of every stage")
+
+
+def test_started_beside_foreign_modules(tmp_path: Path) -> None:
+    """A folder with a `cluster/` and a `router.py` of its own does not get in the way."""
+    from tests.e2e.conftest import start_server, stop_server
+
+    (tmp_path / "cluster").mkdir()
+    (tmp_path / "cluster" / "__init__.py").write_text("raise SystemExit('foreign cluster')\n")
+    (tmp_path / "router.py").write_text("raise SystemExit('foreign router')\n")
+    running = start_server(tmp_path)
+    try:
+        answer = running.client().audio.transcriptions.create(
+            model="whisper-1", file=sample_path("short")
+        )
+        assert answer.text
+    finally:
+        assert stop_server(running) == 0
