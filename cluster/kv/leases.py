@@ -1,0 +1,135 @@
+"""Leases on published pages, and the generation counters that betray a stale read.
+
+`LeaseTable` is the exporter's book: which lease holds which pages, and until when on the local
+monotonic clock. Lease ids come from the network: one that is unknown or already ended is ignored
+and counted. `GenerationCounters` is host memory that readers READ: one 64-bit counter per page,
+bumped whenever the page changes hands. Neither knows the pool nor the transport. Thread-safe.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+COUNTER_BYTES = 8
+
+
+@dataclass(slots=True)
+class Lease:
+    """Pages that a reader may READ until `deadline` (local monotonic clock)."""
+
+    id: str
+    pages: tuple[int, ...]
+    deadline: float
+
+
+class LeaseTable:
+    """Open leases. A lease ends once: `end` and `expire` hand its pages to exactly one caller."""
+
+    def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        if lease_s <= 0:
+            raise ValueError(f"lease_s must be above 0, got {lease_s}")
+        self.lease_s = lease_s
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._leases: dict[str, Lease] = {}
+        self._leased: set[int] = set()
+        self.n_ignored = 0  # notifications about leases that are not (or no longer) known
+        self.n_expired = 0
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    def open(self, pages: Sequence[int]) -> Lease:
+        """Lease `pages` for `lease_s` seconds from now.
+
+        Raises:
+            ValueError: one of them is leased already.
+        """
+        lease = Lease(secrets.token_hex(16), tuple(pages), self._clock() + self.lease_s)
+        with self._lock:
+            self._refuse_leased(pages)
+            self._leases[lease.id] = lease
+            self._leased.update(pages)
+        return lease
+
+    def check_unleased(self, pages: Sequence[int]) -> None:
+        """Raise ValueError when one of `pages` is leased."""
+        with self._lock:
+            self._refuse_leased(pages)
+
+    def renew(self, ids: Iterable[str]) -> None:
+        """Extend each known lease to `lease_s` from now; ignore and count the others."""
+        deadline = self._clock() + self.lease_s
+        with self._lock:
+            for lease_id in ids:
+                lease = self._leases.get(lease_id)
+                if lease is None:
+                    self.n_ignored += 1
+                else:
+                    lease.deadline = deadline
+
+    def end(self, lease_id: str) -> tuple[int, ...] | None:
+        """End one lease: its pages, or None (counted) when it is unknown or has ended."""
+        with self._lock:
+            lease = self._leases.pop(lease_id, None)
+            if lease is None:
+                self.n_ignored += 1
+                return None
+            self._leased.difference_update(lease.pages)
+            return lease.pages
+
+    def expire(self) -> list[tuple[int, ...]]:
+        """End every lease whose time is over; the pages of each."""
+        now = self._clock()
+        with self._lock:
+            over = [lease for lease in self._leases.values() if lease.deadline <= now]
+            self.n_expired += len(over)
+            return self._pop(over)
+
+    def end_all(self) -> list[tuple[int, ...]]:
+        """End every lease; the pages of each."""
+        with self._lock:
+            return self._pop(list(self._leases.values()))
+
+    def _pop(self, leases: list[Lease]) -> list[tuple[int, ...]]:
+        for lease in leases:
+            del self._leases[lease.id]
+            self._leased.difference_update(lease.pages)
+        return [lease.pages for lease in leases]
+
+    def _refuse_leased(self, pages: Sequence[int]) -> None:
+        if taken := self._leased.intersection(pages):
+            raise ValueError(f"pages {sorted(taken)} are leased")
+
+
+class GenerationCounters:
+    """One 64-bit counter per page, in host memory even where the pool is on a GPU.
+
+    A page's counter is bumped when it is reserved, before anything is written to it, and again
+    when it is freed. So the counter of a lease's first page, read after the payload, still has
+    the handle's value only if no page of the lease changed hands in between: the pages of a lease
+    are freed together. Counters start at random, so that another process's memory found at the
+    same address does not pass for ours.
+    """
+
+    def __init__(self, n_pages: int) -> None:
+        start = [secrets.randbits(62) for _ in range(n_pages)]
+        self.array: NDArray[np.uint64] = np.array(start, dtype=np.uint64)
+        self._lock = threading.Lock()
+
+    def bump(self, pages: Sequence[int]) -> None:
+        with self._lock:
+            self.array[list(pages)] += np.uint64(1)
+
+    def value(self, page: int) -> int:
+        return int(self.array[page])
+
+    def address(self, page: int) -> int:
+        return int(self.array.ctypes.data) + page * COUNTER_BYTES

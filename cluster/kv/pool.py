@@ -1,0 +1,200 @@
+"""A worker's page pool: one block of memory, and who holds which page of it.
+
+A page is free, used (one owner took it by `allocate`) or quarantined (its owner gave it up, but
+a transfer may still write to it). `release` is the only way back to free; lifting a quarantine
+goes through it too. Knows nothing of leases, transfers or sequences. Thread-safe.
+
+On a CPU the memory is an anonymous mapping (page-aligned, advised to use huge pages, committed on
+first touch); on a GPU it is one torch allocation. It lives as long as the pool object does.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Sequence
+
+import torch
+
+from cluster.kv.layout import KVLayout
+
+_FREE, _USED, _QUARANTINED = 0, 1, 2
+_TORCH_DTYPE = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+class PagePool:
+    """`n_pages` pages of `layout`, as one tensor and one table of states.
+
+    tensor: [n_pages, layer, 2, page_frames, head, head_dim], `layout.dtype`, on `device`,
+        contiguous; on axis 2, index 0 is K and 1 is V.
+    """
+
+    def __init__(self, layout: KVLayout, n_pages: int, device: str = "cpu") -> None:
+        if n_pages < 1:
+            raise ValueError(f"a pool needs at least one page, got {n_pages}")
+        self.layout = layout
+        self.n_pages = n_pages
+        self.page_bytes = layout.page_bytes
+        self.n_bytes = n_pages * layout.page_bytes
+        self.device = torch.device(device)
+        self.tensor = _make_tensor(layout, n_pages, self.device)
+        self.base_address = self.tensor.data_ptr()
+        self._state = bytearray(n_pages)
+        self._n_free = n_pages
+        self._n_quarantined = 0
+        self._freed = threading.Condition()
+
+    def __repr__(self) -> str:
+        return (
+            f"PagePool({self.n_pages} pages of {self.page_bytes} bytes on {self.device}, "
+            f"{self.n_free} free, {self.n_quarantined} quarantined)"
+        )
+
+    @property
+    def n_free(self) -> int:
+        return self._n_free
+
+    @property
+    def n_quarantined(self) -> int:
+        return self._n_quarantined
+
+    @property
+    def n_used(self) -> int:
+        with self._freed:
+            return self.n_pages - self._n_free - self._n_quarantined
+
+    def address(self, page: int) -> int:
+        """Byte address of `page`, in the address space of `device`."""
+        if not 0 <= page < self.n_pages:
+            raise ValueError(f"page {page} is not in 0..{self.n_pages - 1}")
+        return self.base_address + page * self.page_bytes
+
+    def page_at(self, address: int) -> int:
+        """The page that begins at `address`; ValueError when none does."""
+        page, rest = divmod(address - self.base_address, self.page_bytes)
+        if rest or not 0 <= page < self.n_pages:
+            raise ValueError(f"no page of this pool begins at {address:#x}")
+        return page
+
+    def allocate(self, n_pages: int, timeout_s: float = 0.0) -> tuple[int, ...] | None:
+        """Take `n_pages` free pages, neighbours where possible, so that transfers coalesce.
+
+        Waits up to `timeout_s` for pages to come back.
+
+        Returns:
+            Page indices in ascending order, or None when there were not enough in time.
+        """
+        if not 1 <= n_pages <= self.n_pages:
+            raise ValueError(f"cannot take {n_pages} pages of a pool of {self.n_pages}")
+        deadline = time.monotonic() + timeout_s
+        with self._freed:
+            while self._n_free < n_pages:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                self._freed.wait(left)
+            pages = self._find_free(n_pages)
+            for page in pages:
+                self._state[page] = _USED
+            self._n_free -= n_pages
+            return pages
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Give used pages back. All or nothing.
+
+        Raises:
+            RuntimeError: a page is not in use (freed twice, quarantined, or named twice).
+        """
+        with self._freed:
+            self._release(pages)
+
+    def quarantine(self, pages: Sequence[int]) -> None:
+        """Take used pages from their owner without freeing them: they may still be written."""
+        with self._freed:
+            self._check(pages, _USED)
+            for page in pages:
+                self._state[page] = _QUARANTINED
+            self._n_quarantined += len(pages)
+
+    def lift(self, pages: Sequence[int]) -> None:
+        """End the quarantine of `pages` and release them."""
+        with self._freed:
+            self._check(pages, _QUARANTINED)
+            for page in pages:
+                self._state[page] = _USED
+            self._n_quarantined -= len(pages)
+            self._release(pages)
+
+    def check_used(self, pages: Sequence[int]) -> None:
+        """Raise RuntimeError unless every one of `pages` is in use and named once."""
+        with self._freed:
+            self._check(pages, _USED)
+
+    def check_integrity(self, n_used: int = 0) -> None:
+        """Raise RuntimeError unless exactly `n_used` pages are out and every count agrees.
+
+        The default is what holds whenever a worker is idle: each page is free or quarantined.
+        """
+        with self._freed:
+            free = self._state.count(_FREE)
+            quarantined = self._state.count(_QUARANTINED)
+            used = self._state.count(_USED)
+            if (free, quarantined) != (self._n_free, self._n_quarantined):
+                raise RuntimeError(
+                    f"pool counts disagree: {free} free and {quarantined} quarantined in the "
+                    f"table, {self._n_free} and {self._n_quarantined} counted"
+                )
+            if used != n_used:
+                held = [page for page, state in enumerate(self._state) if state == _USED]
+                raise RuntimeError(f"{used} pages are in use, expected {n_used}: {held[:16]}")
+
+    def _find_free(self, n_pages: int) -> tuple[int, ...]:
+        """The first run of `n_pages` free pages, or the first free ones when no run is there."""
+        start = self._state.find(bytes(n_pages))  # _FREE is 0
+        if start >= 0:
+            return tuple(range(start, start + n_pages))
+        pages: list[int] = []
+        page = -1
+        while len(pages) < n_pages:
+            page = self._state.find(_FREE, page + 1)
+            pages.append(page)
+        return tuple(pages)
+
+    def _check(self, pages: Sequence[int], state: int) -> None:
+        seen = set(pages)
+        if len(seen) != len(pages):
+            raise RuntimeError(f"a page is named twice in {tuple(pages)}")
+        names = ("free", "used", "quarantined")
+        for page in pages:
+            if not 0 <= page < self.n_pages:
+                raise RuntimeError(f"page {page} is not in 0..{self.n_pages - 1}")
+            if self._state[page] != state:
+                raise RuntimeError(
+                    f"page {page} is {names[self._state[page]]}, expected {names[state]}"
+                )
+
+    def _release(self, pages: Sequence[int]) -> None:
+        self._check(pages, _USED)
+        for page in pages:
+            self._state[page] = _FREE
+        self._n_free += len(pages)
+        self._freed.notify_all()
+
+
+def _make_tensor(layout: KVLayout, n_pages: int, device: torch.device) -> torch.Tensor:
+    shape = (n_pages, *layout.page_shape)
+    dtype = _TORCH_DTYPE[layout.dtype]
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, n_pages * layout.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)  # a cross-process read pins 512 times fewer pages
+    # The tensor keeps the mapping alive; it is unmapped when the last view of it is gone.
+    return torch.frombuffer(memory, dtype=dtype).view(shape)
