@@ -78,7 +78,10 @@ class KVImporter(Protocol):
 
     layout: KVLayout
     pool: PagePool
-    transport: str
+
+    @property
+    def transport(self) -> str:
+        """What moves the bytes; may become more precise once a peer was read from."""
 
     def accept(self, handle: CrossKVHandle) -> None:
         """Verify and begin to renew.
