@@ -1,0 +1,157 @@
+"""NIXL as this project uses it: environment, import, and an agent that idles without spinning.
+
+UCX and NIXL read the environment when they are loaded, so it is set before the import. The Python
+API hard-codes a progress delay of 0, which spins a core per agent; the agent is therefore made
+with a configuration class that keeps our delay. A progress thread must exist all the same: without
+one on both sides wiring-up hangs. Knows nothing of KV.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import re
+import secrets
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+from cluster.errors import ConfigurationError
+
+logger = logging.getLogger(__name__)
+
+PROGRESS_DELAY_US = 10_000  # the thread is event-driven: this bounds its idle wake-ups, no more
+PACKAGES = ("nixl_cu13", "nixl", "nixl_cu12")
+
+_ENVIRONMENT = {
+    "UCX_TCP_USER_TIMEOUT": "5s",  # a partition shows in 5 to 10 s, by default in minutes
+    "UCX_TCP_TX_SEG_SIZE": "256k",  # twice the bandwidth of the default
+    "UCX_TCP_RX_SEG_SIZE": "256k",
+    "NIXL_LOG_LEVEL": "ERROR",
+}
+# Best first: what a connection that has several of these moves bulk data by.
+_LANES = ("cuda_ipc", "rc", "dc", "ud", "srd", "gdr_copy", "xpmem", "cma", "knem", "sysv", "posix")
+_CONNECTED = re.compile(rb"UCX\s+INFO\s+(\S+) int(?:ra|er)-node cfg#\d+ (.*)")
+_PROBLEM = re.compile(rb"UCX\s+(?:WARN|ERROR)\s.*")
+
+_load_lock = threading.Lock()
+
+
+def load_api() -> ModuleType:
+    """Import NIXL's Python API, with the environment set first.
+
+    Raises:
+        ConfigurationError: none of its packages is installed, or it does not load here.
+    """
+    with _load_lock:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        ucx_log.install()
+        problems = []
+        for package in PACKAGES:
+            try:
+                return importlib.import_module(f"{package}._api")
+            except ImportError as error:
+                problems.append(f"{package}: {error}")
+        raise ConfigurationError(
+            "NIXL does not load on this machine, use transport 'memory' or install nixl-cu13 "
+            f"(Linux only): {'; '.join(problems)}"
+        )
+
+
+def unique_name(name: str) -> str:
+    """An agent name that no other process has, nor this one after a restart."""
+    return f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
+def make_agent(name: str) -> Any:
+    """A `nixl_agent` with UCX, a lazy progress thread and locks fit for that thread."""
+    api = load_api()
+    config = api.nixl_agent_config(
+        enable_prog_thread=True, sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW
+    )
+    with _load_lock, _progress_delay(api):
+        return api.nixl_agent(name, config)
+
+
+@contextlib.contextmanager
+def _progress_delay(api: ModuleType) -> Iterator[None]:
+    """While open, agents are made with PROGRESS_DELAY_US whatever the API assigns."""
+    bindings = api.nixlBind
+    real = bindings.nixlAgentConfig
+
+    class LazyConfig(real):  # type: ignore[misc, valid-type]
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, PROGRESS_DELAY_US if name == "pthrDelay" else value)
+
+    class Bindings:
+        nixlAgentConfig = LazyConfig  # noqa: N815
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(bindings, name)
+
+    api.nixlBind = Bindings()  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        api.nixlBind = bindings  # type: ignore[attr-defined]
+
+
+class UcxLog:
+    """UCX's own log, kept in memory: the only place that says which transports it picked.
+
+    It is read from where it was left; warnings and errors go on to Python's logging. Left alone
+    when the operator has set up UCX's logging himself.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._fd: int | None = None
+        self._offset = 0
+        self._lanes: dict[str, str] = {}  # by own agent: the newest connection's
+
+    def install(self) -> None:
+        """Point UCX at a file in memory; to be called before UCX is loaded."""
+        if self._fd is not None or not hasattr(os, "memfd_create"):
+            return
+        if "UCX_LOG_LEVEL" in os.environ or "UCX_LOG_FILE" in os.environ:
+            return
+        self._fd = os.memfd_create("ucx-log")
+        os.environ["UCX_LOG_LEVEL"] = "info"
+        os.environ["UCX_LOG_FILE"] = f"/proc/self/fd/{self._fd}"
+
+    def lanes(self, agent: str) -> str | None:
+        """UCX's transports on the newest connection of our `agent`, best first; None unknown."""
+        with self._lock:
+            self._read()
+            return self._lanes.get(agent)
+
+    def _read(self) -> None:
+        if self._fd is None:
+            return
+        while text := os.pread(self._fd, 1 << 20, self._offset):
+            lines, newline, _ = text.rpartition(b"\n")
+            if not newline:
+                return
+            self._offset += len(lines) + 1
+            for line in lines.splitlines():
+                if connected := _CONNECTED.search(line):
+                    own, lanes = connected[1].decode(), _bulk_lanes(connected[2].decode())
+                    self._lanes[own] = lanes
+                elif problem := _PROBLEM.search(line):
+                    logger.warning("%s", problem[0].decode(errors="replace"))
+
+
+def _bulk_lanes(config: str) -> str:
+    """`rma_am(tcp/lo) am(tcp/lo cma/memory)` -> `cma+tcp`."""
+    devices = re.findall(r"([a-z]\w*)/", config)
+    best = [lane for lane in _LANES if any(device.startswith(lane) for device in devices)]
+    if any(device == "tcp" for device in devices):
+        best.append("tcp")
+    return "+".join(best) or config
+
+
+ucx_log = UcxLog()
