@@ -1,0 +1,176 @@
+"""A multipart form, parsed as its bytes are pushed in: text fields kept, the file passed on.
+
+Enforces every limit on the form at the byte that crosses it. Does no input or output of its
+own. The push parser is python-multipart's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from python_multipart.exceptions import FormParserError
+from python_multipart.multipart import MultipartParser, parse_options_header
+
+from cluster.errors import AudioTooShortError, InvalidRequestError, PayloadTooLargeError
+
+FILE_FIELD = "file"
+MAX_FIELDS = 64
+MAX_FIELD_BYTES = 64 * 1024
+MAX_FRAMING_BYTES = 1024 * 1024  # all of the body that is not the file
+
+
+class FileSink(Protocol):
+    """Takes the file's bytes."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes taken so far."""
+
+    def append(self, piece: bytes) -> None: ...
+
+
+class FormReader:
+    """Callbacks of the push parser: collects fields, passes the file's bytes to the spool."""
+
+    def __init__(self, boundary: bytes, sink: FileSink, max_upload_bytes: int) -> None:
+        self.filename = ""
+        self._sink = sink
+        self._max_upload_bytes = max_upload_bytes
+        self._read_bytes = 0
+        self._fields: list[tuple[str, str]] = []
+        self._has_file = False
+        self._ended = False
+        self._header_name = b""
+        self._header_value = b""
+        self._disposition = b""
+        self._name = ""
+        self._in_file = False
+        self._value = bytearray()
+        try:
+            self._parser = MultipartParser(
+                boundary,
+                {
+                    "on_part_begin": self._part_begin,
+                    "on_header_field": self._header_field,
+                    "on_header_value": self._header_data,
+                    "on_header_end": self._header_end,
+                    "on_headers_finished": self._headers_finished,
+                    "on_part_data": self._part_data,
+                    "on_part_end": self._part_end,
+                    "on_end": self._end,
+                },
+            )
+        except FormParserError as error:
+            raise InvalidRequestError(f"the multipart boundary is malformed: {error}") from error
+
+    def feed(self, chunk: bytes) -> None:
+        self._read_bytes += len(chunk)
+        try:
+            self._parser.write(chunk)
+        except FormParserError as error:
+            raise InvalidRequestError(f"the multipart body is malformed: {error}") from error
+        if self._read_bytes - self._sink.size_bytes > MAX_FRAMING_BYTES:
+            raise too_large(self._max_upload_bytes, self._read_bytes)
+
+    def finish(self) -> tuple[tuple[str, str], ...]:
+        """Check that the form is whole. Returns its fields."""
+        if not self._ended:
+            raise InvalidRequestError("the multipart body ends before its closing boundary")
+        if not self._has_file:
+            raise _no_file()
+        if self._sink.size_bytes == 0:
+            raise AudioTooShortError("the uploaded file is empty", param=FILE_FIELD)
+        return tuple(self._fields)
+
+    def _part_begin(self) -> None:
+        self._disposition = b""
+        self._value = bytearray()
+
+    def _header_field(self, data: bytes, start: int, end: int) -> None:
+        self._header_name += data[start:end]
+
+    def _header_data(self, data: bytes, start: int, end: int) -> None:
+        self._header_value += data[start:end]
+
+    def _header_end(self) -> None:
+        if self._header_name.lower() == b"content-disposition":
+            self._disposition = self._header_value
+        self._header_name = self._header_value = b""
+
+    def _headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition.decode("latin-1"))
+        if b"name" not in options:
+            raise InvalidRequestError("a part of the form has no name")
+        self._name = _text(options[b"name"], "a field's name")
+        filename = options.get(b"filename")
+        self._in_file = self._name == FILE_FIELD
+        if self._in_file:
+            if not filename:  # text in place of an upload, or a browser's empty file input
+                raise _no_file()
+            if self._has_file:
+                raise InvalidRequestError("send one file, not several", param=FILE_FIELD)
+            self._has_file = True
+            self.filename = filename.decode("utf-8", "replace")
+        elif filename is not None:
+            shown = self._name[:64]
+            raise InvalidRequestError(f"field {shown!r} must be text, not a file", param=shown)
+
+    def _part_data(self, data: bytes, start: int, end: int) -> None:
+        if self._in_file:
+            self._sink.append(data[start:end])
+            if self._sink.size_bytes > self._max_upload_bytes:
+                raise too_large(self._max_upload_bytes, self._read_bytes)
+            return
+        self._value += data[start:end]
+        if len(self._value) > MAX_FIELD_BYTES:
+            raise InvalidRequestError(
+                f"field {self._name[:64]!r} is longer than {MAX_FIELD_BYTES} bytes",
+                param=self._name[:64],
+            )
+
+    def _part_end(self) -> None:
+        if self._in_file:
+            return
+        if len(self._fields) >= MAX_FIELDS:
+            raise InvalidRequestError(f"the form has more than {MAX_FIELDS} fields")
+        self._fields.append((self._name, _text(bytes(self._value), f"field {self._name[:64]!r}")))
+
+    def _end(self) -> None:
+        self._ended = True
+
+
+def form_boundary(headers: Mapping[str, str]) -> bytes:
+    """The boundary that the Content-Type header names.
+
+    Raises:
+        InvalidRequestError: the body is something else than a multipart form.
+    """
+    media_type, options = parse_options_header(headers.get("content-type", ""))
+    if media_type != b"multipart/form-data":
+        came = media_type.decode("latin-1")[:64] or "no Content-Type"
+        raise InvalidRequestError(f"the body must be multipart/form-data, not {came!r}")
+    boundary = options.get(b"boundary", b"")
+    if not boundary:
+        raise InvalidRequestError("the Content-Type header has no multipart boundary")
+    return boundary
+
+
+def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:
+    """The error for a body over its limit, in OpenAI's words."""
+    return PayloadTooLargeError(
+        f"Maximum content size limit ({limit_bytes}) exceeded ({read_bytes} bytes read)"
+    )
+
+
+def _no_file() -> InvalidRequestError:
+    return InvalidRequestError(
+        f"no audio came: send it as the upload named '{FILE_FIELD}', with a file name"
+    )
+
+
+def _text(content: bytes, what: str) -> str:
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{what} is not UTF-8") from error
