@@ -1,0 +1,43 @@
+"""The KV layout that both roles derive from a checkpoint, so that they agree to the byte."""
+
+from __future__ import annotations
+
+from cluster.errors import ConfigurationError
+from cluster.kv.layout import ITEM_BYTES, KVLayout
+from cluster.model.checkpoint import Checkpoint
+
+GPU_PAGE_FRAMES = 125  # 12 pages a window: flashinfer splits long KV by pages
+
+
+def kv_layout(
+    checkpoint: Checkpoint, page_frames: int = 0, dtype: str = "float32", device: str = "cpu"
+) -> KVLayout:
+    """Layout of one window's cross-attention KV.
+
+    Args:
+        page_frames: encoder frames in a page; 0 takes the whole window on a CPU, so that
+            attention reads a view without a gather, and `GPU_PAGE_FRAMES` on a GPU.
+        dtype: of the KV, resolved (not "auto"); both roles must be given the same.
+
+    Raises:
+        ConfigurationError: the page does not divide the window, or no such dtype.
+    """
+    dims = checkpoint.dims
+    if page_frames == 0:
+        divides = dims.n_audio_ctx % GPU_PAGE_FRAMES == 0
+        page_frames = GPU_PAGE_FRAMES if device != "cpu" and divides else dims.n_audio_ctx
+    if not 1 <= page_frames <= dims.n_audio_ctx or dims.n_audio_ctx % page_frames:
+        raise ConfigurationError(
+            f"page_frames {page_frames} does not divide a window of {dims.n_audio_ctx} frames"
+        )
+    if dtype not in ITEM_BYTES:
+        raise ConfigurationError(f"KV dtype {dtype!r} is none of {', '.join(ITEM_BYTES)}")
+    return KVLayout(
+        model=checkpoint.fingerprint,
+        n_layer=dims.n_text_layer,
+        n_head=dims.n_text_head,
+        head_dim=dims.text_head_dim,
+        n_frames=dims.n_audio_ctx,
+        page_frames=page_frames,
+        dtype=dtype,
+    )

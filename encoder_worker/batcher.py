@@ -1,0 +1,179 @@
+"""The encoder's queue of windows: which go next, and when a batch is closed.
+
+Order: windows whose time runs out first; then early windows of a request before late ones (so a
+two-second clip passes a two-hour file), short before long. A batch is closed when it is full or
+its oldest window has waited long enough; after an idle time, at once. Thread-safe; knows no torch.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
+
+URGENT_SHARE = 0.25  # of its time left: from then on a window goes before all that have more
+
+
+@dataclass(slots=True, eq=False)
+class QueuedWindow:
+    """One window that waits; times are of the batcher's clock."""
+
+    request: EncodeRequest
+    future: Future[EncodeReply]
+    arrived_s: float
+    deadline_s: float
+
+    @property
+    def urgent_from_s(self) -> float:
+        return self.deadline_s - URGENT_SHARE * (self.deadline_s - self.arrived_s)
+
+
+class Batcher:
+    """A queue between many callers and the one thread that owns the device.
+
+    That thread calls `wait`, `pop` and, when the windows are done, `finish`.
+
+    max_per_request: windows of one request in flight at a time, unless room would stay empty.
+    """
+
+    def __init__(
+        self,
+        max_batch: int,
+        batch_wait_s: float,
+        max_per_request: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._max_batch = max_batch
+        self._batch_wait_s = batch_wait_s
+        self._max_per_request = max_per_request or max(1, max_batch // 2)
+        self._clock = clock
+        self._queue: list[QueuedWindow] = []
+        self._in_flight: Counter[str] = Counter()
+        self._idle = True
+        self._woken = False
+        self._changed = threading.Condition()
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def queued_audio_s(self) -> float:
+        with self._changed:
+            return sum(window.request.n_samples for window in self._queue) / SAMPLE_RATE
+
+    @property
+    def n_in_flight(self) -> int:
+        with self._changed:
+            return self._in_flight.total()
+
+    def put(self, request: EncodeRequest, future: Future[EncodeReply]) -> QueuedWindow:
+        """Add a window; its remaining seconds become a deadline of this clock."""
+        now = self._clock()
+        window = QueuedWindow(request, future, now, now + request.remaining_s)
+        with self._changed:
+            self._queue.append(window)
+            self._changed.notify_all()
+        return window
+
+    def cancel(self, window: QueuedWindow) -> bool:
+        """Take a window out; False when it is not in the queue (any more)."""
+        with self._changed:
+            if window not in self._queue:
+                return False
+            self._queue.remove(window)
+            return True
+
+    def expire(self) -> list[QueuedWindow]:
+        """Take out every window whose deadline has passed."""
+        now = self._clock()
+        with self._changed:
+            expired = [window for window in self._queue if window.deadline_s <= now]
+            if expired:
+                self._queue = [window for window in self._queue if window.deadline_s > now]
+            return expired
+
+    def wait(self, timeout_s: float) -> int:
+        """Block until a batch is closed, a `wake`, or the timeout; the size of the batch, or 0."""
+        end = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                wait_s = self._ready_in_s()
+                if wait_s == 0.0:
+                    return min(len(self._queue), self._max_batch)
+                left_s = end - time.monotonic()
+                if self._woken or left_s <= 0:
+                    self._woken = False
+                    return 0
+                self._changed.wait(left_s if wait_s is None else min(wait_s, left_s))
+
+    def wake(self) -> None:
+        """Make the current (or the next) `wait` return."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def ready_in_s(self) -> float | None:
+        """Seconds until a batch is closed as things stand: 0 is now, None is not without more."""
+        with self._changed:
+            return self._ready_in_s()
+
+    def pop(self, n_windows: int) -> list[QueuedWindow]:
+        """Take the next windows, at most `n_windows`; they are in flight until `finish`.
+
+        Expired ones are left for `expire`.
+        """
+        now = self._clock()
+        with self._changed:
+            ordered = sorted(
+                (window for window in self._queue if window.deadline_s > now),
+                key=lambda window: _order(window, now),
+            )
+            taken = self._within_cap(ordered)[:n_windows]
+            others = [window for window in ordered if window not in taken]
+            taken += others[: n_windows - len(taken)]  # better than leaving room empty
+            self._queue = [window for window in self._queue if window not in taken]
+            self._in_flight.update(window.request.request_id for window in taken)
+            self._idle = False
+            return taken
+
+    def finish(self, windows: Iterable[QueuedWindow]) -> None:
+        """These windows are no longer in flight."""
+        with self._changed:
+            self._in_flight.subtract(window.request.request_id for window in windows)
+            self._in_flight = +self._in_flight  # drops requests at zero
+
+    def clear(self) -> list[QueuedWindow]:
+        """Take everything out, in order of arrival."""
+        with self._changed:
+            taken, self._queue = self._queue, []
+            return taken
+
+    def _ready_in_s(self) -> float | None:
+        if not self._queue:
+            self._idle = True
+            return None
+        if self._idle or len(self._queue) >= self._max_batch:
+            return 0.0
+        oldest_s = min(window.arrived_s for window in self._queue)
+        return max(0.0, oldest_s + self._batch_wait_s - self._clock())
+
+    def _within_cap(self, ordered: list[QueuedWindow]) -> list[QueuedWindow]:
+        counts = self._in_flight.copy()
+        kept = []
+        for window in ordered:
+            if counts[window.request.request_id] < self._max_per_request:
+                counts[window.request.request_id] += 1
+                kept.append(window)
+        return kept
+
+
+def _order(window: QueuedWindow, now: float) -> tuple[float, ...]:
+    request = window.request
+    if now >= window.urgent_from_s:
+        return (0, window.deadline_s)
+    return (1, request.window, request.n_samples, window.arrived_s)

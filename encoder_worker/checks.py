@@ -1,0 +1,43 @@
+"""What an encoder engine refuses, at start and per window; and how it reports a failure."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cluster.errors import (
+    ConfigurationError,
+    InvalidAudioError,
+    SequenceFailedError,
+    WorkerError,
+)
+from cluster.kv.transfer import KVExporter
+from cluster.messages import WINDOW_SAMPLES, EncodeRequest
+from cluster.model.checkpoint import Checkpoint
+
+
+def check_pcm(request: EncodeRequest) -> None:
+    pcm = request.pcm
+    if pcm.dtype != np.int16 or pcm.ndim != 1 or not 1 <= pcm.shape[0] <= WINDOW_SAMPLES:
+        raise InvalidAudioError(
+            f"a window is int16 [1..{WINDOW_SAMPLES}], got {pcm.dtype} {list(pcm.shape)}"
+        )
+
+
+def check_layout(checkpoint: Checkpoint, exporter: KVExporter) -> None:
+    layout, dims = exporter.layout, checkpoint.dims
+    expected = (dims.n_text_layer, dims.n_text_head, dims.text_head_dim, dims.n_audio_ctx)
+    if (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames) != expected:
+        raise ConfigurationError("the KV exporter's layout is not that of this checkpoint")
+    if exporter.pool.n_pages < layout.pages_per_window:
+        raise ConfigurationError(
+            f"the export pool has {exporter.pool.n_pages} pages, but one window takes "
+            f"{layout.pages_per_window}: raise encoder.export_windows"
+        )
+
+
+def as_worker_error(error: Exception) -> Exception:
+    if isinstance(error, WorkerError):
+        return error
+    failure = SequenceFailedError(f"this window could not be encoded: {error}")
+    failure.__cause__ = error
+    return failure

@@ -1,0 +1,96 @@
+"""Cross-attention K and V of every decoder layer, from encoder states into pages.
+
+One matrix product for all layers. With a page per window (CPU) the product writes into the page
+itself; with smaller pages its result is scattered. Knows the page layout, not who owns a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.shapes import cross_kv_shapes
+from cluster.model.weights import load_tensors
+
+
+class CrossKVProjection:
+    """The fused projection: weight [L * 2 * d, n_audio_state], outputs layer by layer, K then V."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        dims = checkpoint.dims
+        tensors = load_tensors(checkpoint, cross_kv_shapes(dims), dtype, device)
+        weights: list[Tensor] = []
+        biases: list[Tensor] = []
+        for layer in range(dims.n_text_layer):
+            prefix = f"decoder.layers.{layer}.encoder_attn"
+            weights += [tensors[f"{prefix}.k_proj.weight"], tensors[f"{prefix}.v_proj.weight"]]
+            v_bias = tensors[f"{prefix}.v_proj.bias"]
+            biases += [torch.zeros_like(v_bias), v_bias]  # K has none
+        self._shape = (dims.n_text_layer, 2, dims.n_text_head, dims.text_head_dim)
+        self._weight = torch.cat(weights)
+        self._bias = torch.cat(biases)
+
+    def project(self, states: Tensor) -> Tensor:
+        """states [B, T, n_audio_state] -> [B, T, L, 2, H, Dh]."""
+        return F.linear(states, self._weight, self._bias).view(*states.shape[:2], *self._shape)
+
+    def write(self, states: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> None:
+        """Project states into the pages of each window. Mutates `pool`.
+
+        Args:
+            states: [B, T, n_audio_state].
+            pool: [n_pages, L, 2, page_frames, H, Dh] on the same device, any float dtype.
+            pages: per window its pages in frame order.
+        """
+        whole = pool.shape[3] == states.shape[1]
+        if states.device.type == "cpu":  # a window at a time: the products are large
+            for row, own in zip(states, pages, strict=True):
+                if whole and pool.dtype == states.dtype:
+                    self._project_into(row, pool[own[0]])
+                else:
+                    write_pages(self.project(row[None]), pool, [own])
+        else:
+            write_pages(self.project(states), pool, pages)
+
+    def _project_into(self, states: Tensor, page: Tensor) -> None:
+        """states [T, n_audio_state] into a page that holds all T frames, without a copy."""
+        n_layer, _, n_head, head_dim = self._shape
+        d = n_head * head_dim
+        matrices = self._weight.view(n_layer * 2, d, -1).transpose(1, 2)  # [2L, n_audio_state, d]
+        out = page.view(n_layer * 2, -1, d)
+        torch.bmm(states.expand(n_layer * 2, -1, -1), matrices, out=out)
+        out[1::2] += self._bias.view(n_layer * 2, 1, d)[1::2]  # V alone has a bias
+
+
+def write_pages(kv: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> None:
+    """Scatter projected KV into pages. Mutates `pool`.
+
+    Example: 1500 frames in pages of 64 take 24 pages; the last gets 28 frames, and its other 36
+    are left as they were.
+
+    Args:
+        kv: [B, T, L, 2, H, Dh].
+        pool: [n_pages, L, 2, page_frames, H, Dh], any float dtype.
+        pages: per window its pages in frame order.
+    """
+    page_frames = pool.shape[3]
+    n_full, n_rest = divmod(kv.shape[1], page_frames)
+    if n_full:
+        full = kv[:, : n_full * page_frames].reshape(-1, page_frames, *kv.shape[2:])
+        index = [page for own in pages for page in own[:n_full]]
+        pool[torch.tensor(index, device=pool.device)] = full.permute(0, 2, 3, 1, 4, 5).to(
+            pool.dtype
+        )
+    if n_rest:
+        rest = kv[:, n_full * page_frames :].permute(0, 2, 3, 1, 4, 5)
+        index = [own[n_full] for own in pages]
+        pool[torch.tensor(index, device=pool.device), :, :, :n_rest] = rest.to(pool.dtype)

@@ -1,0 +1,287 @@
+"""The encoder worker's engine: windows in, handles to published KV out.
+
+One thread owns the device. Per batch: take windows, reserve their export pages, log-mel, encoder,
+cross K/V into the pages, publish. No window holds a page before it is encoded; a full export pool
+stops the loop until pages come free, which is the backpressure that reaches the client. Knows no
+Serve, no HTTP and no decoder.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import Future
+from functools import partial
+
+import numpy as np
+
+from cluster.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    WorkerDrainingError,
+    WorkerError,
+)
+from cluster.kv.transfer import KVExporter
+from cluster.messages import (
+    WINDOW_SAMPLES,
+    CrossKVHandle,
+    EncodeReply,
+    EncodeRequest,
+    EncodeTimings,
+)
+from cluster.metrics import ENCODER_METRICS, Recorder, silent_recorder
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.device import resolve_device, resolve_dtype, use_threads
+from cluster.settings import EncoderSettings
+from encoder_worker.batcher import Batcher, QueuedWindow
+from encoder_worker.checks import as_worker_error, check_layout, check_pcm
+from encoder_worker.forward import WindowEncoder
+from encoder_worker.stats import Counts, EncoderStats
+
+logger = logging.getLogger(__name__)
+
+IDLE_WAIT_S = 0.25  # how long the loop sleeps with an empty queue; a new window wakes it
+PAGE_WAIT_S = 0.05  # how long it waits for pages before it looks for expired windows again
+DRAIN_POLL_S = 0.02
+
+Pages = tuple[int, ...]
+
+
+class EncoderEngine:
+    """Encodes windows on its own thread and publishes their KV through `exporter`.
+
+    The exporter belongs to the caller, who closes it after the engine.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        exporter: KVExporter,
+        settings: EncoderSettings,
+        recorder: Recorder | None = None,
+    ) -> None:
+        """Load the weights, run one window to warm up, and start.
+
+        Raises:
+            ConfigurationError: checkpoint, device or layout do not fit each other.
+        """
+        check_layout(checkpoint, exporter)
+        self.device = resolve_device(settings.device)
+        self.dtype = resolve_dtype(settings.dtype, self.device)
+        self._forward = WindowEncoder(checkpoint, self.dtype, self.device)
+        self._exporter = exporter
+        self._threads = settings.threads
+        self._recorder = recorder or silent_recorder(ENCODER_METRICS)
+        self._batcher = Batcher(settings.max_batch, settings.batch_wait_ms / 1000)
+        self._counts = Counts()
+        self._draining = False
+        self._closing = False
+        self._failure: str | None = None
+        started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._run, args=(started,), name="encoder-engine", daemon=True
+        )
+        self._thread.start()
+        started.result()
+
+    def submit(self, request: EncodeRequest) -> Future[EncodeReply]:
+        """Queue one window.
+
+        Cancelling the future takes the window out, and ends the lease if one was just given.
+
+        Returns:
+            A future of the reply. It fails with DeadlineExceededError when the window's time ran
+            out first, and with SequenceFailedError when this window cannot be encoded.
+
+        Raises:
+            InvalidAudioError: the samples are not what `EncodeRequest` promises.
+            WorkerDrainingError: the engine takes nothing new.
+            WorkerError: the engine has failed.
+        """
+        check_pcm(request)
+        if self._draining or self._closing:
+            raise WorkerDrainingError("this encoder worker is shutting down")
+        if reason := self.healthy():
+            raise WorkerError(reason)
+        future: Future[EncodeReply] = Future()
+        window = self._batcher.put(request, future)
+        future.add_done_callback(partial(self._drop_cancelled, window))
+        if self._closing:  # `close` may have emptied the queue between the check and the put
+            self._fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
+        return future
+
+    def revoke(self, handle: CrossKVHandle) -> bool:
+        """Free the pages of a reply that nobody will use; False when they are free already."""
+        return self._exporter.revoke(handle.lease)
+
+    def stats(self) -> EncoderStats:
+        counts = self._counts
+        return EncoderStats(
+            queued=len(self._batcher),
+            queued_audio_s=self._batcher.queued_audio_s,
+            running=self._batcher.n_in_flight,
+            leases=self._exporter.active_leases(),
+            pages_free=self._exporter.pool.n_free,
+            pages_total=self._exporter.pool.n_pages,
+            batches=counts.batches,
+            windows=counts.windows,
+            failed=counts.failed,
+            expired=counts.expired,
+            encode_s=counts.encode_s,
+        )
+
+    def healthy(self) -> str | None:
+        """None when well, else why not."""
+        return self._failure or self._exporter.healthy()
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take nothing new, finish what is queued, wait until every exported page is free.
+
+        Returns:
+            False when that was not so after `timeout_s`.
+        """
+        self._draining = True
+        end = time.monotonic() + timeout_s
+        while not self._is_idle():
+            if time.monotonic() >= end or not self._thread.is_alive():
+                return self._is_idle()
+            time.sleep(DRAIN_POLL_S)
+        return True
+
+    def close(self) -> None:
+        """Stop after the current batch; queued windows fail. Idempotent."""
+        self._closing = True
+        self._batcher.wake()
+        self._thread.join()
+        self._fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
+
+    def _is_idle(self) -> bool:
+        return not len(self._batcher) and not (
+            self._batcher.n_in_flight or self._exporter.active_leases()
+        )
+
+    def _run(self, started: Future[None]) -> None:
+        try:
+            use_threads(self._threads)
+            self._warm_up()
+        except Exception as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
+        try:
+            while not self._closing:
+                self._step()
+        except Exception as error:
+            logger.exception("the encoder's thread died")
+            self._failure = f"the encoder's thread died: {error}"
+            self._fail_queued(WorkerError(self._failure))
+
+    def _step(self) -> None:
+        n_ready = self._batcher.wait(IDLE_WAIT_S)
+        self._fail_expired()
+        if not n_ready:
+            return
+        reserved = self._reserve(n_ready)
+        batch = self._batcher.pop(len(reserved))
+        for surplus in reserved[len(batch) :]:  # windows were cancelled meanwhile
+            self._exporter.abandon(surplus)
+        if batch:
+            try:
+                self._encode(batch, reserved)
+            finally:
+                self._batcher.finish(batch)
+                self._record_gauges()
+
+    def _reserve(self, n_windows: int) -> list[Pages]:
+        """Export pages for as many windows as there is room for, at most `n_windows`."""
+        n_pages = self._exporter.layout.pages_per_window
+        reserved: list[Pages] = []
+        while len(reserved) < n_windows:
+            pages = self._exporter.reserve(n_pages, 0.0 if reserved else PAGE_WAIT_S)
+            if pages is None:
+                break
+            reserved.append(pages)
+        return reserved
+
+    def _encode(self, batch: list[QueuedWindow], reserved: list[Pages]) -> None:
+        """Encode and publish; when a batch fails, its windows are tried one by one."""
+        started_s = time.monotonic()
+        try:
+            pcm = [window.request.pcm for window in batch]
+            self._forward(pcm, self._exporter.pool.tensor, reserved[: len(batch)])
+        except Exception as error:
+            if len(batch) > 1:
+                logger.warning("a batch of %d failed, trying one by one: %s", len(batch), error)
+                for window, pages in zip(batch, reserved, strict=False):
+                    self._encode([window], [pages])
+                return
+            self._exporter.abandon(reserved[0])
+            self._fail(batch[0], as_worker_error(error))
+            return
+        encode_s = time.monotonic() - started_s
+        self._counts.add_batch(len(batch), encode_s)
+        self._recorder.observe("splitscribe_encode_seconds", encode_s)
+        self._recorder.observe("splitscribe_encoder_batch_windows", len(batch))
+        for window, pages in zip(batch, reserved, strict=False):
+            queue_s = started_s - window.arrived_s
+            self._recorder.observe("splitscribe_encoder_queue_seconds", queue_s)
+            self._publish(window, pages, EncodeTimings(queue_s, encode_s, len(batch)))
+
+    def _publish(self, window: QueuedWindow, pages: Pages, timings: EncodeTimings) -> None:
+        if window.future.cancelled():
+            self._exporter.abandon(pages)
+            return
+        request = window.request
+        try:
+            handle = self._exporter.publish(
+                pages,
+                request_id=request.request_id,
+                window=request.window,
+                attempt=request.attempt,
+                frames=self._exporter.layout.n_frames,  # Whisper attends to the padding too
+            )
+        except Exception as error:
+            self._exporter.abandon(pages)
+            self._fail(window, as_worker_error(error))
+            return
+        if window.future.set_running_or_notify_cancel():
+            window.future.set_result(EncodeReply(handle, timings))
+        else:
+            self._exporter.revoke(handle.lease)
+
+    def _warm_up(self) -> None:
+        """One window of silence, so that the first request does not pay for first calls."""
+        reserved = self._reserve(1)
+        if not reserved:
+            raise ConfigurationError("the export pool has no free page at start")
+        silence = np.zeros(WINDOW_SAMPLES, dtype=np.int16)
+        try:
+            self._forward([silence], self._exporter.pool.tensor, reserved)
+        finally:
+            self._exporter.abandon(reserved[0])
+
+    def _drop_cancelled(self, window: QueuedWindow, future: Future[EncodeReply]) -> None:
+        if future.cancelled():
+            self._batcher.cancel(window)
+
+    def _fail_expired(self) -> None:
+        for window in self._batcher.expire():
+            self._counts.expired += 1
+            self._fail(window, DeadlineExceededError("no encoder had room for it in time"))
+
+    def _fail_queued(self, error: Exception) -> None:
+        for window in self._batcher.clear():
+            self._fail(window, error)
+
+    def _fail(self, window: QueuedWindow, error: Exception) -> None:
+        self._counts.failed += 1
+        if window.future.set_running_or_notify_cancel():
+            window.future.set_exception(error)
+
+    def _record_gauges(self) -> None:
+        record = self._recorder.set
+        record("splitscribe_encoder_queue_windows", len(self._batcher))
+        record("splitscribe_encoder_queue_audio_seconds", self._batcher.queued_audio_s)
+        record("splitscribe_export_pages_free", self._exporter.pool.n_free)
+        record("splitscribe_export_leases", self._exporter.active_leases())
