@@ -1,0 +1,103 @@
+"""Errors as HTTP answers: OpenAI's envelope, whatever went wrong and wherever.
+
+`{"error": {"message", "type", "param", "code"}}`, all keys present: OpenAI's clients lose the
+message of any other shape. Routes raise; only this module writes error bodies.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from cluster.errors import AuthenticationError, InvalidRequestError, SplitscribeError
+
+logger = logging.getLogger(__name__)
+
+
+def error_response(error: SplitscribeError) -> JSONResponse:
+    """The answer that `error` becomes: body, status, and what tells clients whether to retry."""
+    return _envelope(
+        error.status,
+        message=error.message,
+        kind=error.type,
+        param=error.param,
+        code=error.code,
+        headers=_retry_headers(error),
+    )
+
+
+def install_error_handlers(app: FastAPI) -> None:
+    """Route every error of a handler, and the framework's own, into the envelope."""
+    app.add_exception_handler(SplitscribeError, _on_splitscribe_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_validation_error)
+
+
+async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, SplitscribeError)
+    level = logging.INFO if error.status < 500 else logging.WARNING
+    logger.log(
+        level,
+        "%s %s: %d %s: %s",
+        request.method,
+        request.url.path,
+        error.status,
+        type(error).__name__,
+        error.message,
+    )
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    """What the framework raises itself: no such path, no such method."""
+    assert isinstance(error, HTTPException)
+    asked = f"{request.method} {request.url.path}"
+    code: str | None
+    match error.status_code:
+        case 404:
+            message, code = f"there is nothing at {asked}", "unknown_url"
+        case 405:
+            message, code = f"{asked} is not possible here", "method_not_allowed"
+        case _:
+            message, code = str(error.detail), None
+    kind = "invalid_request_error" if error.status_code < 500 else "server_error"
+    headers = dict(error.headers or {})
+    if error.status_code < 500:
+        headers["x-should-retry"] = "false"
+    return _envelope(error.status_code, message=message, kind=kind, code=code, headers=headers)
+
+
+async def _on_validation_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return error_response(InvalidRequestError(f"{where}: {first['msg']}", param=where))
+
+
+def _retry_headers(error: SplitscribeError) -> dict[str, str]:
+    headers = {}
+    if error.should_retry is not None:
+        headers["x-should-retry"] = "true" if error.should_retry else "false"
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    if isinstance(error, AuthenticationError):
+        headers["www-authenticate"] = "Bearer"
+    return headers
+
+
+def _envelope(
+    status: int,
+    *,
+    message: str,
+    kind: str,
+    param: str | None = None,
+    code: str | None = None,
+    headers: dict[str, str] | None = None,
+) -> JSONResponse:
+    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+    return JSONResponse(body, status, headers)

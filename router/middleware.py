@@ -1,0 +1,78 @@
+"""The outermost layer of the HTTP surface: a request id for everyone, an answer for every crash.
+
+Names the request for all log lines below, stamps its id and time onto the answer, and turns an
+exception that nobody expected into OpenAI's envelope. Pure ASGI, so that the channel on which a
+client's hang-up arrives stays untouched.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.errors import SplitscribeError
+from cluster.logs import request_scope
+from router.envelope import error_response
+
+logger = logging.getLogger(__name__)
+
+MAX_REQUEST_ID = 128  # characters
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=-]")
+
+
+class RequestMiddleware:
+    """Wraps the application; `echo_request_id` is False where a proxy adds the header itself."""
+
+    def __init__(self, app: ASGIApp, *, echo_request_id: bool = True) -> None:
+        self._app = app
+        self._echo_request_id = echo_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = accept_request_id(Headers(scope=scope).get("x-request-id"))
+        scope.setdefault("state", {})["request_id"] = request_id
+        started_s = time.monotonic()
+        has_answered = False
+
+        async def send_stamped(message: Message) -> None:
+            nonlocal has_answered
+            if message["type"] == "http.response.start":
+                has_answered = True
+                headers = MutableHeaders(scope=message)
+                if self._echo_request_id:
+                    headers["x-request-id"] = request_id
+                elapsed_ms = 1000 * (time.monotonic() - started_s)
+                headers["openai-processing-ms"] = str(round(elapsed_ms))
+            await send(message)
+
+        with request_scope(request_id):
+            try:
+                await self._app(scope, receive, send_stamped)
+            except Exception:
+                logger.exception("%s %s failed", scope["method"], scope["path"])
+                if has_answered:
+                    raise  # the server cuts the connection, so that nobody takes it for whole
+                await error_response(_UnexpectedError(request_id))(scope, receive, send_stamped)
+
+
+def accept_request_id(sent: str | None) -> str:
+    """The client's id without characters that could forge a log line, or a new one."""
+    cleaned = _NOT_IN_IDS.sub("", sent or "")[:MAX_REQUEST_ID]
+    return cleaned or f"req_{uuid.uuid4().hex}"
+
+
+class _UnexpectedError(SplitscribeError):
+    """A bug of ours; says nothing of its nature to the client."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"The server had an error while processing your request. If you report it, "
+            f"give this request id: {request_id}"
+        )
