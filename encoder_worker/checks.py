@@ -16,6 +16,7 @@ from cluster.model.checkpoint import Checkpoint
 
 
 def check_pcm(request: EncodeRequest) -> None:
+    """Raise InvalidAudioError unless the samples are what `EncodeRequest` promises."""
     pcm = request.pcm
     if pcm.dtype != np.int16 or pcm.ndim != 1 or not 1 <= pcm.shape[0] <= WINDOW_SAMPLES:
         raise InvalidAudioError(
@@ -24,10 +25,15 @@ def check_pcm(request: EncodeRequest) -> None:
 
 
 def check_layout(checkpoint: Checkpoint, exporter: KVExporter) -> None:
+    """Raise ConfigurationError unless the exporter's pages are for this checkpoint."""
     layout, dims = exporter.layout, checkpoint.dims
     expected = (dims.n_text_layer, dims.n_text_head, dims.text_head_dim, dims.n_audio_ctx)
-    if (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames) != expected:
-        raise ConfigurationError("the KV exporter's layout is not that of this checkpoint")
+    found = (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames)
+    if found != expected or layout.model != checkpoint.fingerprint:
+        raise ConfigurationError(
+            f"the KV exporter's layout is of another checkpoint: layers, heads, width and frames "
+            f"are {found}, expected {expected}"
+        )
     if exporter.pool.n_pages < layout.pages_per_window:
         raise ConfigurationError(
             f"the export pool has {exporter.pool.n_pages} pages, but one window takes "
@@ -36,6 +42,7 @@ def check_layout(checkpoint: Checkpoint, exporter: KVExporter) -> None:
 
 
 def as_worker_error(error: Exception) -> Exception:
+    """What a window's future fails with: a typed error that keeps its cause."""
     if isinstance(error, WorkerError):
         return error
     failure = SequenceFailedError(f"this window could not be encoded: {error}")

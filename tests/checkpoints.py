@@ -1,6 +1,7 @@
 """Random Whisper checkpoints in Hugging Face's layout, for tests: no download, no training.
 
-`make_checkpoint` writes a folder with config.json, model.safetensors, tokenizer.json,
+`cached_checkpoint` gives one of the shapes, built once for a test run; `make_checkpoint` writes
+one of one's own, to change or to break. It has config.json, model.safetensors, tokenizer.json,
 generation_config.json and preprocessor_config.json. The shapes are the published families' true
 widths, heads, mel bins and vocabularies, with few layers. The tokenizer is byte-level BPE with
 a handful of merges; Whisper's special tokens stand at the published ids.
@@ -8,8 +9,12 @@ a handful of merges; Whisper's special tokens stand at the published ids.
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import math
+import shutil
+import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +70,23 @@ SHAPES: dict[str, ModelShape] = {
         1280, 20, 1, 2, n_mels=128, n_vocab=51_866, n_languages=100, no_speech="<|nospeech|>"
     ),
 }
+
+
+@functools.cache
+def cached_checkpoint(shape: str = "micro") -> Path:
+    """A random checkpoint of `shape`, shared by all tests of this process: do not change it.
+
+    Wide ones are stored in bfloat16, for the sake of the disk.
+    """
+    dtype = "bfloat16" if SHAPES[shape].d_model >= 1024 else "float32"
+    return make_checkpoint(_cache_root() / shape, shape, dtype=dtype)
+
+
+@functools.cache
+def _cache_root() -> Path:
+    root = Path(tempfile.mkdtemp(prefix="splitscribe-checkpoints-"))
+    atexit.register(shutil.rmtree, root, ignore_errors=True)
+    return root
 
 
 def make_checkpoint(

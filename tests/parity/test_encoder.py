@@ -1,0 +1,62 @@
+"""Encoder states and cross K/V equal Hugging Face's for every shape family, in float32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cluster.model.checkpoint import open_checkpoint
+from encoder_worker.cross_kv import CrossKVProjection
+from encoder_worker.model import AudioEncoder
+from tests.checkpoints import SHAPES, cached_checkpoint
+from tests.reference import assert_close, hf_features, hf_model, make_pcm
+
+FAMILIES = [shape for shape in SHAPES if shape != "micro"]
+
+
+def reference_kv(model: object, states: Tensor) -> Tensor:
+    """[B, T, L, 2, H, Dh] by the reference's own projections."""
+    layers = model.model.decoder.layers  # type: ignore[attr-defined]
+    projected = [
+        torch.stack((layer.encoder_attn.k_proj(states), layer.encoder_attn.v_proj(states)), dim=2)
+        for layer in layers
+    ]
+    n_head = layers[0].encoder_attn.num_heads
+    return torch.stack(projected, dim=2).unflatten(-1, (n_head, -1))
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+@torch.inference_mode()
+def test_states_and_cross_kv_equal_the_reference(shape: str) -> None:
+    folder = cached_checkpoint(shape)
+    checkpoint = open_checkpoint(str(folder))
+    mel = hf_features(folder, [make_pcm(5.0)])
+    states = AudioEncoder(checkpoint)(mel)
+    model = hf_model(folder)
+    expected = model.model.encoder(mel).last_hidden_state
+    assert_close(f"{shape} encoder", states, expected)
+    kv = CrossKVProjection(checkpoint).project(states)
+    expected_kv = reference_kv(model, expected)
+    assert_close(f"{shape} cross K", kv[:, :, :, 0], expected_kv[:, :, :, 0])
+    assert_close(f"{shape} cross V", kv[:, :, :, 1], expected_kv[:, :, :, 1])
+
+
+@torch.inference_mode()
+def test_a_batch_equals_its_windows_alone() -> None:
+    folder = cached_checkpoint("tiny")
+    encoder = AudioEncoder(open_checkpoint(str(folder)))
+    mel = hf_features(folder, [make_pcm(seconds, seed) for seed, seconds in enumerate((2, 9, 30))])
+    batch = encoder(mel)
+    for row, features in enumerate(mel):
+        assert_close(f"row {row}", batch[row], encoder(features[None])[0], share=1e-5)
+
+
+@torch.inference_mode()
+def test_bfloat16_stays_near_float32() -> None:
+    folder = cached_checkpoint("tiny")
+    checkpoint = open_checkpoint(str(folder))
+    mel = hf_features(folder, [make_pcm(5.0)])
+    states = AudioEncoder(checkpoint, torch.bfloat16)(mel)
+    assert states.dtype == torch.bfloat16
+    assert_close("bfloat16", states, AudioEncoder(checkpoint)(mel), share=0.05)

@@ -1,0 +1,68 @@
+"""Hugging Face's Whisper as the reference of parity tests, and audio to feed both sides."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cluster.messages import SAMPLE_RATE
+
+
+@functools.lru_cache(maxsize=1)
+def hf_model(folder: Path) -> Any:
+    """`WhisperForConditionalGeneration` of a folder, float32, loaded completely; the last is kept.
+
+    Asserts that the folder has exactly the tensors that the reference asks for.
+    """
+    from transformers import WhisperForConditionalGeneration
+
+    model, loading = WhisperForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32, output_loading_info=True
+    )
+    assert not any(loading.values()), loading
+    return model.eval()
+
+
+@functools.lru_cache(maxsize=2)
+def hf_feature_extractor(folder: Path) -> Any:
+    """The reference's feature extractor."""
+    from transformers import WhisperFeatureExtractor
+
+    return WhisperFeatureExtractor.from_pretrained(folder)
+
+
+def hf_features(folder: Path, windows: list[NDArray[np.int16]]) -> torch.Tensor:
+    """Log-mel of int16 windows by the reference: [len(windows), n_mels, 3000]."""
+    extractor = hf_feature_extractor(folder)
+    floats = [window.astype(np.float32) / 32_768 for window in windows]
+    features = extractor(floats, sampling_rate=SAMPLE_RATE, return_tensors="pt")
+    return features.input_features
+
+
+def make_pcm(seconds: float, seed: int = 0) -> NDArray[np.int16]:
+    """Something with the build of speech: gliding harmonics in syllables, over faint noise."""
+    rng = np.random.default_rng(seed)
+    t = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
+    pitch = 120 + 40 * np.sin(2 * np.pi * 0.7 * t + rng.uniform(0, 6))
+    phase = 2 * np.pi * np.cumsum(pitch) / SAMPLE_RATE
+    voice = sum(rng.uniform(0.2, 1) / n * np.sin(n * phase) for n in range(1, 24))
+    syllables = np.clip(np.sin(2 * np.pi * 3.1 * t + rng.uniform(0, 6)), 0, None)
+    signal = 0.2 * voice * syllables + 0.002 * rng.standard_normal(t.shape)
+    return (np.clip(signal, -1, 1) * 32_767).astype(np.int16)
+
+
+def assert_close(name: str, ours: torch.Tensor, theirs: torch.Tensor, share: float = 1e-4) -> None:
+    """Equal within `share` of the reference's range; prints the largest difference."""
+    assert ours.shape == theirs.shape, f"{name}: {tuple(ours.shape)} and {tuple(theirs.shape)}"
+    largest = (ours.float() - theirs).abs().max().item()
+    span = (theirs.max() - theirs.min()).item()
+    line = (
+        f"{name}: largest difference {largest:.2e}, {largest / span:.1e} of a range of {span:.3g}"
+    )
+    print(line)
+    assert largest <= share * span, line
