@@ -1,0 +1,107 @@
+"""Paged attention on torch's SDPA: the CPU's backend, and the reference for every other.
+
+Entries are computed one by one, so that a sequence's result is the same in any batch, to the bit.
+An entry that fits one page (on a CPU all do, by default) is read as a view of the pool; one of
+several pages is gathered first.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from decoder_worker.attention.base import AttentionBatch, PagedKV
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    """Query rows [begin, end) against the first `length` positions of `pages`.
+
+    mask: bool [end - begin, length], True where a query may look; None when it may everywhere.
+    """
+
+    begin: int
+    end: int
+    pages: list[int]
+    length: int
+    mask: Tensor | None
+
+
+class TorchAttention:
+    """Implements `AttentionBackend`.
+
+    self_pool [page, layer, 2, page_tokens, head, head_dim], written by `self_attention`.
+    cross_pool [page, layer, 2, page_frames, head, head_dim], only read; its dtype may differ
+        from the model's: queries are then converted to it and results back.
+    """
+
+    def __init__(self, self_pool: Tensor, cross_pool: Tensor) -> None:
+        self._self_pool = self_pool
+        self._cross_pool = cross_pool
+        self._self_entries: list[_Entry] = []
+        self._cross_entries: list[_Entry] = []
+        self._write_pages = torch.empty(0, dtype=torch.int64)
+        self._write_offsets = torch.empty(0, dtype=torch.int64)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        device = self._self_pool.device
+        page_tokens = self._self_pool.shape[3]
+        self._self_entries = _entries(batch.self_kv, page_tokens, causal=True, device=device)
+        self._cross_entries = _entries(
+            batch.cross_kv, self._cross_pool.shape[3], causal=False, device=device
+        )
+        pages, offsets = [], []
+        for entry in self._self_entries:
+            for position in range(entry.length - (entry.end - entry.begin), entry.length):
+                pages.append(entry.pages[position // page_tokens])
+                offsets.append(position % page_tokens)
+        self._write_pages = torch.tensor(pages, dtype=torch.int64, device=device)
+        self._write_offsets = torch.tensor(offsets, dtype=torch.int64, device=device)
+
+    def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        kv = self._self_pool[:, layer]  # [page, 2, page_tokens, head, head_dim]
+        where = (self._write_pages, self._write_offsets)
+        kv[:, 0].index_put_(where, k)
+        kv[:, 1].index_put_(where, v)
+        return _attend(kv, self._self_entries, q)
+
+    def cross_attention(self, layer: int, q: Tensor) -> Tensor:
+        kv = self._cross_pool[:, layer]  # [page, 2, page_frames, head, head_dim]
+        return _attend(kv, self._cross_entries, q.to(kv.dtype)).to(q.dtype)
+
+
+def _entries(kv: PagedKV, page_size: int, causal: bool, device: torch.device) -> list[_Entry]:
+    rows, bounds = kv.qo_indptr.tolist(), kv.kv_indptr.tolist()
+    indices, last = kv.kv_indices.tolist(), kv.kv_last_page_len.tolist()
+    entries = []
+    for i in range(len(last)):
+        pages = indices[bounds[i] : bounds[i + 1]]
+        length = (len(pages) - 1) * page_size + last[i]
+        n_queries = rows[i + 1] - rows[i]
+        mask = None
+        if causal and n_queries > 1:
+            everything = torch.ones(n_queries, length, dtype=torch.bool, device=device)
+            mask = everything.tril_(length - n_queries)  # the last query sees all positions
+        entries.append(_Entry(rows[i], rows[i + 1], pages, length, mask))
+    return entries
+
+
+def _attend(kv: Tensor, entries: list[_Entry], q: Tensor) -> Tensor:
+    out = torch.empty_like(q)
+    for entry in entries:
+        if len(entry.pages) == 1:
+            own = kv[entry.pages[0], :, : entry.length]  # a view
+        else:
+            own = kv[entry.pages].transpose(0, 1).flatten(1, 2)[:, : entry.length]
+        # own [2, length, head, head_dim]; SDPA takes [1, head, length, head_dim]
+        mixed = F.scaled_dot_product_attention(
+            q[entry.begin : entry.end].transpose(0, 1).unsqueeze(0),
+            own[0].transpose(0, 1).unsqueeze(0),
+            own[1].transpose(0, 1).unsqueeze(0),
+            attn_mask=entry.mask,
+        )
+        out[entry.begin : entry.end] = mixed.squeeze(0).transpose(0, 1)
+    return out
