@@ -1,0 +1,142 @@
+"""Whisper's logit filters, for a whole batch at once, on the logits' device.
+
+The rules are openai/whisper's (`decoding.py`): suppressed tokens, no blank and no end-of-text at
+first, and the grammar of timestamps. They need of a sequence's history only what `History` holds,
+so that nothing in a step reads tokens back or loops over rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from cluster.model.tokenizer import WhisperTokenizer
+
+NEVER = float("-inf")
+NO_TIMESTAMP = -1
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What the rules know of the tokens sampled so far; all [n], on the logits' device.
+
+    n_sampled: int64, tokens sampled after the prompt.
+    last_is_timestamp: bool, False before the first token.
+    before_is_timestamp: bool, the token before the last; True while there is none.
+    last_timestamp: int64, the latest timestamp as index from <|0.00|>, or NO_TIMESTAMP.
+    timed: bool, decode with timestamps; where False only the suppress lists apply.
+    """
+
+    n_sampled: Tensor
+    last_is_timestamp: Tensor
+    before_is_timestamp: Tensor
+    last_timestamp: Tensor
+    timed: Tensor
+
+    @classmethod
+    def empty(cls, n: int, device: torch.device | str) -> History:
+        return cls(
+            n_sampled=torch.zeros(n, dtype=torch.int64, device=device),
+            last_is_timestamp=torch.zeros(n, dtype=torch.bool, device=device),
+            before_is_timestamp=torch.ones(n, dtype=torch.bool, device=device),
+            last_timestamp=torch.full((n,), NO_TIMESTAMP, dtype=torch.int64, device=device),
+            timed=torch.zeros(n, dtype=torch.bool, device=device),
+        )
+
+    def rows(self, index: Tensor) -> History:
+        """A copy of some rows; index int64 [m]."""
+        return History(*(getattr(self, field.name)[index] for field in fields(self)))
+
+    def write(self, index: Tensor, rows: History) -> None:
+        """Overwrite rows in place."""
+        for field in fields(self):
+            getattr(self, field.name)[index] = getattr(rows, field.name)
+
+    def after(self, tokens: Tensor, timestamp_begin: int) -> History:
+        """The history once `tokens` (int64 [n]) were sampled."""
+        is_timestamp = tokens >= timestamp_begin
+        stamp = tokens - timestamp_begin
+        return History(
+            n_sampled=self.n_sampled + 1,
+            last_is_timestamp=is_timestamp,
+            before_is_timestamp=self.last_is_timestamp | (self.n_sampled == 0),
+            last_timestamp=torch.where(is_timestamp, stamp, self.last_timestamp),
+            timed=self.timed,
+        )
+
+
+class LogitRules:
+    """The filters of one checkpoint.
+
+    Besides the checkpoint's list, the tokens that only a prompt may hold (start of transcript,
+    of previous text, of the language model's text, the tasks, no speech) are never sampled.
+    """
+
+    def __init__(
+        self,
+        tokenizer: WhisperTokenizer,
+        max_initial_timestamp: int | None,
+        device: torch.device | str,
+    ) -> None:
+        """max_initial_timestamp: highest index that the first timestamp may have."""
+        special = tokenizer.special
+        self.eot = special.eot
+        self.timestamp_begin = special.timestamp_begin
+        self._no_timestamps = special.no_timestamps
+        prompt_only = (
+            *(special.sot, special.sot_prev, special.sot_lm),
+            *(special.transcribe, special.translate, special.no_speech),
+        )
+        suppressed = torch.zeros(tokenizer.n_vocab)
+        suppressed[[*tokenizer.suppress_tokens, *prompt_only]] = NEVER
+        suppressed[special.timestamp_end + 1 :] = NEVER  # rows that pad the embedding
+        self._suppressed = suppressed.to(device)
+        self._begin = torch.tensor(
+            tokenizer.begin_suppress_tokens, dtype=torch.int64, device=device
+        )
+        n_stamps = tokenizer.n_vocab - special.timestamp_begin
+        self._stamps = torch.arange(n_stamps, device=device)
+        limit = n_stamps if max_initial_timestamp is None else max_initial_timestamp
+        self._late = self._stamps > limit  # too late for a first timestamp
+
+    def apply(self, logits: Tensor, history: History) -> Tensor:
+        """Set what may not be sampled to -inf, in place.
+
+        Args:
+            logits: float32 [n, n_vocab].
+            history: n rows.
+
+        Returns:
+            `logits`.
+        """
+        first = history.n_sampled == 0
+        logits += self._suppressed
+        logits[:, self._begin] = logits[:, self._begin].masked_fill_(first[:, None], NEVER)
+        self._apply_grammar(logits, history, first)
+        return logits
+
+    def _apply_grammar(self, logits: Tensor, history: History, first: Tensor) -> None:
+        """Timestamps come in pairs around text, rise, and begin the window."""
+        timed, last, before = history.timed, history.last_is_timestamp, history.before_is_timestamp
+        ends_segment = last & ~before  # text, timestamp: now a timestamp or the end
+        begins_segment = last & before  # a pair, or the first timestamp: now text or the end
+        words, text, stamps = (
+            logits[:, : self.eot],
+            logits[:, self.eot : self.timestamp_begin],
+            logits[:, self.timestamp_begin :],
+        )
+        logits[:, self._no_timestamps].masked_fill_(timed, NEVER)
+
+        # A segment's first timestamp may repeat the last one's end; its own end must be later.
+        lowest = history.last_timestamp + (~ends_segment).long()
+        forbidden = (self._stamps < lowest[:, None]) | begins_segment[:, None]
+        forbidden |= first[:, None] & self._late
+        stamps.masked_fill_(forbidden & timed[:, None], NEVER)
+
+        # All timestamps together against the best single other token that is still allowed.
+        best = torch.maximum(words.amax(-1).masked_fill_(ends_segment, NEVER), text.amax(-1))
+        stamps_only = first | (stamps.logsumexp(-1) > best)
+        words.masked_fill_((timed & (stamps_only | ends_segment))[:, None], NEVER)
+        text.masked_fill_((timed & stamps_only)[:, None], NEVER)
