@@ -1,0 +1,71 @@
+"""Make an engine's parts fit each other, or say at start why they do not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.errors import ConfigurationError
+from cluster.kv.pool import PagePool
+from cluster.kv.transfer import KVImporter
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.device import resolve_device, resolve_dtype
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.settings import DecoderSettings
+from decoder_worker.model_runner import ModelRunner, self_kv_layout
+from decoder_worker.scheduler import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class EngineParts:
+    device: str
+    runner: ModelRunner
+    scheduler: Scheduler
+
+
+def build_parts(
+    checkpoint: Checkpoint,
+    tokenizer: WhisperTokenizer,
+    importer: KVImporter,
+    settings: DecoderSettings,
+    page_tokens: int,
+) -> EngineParts:
+    """Resolve "auto", allocate the self-attention pool, load the weights.
+
+    Raises:
+        ConfigurationError: importer, checkpoint and settings do not fit each other.
+        CheckpointError: the weights cannot be loaded.
+    """
+    cross_pool = importer.pool
+    device = cross_pool.device.type
+    if settings.device != "auto" and resolve_device(settings.device) != device:
+        raise ConfigurationError(
+            f"the decoder's device is {settings.device!r}, but its KV pool is on {device!r}"
+        )
+    _check_layout(checkpoint, importer)
+    layout = self_kv_layout(checkpoint, resolve_dtype(settings.dtype, device), page_tokens)
+    self_pool = PagePool(layout, settings.max_batch * layout.pages_per_window, device)
+    scheduler = Scheduler(
+        cross_pool,
+        importer.layout.pages_per_window,
+        self_pool,
+        layout.pages_per_window,
+        settings.max_batch,
+    )
+    runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, settings.max_batch)
+    return EngineParts(device, runner, scheduler)
+
+
+def _check_layout(checkpoint: Checkpoint, importer: KVImporter) -> None:
+    layout, dims = importer.layout, checkpoint.dims
+    found = (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames)
+    expected = (dims.n_text_layer, dims.n_text_head, dims.text_head_dim, dims.n_audio_ctx)
+    if found != expected:
+        raise ConfigurationError(
+            f"the KV pool holds (layers, heads, head size, frames) {found}, "
+            f"the checkpoint has {expected}"
+        )
+    if importer.pool.n_pages < layout.pages_per_window:
+        raise ConfigurationError(
+            f"the KV pool has {importer.pool.n_pages} pages, one window takes "
+            f"{layout.pages_per_window}: raise decoder.kv_windows"
+        )

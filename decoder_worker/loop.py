@@ -1,0 +1,240 @@
+"""What the engine's thread does: schedule sequences, load their KV, run them, post-process.
+
+`step()` is the whole of it. All methods run on that one thread; other threads reach it through
+the `post` that it was made with, and so does the end of a READ: loading never blocks a step.
+
+Invariants: a failure belongs to its sequence; a sequence's pages and lease have one way back,
+`_retire`; pages that a READ may still write to stay held until it has ended.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from cluster.errors import (
+    DeadlineExceededError,
+    KVLostError,
+    SequenceFailedError,
+    SplitscribeError,
+    TransferTimeoutError,
+)
+from cluster.kv.transfer import FetchStats, KVImporter
+from cluster.messages import DecodeResult
+from decoder_worker.model_runner import ModelRunner, StepOutput
+from decoder_worker.results import finished_result
+from decoder_worker.scheduler import Scheduler
+from decoder_worker.sequence import DecodeSequence, PromptBuilder, SequenceState
+from decoder_worker.stats import Counters
+
+logger = logging.getLogger(__name__)
+
+IDLE_S = 0.1  # longest sleep between steps: quarantined pages may come back without a word
+
+Call = Callable[[], None]
+Run = Callable[[Sequence[DecodeSequence]], list[StepOutput]]
+
+
+class DecodeLoop:
+    """One worker's sequences, from their arrival to their answer.
+
+    post: has a call made on this thread, before the next step.
+    on_leave: told when a sequence is no longer waiting, and again when it is gone.
+    """
+
+    def __init__(
+        self,
+        importer: KVImporter,
+        prompts: PromptBuilder,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        post: Callable[[Call], None],
+        on_leave: Callable[[SequenceState], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self.counters = Counters()
+        self._importer = importer
+        self._prompts = prompts
+        self._runner = runner
+        self._post = post
+        self._on_leave = on_leave
+
+    def add(self, sequence: DecodeSequence) -> None:
+        self.scheduler.add(sequence)
+
+    def cancel(self, sequence: DecodeSequence) -> None:
+        """Its future was cancelled: take back what it holds."""
+        self.counters.cancelled += 1
+        self._retire(sequence)
+
+    def step(self) -> bool:
+        """Schedule, run, post-process. False when nothing could run."""
+        self._expire()
+        self._start_loading()
+        started = self.scheduler.start_running()
+        if started:
+            self._prefill(started)
+        running = self.scheduler.running
+        if running:
+            self._decode(running)
+        return bool(started or running)
+
+    def sleep_s(self) -> float:
+        """How long the loop may sleep after a step that had nothing to run."""
+        return max(0.0, min(IDLE_S, self.scheduler.next_deadline() - time.monotonic()))
+
+    def fail_all(self, error: Exception) -> None:
+        """Answer every sequence with `error`; those whose READ is in flight are retired later."""
+        for sequence in self.scheduler.everything():
+            self._end(sequence, error)
+
+    def _expire(self) -> None:
+        for sequence in self.scheduler.expired(time.monotonic()):
+            if not sequence.resolved:
+                where = sequence.state.value
+                self._end(sequence, DeadlineExceededError(f"the deadline passed while {where}"))
+
+    def _start_loading(self) -> None:
+        for sequence in self.scheduler.admit():
+            self._on_leave(SequenceState.WAITING)
+            sequence.load_started = time.monotonic()
+            try:
+                fetch = self._importer.fetch(sequence.request.handle, sequence.cross_pages)
+            except Exception as error:
+                self._end(sequence, _as_failure("the READ could not begin", error))
+                continue
+            sequence.reading = True
+            fetch.add_done_callback(partial(self._hand_over, sequence))
+
+    def _hand_over(self, sequence: DecodeSequence, fetch: Future[FetchStats]) -> None:
+        """Runs on the importer's thread."""
+        self._post(partial(self._on_fetched, sequence, fetch))
+
+    def _on_fetched(self, sequence: DecodeSequence, fetch: Future[FetchStats]) -> None:
+        sequence.reading = False
+        error = KVLostError("the READ was given up") if fetch.cancelled() else fetch.exception()
+        if error is not None:
+            if isinstance(error, TransferTimeoutError):
+                sequence.cross_pages = ()  # in quarantine: the importer gives them back
+            self._end(sequence, error)
+            return
+        stats = sequence.fetched = fetch.result()
+        self.counters.transfers += 1
+        self.counters.transfer_bytes += stats.n_bytes
+        self.counters.transfer_s += stats.seconds
+        if sequence.resolved:  # cancelled, or past its deadline, while its KV was in flight
+            self._retire(sequence)
+
+    def _prefill(self, started: list[DecodeSequence]) -> None:
+        """Find the languages that are not known, then run the prompts."""
+        begun = time.monotonic()
+        unknown = [sequence for sequence in started if sequence.language is None]
+        for sequence, output in self._run(self._runner.detect_language, unknown):
+            sequence.language = self._prompts.language_of(output.token)
+        ready = [s for s in started if s.state is SequenceState.RUNNING]
+        for sequence in ready:
+            assert sequence.language is not None
+            sequence.prefill_started = begun
+            sequence.prompt = self._prompts.prompt(sequence.options, sequence.language)
+        outputs = self._run(self._runner.prefill, ready)
+        now = time.monotonic()
+        self.counters.prefills += len(ready)
+        self.counters.prefill_s += now - begun
+        for sequence, output in outputs:
+            sequence.decode_started = now
+            sequence.no_speech_prob = output.no_speech_prob
+            self._take_token(sequence, output)
+
+    def _decode(self, running: list[DecodeSequence]) -> None:
+        begun = time.monotonic()
+        outputs = self._run(self._runner.decode, running)
+        self.counters.steps += 1
+        self.counters.step_s += time.monotonic() - begun
+        for sequence, output in outputs:
+            sequence.steps += 1
+            self._take_token(sequence, output)
+
+    def _run(
+        self, run: Run, sequences: list[DecodeSequence]
+    ) -> list[tuple[DecodeSequence, StepOutput]]:
+        """Run a batch; should it raise, each sequence alone, so that only the culprits fail."""
+        if not sequences:
+            return []
+        try:
+            outputs = list(zip(sequences, run(sequences), strict=True))
+        except Exception:
+            logger.exception("a batch of %d raised: running its sequences alone", len(sequences))
+            outputs = self._run_alone(run, sequences)
+        good = []
+        for sequence, output in outputs:
+            if math.isfinite(output.logprob):
+                good.append((sequence, output))
+            else:
+                self._end(sequence, SequenceFailedError("the model gave no finite probability"))
+        return good
+
+    def _run_alone(
+        self, run: Run, sequences: list[DecodeSequence]
+    ) -> list[tuple[DecodeSequence, StepOutput]]:
+        outputs = []
+        for sequence in sequences:
+            try:
+                self._runner.restore(sequence)
+                outputs.append((sequence, run([sequence])[0]))
+            except Exception as error:
+                self._end(sequence, _as_failure("decoding failed", error))
+        return outputs
+
+    def _take_token(self, sequence: DecodeSequence, output: StepOutput) -> None:
+        """All that happens on the host to a sampled token."""
+        self.counters.tokens += 1
+        sequence.sum_logprob += output.logprob
+        if output.token == self._prompts.eot:
+            self._end(sequence, finished_result(sequence, "stop", time.monotonic()))
+            return
+        sequence.tokens.append(output.token)
+        sequence.token_logprobs.append(output.logprob)
+        if len(sequence.tokens) >= sequence.n_new_max:
+            self._end(sequence, finished_result(sequence, "length", time.monotonic()))
+
+    def _end(self, sequence: DecodeSequence, outcome: DecodeResult | BaseException) -> None:
+        """Take back what the sequence holds, then answer its caller, if that one still waits."""
+        self._retire(sequence)
+        if sequence.resolved or not sequence.future.set_running_or_notify_cancel():
+            return
+        if isinstance(outcome, DecodeResult):
+            self.counters.finished += 1
+            sequence.future.set_result(outcome)
+        else:
+            self.counters.failed += 1
+            sequence.future.set_exception(outcome)
+
+    def _retire(self, sequence: DecodeSequence) -> None:
+        """The one way back for pages, slot and lease; idempotent.
+
+        While a READ is in flight nothing comes back yet: its end leads here again.
+        """
+        if sequence.reading or sequence.state is SequenceState.FINISHED:
+            return
+        if sequence.state is SequenceState.WAITING:
+            self._on_leave(SequenceState.WAITING)
+        self.scheduler.release(sequence)
+        if sequence.fetched is None:  # else the READ released the lease
+            try:
+                self._importer.drop(sequence.request.handle)
+            except Exception:
+                logger.exception("dropping the handle of %r failed: its lease expires", sequence)
+        self._on_leave(SequenceState.FINISHED)
+
+
+def _as_failure(what: str, error: Exception) -> SplitscribeError:
+    """The error that the caller gets: ours as it is, any other as a failure of the sequence."""
+    if isinstance(error, SplitscribeError):
+        return error
+    failure = SequenceFailedError(f"{what}: {type(error).__name__}: {error}")
+    failure.__cause__ = error
+    return failure

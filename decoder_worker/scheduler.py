@@ -1,0 +1,149 @@
+"""Who waits, who loads, who runs; and the pages and slots that they hold.
+
+Admission is by deadline and all or nothing: a sequence gets its cross-attention pages, its
+self-attention pages for the longest text it could have, and a slot in the batch, or it waits
+holding nothing. So whoever was admitted can always finish, and nothing is ever preempted.
+`release` is the only way back for pages and slots. Knows no tensors and no transfers.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+
+from cluster.kv.pool import PagePool
+from decoder_worker.sequence import DecodeSequence, SequenceState
+
+PREFILL_TOKENS = 512  # prompt tokens in one step, so that long prompts do not stall the batch
+
+
+class Scheduler:
+    """One worker's queues. Used by the engine's thread alone.
+
+    cross_pages: pages of one window in `cross_pool`; self_pages: of one sequence in `self_pool`.
+    """
+
+    def __init__(
+        self,
+        cross_pool: PagePool,
+        cross_pages: int,
+        self_pool: PagePool,
+        self_pages: int,
+        max_batch: int,
+    ) -> None:
+        self._cross_pool = cross_pool
+        self._cross_pages = cross_pages
+        self._self_pool = self_pool
+        self._self_pages = self_pages
+        self._max_batch = max_batch
+        self._free_slots = list(range(max_batch - 1, -1, -1))  # the lowest is taken first
+        self._order = itertools.count()
+        self._waiting: list[tuple[float, int, DecodeSequence]] = []  # heap by deadline
+        self._loading: dict[DecodeSequence, None] = {}  # in order of admission
+        self._running: dict[DecodeSequence, None] = {}  # in order of their first step
+
+    @property
+    def running(self) -> list[DecodeSequence]:
+        return list(self._running)
+
+    @property
+    def n_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def n_loading(self) -> int:
+        return len(self._loading)
+
+    @property
+    def n_running(self) -> int:
+        return len(self._running)
+
+    def add(self, sequence: DecodeSequence) -> None:
+        heapq.heappush(self._waiting, (sequence.deadline, next(self._order), sequence))
+
+    def admit(self) -> list[DecodeSequence]:
+        """Move waiting sequences to LOADING, earliest deadline first, while there is room."""
+        admitted = []
+        while self._waiting and self._free_slots:
+            cross = self._cross_pool.allocate(self._cross_pages)
+            if cross is None:
+                break
+            own = self._self_pool.allocate(self._self_pages)
+            assert own is not None  # the self pool has room for every slot
+            _, _, sequence = heapq.heappop(self._waiting)
+            sequence.state = SequenceState.LOADING
+            sequence.slot = self._free_slots.pop()
+            sequence.cross_pages, sequence.self_pages = cross, own
+            self._loading[sequence] = None
+            admitted.append(sequence)
+        return admitted
+
+    def start_running(self) -> list[DecodeSequence]:
+        """Move sequences whose KV has arrived to RUNNING, up to a budget of prompt tokens."""
+        started: list[DecodeSequence] = []
+        n_tokens = 0
+        for sequence in list(self._loading):
+            if sequence.fetched is None:
+                continue
+            n_tokens += len(sequence.options.prompt_tokens) + 1
+            if started and n_tokens > PREFILL_TOKENS:
+                break
+            del self._loading[sequence]
+            sequence.state = SequenceState.RUNNING
+            self._running[sequence] = None
+            started.append(sequence)
+        return started
+
+    def release(self, sequence: DecodeSequence) -> None:
+        """Take a sequence out of whatever state it is in, with all that it holds; idempotent.
+
+        Not while `sequence.reading`: its pages may still be written to.
+        """
+        assert not sequence.reading
+        if sequence.state is SequenceState.WAITING:
+            self._waiting = [item for item in self._waiting if item[2] is not sequence]
+            heapq.heapify(self._waiting)
+        self._loading.pop(sequence, None)
+        self._running.pop(sequence, None)
+        if sequence.cross_pages:
+            self._cross_pool.release(sequence.cross_pages)
+        if sequence.self_pages:
+            self._self_pool.release(sequence.self_pages)
+        if sequence.slot >= 0:
+            self._free_slots.append(sequence.slot)
+            self._free_slots.sort(reverse=True)
+        sequence.cross_pages, sequence.self_pages, sequence.slot = (), (), -1
+        sequence.state = SequenceState.FINISHED
+
+    def expired(self, now: float) -> list[DecodeSequence]:
+        """Sequences past their deadline, in any state."""
+        late = [s for s in (*self._loading, *self._running) if s.deadline <= now]
+        if self._waiting and self._waiting[0][0] <= now:
+            late += [sequence for deadline, _, sequence in self._waiting if deadline <= now]
+        return late
+
+    def next_deadline(self) -> float:
+        """The earliest deadline of all; infinite when there is nothing."""
+        held = [s.deadline for s in (*self._loading, *self._running)]
+        held += [self._waiting[0][0]] if self._waiting else []
+        return min(held, default=float("inf"))
+
+    def everything(self) -> list[DecodeSequence]:
+        """All sequences, in any state."""
+        waiting = [sequence for _, _, sequence in self._waiting]
+        return [*waiting, *self._loading, *self._running]
+
+    def is_idle(self) -> bool:
+        return not (self._waiting or self._loading or self._running)
+
+    def check_integrity(self) -> None:
+        """Raise RuntimeError unless idle, with every page and slot back (or quarantined)."""
+        if not self.is_idle():
+            raise RuntimeError(
+                f"not idle: {self.n_waiting} waiting, {self.n_loading} loading, "
+                f"{self.n_running} running"
+            )
+        if len(self._free_slots) != self._max_batch:
+            raise RuntimeError(f"{len(self._free_slots)} of {self._max_batch} slots are free")
+        self._cross_pool.check_integrity()
+        self._self_pool.check_integrity()

@@ -1,0 +1,160 @@
+"""One window being decoded: what was asked, where it stands, and what it holds.
+
+States, in order: WAITING (its handle is accepted, no page held) -> LOADING (pages reserved, its
+KV in flight or just arrived) -> RUNNING (in the batch) -> FINISHED (nothing held). It may finish
+from any of them. Only the engine's thread changes a sequence.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from enum import Enum
+
+from cluster.errors import UnsupportedValueError
+from cluster.kv.transfer import FetchStats
+from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult
+from cluster.model.dims import ModelDims
+from cluster.model.tokenizer import WhisperTokenizer
+from decoder_worker.noise import noise_key
+from decoder_worker.sampling import SlotOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """The tokens before the first sampled one; `sot` is where `<|startoftranscript|>` stands."""
+
+    tokens: tuple[int, ...]
+    sot: int
+
+
+class SequenceState(Enum):
+    WAITING = "waiting"
+    LOADING = "loading"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(slots=True, eq=False)
+class DecodeSequence:
+    """A request's window in this worker. Times are this host's monotonic seconds.
+
+    language: the code asked for; None until the runner detected it.
+    n_new_max: tokens that may be sampled.
+    slot, self_pages, cross_pages: set by the scheduler at admission, taken back by its `release`.
+    reading: a READ may still write to cross_pages; the pages stay held while it is True.
+    fetched: set by the engine when the READ ended well.
+    prompt: set by the engine when the language is known.
+    """
+
+    request: DecodeRequest
+    future: Future[DecodeResult]
+    arrived: float
+    deadline: float
+    n_new_max: int
+    language: str | None
+    state: SequenceState = SequenceState.WAITING
+    slot: int = -1
+    self_pages: tuple[int, ...] = ()
+    cross_pages: tuple[int, ...] = ()
+    reading: bool = False
+    fetched: FetchStats | None = None
+    prompt: Prompt = Prompt((), 0)
+    tokens: list[int] = field(default_factory=list)
+    token_logprobs: list[float] = field(default_factory=list)
+    sum_logprob: float = 0.0
+    no_speech_prob: float = 0.0
+    steps: int = 0
+    load_started: float = 0.0
+    prefill_started: float = 0.0
+    decode_started: float = 0.0
+
+    def __repr__(self) -> str:
+        request = self.request
+        return (
+            f"DecodeSequence({request.request_id}/{request.window}, {self.state.value}, "
+            f"{len(self.tokens)} tokens)"
+        )
+
+    @property
+    def options(self) -> DecodeOptions:
+        return self.request.options
+
+    @property
+    def resolved(self) -> bool:
+        """Its caller has an answer, or left."""
+        return self.future.done()
+
+    @property
+    def n_cached(self) -> int:
+        """Positions whose self-attention KV is written, while RUNNING: all but the last token."""
+        return len(self.prompt.tokens) + len(self.tokens) - 1
+
+    @property
+    def last_token(self) -> int:
+        return self.tokens[-1]
+
+    def slot_options(self) -> SlotOptions:
+        options = self.options
+        # One attempt and one candidate so far; both are part of the key for when there are more.
+        key = noise_key(options.seed, self.request.window, attempt=0, candidate=0)
+        return SlotOptions(options.timestamps, options.temperature, key)
+
+
+class PromptBuilder:
+    """Checks requests against the checkpoint, and writes the tokens that a decode begins with."""
+
+    def __init__(self, tokenizer: WhisperTokenizer, dims: ModelDims) -> None:
+        self._tokenizer = tokenizer
+        self._dims = dims
+
+    @property
+    def eot(self) -> int:
+        return self._tokenizer.special.eot
+
+    def language_of(self, token: int) -> str | None:
+        return self._tokenizer.language_of(token)
+
+    def check(self, options: DecodeOptions) -> None:
+        """Raise UnsupportedValueError, naming the field, when the model cannot do this."""
+        language = options.language or self._any_language()
+        self._tokenizer.sot_sequence(language, options.task, options.timestamps)
+        n_vocab = self._tokenizer.n_vocab
+        wrong = [token for token in options.prompt_tokens if not 0 <= token < n_vocab]
+        if wrong:
+            raise UnsupportedValueError(
+                f"prompt token {wrong[0]} is not in the vocabulary of {n_vocab}", param="prompt"
+            )
+        if not 0.0 <= options.temperature < float("inf"):
+            raise UnsupportedValueError(
+                f"temperature must be 0 or above, got {options.temperature}", param="temperature"
+            )
+        if options.max_new_tokens is not None and options.max_new_tokens < 1:
+            raise UnsupportedValueError(
+                f"max_new_tokens must be at least 1, got {options.max_new_tokens}"
+            )
+
+    def known_language(self, options: DecodeOptions) -> str | None:
+        """What need not be detected: the language asked for, or the only one there is."""
+        if options.language is None and not self._tokenizer.is_multilingual:
+            return self._any_language()
+        return options.language
+
+    def n_new_max(self, options: DecodeOptions) -> int:
+        """Tokens that may be sampled; the last one is never fed, so it needs no position."""
+        prompt = self.prompt(options, options.language or self._any_language())
+        wanted = options.max_new_tokens or self._dims.n_text_ctx // 2
+        return min(wanted, self._dims.n_text_ctx + 1 - len(prompt.tokens))
+
+    def prompt(self, options: DecodeOptions, language: str) -> Prompt:
+        """Earlier context (its last 223 tokens of 448 positions), then the start sequence."""
+        start = self._tokenizer.sot_sequence(language, options.task, options.timestamps)
+        if not options.prompt_tokens:
+            return Prompt(start, sot=0)
+        n_context = self._dims.n_text_ctx // 2 - 1
+        context = options.prompt_tokens[-n_context:]
+        before = (self._tokenizer.special.sot_prev, *context)
+        return Prompt((*before, *start), sot=len(before))
+
+    def _any_language(self) -> str:
+        return self._tokenizer.languages[0]

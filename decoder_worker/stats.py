@@ -1,0 +1,49 @@
+"""What a decoder engine reports of itself: a snapshot for metrics, routing and /health."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the start; only the engine's thread writes them."""
+
+    steps: int = 0
+    step_s: float = 0.0
+    tokens: int = 0
+    prefills: int = 0
+    prefill_s: float = 0.0
+    transfers: int = 0
+    transfer_bytes: int = 0
+    transfer_s: float = 0.0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderStats:
+    """Totals as in `Counters`, and the state at this moment.
+
+    waiting, loading, running: sequences in each state (arrivals not yet taken are waiting).
+    pages_*: of the cross-attention pool.
+    """
+
+    waiting: int
+    loading: int
+    running: int
+    pages_free: int
+    pages_total: int
+    pages_quarantined: int
+    steps: int
+    step_s: float
+    tokens: int
+    prefills: int
+    prefill_s: float
+    transfers: int
+    transfer_bytes: int
+    transfer_s: float
+    finished: int
+    failed: int
+    cancelled: int
