@@ -14,6 +14,7 @@ from typing import Any
 from cluster.kv.connect import make_exporter, make_importer
 from cluster.kv.layout_for import kv_layout
 from cluster.model.checkpoint import open_checkpoint
+from cluster.model.device import resolve_device, resolve_dtype
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import Settings
 from decoder_worker.deployment import DecoderWorker
@@ -86,9 +87,20 @@ async def local_pipeline(settings: Settings) -> AsyncIterator[TranscriptionPipel
     """Both roles in this process, KV moved in memory; closed cleanly at the end."""
     checkpoint = open_checkpoint(settings.model)
     key = os.urandom(32)
-    layout = kv_layout(checkpoint, settings.page_frames, settings.encoder.dtype)
-    exporter = make_exporter("memory", layout, settings.encoder.export_windows, cluster_key=key)
-    importer = make_importer("memory", layout, settings.decoder.kv_windows, cluster_key=key)
+    device = resolve_device(settings.encoder.device)
+    dtype = resolve_dtype(settings.encoder.dtype, device)
+    layout = kv_layout(checkpoint, settings.page_frames, dtype, device)
+    per_window = layout.pages_per_window
+    exporter = make_exporter(
+        "memory",
+        layout,
+        settings.encoder.export_windows * per_window,
+        cluster_key=key,
+        device=device,
+    )
+    importer = make_importer(
+        "memory", layout, settings.decoder.kv_windows * per_window, cluster_key=key, device=device
+    )
     encoder = EncoderEngine(checkpoint, exporter, settings.encoder)
     decoder = DecoderEngine(checkpoint, importer, settings.decoder)
     audio = AudioPool(settings.router)

@@ -34,6 +34,8 @@ ENVIRONMENT = {
     # One event loop per replica, gRPC between them: 4 to 5 times the requests/s of the default.
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
+    # Replicas are drained by our own rule; this one waits for load balancers that are not there.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     "OMP_WAIT_POLICY": "PASSIVE",  # both roles may use every core; only one works at a time
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

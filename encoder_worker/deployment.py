@@ -8,24 +8,99 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 
-from cluster.build import check_distribution
 from cluster.errors import WorkerError
 from cluster.kv.connect import make_exporter
 from cluster.kv.layout_for import kv_layout
-from cluster.logs import configure_logging, request_logging
-from cluster.messages import EncodeReply, EncodeRequest, WorkerStatus
-from cluster.metrics import ENCODER_METRICS, serve_recorder
+from cluster.logs import request_scope
+from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest, WorkerStatus
+from cluster.metrics import ENCODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
-from cluster.replica import replica_name, report_forever
+from cluster.model.device import resolve_device, resolve_dtype
+from cluster.replica import report_gauges, start_replica
 from cluster.settings import Settings
 from encoder_worker.engine import EncoderEngine
 
 logger = logging.getLogger(__name__)
+
+DRAIN_S = 30.0  # leases live 10 s from their last renewal, so this is enough for all of them
 
 
 class EncoderWorker:
     """Serve deployment class of the encoder pool."""
 
     def __init__(self, settings: Settings, build: str) -> None:
-        check_distribution(build)
+        self._name, recorder = start_replica("encoder", settings, build, ENCODER_METRICS)
+        role = settings.encoder
+        checkpoint = open_checkpoint(settings.model)
+        self._device = resolve_device(role.device)
+        dtype = resolve_dtype(role.dtype, self._device)
+        layout = kv_layout(checkpoint, settings.page_frames, dtype, self._device)
+        self._exporter = make_exporter(
+            settings.transport,
+            layout,
+            role.export_windows * layout.pages_per_window,
+            cluster_key=(settings.cluster_key or "").encode(),
+            name=self._name,
+            device=self._device,
+        )
+        self._engine = EncoderEngine(checkpoint, self._exporter, role, recorder)
+        self._model = checkpoint.name
+        self._reporting = asyncio.get_running_loop().create_task(
+            report_gauges(recorder, self._gauges)
+        )
+        logger.info("ready: %s on %s, KV by %s", self._model, self._device, self._exporter.transport)
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        """Encode one window; cancelling the call takes it out of the queue."""
+        with request_scope(request.request_id):
+            reply = await asyncio.wrap_future(self._engine.submit(request))
+            logger.info(
+                "window %d encoded: %.1f s of audio, batch of %d, %.0f ms in queue, %.0f ms",
+                request.window,
+                request.n_samples / SAMPLE_RATE,
+                reply.timings.batch_size,
+                1000 * reply.timings.queue_s,
+                1000 * reply.timings.encode_s,
+            )
+            return reply
+
+    async def status(self) -> WorkerStatus:
+        stats = self._engine.stats()
+        return WorkerStatus(
+            replica=self._name,
+            role="encoder",
+            healthy=self._engine.healthy() is None,
+            model=self._model,
+            transport=self._exporter.transport,
+            device=self._device,
+            pages_free=stats.pages_free,
+            pages_total=stats.pages_total,
+            queued=stats.queued,
+            running=stats.running,
+        )
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        if reason := self._engine.healthy():
+            raise WorkerError(reason)
+
+    async def __del__(self) -> None:
+        """Serve's hook on shutdown: nothing new, finish, wait for readers, then free."""
+        if not hasattr(self, "_engine"):
+            return  # the constructor failed
+        self._reporting.cancel()
+        if not await asyncio.to_thread(self._engine.drain, DRAIN_S):
+            logger.warning("shutting down with windows still leased")
+        await asyncio.to_thread(self._engine.close)
+        await asyncio.to_thread(self._exporter.close)
+
+    def _gauges(self) -> Mapping[str, float]:
+        stats = self._engine.stats()
+        return {
+            "splitscribe_encoder_queue_windows": stats.queued,
+            "splitscribe_encoder_queue_audio_seconds": stats.queued_audio_s,
+            "splitscribe_export_pages_free": stats.pages_free,
+            "splitscribe_export_leases": stats.leases,
+        }

@@ -59,8 +59,6 @@ class ServePool:
 
     async def status(self) -> list[WorkerStatus]:
         """Ask every running replica; those that do not answer in time are left out."""
-        if not self._handle.running_replicas_populated():
-            return []
         try:
             answers = await self._handle.broadcast("status").results_async(
                 timeout_s=STATUS_TIMEOUT_S, return_exceptions=True

@@ -1,0 +1,82 @@
+"""Shared by the benchmarks: start `splitscribe serve`, find its processes, count their CPU time."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+
+START_S = 180.0
+
+
+@dataclass(frozen=True, slots=True)
+class BenchServer:
+    """One running server."""
+
+    url: str
+    process: psutil.Process
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far by kind of process: router, proxy, audio, encoder, decoder, other."""
+        seconds: dict[str, float] = {}
+        for child in self.process.children(recursive=True):
+            try:
+                times, kind = child.cpu_times(), _kind(child)
+            except psutil.Error:
+                continue
+            seconds[kind] = seconds.get(kind, 0.0) + times.user + times.system
+        return seconds
+
+
+def _kind(process: psutil.Process) -> str:
+    title = " ".join(process.cmdline()) or process.name()
+    for role in ("router", "encoder", "decoder"):
+        if f"ServeReplica:splitscribe:{role}" in title:
+            return role
+    if "ProxyActor" in title:
+        return "proxy"
+    parent = process.parent()
+    if parent is not None and "ServeReplica:splitscribe:router" in " ".join(parent.cmdline()):
+        return "audio"
+    return "other"
+
+
+@contextmanager
+def serving(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[BenchServer]:
+    """`splitscribe serve --port 0 FLAGS`, from its ready line to Ctrl-C."""
+    with tempfile.TemporaryDirectory() as folder:
+        log_path = os.path.join(folder, "log")
+        with open(log_path, "w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cluster.cli", "serve", "--port", "0", *flags],
+                cwd=folder,
+                env={**os.environ, **(env or {})},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        try:
+            yield BenchServer(_ready_url(process, log_path), psutil.Process(process.pid))
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
+
+
+def _ready_url(process: subprocess.Popen[bytes], log_path: str) -> str:
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and process.poll() is None:
+        with open(log_path) as log:
+            found = re.search(r"ready at (http://\S+)", log.read())
+        if found:
+            return found.group(1)
+        time.sleep(0.2)
+    with open(log_path) as log:
+        raise SystemExit(f"the server did not start:\n{log.read()[-4000:]}")

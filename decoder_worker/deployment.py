@@ -1,0 +1,130 @@
+"""The decoder's Serve replica: a thin shell around `DecoderEngine`.
+
+It hands windows in and results out, reports status and metrics, and on shutdown finishes what it
+has. It knows Serve; the engine does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+from cluster.errors import WorkerError
+from cluster.kv.connect import make_importer
+from cluster.kv.layout_for import kv_layout
+from cluster.logs import request_scope
+from cluster.messages import DecodeRequest, DecodeResult, WorkerStatus
+from cluster.metrics import DECODER_METRICS
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.device import resolve_device, resolve_dtype
+from cluster.replica import report_gauges, start_replica
+from cluster.settings import Settings
+from decoder_worker.engine import DecoderEngine
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S = 30.0
+
+
+class DecoderWorker:
+    """Serve deployment class of the decoder pool."""
+
+    def __init__(self, settings: Settings, build: str) -> None:
+        self._name, self._recorder = start_replica("decoder", settings, build, DECODER_METRICS)
+        role = settings.decoder
+        checkpoint = open_checkpoint(settings.model)
+        self._device = resolve_device(role.device)
+        # The KV arrives as the encoder wrote it, so both ends use the encoder's dtype for it.
+        dtype = resolve_dtype(settings.encoder.dtype, self._device)
+        layout = kv_layout(checkpoint, settings.page_frames, dtype, self._device)
+        self._importer = make_importer(
+            settings.transport,
+            layout,
+            role.kv_windows * layout.pages_per_window,
+            cluster_key=(settings.cluster_key or "").encode(),
+            name=self._name,
+            device=self._device,
+            fetch_timeout_s=role.fetch_timeout_s,
+        )
+        self._engine = DecoderEngine(checkpoint, self._importer, role)
+        self._model = checkpoint.name
+        self._reported_steps = 0
+        self._reporting = asyncio.get_running_loop().create_task(
+            report_gauges(self._recorder, self._gauges)
+        )
+        logger.info(
+            "ready: %s on %s, KV by %s", self._model, self._device, self._importer.transport
+        )
+
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
+        """Pull one window's KV and decode it; cancelling the call frees what it holds."""
+        with request_scope(request.request_id):
+            result = await asyncio.wrap_future(self._engine.submit(request))
+            self._record(result)
+            return result
+
+    async def status(self) -> WorkerStatus:
+        stats = self._engine.stats()
+        return WorkerStatus(
+            replica=self._name,
+            role="decoder",
+            healthy=self._engine.healthy() is None,
+            model=self._model,
+            transport=self._importer.transport,
+            device=self._device,
+            pages_free=stats.pages_free,
+            pages_total=stats.pages_total,
+            queued=stats.waiting + stats.loading,
+            running=stats.running,
+            extra={"pages_quarantined": stats.pages_quarantined},
+        )
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        if reason := self._engine.healthy():
+            raise WorkerError(reason)
+
+    async def __del__(self) -> None:
+        """Serve's hook on shutdown: nothing new, finish what is here, then free."""
+        if not hasattr(self, "_engine"):
+            return  # the constructor failed
+        self._reporting.cancel()
+        if not await asyncio.to_thread(self._engine.drain, DRAIN_S):
+            logger.warning("shutting down with sequences unfinished")
+        await asyncio.to_thread(self._engine.close)
+        await asyncio.to_thread(self._importer.close)
+
+    def _record(self, result: DecodeResult) -> None:
+        timings, record = result.timings, self._recorder
+        transport = timings.transport
+        record.add("splitscribe_tokens_total", len(result.tokens))
+        record.add(
+            "splitscribe_kv_transfer_bytes_total", timings.transfer_bytes, transport=transport
+        )
+        record.observe("splitscribe_kv_transfer_seconds", timings.transfer_s, transport=transport)
+        record.observe("splitscribe_decode_queue_seconds", timings.queue_s)
+        record.observe("splitscribe_decode_seconds", timings.decode_s)
+        if timings.steps:
+            record.observe("splitscribe_decode_step_seconds", timings.decode_s / timings.steps)
+        logger.info(
+            "window %d decoded: %d tokens in %d steps, KV in %.1f ms, %.0f ms in queue, %.0f ms",
+            result.window,
+            len(result.tokens),
+            timings.steps,
+            1000 * timings.transfer_s,
+            1000 * timings.queue_s,
+            1000 * (timings.prefill_s + timings.decode_s),
+        )
+
+    def _gauges(self) -> Mapping[str, float]:
+        stats = self._engine.stats()
+        self._recorder.add("splitscribe_decode_steps_total", stats.steps - self._reported_steps)
+        self._reported_steps = stats.steps
+        return {
+            "splitscribe_decoder_waiting": stats.waiting,
+            "splitscribe_decoder_loading": stats.loading,
+            "splitscribe_decoder_running": stats.running,
+            "splitscribe_kv_pages_free": stats.pages_free,
+            "splitscribe_kv_pages_quarantined": stats.pages_quarantined,
+        }
