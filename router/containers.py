@@ -1,0 +1,224 @@
+"""Which audio container an upload is, and whether its end is missing: both read from its bytes.
+
+Stands before the decoder: a file is opened with the one demuxer that its first bytes name, so
+neither a file name nor a playlist can choose another. Most decoders play a truncated file
+without complaint; `missing_bytes` compares what the container declares with what is there.
+Knows sizes and signatures, nothing of codecs or samples.
+
+A container that declares no size (a live recording, raw MPEG audio) cannot be found truncated,
+except where the cut goes through a page or an element.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable
+from enum import StrEnum
+from typing import BinaryIO
+
+HEAD_BYTES = 64  # what `sniff` needs when no ID3 tag comes first
+
+MAX_OGG_PAGE_BYTES = 27 + 255 + 255 * 255
+STREAMED_WAV_BYTES = 0x7FFF_0000  # from here up, writers to a pipe mean "unknown"
+WAV_SLACK_BYTES = 1024  # some writers count a header or a pad byte too many
+MP3_SLACK_BYTES = 2048  # a frame and a tag that was stripped afterwards
+
+MOV_BOXES = frozenset(
+    (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"moof", b"styp", b"sidx", b"pnot")
+)
+MKV_SEGMENT = 0x18538067
+MKV_CLUSTER = 0x1F43B675
+EBML_MAGIC = b"\x1a\x45\xdf\xa3"
+
+
+class Container(StrEnum):
+    """The containers that are taken; each value is the name of libav's demuxer."""
+
+    WAV = "wav"
+    FLAC = "flac"
+    OGG = "ogg"
+    MATROSKA = "matroska"
+    MOV = "mov"
+    MP3 = "mp3"
+    AAC = "aac"
+    MPEG = "mpeg"
+
+
+def sniff(file: BinaryIO) -> Container | None:
+    """Name the container by its first bytes; None where they match none. Moves the position."""
+    file.seek(0)
+    head = file.read(HEAD_BYTES)
+    tagged = head[:3] == b"ID3"
+    if tagged:
+        file.seek(_id3_bytes(head))
+        head = file.read(HEAD_BYTES)
+    return _by_magic(head) or (Container.MP3 if tagged else None)
+
+
+def _by_magic(head: bytes) -> Container | None:
+    if head[:4] in (b"RIFF", b"RF64", b"BW64") and head[8:12] == b"WAVE":
+        return Container.WAV
+    if head[:4] == b"fLaC":
+        return Container.FLAC
+    if head[:4] == b"OggS":
+        return Container.OGG
+    if head[:4] == EBML_MAGIC:
+        return Container.MATROSKA
+    if head[4:8] in MOV_BOXES:
+        return Container.MOV
+    if head[:4] == b"\x00\x00\x01\xba":
+        return Container.MPEG
+    if len(head) > 2 and head[0] == 0xFF and head[1] & 0xE0 == 0xE0:
+        return _mpeg_audio(head)
+    return None
+
+
+def _mpeg_audio(head: bytes) -> Container | None:
+    """Tell ADTS from MPEG audio by the layer bits, after a sync word."""
+    if head[1] & 0xF6 == 0xF0:
+        return Container.AAC
+    layer, bit_rate, rate = head[1] & 0x06, head[2] >> 4, head[2] >> 2 & 3
+    return Container.MP3 if layer and bit_rate != 15 and rate != 3 else None
+
+
+def _id3_bytes(head: bytes) -> int:
+    """Length of the ID3v2 tag at the start; its size is 4 bytes of 7 bits each."""
+    if head[:3] != b"ID3" or len(head) < 10:
+        return 0
+    size = 0
+    for byte in head[6:10]:
+        size = size << 7 | byte & 0x7F
+    return 10 + size + (10 if head[5] & 0x10 else 0)
+
+
+def missing_bytes(file: BinaryIO, container: Container) -> int:
+    """How many bytes the container declares beyond the end of the file; 0 when it is whole.
+
+    Reads headers only and moves the position.
+    """
+    check = _CHECKS.get(container)
+    size = file.seek(0, os.SEEK_END)
+    return max(0, check(file, size)) if check else 0
+
+
+def _missing_wav(file: BinaryIO, size: int) -> int:
+    position, long_bytes = 12, 0
+    while chunk := _read(file, position, 8):
+        name, length = struct.unpack("<4sI", chunk)
+        if name == b"ds64" and (body := _read(file, position + 8, 16)):
+            long_bytes = struct.unpack("<QQ", body)[1]
+        if name == b"data":
+            if length >= STREAMED_WAV_BYTES:
+                length = long_bytes
+            missing: int = position + 8 + length - size
+            return missing if missing > WAV_SLACK_BYTES else 0
+        position += 8 + length + length % 2
+    return 0
+
+
+def _missing_ogg(file: BinaryIO, size: int) -> int:
+    """Check that the last page is complete. Its end-of-stream flag is no help: players and
+    recorders leave it out."""
+    start = max(0, size - 2 * MAX_OGG_PAGE_BYTES)
+    file.seek(start)
+    tail = file.read(size - start)
+    page = tail.rfind(b"OggS\x00")
+    if page < 0:
+        return 1 if tail.rfind(b"Ogg", -4) >= 0 or tail[-1:] == b"O" else 0
+    table_at = page + 27
+    if len(tail) < table_at or len(tail) < table_at + tail[page + 26]:
+        return 1
+    table = tail[table_at : table_at + tail[page + 26]]
+    missing: int = table_at + len(table) + sum(table) - len(tail)
+    return missing
+
+
+def _missing_matroska(file: BinaryIO, size: int) -> int:
+    """Walk the elements. A Segment or Cluster of unknown size (a live recording) is entered."""
+    position = 0
+    while position < size:
+        element, length, body = _ebml_header(file, position)
+        if element is None:
+            return body - size
+        if length is None:
+            if element not in (MKV_SEGMENT, MKV_CLUSTER):
+                return 0
+            position = body
+            continue
+        position = body + length
+        if element == MKV_SEGMENT or position > size:
+            return position - size
+    return 0
+
+
+def _ebml_header(file: BinaryIO, position: int) -> tuple[int | None, int | None, int]:
+    """Return (element id, body length or None when unknown, where the body begins).
+
+    The id is None where the file ends inside the header.
+    """
+    file.seek(position)
+    head = file.read(12)
+    id_bytes = 9 - head[0].bit_length()
+    if len(head) <= id_bytes:
+        return None, None, position + id_bytes + 1
+    size_bytes = 9 - head[id_bytes].bit_length()
+    body = position + id_bytes + size_bytes
+    if len(head) < id_bytes + size_bytes:
+        return None, None, body
+    element = int.from_bytes(head[:id_bytes])
+    value = int.from_bytes(head[id_bytes : id_bytes + size_bytes])
+    all_ones = (1 << 7 * size_bytes) - 1
+    length = value & all_ones
+    return element, None if length == all_ones else length, body
+
+
+def _missing_mov(file: BinaryIO, size: int) -> int:
+    position, indexed = 0, False
+    while head := _read(file, position, 8):
+        length, name = struct.unpack(">I4s", head)
+        if name not in MOV_BOXES and not name.isalnum():
+            break  # not a box: something was appended to the file
+        if length == 1 and (large := _read(file, position + 8, 8)):
+            length = struct.unpack(">Q", large)[0]
+        if length == 0:
+            length = size - position
+        indexed = indexed or name in (b"moov", b"moof")
+        if length < 8:
+            break
+        position += length
+        if position > size and name in MOV_BOXES:
+            return int(position - size)
+    return 0 if indexed else 1
+
+
+def _missing_mp3(file: BinaryIO, size: int) -> int:
+    """Compare with the byte count of the Xing or Info header, where the encoder wrote one."""
+    file.seek(0)
+    start = _id3_bytes(file.read(10))
+    file.seek(start)
+    frame = file.read(256)
+    at = max(frame.find(b"Xing"), frame.find(b"Info"))
+    if at < 0 or len(frame) < at + 16:
+        return 0
+    flags, first, second = struct.unpack_from(">III", frame, at + 4)
+    if not flags & 2:
+        return 0
+    missing: int = start + (second if flags & 1 else first) - size
+    return missing if missing > MP3_SLACK_BYTES else 0
+
+
+def _read(file: BinaryIO, position: int, n_bytes: int) -> bytes:
+    """Read exactly `n_bytes`, or nothing when the file ends before them."""
+    file.seek(position)
+    data = file.read(n_bytes)
+    return data if len(data) == n_bytes else b""
+
+
+_CHECKS: dict[Container, Callable[[BinaryIO, int], int]] = {
+    Container.WAV: _missing_wav,
+    Container.OGG: _missing_ogg,
+    Container.MATROSKA: _missing_matroska,
+    Container.MOV: _missing_mov,
+    Container.MP3: _missing_mp3,
+}

@@ -1,0 +1,151 @@
+"""Voice activity: how likely each 32 ms of audio holds speech, by Silero's ONNX model.
+
+Runs inside the audio workers. The model's sequence form takes any number of frames in one call
+and hands its LSTM state on, so a stream is fed in blocks; one thread, because the pool has one
+process per core. Knows frames and probabilities; `windows` decides what to make of them.
+
+The model file comes with the package `silero-vad`, which is located but never imported: importing
+it would load torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from cluster.errors import ConfigurationError
+
+FRAME_SAMPLES = 512  # 32 ms at 16 kHz, what the model was trained on
+CONTEXT_SAMPLES = 64  # of the frame before, in front of each frame
+STATE_SHAPE = (1, 1, 128)
+MODEL_FILE = "silero_vad_16k_sequence.onnx"
+PCM_SCALE = 1 / 32768  # int16 to [-1, 1)
+PEAK_DECAY = 0.8  # per block: how fast a loud moment stops holding the gain down
+
+
+@dataclass(frozen=True, slots=True)
+class VadOptions:
+    """When a frame counts as speech. The defaults lose silence rather than words.
+
+    threshold: a frame at or above it is speech.
+    release: a frame at or above it is speech if it touches speech on either side.
+    min_speech_frames: a shorter run is a click.
+    silence_peak: a block whose samples never exceed it skips the model.
+    target_peak, max_gain: quiet audio is amplified for the model (never for the transcript) until
+        its recent peak stands at the target; the model misses the first words of quiet speech.
+    """
+
+    threshold: float = 0.3
+    release: float = 0.1
+    min_speech_frames: int = 2
+    silence_peak: int = 8
+    target_peak: float = 0.4
+    max_gain: float = 32.0
+
+
+class SpeechDetector:
+    """The model, loaded once in each audio worker and shared by its streams."""
+
+    def __init__(self, options: VadOptions | None = None) -> None:
+        self.options = options or VadOptions()
+        session_options = onnxruntime.SessionOptions()
+        session_options.intra_op_num_threads = 1
+        session_options.inter_op_num_threads = 1
+        session_options.log_severity_level = 3  # errors: the model's export left warnings
+        session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        self._session = onnxruntime.InferenceSession(
+            str(model_path()), session_options, providers=["CPUExecutionProvider"]
+        )
+
+    def stream(self, peak: int = 0) -> SpeechStream:
+        """Begin a stream; `peak` is the loudest sample of what is to come, where it is known."""
+        return SpeechStream(self, peak)
+
+    def run(
+        self, frames: NDArray[np.float32], h: NDArray[np.float32], c: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+        """frames: float32 [n, CONTEXT_SAMPLES + FRAME_SAMPLES]; h, c: float32 [1, 1, 128].
+
+        Returns probabilities float32 [n], and the new h and c.
+        """
+        probabilities, h, c = self._session.run(None, {"input": frames, "h": h, "c": c})
+        return probabilities, h, c
+
+
+class SpeechStream:
+    """One upload's pass through the model: carries its state from block to block."""
+
+    __slots__ = ("_c", "_context", "_detector", "_h", "_peak")
+
+    def __init__(self, detector: SpeechDetector, peak: int = 0) -> None:
+        self._detector = detector
+        self._peak = float(peak)
+        self._h = np.zeros(STATE_SHAPE, np.float32)
+        self._c = np.zeros(STATE_SHAPE, np.float32)
+        self._context = np.zeros(CONTEXT_SAMPLES, np.int16)
+
+    def feed(self, pcm: NDArray[np.int16]) -> NDArray[np.float32]:
+        """pcm: int16 [n_samples] at 16 kHz; the last frame is padded with silence.
+
+        Returns one probability per frame, float32 [ceil(n_samples / FRAME_SAMPLES)].
+        """
+        n_frames = -(-pcm.shape[0] // FRAME_SAMPLES)
+        padded = np.zeros(CONTEXT_SAMPLES + n_frames * FRAME_SAMPLES, np.int16)
+        padded[:CONTEXT_SAMPLES] = self._context
+        padded[CONTEXT_SAMPLES : CONTEXT_SAMPLES + pcm.shape[0]] = pcm
+        self._context = padded[-CONTEXT_SAMPLES:].copy()
+        peak = max(int(padded.max()), -int(padded.min()))
+        self._peak = max(peak, PEAK_DECAY * self._peak)
+        options = self._detector.options
+        if peak <= options.silence_peak:
+            return np.zeros(n_frames, np.float32)
+        gain = options.target_peak / (PCM_SCALE * self._peak)
+        signal = padded.astype(np.float32)
+        signal *= np.float32(PCM_SCALE * min(max(gain, 1.0), options.max_gain))
+        frames: Any = np.lib.stride_tricks.sliding_window_view(
+            signal, CONTEXT_SAMPLES + FRAME_SAMPLES
+        )[::FRAME_SAMPLES]
+        frames = np.ascontiguousarray(frames)
+        probabilities, self._h, self._c = self._detector.run(frames, self._h, self._c)
+        return probabilities
+
+
+def speech_mask(probabilities: NDArray[np.float32], options: VadOptions) -> NDArray[np.bool_]:
+    """Mark the frames that hold speech: bool [n_frames].
+
+    A run of frames at or above `release` is speech if one of them reaches `threshold` and it is
+    long enough; so the soft start and end of a word belong to it.
+    """
+    candidate = probabilities >= options.release
+    mask = np.zeros(candidate.shape, np.bool_)
+    for start, end in runs(candidate):
+        loudest = probabilities[start:end].max()
+        if loudest >= options.threshold and end - start >= options.min_speech_frames:
+            mask[start:end] = True
+    return mask
+
+
+def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The maximal runs of True as (start, end), end excluded."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def model_path() -> Path:
+    """Where the installed package keeps the model.
+
+    Raises:
+        ConfigurationError: the package or the file is missing.
+    """
+    spec = find_spec("silero_vad")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / "data" / MODEL_FILE
+        if path.is_file():
+            return path
+    raise ConfigurationError(f"{MODEL_FILE} not found: install the package silero-vad 6.2 or later")
