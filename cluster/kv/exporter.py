@@ -56,6 +56,7 @@ class Exporter:
         self._counters = GenerationCounters(n_pages)
         self._leases = LeaseTable(lease_s)
         self._closing = threading.Event()
+        self._woken = threading.Event()
         self._failure: str | None = None
         opened: Future[None] = Future()
         self._thread = threading.Thread(
@@ -113,6 +114,8 @@ class Exporter:
         self.pool.check_used(pages)
         generation = self._counters.value(pages[0])
         lease = self._leases.open(pages)
+        if len(self._leases) == 1:
+            self._woken.set()  # ends the idle wait: releases are to come
         unsigned = CrossKVHandle(
             request_id=request_id,
             window=window,
@@ -151,6 +154,7 @@ class Exporter:
     def close(self) -> None:
         """End every lease, deregister and stop; idempotent. Readers still at it lose the KV."""
         self._closing.set()
+        self._woken.set()
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             logger.error("the KV exporter's thread did not stop in %.0f s", CLOSE_TIMEOUT_S)
@@ -177,7 +181,9 @@ class Exporter:
             return
         opened.set_result(None)
         try:
-            while not self._closing.wait(DRAIN_S if len(self._leases) else IDLE_DRAIN_S):
+            while not self._closing.is_set():
+                self._woken.wait(DRAIN_S if len(self._leases) else IDLE_DRAIN_S)
+                self._woken.clear()
                 # Renewals before expiry: a process that was stopped for a while must not end
                 # leases whose renewals are waiting in its inbox.
                 self.handle_notifications(self._inbox.drain())

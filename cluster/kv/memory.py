@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from weakref import WeakValueDictionary
 
@@ -43,7 +43,8 @@ class _MemoryInbox:
         self.running.set()
         self.pool: PagePool | None = None
         self._counters: GenerationCounters | None = None
-        self._notifications: list[bytes] = []
+        self.deliver: Callable[[Iterable[bytes]], None] | None = None  # set by the exporter
+        self._notifications: list[bytes] = []  # that came while frozen
         self._lock = threading.Lock()
 
     def open(self, pool: PagePool, counters: GenerationCounters) -> None:
@@ -53,6 +54,9 @@ class _MemoryInbox:
             _inboxes[self.agent] = self
 
     def put(self, payload: bytes) -> None:
+        if self.deliver is not None and self.running.is_set():
+            self.deliver([payload])
+            return
         with self._lock:
             self._notifications.append(payload)
 
@@ -182,6 +186,7 @@ class MemoryExporter(Exporter):
         super().__init__(
             layout, n_pages, self._memory, cluster_key=cluster_key, device=device, lease_s=lease_s
         )
+        self._memory.deliver = self.handle_notifications
 
     def freeze(self) -> None:
         """Answer nothing from now on, as a process after SIGSTOP; for tests."""

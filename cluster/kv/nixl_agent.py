@@ -9,6 +9,7 @@ one on both sides wiring-up hangs. Knows nothing of KV.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import logging
 import os
@@ -49,7 +50,6 @@ def load_api() -> ModuleType:
     with _load_lock:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
-        ucx_log.install()
         problems = []
         for package in PACKAGES:
             try:
@@ -73,7 +73,7 @@ def make_agent(name: str) -> Any:
     config = api.nixl_agent_config(
         enable_prog_thread=True, sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW
     )
-    with _load_lock, _progress_delay(api):
+    with _load_lock, _progress_delay(api), ucx_log.installed():
         return api.nixl_agent(name, config)
 
 
@@ -113,25 +113,37 @@ class UcxLog:
         self._offset = 0
         self._lanes: dict[str, str] = {}  # by own agent: the newest connection's
 
-    def install(self) -> None:
-        """Point UCX at a file in memory; to be called before UCX is loaded."""
-        if self._fd is not None or not hasattr(os, "memfd_create"):
-            return
-        if "UCX_LOG_LEVEL" in os.environ or "UCX_LOG_FILE" in os.environ:
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Point UCX at a file in memory, for as long as UCX is being loaded with an agent.
+
+        Not longer: a child process that inherited the variable would open what is not its own.
+        """
+        own = {"UCX_LOG_LEVEL", "UCX_LOG_FILE"}
+        if self._fd is not None or not hasattr(os, "memfd_create") or own & os.environ.keys():
+            yield
             return
         self._fd = os.memfd_create("ucx-log")
         os.environ["UCX_LOG_LEVEL"] = "info"
-        os.environ["UCX_LOG_FILE"] = f"/proc/self/fd/{self._fd}"
+        os.environ["UCX_LOG_FILE"] = f"/proc/{os.getpid()}/fd/{self._fd}"
+        try:
+            yield
+        finally:
+            for name in own:
+                del os.environ[name]
 
     def lanes(self, agent: str) -> str | None:
         """UCX's transports on the newest connection of our `agent`, best first; None unknown."""
         with self._lock:
             self._read()
-            return self._lanes.get(agent)
+            # UCX cuts long names short.
+            found = [lanes for own, lanes in self._lanes.items() if agent.startswith(own)]
+            return found[-1] if found else None
 
     def _read(self) -> None:
         if self._fd is None:
             return
+        ctypes.CDLL(None).fflush(None)  # UCX's stream is buffered by the block
         while text := os.pread(self._fd, 1 << 20, self._offset):
             lines, newline, _ = text.rpartition(b"\n")
             if not newline:

@@ -115,25 +115,27 @@ class Reader:
         """Release every lease, give reads in flight a moment, then end them with the wire."""
         self._closed = True
         try:
-            self._part()
+            self._release_all(waiting_only=True)
+            deadline = time.monotonic() + CLOSE_GRACE_S
+            while self._reads and time.monotonic() < deadline:
+                for read in tuple(self._reads):
+                    self._poll(read, time.monotonic())
+                time.sleep(POLL_S)
+            self._release_all(waiting_only=False)
         finally:
+            self._peers.clear()
             self._wire.close()
             for read in tuple(self._reads):  # nothing writes any more
                 self._end(read)
                 if read.fetch is not None and not read.overdue:
                     self._fail(read.fetch, WorkerDrainingError("the KV importer was closed"))
 
-    def _part(self) -> None:
+    def _release_all(self, waiting_only: bool) -> None:
         for peer in tuple(self._peers.values()):
-            for lease in self._ledger.leases_of(peer.agent):
+            for lease in self._ledger.leases_of(peer.agent, waiting_only):
                 self._ledger.let_go(lease)
                 if not peer.lost:
                     self._notify(peer, release_message(lease))
-        deadline = time.monotonic() + CLOSE_GRACE_S
-        while self._reads and time.monotonic() < deadline:
-            for read in tuple(self._reads):
-                self._poll(read, time.monotonic())
-            time.sleep(POLL_S)
 
     def _poll(self, read: Read, now: float) -> None:
         try:

@@ -107,9 +107,15 @@ class Ledger:
             self._fetching.discard(lease)
             return self._held.pop(lease, None) is not None
 
-    def leases_of(self, agent: str) -> list[str]:
+    def leases_of(self, agent: str, waiting_only: bool = False) -> list[str]:
+        """Leases held of one exporter; only those that nothing fetches yet, if asked so."""
         with self._lock:
-            return [lease for lease, held in self._held.items() if held.agent == agent]
+            skipped = self._fetching if waiting_only else frozenset[str]()
+            return [
+                lease
+                for lease, handle in self._held.items()
+                if handle.agent == agent and lease not in skipped
+            ]
 
     def agents(self) -> set[str]:
         """Exporters of all handles held."""
