@@ -1,0 +1,184 @@
+"""An encoder for the KV contract tests: an exporter, in this process or in one of its own.
+
+Run as a script it serves calls of `ExporterService` over the connection whose descriptor it gets.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from cluster.kv.connect import make_exporter
+from cluster.kv.layout import KVLayout
+from cluster.messages import CrossKVHandle
+
+KEY = b"the cluster's key"
+LAYOUT = KVLayout("contract", 2, 2, 16, 1500, 125, "float32")  # 64 kB pages, 12 to a window
+WINDOW = LAYOUT.pages_per_window
+REPLY_TIMEOUT_S = 60.0
+
+
+def kv_of(seed: int, layout: KVLayout = LAYOUT) -> torch.Tensor:
+    """The KV of a window that the encoder of `seed` would make: [pages, *page_shape]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.rand((layout.pages_per_window, *layout.page_shape), generator=generator)
+
+
+class ExporterService:
+    """What a test may ask of an exporter; answers can be pickled."""
+
+    def __init__(self, transport: str, n_windows: int, lease_s: float) -> None:
+        self.exporter: Any = make_exporter(
+            transport, LAYOUT, n_windows * WINDOW, cluster_key=KEY, lease_s=lease_s
+        )
+
+    def publish(self, seed: int) -> CrossKVHandle:
+        """Reserve a window's pages, write the KV of `seed`, publish."""
+        pages = self.exporter.reserve(WINDOW, timeout_s=10.0)
+        assert pages is not None, f"no pages: {self.exporter.pool!r}"
+        self.exporter.pool.tensor[list(pages)] = kv_of(seed)
+        return self.exporter.publish(
+            pages, request_id=f"request-{seed}", window=seed, attempt=0, frames=1500
+        )
+
+    def publish_stale(self, seed: int) -> CrossKVHandle:
+        """A handle whose pages went back and were written for another window."""
+        handle = self.publish(seed)
+        assert self.exporter.revoke(handle.lease)
+        pages = self.exporter.reserve(WINDOW)
+        self.exporter.pool.tensor[list(pages)] = kv_of(seed + 1)
+        self.exporter.abandon(pages)
+        return handle
+
+    def revoke(self, lease: str) -> bool:
+        return bool(self.exporter.revoke(lease))
+
+    def state(self) -> SimpleNamespace:
+        """What the exporter and its process look like from inside."""
+        exporter = self.exporter
+        rss_pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return SimpleNamespace(
+            n_free=exporter.pool.n_free,
+            n_leases=exporter.active_leases(),
+            n_ignored=exporter.n_ignored,
+            n_malformed=exporter.n_malformed,
+            rss_bytes=rss_pages * os.sysconf("SC_PAGE_SIZE"),
+            n_files=len(os.listdir("/proc/self/fd")),
+        )
+
+    def close(self) -> None:
+        self.exporter.pool.check_integrity(
+            n_used=self.exporter.pool.n_pages - self.exporter.pool.n_free
+        )
+        self.exporter.close()
+        self.exporter.pool.check_integrity()
+
+
+class LocalHost(ExporterService):
+    """The service in this process, for the memory transport."""
+
+    def freeze(self) -> None:
+        self.exporter.freeze()
+
+    def thaw(self) -> None:
+        self.exporter.thaw()
+
+    def kill(self) -> None:
+        self.exporter.kill()
+
+
+class EncoderProcess:
+    """A process that serves one `ExporterService` after another over a socket."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours.detach())
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+        )
+        theirs.close()
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, signal_number: int) -> None:
+        self._process.send_signal(signal_number)
+
+    def call(self, name: str, *args: Any) -> Any:
+        self._connection.send((name, args))
+        assert self._connection.poll(REPLY_TIMEOUT_S), "the exporter's process does not answer"
+        value = self._connection.recv()
+        if isinstance(value, BaseException):
+            raise value
+        return value
+
+    def wait(self) -> int:
+        return self._process.wait(REPLY_TIMEOUT_S)
+
+    def end(self) -> None:
+        self._connection.close()
+        assert self.wait() in (0, -signal.SIGKILL)
+
+
+class ProcessHost:
+    """The service in `process`, with the part of the environment that UCX reads."""
+
+    def __init__(
+        self, process: EncoderProcess, n_windows: int, lease_s: float, environment: dict[str, str]
+    ) -> None:
+        self._process = process
+        process.call("open", "nixl", n_windows, lease_s, environment)
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *args: self._process.call(name, *args)
+
+    def freeze(self) -> None:
+        self._process.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self._process.send(signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        if self._process.alive:
+            self.thaw()
+            self._process.call("close")
+
+
+def serve(connection: Connection) -> None:
+    service: ExporterService | None = None
+    while True:
+        try:
+            name, args = connection.recv()
+        except EOFError:
+            return
+        try:
+            if name == "open":
+                *args, environment = args
+                os.environ.pop("UCX_TLS", None)
+                os.environ.update(environment)
+                service = ExporterService(*args)
+                connection.send(None)
+            else:
+                connection.send(getattr(service, name)(*args))
+        except Exception as error:
+            connection.send(error)
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))
