@@ -40,8 +40,8 @@ from cluster.errors import (
 )
 from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
 from cluster.settings import RouterSettings
+from router.audio_limits import AudioLimits
 from router.audio_protocol import PREFIX, JobSlot, Message, error_from_message, pack
-from router.decode import AudioLimits, took_too_long
 from router.windows import Window
 
 __all__ = ["AudioPool", "AudioStream", "Window"]
@@ -379,12 +379,7 @@ class AudioPool:
             elif (stream := worker.streams.get(message["job"])) is None:
                 continue  # cancelled meanwhile
             elif message["kind"] == "memory":
-                stream._fail(
-                    InvalidAudioError(
-                        f"The audio needs more than {self._settings.audio_memory_mb} MB to decode.",
-                        param="file",
-                    )
-                )
+                stream._fail(self._limits.too_big())
             else:
                 stream._take(message, pcm)
 
@@ -408,7 +403,7 @@ class AudioPool:
 
     def _blame(self, worker: _Worker, code: int) -> SplitscribeError:
         if worker.timed_out:
-            return took_too_long(self._limits)
+            return self._limits.too_slow()
         if -code in CRASHES:
             return InvalidAudioError("The audio crashed its decoder.", param="file")
         return WorkerError(f"the audio worker died on this upload (exit code {code})")

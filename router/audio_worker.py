@@ -25,8 +25,9 @@ from pathlib import Path
 import numpy as np
 
 from cluster.errors import SplitscribeError, WorkerError
+from router.audio_limits import AudioLimits
 from router.audio_protocol import JobSlot, Message, WorkerSocket, error_to_message
-from router.decode import AudioFile, AudioLimits, took_too_long
+from router.decode import AudioFile
 from router.vad import SpeechDetector
 from router.windows import Window, WindowCutter
 
@@ -118,7 +119,7 @@ class AudioWorker:
         job.busy_s += time.thread_time() - began_s
         self._slot.clear()
         if failure is None and job.busy_s > self._limits.max_busy_s:
-            failure = took_too_long(self._limits)
+            failure = self._limits.too_slow()
         if failure is not None:
             self._fail(job, failure)
         else:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
@@ -26,13 +25,9 @@ from av.container import InputContainer
 from av.packet import Packet
 from numpy.typing import NDArray
 
-from cluster.errors import (
-    AudioTooShortError,
-    InvalidAudioError,
-    PayloadTooLargeError,
-    SplitscribeError,
-)
+from cluster.errors import InvalidAudioError
 from cluster.messages import SAMPLE_RATE
+from router.audio_limits import AudioLimits
 from router.containers import Container, missing_bytes, sniff
 
 SUPPORTED = ("flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "opus", "wav", "webm")
@@ -58,21 +53,6 @@ BAD_PACKETS, BAD_SHARE = 8, 0.1  # tolerated: a few, and then a tenth of all
 READ_BYTES = 65_536
 
 Pcm = NDArray[np.int16]
-
-
-@dataclass(frozen=True, slots=True)
-class AudioLimits:
-    """What one upload may take.
-
-    max_busy_s: processor time for decoding and finding windows.
-    memory_bytes: what an audio worker may allocate beyond what it takes when idle.
-    """
-
-    max_upload_bytes: int
-    max_audio_s: float
-    min_audio_s: float
-    max_busy_s: float
-    memory_bytes: int
 
 
 class AudioFile:
@@ -104,7 +84,7 @@ class AudioFile:
             self._stream = _audio_stream(self._container)
             self.declared_s = self._declared_s(size)
             if self._kind in SIZED and (self.declared_s or 0) > limits.max_audio_s + 1:
-                raise _too_long(limits)
+                raise limits.too_long()
         except BaseException:
             self.close()
             raise
@@ -139,13 +119,13 @@ class AudioFile:
             for pcm in converter.convert(frame):
                 n_samples += pcm.shape[0]
                 if n_samples > limits.max_audio_s * SAMPLE_RATE:
-                    raise _too_long(limits)
+                    raise limits.too_long()
                 yield pcm
         for pcm in converter.flush():
             n_samples += pcm.shape[0]
             yield pcm
         if n_samples < limits.min_audio_s * SAMPLE_RATE:
-            raise too_short(limits)
+            raise limits.too_short()
 
     def _frames(self) -> Iterator[AudioFrame]:
         """Decode packets to frames. A damaged packet is left out, as players do."""
@@ -170,11 +150,11 @@ class AudioFile:
                 _check_frame(frame)
                 values += frame.samples * frame.layout.nb_channels
                 if values > max_values:
-                    raise _too_long(self._limits)
+                    raise self._limits.too_long()
                 decoded_s += frame.samples / frame.sample_rate
                 yield frame
         if decoded_s == 0.0:
-            raise unsupported() if bad else too_short(self._limits)
+            raise _unsupported() if bad else self._limits.too_short()
         if cut:
             raise _truncated("its last packet is incomplete")
         if self._kind is Container.FLAC and (self.declared_s or 0) > decoded_s + LENGTH_SLACK_S:
@@ -189,13 +169,10 @@ class AudioFile:
             raise _truncated("reading stopped before its end") from error
 
     def _check_size(self, size: int) -> None:
-        limit = self._limits.max_upload_bytes
-        if size > limit:
-            raise PayloadTooLargeError(
-                f"Maximum content size limit ({limit}) exceeded ({size} bytes read)"
-            )
+        if size > self._limits.max_upload_bytes:
+            raise self._limits.too_large(size)
         if size == 0:
-            raise too_short(self._limits)
+            raise self._limits.too_short()
 
     def _declared_s(self, size: int) -> float | None:
         assert self._container is not None
@@ -291,7 +268,7 @@ def _open_container(file: BinaryIO, kind: Container | None) -> InputContainer:
         )
     except (av.error.FFmpegError, ValueError) as error:
         _raise_memory(error)
-        raise unsupported() from error
+        raise _unsupported() from error
 
 
 def _audio_stream(container: InputContainer) -> AudioStream:
@@ -322,29 +299,8 @@ def _raise_memory(error: BaseException) -> None:
         raise MemoryError from error
 
 
-def unsupported() -> InvalidAudioError:
+def _unsupported() -> InvalidAudioError:
     return InvalidAudioError(f"Invalid file format. Supported formats: {list(SUPPORTED)}")
-
-
-def too_short(limits: AudioLimits) -> AudioTooShortError:
-    return AudioTooShortError(
-        f"Audio file is too short. Minimum audio length is {limits.min_audio_s:g} seconds.",
-        param="file",
-    )
-
-
-def _too_long(limits: AudioLimits) -> SplitscribeError:
-    return InvalidAudioError(
-        f"The audio is longer than this server takes: {limits.max_audio_s:g} s.",
-        param="file",
-        code="audio_too_long",
-    )
-
-
-def took_too_long(limits: AudioLimits) -> InvalidAudioError:
-    return InvalidAudioError(
-        f"The audio takes longer than {limits.max_busy_s:g} s to decode.", param="file"
-    )
 
 
 def _truncated(how: str) -> InvalidAudioError:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 
 from cluster.errors import ConfigurationError
@@ -53,6 +52,8 @@ class SpeechDetector:
     """The model, loaded once in each audio worker and shared by its streams."""
 
     def __init__(self, options: VadOptions | None = None) -> None:
+        import onnxruntime  # not at the top: the router imports this module's names only
+
         self.options = options or VadOptions()
         session_options = onnxruntime.SessionOptions()
         session_options.intra_op_num_threads = 1

@@ -29,14 +29,14 @@ from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
 from router.vad import FRAME_SAMPLES, SpeechDetector, runs, speech_mask
 
 BLOCK_SAMPLES = 64 * FRAME_SAMPLES  # 2.048 s: what one call of the detector takes
-PROBE_SAMPLES = 16 * FRAME_SAMPLES  # 0.512 s: the same, where the first speech is looked for
+PROBE_SAMPLES = 8 * FRAME_SAMPLES  # 0.256 s: the same, where the first speech is looked for
 
 Pcm = NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One piece of the upload.
+    """A stretch of the original audio, so that its offset is true.
 
     index: 0, 1, 2, ... in time order.
     start_sample: where it begins in the decoded upload.
