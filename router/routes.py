@@ -16,7 +16,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Annotated
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -212,7 +211,7 @@ def _key_check(api_key: str) -> Callable[..., Awaitable[None]]:
     bearer = HTTPBearer(auto_error=False, description="the server's API key")
 
     async def check(
-        credentials: Annotated[HTTPAuthorizationCredentials | None, Depends(bearer)],
+        credentials: HTTPAuthorizationCredentials | None = Depends(bearer),  # noqa: B008
     ) -> None:
         if credentials is None:
             raise AuthenticationError("no API key came; send 'Authorization: Bearer <key>'")

@@ -1,0 +1,131 @@
+"""A pipeline that needs no workers, and a uvicorn that runs it: for tests of the routes only."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from cluster.messages import WorkerStatus
+from cluster.settings import RouterSettings
+from router.gather import Segment, Transcript
+from router.models import ServedModel
+from router.schemas import TranscriptionParams
+from router.seams import (
+    HealthReport,
+    PipelineResult,
+    PoolHealth,
+    RequestContext,
+    StageTimings,
+)
+
+MODEL = ServedModel(("openai/whisper-large-v3", "demo"), ("en", "de", "ja"), created=1_700_000_000)
+LIMIT = 200_000  # bytes of the largest upload in these tests
+TIMINGS = StageTimings(
+    audio_s=0.001,
+    queue_s=0.002,
+    encode_s=0.003,
+    transfer_s=0.004,
+    decode_s=0.005,
+    transfer_bytes=1024,
+    steps=7,
+    windows=2,
+    attempts=2,
+)
+
+
+def make_segment(index: int = 0, text: str = " Hello there.", start: float = 0.0) -> Segment:
+    return Segment(
+        id=index,
+        seek=0,
+        start=start,
+        end=start + 1.5,
+        text=text,
+        tokens=(50364, 2425, 456, 13, 50439),
+        temperature=0.0,
+        avg_logprob=-0.25,
+        compression_ratio=0.7,
+        no_speech_prob=0.01,
+    )
+
+
+def make_transcript(*texts: str, duration_s: float = 8.47) -> Transcript:
+    segments = tuple(make_segment(i, text, 2.0 * i) for i, text in enumerate(texts))
+    return Transcript("transcribe", "en", duration_s, "".join(texts).strip(), segments)
+
+
+def make_settings(**changes: Any) -> RouterSettings:
+    return RouterSettings(**{"max_upload_bytes": LIMIT, **changes})
+
+
+class FakePipeline:
+    """Answers at once, raises `error`, or, while `hold` is set, works until cancelled."""
+
+    def __init__(self) -> None:
+        self.uploads: list[bytes] = []
+        self.paths: list[Path] = []
+        self.params: list[TranscriptionParams] = []
+        self.contexts: list[RequestContext] = []
+        self.error: BaseException | None = None
+        self.hold = False
+        self.started = threading.Event()
+        self.cancelled = threading.Event()
+        self.health_error: Exception | None = None
+        self.ready = True
+        self.texts: tuple[str, ...] = (" Hello there.", " General.")
+
+    async def transcribe(
+        self, upload: Path, params: TranscriptionParams, context: RequestContext
+    ) -> PipelineResult:
+        self.paths.append(upload)
+        self.uploads.append(await asyncio.to_thread(upload.read_bytes))
+        self.params.append(params)
+        self.contexts.append(context)
+        self.started.set()
+        if self.error is not None:
+            raise self.error
+        try:
+            if self.hold:
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return PipelineResult(make_transcript(*self.texts), TIMINGS)
+
+    async def health(self) -> HealthReport:
+        if self.health_error is not None:
+            raise self.health_error
+        worker = WorkerStatus("encoder-1", "encoder", True, "demo", "nixl", "cpu", 3, 4, 0, 1)
+        return HealthReport(
+            self.ready,
+            {"encoder": PoolHealth(True, 1, (worker,)), "decoder": PoolHealth(self.ready, 1)},
+        )
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "the condition never came true"
+        time.sleep(0.01)
+
+
+@contextmanager
+def running_server(app: Any) -> Iterator[str]:
+    """A real uvicorn in a thread, on a free port. Yields its base URL."""
+    config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(20)
