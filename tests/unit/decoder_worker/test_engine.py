@@ -1,0 +1,250 @@
+"""The engine decodes what single sequences give, whatever shares their batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.errors import (
+    ConfigurationError,
+    OverloadedError,
+    SequenceFailedError,
+    UnsupportedValueError,
+    WorkerDrainingError,
+)
+from cluster.kv.layout_for import kv_layout
+from cluster.kv.memory import MemoryImporter
+from cluster.messages import DecodeResult
+from cluster.model.checkpoint import open_checkpoint
+from cluster.settings import DecoderSettings
+from decoder_worker.engine import DecoderEngine
+from tests.checkpoints import cached_checkpoint
+from tests.unit.decoder_worker.engines import (
+    ANSWER_S,
+    KEY,
+    Stand,
+    make_stand,
+    random_kv,
+    wait_until,
+)
+
+# Windows that differ in all that a request may ask for.
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {"seed": 0},
+    {"seed": 1, "language": None, "max_new_tokens": 30},
+    {"seed": 2, "timestamps": False, "max_new_tokens": 3},
+    {"seed": 3, "temperature": 0.7},
+    {"seed": 4, "prompt_tokens": tuple(range(40)), "max_new_tokens": 25},
+    {"seed": 5, "language": None, "prompt_tokens": tuple(range(300)), "max_new_tokens": None},
+    {"seed": 6, "temperature": 1.0, "task": "translate", "max_new_tokens": 1},
+)
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    with make_stand(cached_checkpoint()) as made:
+        yield made
+        made.assert_all_returned()
+
+
+def content(result: DecodeResult) -> tuple[Any, ...]:
+    return (result.tokens, result.language, result.finish_reason)
+
+
+def alone(**changes: Any) -> list[DecodeResult]:
+    """Each of REQUESTS decoded with nothing beside it."""
+    with make_stand(cached_checkpoint(), **changes) as made:
+        return [
+            made.engine.submit(made.request(**options)).result(ANSWER_S) for options in REQUESTS
+        ]
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[DecodeResult]:
+    return alone()
+
+
+def test_batches_of_mixed_progress_give_the_tokens_of_single_sequences(
+    stand: Stand, expected: list[DecodeResult]
+) -> None:
+    """Twice, so that sequences also meet pages and slots that others left behind."""
+    for _ in range(2):
+        futures = [stand.engine.submit(stand.request(**options)) for options in REQUESTS]
+        for future, single in zip(futures, expected, strict=True):
+            result = future.result(ANSWER_S)
+            assert content(result) == content(single)
+            assert result.avg_logprob == pytest.approx(single.avg_logprob, abs=1e-4)
+            assert result.no_speech_prob == pytest.approx(single.no_speech_prob, abs=1e-6)
+
+
+def test_page_sizes_change_no_token(expected: list[DecodeResult]) -> None:
+    paged = alone(page_frames=100, page_tokens=16)
+    assert [content(result) for result in paged] == [content(result) for result in expected]
+
+
+def test_a_seed_repeats_and_another_differs(stand: Stand) -> None:
+    requests = [
+        replace(request, options=replace(request.options, seed=seed))
+        for seed in (1, 1, 2)
+        for request in [stand.request(0, temperature=1.0, max_new_tokens=40)]
+    ]
+    first, again, other = (stand.engine.submit(r).result(ANSWER_S).tokens for r in requests)
+    assert first == again != other
+
+
+def test_lengths_end_where_whisper_ends_them(stand: Stand, expected: list[DecodeResult]) -> None:
+    """At most half of the text context; a long prompt leaves less."""
+    assert [len(result.tokens) for result in expected[:3]] == [12, 30, 3]
+    assert all(result.finish_reason == "length" for result in expected[:3])
+    for prompt, longest in (((), 224), (tuple(range(300)), 449 - (1 + 223 + 3))):
+        request = stand.request(9, prompt_tokens=prompt, max_new_tokens=None)
+        assert len(stand.engine.submit(request).result(ANSWER_S).tokens) <= longest
+
+
+def test_results_say_where_the_time_went(stand: Stand) -> None:
+    result = stand.engine.submit(stand.request(0)).result(ANSWER_S)
+    timings = result.timings
+    assert timings.transport == "memory"
+    assert timings.transfer_bytes == stand.importer.layout.page_bytes
+    assert timings.steps == len(result.tokens) - 1
+    assert min(timings.queue_s, timings.transfer_s) >= 0
+    assert min(timings.prefill_s, timings.decode_s) > 0
+    assert len(result.token_logprobs) == len(result.tokens)
+    stats = stand.engine.stats()
+    assert (stats.finished, stats.steps, stats.tokens) == (1, 11, 12)
+    assert stats.transfer_bytes == timings.transfer_bytes
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"language": "xx"},
+        {"prompt_tokens": (10**6,)},
+        {"temperature": -1.0},
+        {"max_new_tokens": 0},
+    ],
+)
+def test_what_the_model_cannot_do_is_refused_at_once(stand: Stand, options: dict[str, Any]) -> None:
+    request = stand.request(0, **options)
+    with pytest.raises(UnsupportedValueError):
+        stand.engine.submit(request)
+    stand.exporter.revoke(request.handle.lease)
+
+
+def test_english_only_checkpoints_know_their_language() -> None:
+    with make_stand(cached_checkpoint("tiny.en"), kv_windows=1, max_batch=1) as made:
+        request = made.request(0, language=None, max_new_tokens=2)
+        result = made.engine.submit(request).result(ANSWER_S)
+        assert result.language == "en"
+        wrong = made.request(1, language="en", task="translate")
+        with pytest.raises(UnsupportedValueError):
+            made.engine.submit(wrong)
+
+
+def test_kv_that_is_not_a_number_fails_its_sequence_alone(
+    stand: Stand, expected: list[DecodeResult]
+) -> None:
+    kv = random_kv(stand.exporter.layout, 0)
+    kv[7, 0, 1] = torch.nan
+    for language in ("en", None):
+        bad = stand.request(7, handle=stand.publish(7, kv), language=language)
+        good = [stand.engine.submit(stand.request(**options)) for options in REQUESTS[:2]]
+        with pytest.raises(SequenceFailedError, match="finite"):
+            stand.engine.submit(bad).result(ANSWER_S)
+        for future, single in zip(good, expected, strict=False):
+            assert content(future.result(ANSWER_S)) == content(single)
+
+
+def test_a_batch_that_raises_costs_only_the_culprit(
+    stand: Stand, expected: list[DecodeResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At its prompt, and in the middle of its text."""
+    for method, n_tokens in (("prefill", 0), ("decode", 5)):
+        runner = stand.engine._loop._runner
+        run = getattr(runner, method)
+
+        def poisoned(sequences: Any, run: Any = run, n_tokens: int = n_tokens) -> Any:
+            outputs = run(sequences)  # the neighbours' slots have moved on when it raises
+            if any(s.request.window == 8 and len(s.tokens) == n_tokens for s in sequences):
+                raise RuntimeError("poison")
+            return outputs
+
+        with monkeypatch.context() as patch:
+            patch.setattr(runner, method, poisoned)
+            bad = stand.engine.submit(stand.request(8))
+            good = [stand.engine.submit(stand.request(**options)) for options in REQUESTS]
+            with pytest.raises(SequenceFailedError, match="poison"):
+                bad.result(ANSWER_S)
+            for future, single in zip(good, expected, strict=True):
+                assert content(future.result(ANSWER_S)) == content(single)
+    assert stand.engine.healthy() is None
+
+
+def test_the_waiting_list_is_bounded() -> None:
+    with make_stand(cached_checkpoint(), kv_windows=1, max_waiting=2, fetch_timeout_s=60) as made:
+        made.exporter.freeze()
+        futures = [made.engine.submit(made.request(0))]
+        wait_until(lambda: made.engine.stats().loading == 1, "not loading")
+        futures += [made.engine.submit(made.request(seed)) for seed in (1, 2)]
+        request = made.request(3)
+        with pytest.raises(OverloadedError) as refused:
+            made.engine.submit(request)
+        assert refused.value.retry_after_s
+        futures.pop().cancel()
+        wait_until(lambda: made.engine.stats().waiting == 1, "not cancelled")
+        futures.append(made.engine.submit(request))
+        made.exporter.thaw()
+        for future in futures:
+            assert future.result(ANSWER_S).tokens
+        made.assert_all_returned()
+
+
+def test_end_of_text_ends_a_sequence_and_counts_in_its_probability(
+    stand: Stand, expected: list[DecodeResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = stand.engine._loop._runner
+    run = runner.decode
+    eot = stand.checkpoint.config["eos_token_id"]
+
+    def ending(sequences: Any) -> Any:
+        outputs = run(sequences)
+        return [
+            replace(out, token=eot, logprob=-6.0) if len(sequence.tokens) == 5 else out
+            for sequence, out in zip(sequences, outputs, strict=True)
+        ]
+
+    monkeypatch.setattr(runner, "decode", ending)
+    result = stand.engine.submit(stand.request(**REQUESTS[0])).result(ANSWER_S)
+    assert result.finish_reason == "stop"
+    assert result.tokens == expected[0].tokens[:5]
+    assert result.avg_logprob == pytest.approx((sum(result.token_logprobs) - 6.0) / 6)
+
+
+def test_parts_that_do_not_fit_are_refused_at_start() -> None:
+    checkpoint = open_checkpoint(str(cached_checkpoint()))
+    layout = kv_layout(open_checkpoint(str(cached_checkpoint("tiny"))))
+    other = MemoryImporter(layout, 1, cluster_key=KEY)
+    small = MemoryImporter(kv_layout(checkpoint, 100), 3, cluster_key=KEY)
+    for importer, word in ((other, "checkpoint"), (small, "kv_windows")):
+        with pytest.raises(ConfigurationError, match=word):
+            DecoderEngine(checkpoint, importer, DecoderSettings())
+        importer.close()
+
+
+def test_drained_and_closed_engines_take_nothing_new() -> None:
+    with make_stand(cached_checkpoint()) as made:
+        running = made.engine.submit(made.request(0))
+        request = made.request(1)
+        assert made.engine.drain(ANSWER_S)
+        assert running.result(0.5).tokens
+        with pytest.raises(WorkerDrainingError):
+            made.engine.submit(request)
+        made.engine.close()
+        made.engine.close()
+        assert made.engine.healthy() is not None
+        with pytest.raises(WorkerDrainingError):
+            made.engine.submit(request)

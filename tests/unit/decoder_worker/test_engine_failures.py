@@ -1,0 +1,213 @@
+"""Whatever ends a sequence, in whatever state: its pages, slot and lease come back."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import decoder_worker.engine
+from cluster.errors import (
+    DeadlineExceededError,
+    HandleRefusedError,
+    PeerLostError,
+    SequenceFailedError,
+    StaleGenerationError,
+    TransferTimeoutError,
+    WorkerDrainingError,
+)
+from cluster.messages import DecodeResult
+from decoder_worker.sequence import SequenceState
+from tests.checkpoints import cached_checkpoint
+from tests.unit.decoder_worker.engines import ANSWER_S, Stand, make_stand, wait_until
+
+STATES = (SequenceState.WAITING, SequenceState.LOADING, SequenceState.RUNNING)
+
+
+class Gate:
+    """Holds the engine's decode step until opened."""
+
+    def __init__(self, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.entered = threading.Event()
+        self._open = threading.Event()
+        runner = stand.engine._loop._runner
+        run = runner.decode
+
+        def held(sequences: Any) -> Any:
+            self.entered.set()
+            assert self._open.wait(ANSWER_S)
+            return run(sequences)
+
+        monkeypatch.setattr(runner, "decode", held)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    """Room for one window only, so that a second one waits."""
+    with make_stand(cached_checkpoint(), kv_windows=1, fetch_timeout_s=60.0) as made:
+        yield made
+        made.exporter.thaw()
+        made.assert_all_returned()
+        assert made.engine.healthy() is None
+
+
+def bring_to(
+    state: SequenceState, stand: Stand, gate: Gate, **options: Any
+) -> Future[DecodeResult]:
+    """Submit a sequence and see it reach `state`, where it stays."""
+    engine = stand.engine
+    if state is SequenceState.RUNNING:
+        future = engine.submit(stand.request(0, **options))
+        assert gate.entered.wait(ANSWER_S)
+        return future
+    stand.exporter.freeze()
+    first = engine.submit(stand.request(0, **options))
+    wait_until(lambda: engine.stats().loading == 1, "not loading")
+    if state is SequenceState.LOADING:
+        return first
+    second = engine.submit(stand.request(1, **options))
+    wait_until(lambda: engine._loop.scheduler.n_waiting == 1, "not waiting")
+    return second
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_cancel(state: SequenceState, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(stand, monkeypatch)
+    future = bring_to(state, stand, gate)
+    assert future.cancel()
+    if state is SequenceState.LOADING:
+        # The READ may still write: nothing is free before it ended.
+        wait_until(lambda: stand.engine.stats().cancelled == 1, "not cancelled")
+        assert stand.importer.pool.n_free == 0
+        stand.exporter.thaw()
+    gate.open()
+    stand.exporter.thaw()
+    after = stand.engine.submit(stand.request(2))
+    assert after.result(ANSWER_S).tokens
+    assert stand.engine.stats().cancelled == 1
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_deadline(state: SequenceState, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(stand, monkeypatch)
+    remaining_s = 0.3
+    future = bring_to(state, stand, gate, remaining_s=remaining_s)
+    if state is SequenceState.RUNNING:
+        threading.Timer(2 * remaining_s, gate.open).start()
+    with pytest.raises(DeadlineExceededError, match=state.value):
+        future.result(ANSWER_S)
+    if state is not SequenceState.RUNNING:
+        assert stand.importer.pool.n_free == 0  # of the first sequence, whose READ is in flight
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_close(state: SequenceState, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_stand(cached_checkpoint(), kv_windows=1, fetch_timeout_s=60.0) as stand:
+        gate = Gate(stand, monkeypatch)
+        future = bring_to(state, stand, gate)
+        closing = threading.Thread(target=stand.engine.close)
+        closing.start()
+        gate.open()
+        with pytest.raises(WorkerDrainingError):
+            future.result(ANSWER_S)
+        stand.exporter.thaw()
+        closing.join(ANSWER_S)
+        assert not closing.is_alive()
+        stand.assert_all_returned()
+
+
+def test_a_dead_peer_fails_its_sequences_only(stand: Stand) -> None:
+    stand.exporter.freeze()
+    request = stand.request(0)
+    future = stand.engine.submit(request)
+    wait_until(lambda: stand.engine.stats().loading == 1, "not loading")
+    stand.exporter.kill()
+    with pytest.raises(PeerLostError):
+        future.result(ANSWER_S)
+    wait_until(lambda: stand.importer.pool.n_free == 1, "pages are held")
+    assert stand.engine.healthy() is None
+    stand.exporter.revoke(request.handle.lease)  # the dead hear no release
+
+
+def test_kv_that_was_reused_is_never_decoded(stand: Stand) -> None:
+    request = stand.request(0)
+    assert stand.exporter.revoke(request.handle.lease)
+    pages = stand.exporter.reserve(1, ANSWER_S)
+    assert pages is not None
+    with pytest.raises(StaleGenerationError):
+        stand.engine.submit(request).result(ANSWER_S)
+    stand.exporter.abandon(pages)
+
+
+def test_a_forged_handle_is_refused_by_its_future(stand: Stand) -> None:
+    request = stand.request(0)
+    forged = replace(request, handle=replace(request.handle, frames=7))
+    with pytest.raises(HandleRefusedError):
+        stand.engine.submit(forged).result(ANSWER_S)
+    stand.exporter.revoke(request.handle.lease)
+
+
+def test_pages_of_a_late_read_stay_in_quarantine_until_it_ends() -> None:
+    with make_stand(cached_checkpoint(), kv_windows=8, fetch_timeout_s=0.2) as stand:
+        stand.exporter.freeze()
+        future = stand.engine.submit(stand.request(0))
+        with pytest.raises(TransferTimeoutError):
+            future.result(ANSWER_S)
+        assert stand.engine.stats().pages_quarantined == 1
+        assert stand.engine.stats().pages_free == 7
+        stand.engine.check_integrity()
+        stand.exporter.thaw()
+        wait_until(lambda: stand.engine.stats().pages_free == 8, "still in quarantine")
+        stand.assert_all_returned()
+
+
+def test_an_importer_that_raises_fails_the_sequence_as_our_own_error(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> Any:
+        raise ValueError("broken")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stand.importer, "fetch", broken)
+        with pytest.raises(SequenceFailedError, match="broken"):
+            stand.engine.submit(stand.request(0)).result(ANSWER_S)
+
+
+def test_a_hung_step_is_unhealthy(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(stand, monkeypatch)
+    future = bring_to(SequenceState.RUNNING, stand, gate)
+    assert stand.engine.healthy() is None
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder_worker.engine, "STUCK_S", 0.05)
+        wait_until(lambda: stand.engine.healthy() is not None, "healthy though hung")
+    gate.open()
+    assert future.result(ANSWER_S).tokens
+
+
+def test_an_error_outside_of_any_sequence_answers_all_and_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with make_stand(cached_checkpoint()) as stand:
+        gate = Gate(stand, monkeypatch)
+        future = bring_to(SequenceState.RUNNING, stand, gate)
+
+        def broken() -> Any:
+            raise RuntimeError("no order")
+
+        monkeypatch.setattr(stand.engine._loop.scheduler, "admit", broken)
+        gate.open()
+        with pytest.raises(SequenceFailedError, match="no order"):
+            future.result(ANSWER_S)
+        assert "no order" in str(stand.engine.healthy())
+        request = stand.request(1)
+        with pytest.raises(WorkerDrainingError):
+            stand.engine.submit(request)
+        stand.exporter.revoke(request.handle.lease)
+        stand.assert_all_returned()

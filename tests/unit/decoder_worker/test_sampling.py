@@ -1,0 +1,76 @@
+"""Sampling: greedy and drawn rows side by side, probabilities, and the language's choice."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from decoder_worker.logit_rules import LogitRules
+from decoder_worker.noise import noise_key
+from decoder_worker.sampling import Sampled, Sampler, SamplingState, SlotOptions, best_of
+from tests.checkpoints import cached_checkpoint
+
+TEMPERATURES = (0.0, 0.6, 0.0, 1.0)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> WhisperTokenizer:
+    return WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("micro"))))
+
+
+def sample(tokenizer: WhisperTokenizer, rows: list[int], n_steps: int = 3) -> list[Sampled]:
+    """Run `rows` of one fixed batch through a sampler that has four slots."""
+    state = SamplingState(4, "cpu")
+    sampler = Sampler(LogitRules(tokenizer, 50, "cpu"), state)
+    for row in rows:
+        options = SlotOptions(False, TEMPERATURES[row], noise_key(1, row, 0, 0))
+        state.load(row, options, [], tokenizer.special.timestamp_begin)
+    generator = torch.Generator().manual_seed(0)
+    noisy = [i for i, row in enumerate(rows) if TEMPERATURES[row]]
+    outcome = []
+    for _ in range(n_steps):
+        logits = torch.randn(4, tokenizer.n_vocab, generator=generator)[rows]
+        chosen = torch.tensor(noisy) if noisy else None
+        outcome.append(sampler(logits, torch.tensor(rows), chosen))
+    return outcome
+
+
+def test_a_row_is_the_same_in_any_batch(tokenizer: WhisperTokenizer) -> None:
+    together = sample(tokenizer, [0, 1, 2, 3])
+    for rows in ([0], [1], [3, 1], [2, 0, 3]):
+        for step, alone in enumerate(sample(tokenizer, rows)):
+            assert torch.equal(alone.tokens, together[step].tokens[rows]), (rows, step)
+            assert torch.equal(alone.logprobs, together[step].logprobs[rows]), (rows, step)
+
+
+def test_logprobs_are_of_the_filtered_logits_at_temperature_1(tokenizer: WhisperTokenizer) -> None:
+    logits = torch.randn(1, tokenizer.n_vocab, generator=torch.Generator().manual_seed(2))
+    state = SamplingState(1, "cpu")
+    rules = LogitRules(tokenizer, 50, "cpu")
+    state.load(0, SlotOptions(True, 0.8, 7), [], tokenizer.special.timestamp_begin)
+    expected = rules.apply(logits.clone(), state.history).log_softmax(-1)
+    sampled = Sampler(rules, state)(logits, torch.tensor([0]), torch.tensor([0]))
+    torch.testing.assert_close(sampled.logprobs[0], expected[0, sampled.tokens[0]])
+
+
+def test_not_a_number_is_reported_in_its_row_only(tokenizer: WhisperTokenizer) -> None:
+    state = SamplingState(2, "cpu")
+    for slot in range(2):
+        state.load(slot, SlotOptions(True, 0.0, 0), [], tokenizer.special.timestamp_begin)
+    logits = torch.randn(2, tokenizer.n_vocab)
+    logits[1] = math.nan
+    sampled = Sampler(LogitRules(tokenizer, 50, "cpu"), state)(logits, torch.arange(2), None)
+    assert sampled.logprobs[0].isfinite()
+    assert not sampled.logprobs[1].isfinite()
+
+
+def test_best_of_looks_at_the_allowed_tokens_only() -> None:
+    logits = torch.tensor([[9.0, 1.0, 2.0, 5.0], [0.0, 3.0, 1.0, math.nan]])
+    best = best_of(logits, torch.tensor([1, 2]))
+    assert best.tokens.tolist() == [2, 1]
+    torch.testing.assert_close(best.logprobs[0].exp(), torch.tensor([1.0, 2.0]).softmax(0)[1])
+    assert not best_of(logits, torch.tensor([1, 3])).logprobs[1].isfinite()

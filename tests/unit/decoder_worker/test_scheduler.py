@@ -1,0 +1,124 @@
+"""Admission by deadline, all or nothing; every page and slot comes back."""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import Future
+
+import pytest
+
+from cluster.kv.layout import KVLayout
+from cluster.kv.pool import PagePool
+from cluster.kv.transfer import FetchStats
+from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from decoder_worker.scheduler import PREFILL_TOKENS, Scheduler
+from decoder_worker.sequence import DecodeSequence, SequenceState
+
+FETCHED = FetchStats(1, 0.0, "none")
+
+
+def make_scheduler(windows: int = 2, max_batch: int = 3) -> Scheduler:
+    """Cross pages for `windows`, three a window; self pages two a sequence."""
+    cross = PagePool(KVLayout("m", 1, 1, 4, 6, 2, "float32"), 3 * windows)
+    own = PagePool(KVLayout("m", 1, 1, 4, 4, 2, "float32"), 2 * max_batch)
+    return Scheduler(cross, 3, own, 2, max_batch)
+
+
+def make_sequence(deadline: float = 1.0, n_prompt: int = 0) -> DecodeSequence:
+    handle = CrossKVHandle("r", 0, 0, "agent", b"", "", (), 0, 0, 0, 0, "lease", 1.0)
+    options = DecodeOptions(prompt_tokens=(0,) * n_prompt)
+    request = DecodeRequest("r", 0, 0, handle, options, 1.0)
+    return DecodeSequence(
+        request, Future(), arrived=0.0, deadline=deadline, n_new_max=4, language="en"
+    )
+
+
+def test_the_earliest_deadline_is_admitted_first() -> None:
+    scheduler = make_scheduler(windows=2)
+    late, early, middle = (make_sequence(deadline) for deadline in (9.0, 1.0, 5.0))
+    for sequence in (late, early, middle):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [early, middle]
+    assert late.state is SequenceState.WAITING
+    assert not late.cross_pages
+    assert not late.self_pages
+    assert scheduler.next_deadline() == 1.0
+    scheduler.release(early)
+    assert scheduler.admit() == [late]
+
+
+def test_a_full_batch_admits_nobody_though_pages_are_free() -> None:
+    scheduler = make_scheduler(windows=5, max_batch=2)
+    for _ in range(3):
+        scheduler.add(make_sequence())
+    admitted = scheduler.admit()
+    assert sorted(sequence.slot for sequence in admitted) == [0, 1]
+    assert scheduler.n_waiting == 1
+
+
+def test_only_what_has_arrived_begins_to_run() -> None:
+    scheduler = make_scheduler()
+    for _ in range(2):
+        scheduler.add(make_sequence())
+    first, second = scheduler.admit()
+    assert scheduler.start_running() == []
+    second.fetched = FETCHED
+    assert scheduler.start_running() == [second]
+    assert first.state is SequenceState.LOADING
+    assert scheduler.n_loading == 1
+    assert scheduler.running == [second]
+
+
+def test_long_prompts_begin_in_several_steps() -> None:
+    scheduler = make_scheduler(windows=3, max_batch=3)
+    for _ in range(3):
+        scheduler.add(make_sequence(n_prompt=PREFILL_TOKENS // 2))
+    for sequence in scheduler.admit():
+        sequence.fetched = FETCHED
+    assert [len(scheduler.start_running()) for _ in range(4)] == [1, 1, 1, 0]
+
+
+def test_expired_finds_every_state() -> None:
+    scheduler = make_scheduler(windows=2)
+    sequences = [make_sequence(deadline) for deadline in (1.0, 2.0, 3.0, 9.0)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    scheduler.admit()[0].fetched = FETCHED
+    scheduler.start_running()
+    assert scheduler.expired(0.5) == []
+    assert set(scheduler.expired(3.0)) == set(sequences[:3])
+
+
+def test_check_integrity_tells_what_is_not_idle() -> None:
+    scheduler = make_scheduler()
+    sequence = make_sequence()
+    scheduler.add(sequence)
+    with pytest.raises(RuntimeError, match="1 waiting"):
+        scheduler.check_integrity()
+    scheduler.release(sequence)
+    scheduler.release(sequence)
+    scheduler.check_integrity()
+
+
+def test_random_lives_return_everything() -> None:
+    rng = random.Random(0)
+    scheduler = make_scheduler(windows=4, max_batch=3)
+    live: list[DecodeSequence] = []
+    for _ in range(500):
+        action = rng.randrange(4)
+        if action == 0:
+            live.append(make_sequence(rng.random()))
+            scheduler.add(live[-1])
+        elif action == 1:
+            for sequence in scheduler.admit():
+                sequence.fetched = FETCHED if rng.random() < 0.7 else None
+        elif action == 2:
+            scheduler.start_running()
+        elif live:
+            scheduler.release(live.pop(rng.randrange(len(live))))
+        slots = [sequence.slot for sequence in live if sequence.slot >= 0]
+        assert len(slots) == len(set(slots)) <= 3
+    assert len(scheduler.everything()) == len(live)
+    for sequence in live:
+        scheduler.release(sequence)
+    scheduler.check_integrity()
