@@ -12,7 +12,9 @@ import os
 import secrets
 import shutil
 import socket
+import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,6 +38,7 @@ ENVIRONMENT = {
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
     # Replicas are drained by our own rule; this one waits for load balancers that are not there.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # a killed worker's last lines are the ones wanted
     "OMP_WAIT_POLICY": "PASSIVE",  # both roles may use every core; only one works at a time
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -112,18 +115,14 @@ def running_cluster(
         say("starting Ray" if address is None else f"joining Ray at {address}")
         context = _start_ray(ray, address, log_to_driver)
         started = True
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         say("starting router, encoder and decoder workers")
         serve.start(
             http_options={"host": settings.router.host, "port": settings.router.port},
-            logging_config={"log_level": settings.log_level, "enable_access_log": False},
+            logging_config={"log_level": _serve_level(settings), "enable_access_log": False},
         )
-        serve.run(
-            build_app(settings, build_id()),
-            name=APP_NAME,
-            route_prefix="/",
-            blocking=False,
-            _local_testing_mode=False,
-        )
+        with _telling_progress(say):
+            _deploy(serve, build_app(settings, build_id()))
         url = f"http://{_client_host(settings.router.host)}:{settings.router.port}"
         _wait_ready(url, ready_timeout_s, say)
         dashboard = context.dashboard_url
@@ -134,6 +133,11 @@ def running_cluster(
             _stop(address is None)
         os.chdir(home)
         shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _serve_level(settings: Settings) -> str:
+    """Serve's own lines are for those who look for them: its INFO is our DEBUG."""
+    return {"DEBUG": "INFO", "INFO": "WARNING"}.get(settings.log_level, settings.log_level)
 
 
 def _start_ray(ray: Any, address: str | None, log_to_driver: bool) -> Any:
@@ -155,17 +159,95 @@ def _start_ray(ray: Any, address: str | None, log_to_driver: bool) -> Any:
         raise ConfigurationError(f"Ray did not start: {error}") from error
 
 
+def _deploy(serve: Any, app: Any) -> None:
+    """Deploy and wait until every replica runs."""
+    try:
+        serve.run(app, name=APP_NAME, route_prefix="/")
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"the cluster did not start: {_reason(serve) or error}; "
+            f"more in /tmp/ray/session_latest/logs/serve"
+        ) from error
+
+
+def _reason(serve: Any) -> str:
+    """The last line of what the first deployment that failed says of itself."""
+    application = serve.status().applications.get(APP_NAME)
+    for name, deployment in (application.deployments if application else {}).items():
+        if deployment.status != "HEALTHY" and deployment.message:
+            return f"{name}: {deployment.message.strip().splitlines()[-1]}"
+    return ""
+
+
+@contextmanager
+def _telling_progress(say: Say) -> Iterator[None]:
+    """Say how many replicas of each pool run, whenever that changes."""
+    from ray import serve
+
+    done = threading.Event()
+
+    def watch() -> None:
+        last = ""
+        while not done.wait(0.5):
+            try:
+                application = serve.status().applications.get(APP_NAME)
+            except Exception:  # noqa: S112  the controller is busy; the next look will tell
+                continue
+            line = _replicas_line(application.deployments if application else {})
+            if line and line != last:
+                say(line)
+                last = line
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
+def _replicas_line(deployments: Any) -> str:
+    parts = []
+    for name, deployment in deployments.items():
+        states = {str(state): n for state, n in deployment.replica_states.items()}
+        running = sum(n for state, n in states.items() if state.endswith("RUNNING"))
+        parts.append(f"{name} {running}/{sum(states.values())}")
+    return f"workers running: {', '.join(parts)}" if parts else ""
+
+
 def _stop(own_ray: bool) -> None:
     import ray
     from ray import serve
 
+    with _silenced():  # Ray tells of every actor that it ends
+        try:
+            if own_ray:
+                serve.shutdown()
+            else:
+                serve.delete(APP_NAME)
+        finally:
+            ray.shutdown()
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Send what this process prints, Ray's native threads included, to nowhere."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(1), os.dup(2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
     try:
-        if own_ray:
-            serve.shutdown()
-        else:
-            serve.delete(APP_NAME)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        yield
     finally:
-        ray.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in enumerate(saved, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.close(nowhere)
 
 
 def _wait_ready(url: str, timeout_s: float, say: Say) -> None:

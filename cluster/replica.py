@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping
 
 from cluster.build import check_distribution
-from cluster.logs import configure_logging
+from cluster.logs import PACKAGES, configure_logging
 from cluster.metrics import MetricSpec, Recorder, serve_recorder
 from cluster.settings import Settings
 
@@ -34,7 +35,10 @@ def start_replica(
     """
     check_distribution(build)
     name = f"{role}-{_serve_id()}-{os.getpid()}"
-    configure_logging(settings.log_level, role=role, replica=name)
+    configure_logging(settings.log_level, role=role, replica=name, stream=sys.__stderr__)
+    for package in PACKAGES:  # Serve's log file too: it is the one that the dashboard shows
+        for handler in logging.getLogger("ray.serve").handlers:
+            logging.getLogger(package).addHandler(handler)
     return name, serve_recorder(specs)
 
 

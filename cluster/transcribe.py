@@ -112,7 +112,7 @@ def _clock(seconds: float) -> str:
 async def _in_process(job: Job) -> AsyncIterator[Transcriber]:
     from cluster.app import local_pipeline
     from cluster.model.languages import language_code
-    from router.formats import verbose_json
+    from router.formats import render
     from router.schemas import TranscriptionParams
     from router.seams import RequestContext
 
@@ -137,7 +137,8 @@ async def _in_process(job: Job) -> AsyncIterator[Transcriber]:
                 on_progress=on_progress,
             )
             result = await pipeline.transcribe(file, params, context)
-            return verbose_json(result.transcript)
+            answer: Answer = json.loads(render(result.transcript, "verbose_json").body)
+            return answer
 
         yield transcribe_one
 
