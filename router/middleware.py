@@ -37,7 +37,6 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = accept_request_id(Headers(scope=scope).get("x-request-id"))
-        scope.setdefault("state", {})["request_id"] = request_id
         started_s = time.monotonic()
         has_answered = False
 

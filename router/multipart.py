@@ -6,6 +6,7 @@ own. The push parser is python-multipart's.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -18,6 +19,9 @@ FILE_FIELD = "file"
 MAX_FIELDS = 64
 MAX_FIELD_BYTES = 64 * 1024
 MAX_FRAMING_BYTES = 1024 * 1024  # all of the body that is not the file
+
+# The library warns of every malformed body; the client is told, the log need not be.
+logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 class FileSink(Protocol):

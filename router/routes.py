@@ -22,6 +22,7 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from cluster.errors import AuthenticationError
+from cluster.logs import current_request_id
 from cluster.settings import RouterSettings
 from router.admission import BYTES_PER_AUDIO_S, Admission
 from router.envelope import install_error_handlers
@@ -124,7 +125,7 @@ def _add_transcriptions(
                     model.describe(params.model)
                     share.expect(form.size_bytes / BYTES_PER_AUDIO_S)
                     context = RequestContext(
-                        request_id=request.state.request_id,
+                        request_id=current_request_id(),
                         ledger=share,
                         min_deadline_s=settings.min_deadline_s,
                         deadline_factor=settings.deadline_factor,
