@@ -1,4 +1,4 @@
-"""A pipeline that needs no workers, and a uvicorn that runs it: for tests of the routes only."""
+"""A pipeline that needs no workers, servers and clients for it: for tests of the routes only."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import uvicorn
+from fastapi import FastAPI
 
 from cluster.messages import WorkerStatus
 from cluster.settings import RouterSettings
 from router.gather import Segment, Transcript
 from router.models import ServedModel
-from router.schemas import TranscriptionParams
+from router.schemas import ErrorResponse, TranscriptionParams
 from router.seams import (
     HealthReport,
     PipelineResult,
@@ -26,6 +28,9 @@ from router.seams import (
 )
 
 MODEL = ServedModel(("openai/whisper-large-v3", "demo"), ("en", "de", "ja"), created=1_700_000_000)
+URL = "/v1/audio/transcriptions"
+AUDIO = b"RIFF....WAVE"
+MODEL_FORM = {"model": "whisper-1"}
 LIMIT = 200_000  # bytes of the largest upload in these tests
 TIMINGS = StageTimings(
     audio_s=0.001,
@@ -106,6 +111,24 @@ class FakePipeline:
             self.ready,
             {"encoder": PoolHealth(True, 1, (worker,)), "decoder": PoolHealth(self.ready, 1)},
         )
+
+
+def client_of(app: FastAPI) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
+
+
+async def post(client: httpx.AsyncClient, content: bytes = AUDIO, **form: Any) -> httpx.Response:
+    return await client.post(URL, data={**MODEL_FORM, **form}, files={"file": ("a.wav", content)})
+
+
+def error_of(answer: httpx.Response) -> dict[str, Any]:
+    """The envelope's content, after checking that it is one and that the id is there."""
+    assert answer.headers["x-request-id"]
+    assert answer.headers["content-type"] == "application/json"
+    body: dict[str, Any] = answer.json()
+    ErrorResponse.model_validate(body)
+    assert set(body["error"]) == {"message", "type", "param", "code"}
+    return body["error"]
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:

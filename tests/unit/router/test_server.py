@@ -55,8 +55,13 @@ def url(pipeline: FakePipeline, tmp_path: Path, seen: list[Headers]) -> Iterator
 
 
 @pytest.fixture
-def client(url: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0)
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with make_client(url) as client:
+        yield client
+
+
+def make_client(url: str, api_key: str = "key", max_retries: int = 0) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=max_retries)
 
 
 def test_the_sdk_reads_each_format(client: openai.OpenAI, pipeline: FakePipeline) -> None:
@@ -121,8 +126,8 @@ def test_the_sdk_raises_typed_errors_with_message_code_and_request_id(
     with pytest.raises(openai.NotFoundError) as missing:
         create(model="whisper-9", file=AUDIO)
     assert missing.value.code == "model_not_found"
-    with pytest.raises(openai.AuthenticationError) as denied:
-        openai.OpenAI(base_url=f"{url}/v1", api_key="no").models.list()
+    with make_client(url, "no") as stranger, pytest.raises(openai.AuthenticationError) as denied:
+        stranger.models.list()
     assert denied.value.code == "invalid_api_key"
     with pytest.raises(openai.BadRequestError) as stream:
         list(create(model="demo", file=AUDIO, stream=True))
@@ -148,14 +153,14 @@ def test_the_sdk_finds_models_with_a_slash(client: openai.OpenAI) -> None:
 def test_the_sdk_retries_an_overload_and_nothing_deterministic(
     url: str, pipeline: FakePipeline
 ) -> None:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=1)
-    pipeline.error = OverloadedError("busy", retry_after_s=0.1)
-    with pytest.raises(openai.InternalServerError):
-        client.audio.transcriptions.create(model="demo", file=AUDIO)
-    assert len(pipeline.uploads) == 2
-    with pytest.raises(openai.APIStatusError):
-        client.audio.transcriptions.create(model="demo", file=bytes(LIMIT + 1))
-    assert len(pipeline.uploads) == 2
+    with make_client(url, max_retries=1) as client:
+        pipeline.error = OverloadedError("busy", retry_after_s=0.1)
+        with pytest.raises(openai.InternalServerError):
+            client.audio.transcriptions.create(model="demo", file=AUDIO)
+        assert len(pipeline.uploads) == 2
+        with pytest.raises(openai.APIStatusError):
+            client.audio.transcriptions.create(model="demo", file=bytes(LIMIT + 1))
+        assert len(pipeline.uploads) == 2
 
 
 FORM_HEAD = """POST /v1/audio/transcriptions HTTP/1.1
@@ -210,6 +215,5 @@ def test_a_client_that_hangs_up_in_mid_upload_leaves_nothing(
 
 
 def test_a_key_refused_before_a_large_upload_is_read_arrives_as_such(url: str) -> None:
-    client = openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0)
-    with pytest.raises(openai.AuthenticationError):
+    with make_client(url, "wrong") as client, pytest.raises(openai.AuthenticationError):
         client.audio.transcriptions.create(model="demo", file=bytes(LIMIT + 8_000_000))

@@ -1,0 +1,29 @@
+"""An application over a pipeline that needs no workers, and a client in the same process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from router.routes import create_app
+from tests.unit.router.fakes import MODEL, FakePipeline, client_of, make_settings
+
+
+@pytest.fixture
+def pipeline() -> FakePipeline:
+    return FakePipeline()
+
+
+@pytest.fixture
+def app(pipeline: FakePipeline, tmp_path: Path) -> FastAPI:
+    return create_app(pipeline, make_settings(), MODEL, spool_dir=tmp_path)
+
+
+@pytest.fixture
+async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    async with client_of(app) as client:
+        yield client
