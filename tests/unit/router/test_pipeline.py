@@ -1,0 +1,268 @@
+"""The pipeline's own decisions: what is tried again, in which order, and what is given up.
+
+The pools are played by in-test clients; the real ones are in the end-to-end tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.errors import (
+    DeadlineExceededError,
+    HandleRefusedError,
+    InvalidAudioError,
+    KVLostError,
+    OverloadedError,
+    SequenceFailedError,
+    WorkerGoneError,
+)
+from cluster.messages import (
+    SAMPLE_RATE,
+    CrossKVHandle,
+    DecodeRequest,
+    DecodeResult,
+    DecodeTimings,
+    EncodeReply,
+    EncodeRequest,
+    EncodeTimings,
+    WorkerStatus,
+)
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.settings import RouterSettings, load_settings
+from router.pipeline import TranscriptionPipeline
+from router.schemas import TranscriptionParams
+from router.seams import RequestContext
+from router.windows import Window
+from tests.checkpoints import cached_checkpoint
+
+Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> what to raise
+
+
+class PlayedAudio:
+    """Gives `n` windows of 2 s, then perhaps fails."""
+
+    def __init__(self, n: int, error: Exception | None = None) -> None:
+        self.n, self.error = n, error
+        self.closed = False
+
+    @asynccontextmanager
+    async def open(
+        self, upload: Path, *, request_id: str, timeout_s: float
+    ) -> AsyncIterator[PlayedStream]:
+        try:
+            yield PlayedStream(self.n, self.error)
+        finally:
+            self.closed = True
+
+
+class PlayedStream:
+    expected_s: float | None = None
+    decode_s = 0.001
+
+    def __init__(self, n: int, error: Exception | None) -> None:
+        self.n, self.error = n, error
+        self.duration_s = 2.0 * n
+        self._next = 0
+
+    def __aiter__(self) -> PlayedStream:
+        return self
+
+    async def __anext__(self) -> Window:
+        await asyncio.sleep(0)
+        if self._next == self.n:
+            if self.error is not None:
+                raise self.error
+            raise StopAsyncIteration
+        index = self._next
+        self._next += 1
+        pcm = np.full(2 * SAMPLE_RATE, index, np.int16)
+        return Window(index, index * 2 * SAMPLE_RATE, pcm)
+
+
+class PlayedPools:
+    """Both pools: counts calls per window, raises what `faults` say, decodes to one word."""
+
+    def __init__(self, tokenizer: WhisperTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.encode_fault: Fault = lambda window, nth: None
+        self.decode_fault: Fault = lambda window, nth: None
+        self.no_speech: Callable[[int], float] = lambda window: 0.0
+        self.encodes: dict[int, int] = {}
+        self.decodes: dict[int, int] = {}
+        self.languages: dict[int, str | None] = {}
+        self.running = 0
+        self.most_running = 0
+        self.cancelled = 0
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        nth = self.encodes[request.window] = self.encodes.get(request.window, 0) + 1
+        if error := self.encode_fault(request.window, nth):
+            raise error
+        handle = CrossKVHandle(
+            request.request_id, request.window, request.attempt, "agent", b"", "", (1,), 1, 1500,
+            1, 1, f"lease-{request.window}-{nth}", 10.0,
+        )  # fmt: skip
+        return EncodeReply(handle, EncodeTimings(0.01, 0.02, 1))
+
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
+        nth = self.decodes[request.window] = self.decodes.get(request.window, 0) + 1
+        self.languages[request.window] = request.options.language
+        self.running += 1
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(0.01)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        if error := self.decode_fault(request.window, nth):
+            raise error
+        begin = self.tokenizer.special.timestamp_begin
+        text = self.tokenizer.encode(f" word{request.window}")
+        return DecodeResult(
+            request.request_id, request.window, (begin, *text, begin + 50), (0.0,) * (len(text) + 2),
+            -2.0 if self.no_speech(request.window) > 0.6 else -0.1,
+            self.no_speech(request.window), request.options.language or "de", 0.0, "stop",
+            DecodeTimings(0.01, 0.01, 100, "memory", 0.01, 0.01, 3),
+        )  # fmt: skip
+
+    async def status(self) -> list[WorkerStatus]:
+        return []
+
+
+class Unlimited:
+    def expect(self, audio_s: float) -> None: ...
+
+    def found(self, audio_s: float) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> WhisperTokenizer:
+    return WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("micro"))))
+
+
+@pytest.fixture
+def pools(tokenizer: WhisperTokenizer) -> PlayedPools:
+    return PlayedPools(tokenizer)
+
+
+SETTINGS: RouterSettings = load_settings(environ={}).router
+PARAMS = TranscriptionParams(model="demo", language="en")
+
+
+async def run(
+    pools: PlayedPools,
+    n: int = 3,
+    params: TranscriptionParams = PARAMS,
+    seconds: float = 30.0,
+    error: Exception | None = None,
+) -> tuple[str, PlayedAudio]:
+    audio = PlayedAudio(n, error)
+    pipeline = TranscriptionPipeline(audio, pools, pools, pools.tokenizer, SETTINGS)  # type: ignore[arg-type]
+    context = RequestContext("r1", Unlimited(), seconds, 1.0, seconds)
+    result = await pipeline.transcribe(Path("none"), params, context)
+    return result.transcript.text, audio
+
+
+async def test_windows_run_side_by_side_and_come_out_in_order(pools: PlayedPools) -> None:
+    text, audio = await run(pools, 20)
+    assert text == " ".join(f"word{n}" for n in range(20))
+    assert 1 < pools.most_running <= SETTINGS.max_windows_in_flight
+    assert audio.closed
+
+
+async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
+    pools.decode_fault = lambda window, nth: KVLostError("gone") if window == 1 and nth < 3 else None
+    text, _ = await run(pools)
+    assert text == "word0 word1 word2"
+    assert pools.encodes == {0: 1, 1: 3, 2: 1}
+
+
+async def test_a_dead_decoder_costs_no_encode(pools: PlayedPools) -> None:
+    """The handle is still good: another decoder pulls the same KV."""
+    pools.decode_fault = lambda window, nth: WorkerGoneError("died") if nth == 1 else None
+    text, _ = await run(pools)
+    assert text == "word0 word1 word2"
+    assert set(pools.encodes.values()) == {1}
+
+
+async def test_a_dead_encoder_is_replaced(pools: PlayedPools) -> None:
+    pools.encode_fault = lambda window, nth: WorkerGoneError("died") if nth == 1 else None
+    text, _ = await run(pools)
+    assert text == "word0 word1 word2"
+
+
+async def test_a_full_pool_is_asked_until_it_has_room(pools: PlayedPools) -> None:
+    """More often than a failing worker would be."""
+    busy = SETTINGS.max_attempts + 2
+    pools.decode_fault = lambda window, nth: OverloadedError("full") if nth <= busy else None
+    text, _ = await run(pools, 1)
+    assert text == "word0"
+
+
+async def test_workers_that_never_work_are_given_up_as_503(pools: PlayedPools) -> None:
+    pools.encode_fault = lambda window, nth: WorkerGoneError("died")
+    with pytest.raises(OverloadedError) as failure:
+        await run(pools, 1)
+    assert failure.value.retry_after_s
+    assert pools.encodes[0] == SETTINGS.max_attempts
+
+
+async def test_a_poisoned_window_ends_its_request_as_a_failure(pools: PlayedPools) -> None:
+    pools.decode_fault = lambda window, nth: SequenceFailedError("nan") if window == 1 else None
+    with pytest.raises(SequenceFailedError):
+        await run(pools)
+
+
+async def test_a_refused_handle_is_never_tried_again(pools: PlayedPools) -> None:
+    pools.decode_fault = lambda window, nth: HandleRefusedError("bad signature")
+    with pytest.raises(HandleRefusedError):
+        await run(pools, 1)
+    assert pools.decodes == {0: 1}
+
+
+async def test_the_deadline_ends_everything(pools: PlayedPools) -> None:
+    pools.decode_fault = lambda window, nth: OverloadedError("full")
+    with pytest.raises(DeadlineExceededError):
+        await run(pools, 1, seconds=0.3)
+
+
+async def test_one_failure_cancels_the_other_windows(pools: PlayedPools) -> None:
+    pools.decode_fault = lambda window, nth: HandleRefusedError("no") if window == 0 else None
+    with pytest.raises(HandleRefusedError):
+        await run(pools, 8)
+    assert pools.running == 0
+
+
+async def test_bad_audio_in_the_middle_is_the_requests_error(pools: PlayedPools) -> None:
+    with pytest.raises(InvalidAudioError):
+        await run(pools, 2, error=InvalidAudioError("truncated"))
+    assert pools.running == 0
+
+
+async def test_an_unknown_language_is_settled_by_the_first_speech(pools: PlayedPools) -> None:
+    """Windows go one by one until one with speech tells the language; the rest use it."""
+    pools.no_speech = lambda window: 0.9 if window == 0 else 0.0
+    text, _ = await run(pools, 5, replace(PARAMS, language=None))
+    assert text == "word1 word2 word3 word4"
+    assert pools.languages == {0: None, 1: None, 2: "de", 3: "de", 4: "de"}
+
+
+async def test_cancelling_the_request_cancels_its_windows(pools: PlayedPools) -> None:
+    task = asyncio.ensure_future(run(pools, 8))
+    while not pools.running:
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert pools.running == 0
+    assert pools.cancelled
