@@ -12,9 +12,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
+SPLITSCRIBE = str(Path(sys.executable).with_name("splitscribe"))
 START_S = 180.0
 
 
@@ -57,7 +59,7 @@ def serving(*flags: str, env: Mapping[str, str] | None = None) -> Iterator[Bench
         log_path = os.path.join(folder, "log")
         with open(log_path, "w") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", "cluster.cli", "serve", "--port", "0", *flags],
+                [SPLITSCRIBE, "serve", "--port", "0", *flags],
                 cwd=folder,
                 env={**os.environ, **(env or {})},
                 stdout=log,

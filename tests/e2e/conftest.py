@@ -18,6 +18,7 @@ import httpx
 import openai
 import pytest
 
+SPLITSCRIBE = str(Path(sys.executable).with_name("splitscribe"))
 START_S = 120.0
 STOP_S = 60.0
 
@@ -69,7 +70,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
 def start_server(folder: Path, *flags: str, env: dict[str, str] | None = None) -> Server:
     """Run `splitscribe serve --port 0 FLAGS` in `folder` until it says that it is ready."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "cluster.cli", "serve", "--port", "0", *flags],
+        [SPLITSCRIBE, "serve", "--port", "0", *flags],
         cwd=folder,
         env={**os.environ, **(env or {})},
         stdout=subprocess.PIPE,
