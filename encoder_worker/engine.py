@@ -75,6 +75,7 @@ class EncoderEngine:
         self._recorder = recorder or silent_recorder(ENCODER_METRICS)
         self._batcher = Batcher(settings.max_batch, settings.batch_wait_ms / 1000)
         self._counts = Counts()
+        self._running: list[QueuedWindow] = []
         self._draining = False
         self._closing = False
         self._failure: str | None = None
@@ -175,6 +176,8 @@ class EncoderEngine:
         except Exception as error:
             logger.exception("the encoder's thread died")
             self._failure = f"the encoder's thread died: {error}"
+            for window in self._running:
+                self._fail(window, WorkerError(self._failure))
             self._fail_queued(WorkerError(self._failure))
 
     def _step(self) -> None:
@@ -183,15 +186,14 @@ class EncoderEngine:
         if not n_ready:
             return
         reserved = self._reserve(n_ready)
-        batch = self._batcher.pop(len(reserved))
+        self._running = batch = self._batcher.pop(len(reserved))
         for surplus in reserved[len(batch) :]:  # windows were cancelled meanwhile
             self._exporter.abandon(surplus)
         if batch:
-            try:
-                self._encode(batch, reserved)
-            finally:
-                self._batcher.finish(batch)
-                self._record_gauges()
+            self._encode(batch, reserved)
+            self._running = []
+            self._batcher.finish(batch)
+            self._record_gauges()
 
     def _reserve(self, n_windows: int) -> list[Pages]:
         """Export pages for as many windows as there is room for, at most `n_windows`."""
@@ -275,6 +277,8 @@ class EncoderEngine:
             self._fail(window, error)
 
     def _fail(self, window: QueuedWindow, error: Exception) -> None:
+        if window.future.done():
+            return
         self._counts.failed += 1
         if window.future.set_running_or_notify_cancel():
             window.future.set_exception(error)

@@ -62,7 +62,7 @@ def assert_close(name: str, ours: torch.Tensor, theirs: torch.Tensor, share: flo
     largest = (ours.float() - theirs).abs().max().item()
     span = (theirs.max() - theirs.min()).item()
     line = (
-        f"{name}: largest difference {largest:.2e}, {largest / span:.1e} of a range of {span:.3g}"
+        f"{name}: differs by at most {largest:.2e}, {largest / span:.1e} of a range of {span:.3g}"
     )
     print(line)
     assert largest <= share * span, line

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from cluster.model.checkpoint import open_checkpoint
 from encoder_worker.cross_kv import CrossKVProjection
 from encoder_worker.model import AudioEncoder
-from tests.checkpoints import SHAPES, cached_checkpoint
+from tests.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
 from tests.reference import assert_close, hf_features, hf_model, make_pcm
 
 FAMILIES = [shape for shape in SHAPES if shape != "micro"]
@@ -60,3 +62,15 @@ def test_bfloat16_stays_near_float32() -> None:
     states = AudioEncoder(checkpoint, torch.bfloat16)(mel)
     assert states.dtype == torch.bfloat16
     assert_close("bfloat16", states, AudioEncoder(checkpoint)(mel), share=0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "layers"), [("tiny", 4), ("base", 6), ("small", 12)])
+@torch.inference_mode()
+def test_the_published_depth_equals_the_reference(tmp_path: Path, shape: str, layers: int) -> None:
+    """Rounding must not grow over the layers."""
+    folder = make_checkpoint(tmp_path, shape, encoder_layers=layers)
+    mel = hf_features(folder, [make_pcm(12.0)])
+    states = AudioEncoder(open_checkpoint(str(folder)))(mel)
+    expected = hf_model(folder).model.encoder(mel).last_hidden_state
+    assert_close(f"{shape}, {layers} layers", states, expected)

@@ -1,0 +1,31 @@
+"""Fixtures of the encoder worker's tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from tests.checkpoints import cached_checkpoint
+from tests.unit.encoder_worker.engine_bench import Bench
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    return open_checkpoint(str(cached_checkpoint()))
+
+
+@pytest.fixture
+def bench(checkpoint: Checkpoint) -> Iterator[Callable[..., Bench]]:
+    """Makes benches, and closes them when the test is over."""
+    made: list[Bench] = []
+
+    def make(**options: Any) -> Bench:
+        made.append(Bench(checkpoint, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

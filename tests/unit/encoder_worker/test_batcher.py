@@ -1,0 +1,193 @@
+"""Which windows go next, and when a batch is closed, on a clock of the test's own."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+
+import numpy as np
+import pytest
+
+from cluster.messages import EncodeRequest
+from encoder_worker.batcher import Batcher, QueuedWindow
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def make_batcher(clock: Clock, max_batch: int = 4, max_per_request: int | None = None) -> Batcher:
+    return Batcher(max_batch, batch_wait_s=0.005, max_per_request=max_per_request, clock=clock)
+
+
+def put(
+    batcher: Batcher,
+    request_id: str,
+    window: int = 0,
+    n_samples: int = 100,
+    remaining_s: float = 60.0,
+) -> QueuedWindow:
+    pcm = np.zeros(n_samples, dtype=np.int16)
+    return batcher.put(EncodeRequest(request_id, window, 0, pcm, remaining_s), Future())
+
+
+def names(windows: list[QueuedWindow]) -> list[str]:
+    return [f"{w.request.request_id}{w.request.window}" for w in windows]
+
+
+def test_an_idle_encoder_starts_at_once(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    assert batcher.ready_in_s() is None
+    put(batcher, "a")
+    assert batcher.ready_in_s() == 0.0
+
+
+def test_after_a_batch_the_next_waits_to_fill_but_not_long(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    put(batcher, "a")
+    batcher.pop(4)
+    put(batcher, "b")
+    assert batcher.ready_in_s() == pytest.approx(0.005)
+    clock.now += 0.003
+    put(batcher, "c")
+    assert batcher.ready_in_s() == pytest.approx(0.002)
+    clock.now += 0.0021
+    assert batcher.ready_in_s() == 0.0
+    assert names(batcher.pop(4)) == ["b0", "c0"]
+
+
+def test_a_full_batch_does_not_wait(clock: Clock) -> None:
+    batcher = make_batcher(clock, max_batch=2)
+    put(batcher, "a")
+    batcher.pop(2)
+    for request in "bcd":
+        put(batcher, request)
+    assert batcher.wait(0.0) == 2
+
+
+def test_an_emptied_queue_is_idle_again(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    put(batcher, "a")
+    batcher.pop(4)
+    window = put(batcher, "b")
+    assert batcher.cancel(window)
+    assert not batcher.cancel(window)
+    assert batcher.ready_in_s() is None
+    put(batcher, "c")
+    assert batcher.ready_in_s() == 0.0
+
+
+def test_a_short_clip_passes_a_long_file(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    for window in range(8):
+        put(batcher, "file", window, n_samples=480_000)
+    put(batcher, "clip", 0, n_samples=32_000)
+    assert names(batcher.pop(1)) == ["clip0"]
+    put(batcher, "second-file", 0, n_samples=480_000)
+    assert names(batcher.pop(3)) == ["file0", "second-file0", "file1"]
+
+
+def test_what_runs_out_of_time_goes_first(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    put(batcher, "late", window=9, n_samples=480_000, remaining_s=40.0)
+    put(batcher, "later", window=9, n_samples=480_000, remaining_s=39.0)
+    put(batcher, "short")
+    assert names(batcher.pop(1)) == ["short0"]
+    put(batcher, "short")
+    clock.now += 31.0  # over three quarters of both late ones' time
+    put(batcher, "new")
+    assert names(batcher.pop(4)) == ["later9", "late9", "short0", "new0"]
+
+
+def test_one_request_takes_no_more_than_its_share_while_others_wait(clock: Clock) -> None:
+    batcher = make_batcher(clock, max_per_request=2)
+    for _ in range(4):
+        put(batcher, "greedy")
+    put(batcher, "modest", window=5)
+    first = batcher.pop(4)
+    # Two of the greedy ones by right, the modest one, and a third because room was left.
+    assert names(first) == ["greedy0", "greedy0", "modest5", "greedy0"]
+    put(batcher, "other", window=7)
+    assert names(batcher.pop(1)) == ["other7"]  # greedy has its share in flight
+    batcher.finish(first)
+    assert names(batcher.pop(4)) == ["greedy0"]
+
+
+def test_room_is_not_left_empty_for_fairness_sake(clock: Clock) -> None:
+    batcher = make_batcher(clock, max_per_request=1)
+    for window in range(3):
+        put(batcher, "a", window)
+    assert names(batcher.pop(4)) == ["a0", "a1", "a2"]
+
+
+def test_expired_windows_come_out_once_and_are_never_popped(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    expired = put(batcher, "a", remaining_s=1.0)
+    put(batcher, "b", remaining_s=9.0)
+    clock.now += 1.0
+    assert names(batcher.pop(4)) == ["b0"]
+    assert batcher.expire() == [expired]
+    assert batcher.expire() == []
+    assert len(batcher) == 0
+
+
+def test_counts(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    put(batcher, "a", n_samples=16_000)
+    put(batcher, "a", n_samples=8_000)
+    assert (len(batcher), batcher.queued_audio_s, batcher.n_in_flight) == (2, 1.5, 0)
+    taken = batcher.pop(4)
+    assert (len(batcher), batcher.queued_audio_s, batcher.n_in_flight) == (0, 0.0, 2)
+    batcher.finish(taken)
+    assert batcher.n_in_flight == 0
+
+
+def test_clear_takes_everything(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    put(batcher, "b")
+    put(batcher, "a")
+    assert names(batcher.clear()) == ["b0", "a0"]
+    assert len(batcher) == 0
+
+
+def test_wait_returns_on_a_window_a_wake_and_the_timeout() -> None:
+    batcher = Batcher(4, batch_wait_s=0.005)
+    assert batcher.wait(0.0) == 0
+    for act, expected in ((lambda: put(batcher, "a"), 1), (batcher.wake, 0)):
+        found: list[int] = []
+        waiter = threading.Thread(target=lambda found=found: found.append(batcher.wait(30.0)))
+        waiter.start()
+        act()
+        waiter.join(30.0)
+        assert found == [expected]
+        batcher.pop(4)
+
+
+def test_many_threads_lose_and_double_nothing() -> None:
+    batcher = Batcher(8, batch_wait_s=0.0)
+    n_threads, n_each = 8, 50
+    producers = [
+        threading.Thread(target=lambda name=name: [put(batcher, name, w) for w in range(n_each)])
+        for name in map(str, range(n_threads))
+    ]
+    for producer in producers:
+        producer.start()
+    taken: list[QueuedWindow] = []
+    while len(taken) < n_threads * n_each:
+        assert batcher.wait(30.0)
+        batch = batcher.pop(8)
+        assert len(batch) <= 8
+        batcher.finish(batch)
+        taken += batch
+    for producer in producers:
+        producer.join()
+    assert len({id(window) for window in taken}) == n_threads * n_each
+    assert batcher.n_in_flight == 0

@@ -1,0 +1,142 @@
+"""The encoder engine: right KV, full batches, and every page accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import wait
+from typing import Any
+
+import pytest
+
+from cluster.errors import DeadlineExceededError
+from cluster.messages import CrossKVHandle
+from cluster.metrics import ENCODER_METRICS, Recorder
+from tests.reference import make_pcm
+from tests.unit.encoder_worker.engine_bench import PATIENCE_S, Bench, until
+
+
+@pytest.mark.parametrize("page_frames", [0, 125])
+def test_each_window_s_kv_is_in_the_pages_of_its_handle(
+    bench: Callable[..., Bench], page_frames: int
+) -> None:
+    b = bench(n_windows=6, page_frames=page_frames)
+    windows = [make_pcm(0.3 + 0.9 * n, seed=n) for n in range(6)]
+    futures = [b.submit(pcm, f"r{n}") for n, pcm in enumerate(windows)]
+    for n, (pcm, future) in enumerate(zip(windows, futures, strict=True)):
+        reply = future.result(PATIENCE_S)
+        handle = reply.handle
+        assert (handle.request_id, handle.window, handle.frames) == (f"r{n}", 0, 1500)
+        assert handle.layout_hash == b.exporter.layout.hash
+        largest = (b.kv(handle) - b.expected_kv(pcm)).abs().max().item()
+        assert largest < 1e-5, f"window {n} differs by {largest}"
+        assert reply.timings.queue_s >= 0
+        assert reply.timings.encode_s > 0
+        assert b.engine.revoke(handle)
+    b.exporter.pool.check_integrity()
+
+
+def test_windows_that_wait_together_are_one_batch(bench: Callable[..., Bench]) -> None:
+    b = bench(n_windows=8, max_batch=3)
+    first = b.hold()
+    rest = [b.submit(make_pcm(0.2), f"r{n}") for n in range(5)]
+    assert b.engine.stats().queued == 5
+    assert b.engine.stats().queued_audio_s == pytest.approx(1.0)
+    b.gate.set()
+    sizes = [future.result(PATIENCE_S).timings.batch_size for future in (first, *rest)]
+    assert sizes == [1, 3, 3, 3, 2, 2]
+    until(lambda: b.engine.stats().running == 0)
+    stats = b.engine.stats()
+    assert (stats.batches, stats.windows, stats.failed) == (3, 6, 0)
+    assert (stats.leases, stats.pages_free, stats.pages_total) == (6, 2, 8)
+
+
+def test_a_full_pool_stops_the_loop_until_a_page_comes_back(bench: Callable[..., Bench]) -> None:
+    b = bench(n_windows=2)
+    futures = [b.submit(make_pcm(0.1), f"r{n}") for n in range(4)]
+    done, waiting = wait(futures, timeout=1.0)
+    until(lambda: b.engine.stats().leases == 2)
+    done, waiting = wait(futures, timeout=0)
+    assert (len(done), len(waiting)) == (2, 2)
+    assert b.engine.stats().queued == 2
+    for future in futures:
+        b.engine.revoke(future.result(PATIENCE_S).handle)
+    b.exporter.pool.check_integrity()
+
+
+def test_a_window_that_finds_no_room_in_time_fails(bench: Callable[..., Bench]) -> None:
+    b = bench(n_windows=1)
+    holder = b.submit(make_pcm(0.1)).result(PATIENCE_S)
+    late = b.submit(make_pcm(0.1), remaining_s=0.1)
+    patient = b.submit(make_pcm(0.1))
+    with pytest.raises(DeadlineExceededError):
+        late.result(PATIENCE_S)
+    assert b.engine.stats().expired == 1
+    b.engine.revoke(holder.handle)
+    b.engine.revoke(patient.result(PATIENCE_S).handle)
+    b.exporter.pool.check_integrity()
+
+
+def test_a_cancelled_window_leaves_the_queue(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    held = b.hold()
+    queued = b.submit(make_pcm(0.1), "queued")
+    assert queued.cancel()
+    assert b.engine.stats().queued == 0
+    b.gate.set()
+    b.engine.revoke(held.result(PATIENCE_S).handle)
+    assert b.engine.drain(PATIENCE_S)
+    assert b.batch_sizes == [1]
+    b.exporter.pool.check_integrity()
+
+
+def test_a_window_cancelled_while_it_is_encoded_gives_its_pages_back(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench()
+    held = b.hold()
+    assert b.engine.stats().running == 1
+    assert held.cancel()
+    b.gate.set()
+    assert b.engine.drain(PATIENCE_S)
+    assert b.engine.stats().leases == 0
+    b.exporter.pool.check_integrity()
+
+
+def test_a_window_cancelled_at_publication_is_revoked(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench()
+    publish = b.exporter.publish
+    cancelled: list[bool] = []
+
+    def publish_late(*args: Any, **options: Any) -> CrossKVHandle:
+        handle = publish(*args, **options)
+        cancelled.append(held.cancel())
+        return handle
+
+    monkeypatch.setattr(b.exporter, "publish", publish_late)
+    held = b.hold()
+    b.gate.set()
+    assert b.engine.drain(PATIENCE_S)
+    assert cancelled == [True]
+    b.exporter.pool.check_integrity()
+
+
+def test_metrics_are_recorded_by_their_names(bench: Callable[..., Bench]) -> None:
+    seen: dict[str, list[float]] = {}
+
+    class Metric:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def set(self, value: float, tags: object = None) -> None:
+            seen.setdefault(self.name, []).append(value)
+
+        observe = set
+
+    b = bench(recorder=Recorder(ENCODER_METRICS, lambda spec: Metric(spec.name)))
+    b.submit(make_pcm(0.1)).result(PATIENCE_S)
+    until(lambda: "splitscribe_export_leases" in seen)
+    assert seen.keys() == {spec.name for spec in ENCODER_METRICS}
+    assert seen["splitscribe_encoder_batch_windows"] == [1]
+    assert seen["splitscribe_export_pages_free"] == [3]

@@ -1,0 +1,165 @@
+"""Failures of the encoder engine stay with their window; nothing hangs, no page is lost."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cluster.errors import (
+    ConfigurationError,
+    InvalidAudioError,
+    SequenceFailedError,
+    WorkerDrainingError,
+    WorkerError,
+)
+from cluster.kv.layout_for import kv_layout
+from cluster.kv.memory import MemoryExporter
+from cluster.messages import CrossKVHandle
+from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.settings import EncoderSettings
+from encoder_worker.engine import EncoderEngine
+from tests.checkpoints import cached_checkpoint
+from tests.reference import make_pcm
+from tests.unit.encoder_worker.engine_bench import PATIENCE_S, Bench, until
+
+
+def test_one_bad_window_fails_alone(bench: Callable[..., Bench]) -> None:
+    b = bench(n_windows=8)
+    held = b.hold()
+    b.poison = 777
+    windows = [make_pcm(0.2, seed=1), make_pcm(1.0)[:777], make_pcm(0.4, seed=2)]
+    good_before, bad, good_after = (b.submit(pcm, f"r{n}") for n, pcm in enumerate(windows))
+    b.gate.set()
+    with pytest.raises(SequenceFailedError, match="this one cannot be"):
+        bad.result(PATIENCE_S)
+    for future, pcm in ((good_before, windows[0]), (good_after, windows[2])):
+        handle = future.result(PATIENCE_S).handle
+        assert (b.kv(handle) - b.expected_kv(pcm)).abs().max() < 1e-5
+        b.engine.revoke(handle)
+    b.engine.revoke(held.result(PATIENCE_S).handle)
+    assert b.batch_sizes == [1, 3, 1, 1, 1]
+    assert b.engine.healthy() is None
+    assert b.engine.drain(PATIENCE_S)
+    b.exporter.pool.check_integrity()
+
+
+def test_a_window_that_cannot_be_published_fails_alone(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench()
+    publish = b.exporter.publish
+
+    def refuse_bad(*args: Any, **options: Any) -> CrossKVHandle:
+        if options["request_id"] == "bad":
+            raise ValueError("no")
+        return publish(*args, **options)
+
+    monkeypatch.setattr(b.exporter, "publish", refuse_bad)
+    bad, good = b.submit(make_pcm(0.1), "bad"), b.submit(make_pcm(0.1), "good")
+    with pytest.raises(SequenceFailedError, match="no"):
+        bad.result(PATIENCE_S)
+    b.engine.revoke(good.result(PATIENCE_S).handle)
+    assert b.engine.drain(PATIENCE_S)
+    b.exporter.pool.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "pcm",
+    [
+        np.zeros(0, dtype=np.int16),
+        np.zeros(480_001, dtype=np.int16),
+        np.zeros(100, dtype=np.float32),
+        np.zeros((2, 100), dtype=np.int16),
+    ],
+)
+def test_samples_of_another_kind_are_refused(
+    bench: Callable[..., Bench], pcm: NDArray[Any]
+) -> None:
+    with pytest.raises(InvalidAudioError, match=r"int16 \[1\.\.480000\]"):
+        bench().submit(pcm)
+
+
+def test_drain_finishes_what_is_queued_and_waits_for_the_leases(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench()
+    futures = [b.hold(), b.submit(make_pcm(0.1), "queued")]
+    assert not b.engine.drain(0.0)
+    with pytest.raises(WorkerDrainingError):
+        b.submit(make_pcm(0.1))
+    b.gate.set()
+    handles = [future.result(PATIENCE_S).handle for future in futures]
+    assert not b.engine.drain(0.05)
+    for handle in handles:
+        b.engine.revoke(handle)
+    assert b.engine.drain(PATIENCE_S)
+
+
+def test_close_fails_what_is_queued_and_stops_the_thread(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    held = b.hold()
+    queued = b.submit(make_pcm(0.1), "queued")
+    closer = threading.Thread(target=b.engine.close)
+    closer.start()
+    until(lambda: b.engine._closing)
+    b.gate.set()
+    closer.join(PATIENCE_S)
+    assert held.result(PATIENCE_S)
+    with pytest.raises(WorkerDrainingError):
+        queued.result(PATIENCE_S)
+    with pytest.raises(WorkerDrainingError):
+        b.submit(make_pcm(0.1))
+    b.engine.close()
+
+
+def test_a_dead_exporter_is_reported_and_hangs_nobody(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench()
+
+    def fail(*args: Any) -> None:
+        raise OSError("memory is gone")
+
+    monkeypatch.setattr(b.exporter, "reserve", fail)
+    with pytest.raises(WorkerError, match="memory is gone"):
+        b.submit(make_pcm(0.1)).result(PATIENCE_S)
+    assert "memory is gone" in (b.engine.healthy() or "")
+    with pytest.raises(WorkerError):
+        b.submit(make_pcm(0.1))
+    assert b.engine.drain(PATIENCE_S)
+
+
+def test_a_foreign_layout_or_a_pool_below_one_window_is_refused(checkpoint: Checkpoint) -> None:
+    settings = EncoderSettings(device="cpu", threads=1)  # type: ignore[call-arg]
+    paged = kv_layout(checkpoint, 125)
+    too_small = MemoryExporter(paged, paged.pages_per_window - 1, cluster_key=b"k" * 32)
+    with pytest.raises(ConfigurationError, match=r"raise encoder.export_windows"):
+        EncoderEngine(checkpoint, too_small, settings)
+    too_small.close()
+    other = open_checkpoint(str(cached_checkpoint("tiny")))
+    foreign = MemoryExporter(kv_layout(checkpoint), 1, cluster_key=b"k" * 32)
+    with pytest.raises(ConfigurationError, match="of another checkpoint"):
+        EncoderEngine(other, foreign, settings)
+    foreign.close()
+
+
+def test_a_death_in_the_middle_of_a_batch_fails_its_windows_too(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench()
+
+    def fail(*args: Any) -> None:
+        raise OSError("no more counting")
+
+    monkeypatch.setattr(b.engine._recorder, "observe", fail)
+    futures = [b.hold(), b.submit(make_pcm(0.1), "queued")]
+    b.gate.set()
+    for future in futures:
+        with pytest.raises(WorkerError, match="no more counting"):
+            future.result(PATIENCE_S)
+    assert "no more counting" in (b.engine.healthy() or "")
