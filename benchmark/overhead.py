@@ -46,7 +46,9 @@ class Sample:
     rate: list[float] = field(default_factory=list)  # requests/s, one value a round
 
 
-async def load(url: str, n_requests: int, in_flight: int) -> list[tuple[float, Mapping[str, float]]]:
+async def load(
+    url: str, n_requests: int, in_flight: int
+) -> list[tuple[float, Mapping[str, float]]]:
     """Send the short recording `n_requests` times; (wall ms, stages in ms) of each."""
     audio = sample_path("short").read_bytes()
     slots = asyncio.Semaphore(in_flight)
@@ -138,7 +140,9 @@ def main() -> None:
     samples = {(mode, n): Sample() for mode in MODES for n in IN_FLIGHT}
     ceiling = {n: bare_ms(args.requests, n) for n in IN_FLIGHT}
     for n, ms in ceiling.items():
-        console.print(f"ceiling: bare uvicorn reads the upload in {ms:.1f} ms (median, {n} in flight)")
+        console.print(
+            f"ceiling: bare uvicorn reads the upload in {ms:.1f} ms (median, {n} in flight)"
+        )
     with ExitStack() as stack:
         servers = {
             mode: stack.enter_context(

@@ -41,7 +41,8 @@ def build_app(settings: Settings, build: str) -> Any:
     """
     from ray import serve
 
-    encoder = serve.deployment(
+    deployment: Any = serve.deployment  # its overloads do not know a class with options
+    encoder = deployment(
         EncoderWorker,
         name="encoder",
         num_replicas=settings.encoder.replicas,
@@ -49,21 +50,20 @@ def build_app(settings: Settings, build: str) -> Any:
         max_ongoing_requests=4 * settings.encoder.max_batch,
         **_replica_options(settings.encoder.device),
     ).bind(settings, build)
-    decoder = serve.deployment(
+    decoder = deployment(
         DecoderWorker,
         name="decoder",
         num_replicas=settings.decoder.replicas,
         max_ongoing_requests=settings.decoder.max_waiting + settings.decoder.max_batch,
         **_replica_options(settings.decoder.device),
     ).bind(settings, build)
-    router = serve.deployment(
+    return deployment(
         serve.ingress()(Router),
         name="router",
         num_replicas=settings.router.replicas,
         max_ongoing_requests=ROUTER_MAX_ONGOING,
         **_replica_options("cpu"),
     ).bind(settings, build, encoder, decoder)
-    return router
 
 
 def _replica_options(device: str) -> dict[str, Any]:

@@ -29,7 +29,9 @@ def check_machine(console: Console) -> int:
         table.add_row("[green]ok[/]" if well else "[red]no[/]", what, finding)
     console.print(table)
     well = all(row[2] for row in rows)
-    console.print("A cluster can run here." if well else "A cluster cannot run here: see 'no' above.")
+    console.print(
+        "A cluster can run here." if well else "A cluster cannot run here: see 'no' above."
+    )
     return 0 if well else 1
 
 
@@ -58,7 +60,9 @@ def _torch() -> list[Row]:
         names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
         return [("device", f"cuda: {names}", True)]
     features = torch.backends.cpu.get_cpu_capability()
-    return [("device", f"cpu ({features}, {torch.get_num_threads()} threads); no CUDA device", True)]
+    return [
+        ("device", f"cpu ({features}, {torch.get_num_threads()} threads); no CUDA device", True)
+    ]
 
 
 def _attention() -> list[Row]:
@@ -96,5 +100,3 @@ def _memory() -> list[Row]:
         return []
     free_gib = pages * size / 2**30
     return [("free memory", f"{free_gib:.1f} GiB (the demo takes about 3)", free_gib > 1.5)]
-
-

@@ -64,7 +64,9 @@ class OutputFormat(StrEnum):
 def serve(
     model: Annotated[
         str | None,
-        typer.Argument(help="'demo' (bundled, the default), a folder, or a Hub id", metavar="MODEL"),
+        typer.Argument(
+            help="'demo' (bundled, the default), a folder, or a Hub id", metavar="MODEL"
+        ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML file with settings")] = None,
     host: Annotated[str | None, typer.Option(help="address to bind [127.0.0.1]")] = None,
@@ -152,7 +154,9 @@ def transcribe(
             prompt=initial_prompt,
             temperature=temperature,
             output_dir=output_dir,
-            formats=("txt", "json") if output_format is OutputFormat.all else (output_format.value,),
+            formats=("txt", "json")
+            if output_format is OutputFormat.all
+            else (output_format.value,),
             verbose=verbose,
             device=device.value,
             threads=threads,

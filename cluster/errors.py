@@ -127,6 +127,7 @@ class DeadlineExceededError(SplitscribeError):
 
     status = 504
     default_code = "deadline_exceeded"
+    should_retry = False  # it took its whole time: two more tries would only triple the load
 
 
 class ConfigurationError(SplitscribeError):

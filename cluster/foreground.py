@@ -38,7 +38,8 @@ def serve_foreground(settings: Settings, ray_address: str | None, console: Conso
         console.print(f"splitscribe: ready at {cluster.url}", style="bold green", markup=False)
         if cluster.dashboard_url:
             console.print(
-                f"  dashboard  {cluster.dashboard_url}  (its token: ray get-auth-token)", markup=False
+                f"  dashboard  {cluster.dashboard_url}  (its token: ray get-auth-token)",
+                markup=False,
             )
         console.print(f"  try        {curl_line(cluster.url, settings)}", markup=False)
         stop.wait()

@@ -38,7 +38,7 @@ ENVIRONMENT = {
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
     # Replicas are drained by our own rule; this one waits for load balancers that are not there.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
-    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # a killed worker's last lines are the ones wanted
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # a killed worker's last lines are wanted
     "OMP_WAIT_POLICY": "PASSIVE",  # both roles may use every core; only one works at a time
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -191,7 +191,7 @@ def _telling_progress(say: Say) -> Iterator[None]:
         while not done.wait(0.5):
             try:
                 application = serve.status().applications.get(APP_NAME)
-            except Exception:  # noqa: S112  the controller is busy; the next look will tell
+            except Exception:
                 continue
             line = _replicas_line(application.deployments if application else {})
             if line and line != last:
@@ -227,7 +227,7 @@ def _stop(own_ray: bool) -> None:
             else:
                 serve.delete(APP_NAME)
         finally:
-            ray.shutdown()
+            ray.shutdown()  # type: ignore[no-untyped-call]
 
 
 @contextmanager

@@ -90,7 +90,7 @@ def serve_recorder(specs: tuple[MetricSpec, ...]) -> Recorder:
     from ray.serve import metrics as serve_metrics
 
     def make(spec: MetricSpec) -> Any:
-        common = {"description": spec.help, "tag_keys": spec.tags or None}
+        common: dict[str, Any] = {"description": spec.help, "tag_keys": spec.tags or None}
         if spec.kind == "counter":
             return serve_metrics.Counter(spec.name, **common)
         if spec.kind == "gauge":

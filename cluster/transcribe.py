@@ -127,7 +127,7 @@ async def _in_process(job: Job) -> AsyncIterator[Transcriber]:
     async with local_pipeline(settings) as pipeline:
 
         async def transcribe_one(file: Path, on_progress: OnProgress) -> Answer:
-            file.stat()  # an OSError with the file's name, before any work
+            await asyncio.to_thread(file.stat)  # an OSError with its name, before any work
             context = RequestContext(
                 request_id=file.name,
                 ledger=_Unlimited(),
@@ -179,7 +179,8 @@ async def _through_server(job: Job) -> AsyncIterator[Transcriber]:
             raise InvalidRequestError(error.message) from error
         except openai.APIConnectionError as error:
             raise InvalidRequestError(f"no server answers at {base}: {error}") from error
-        return answer.model_dump()
+        fields: Answer = answer.model_dump()
+        return fields
 
     async with client:
         yield transcribe_one

@@ -50,7 +50,9 @@ class EncoderWorker:
         self._reporting = asyncio.get_running_loop().create_task(
             report_gauges(recorder, self._gauges)
         )
-        logger.info("ready: %s on %s, KV by %s", self._model, self._device, self._exporter.transport)
+        logger.info(
+            "ready: %s on %s, KV by %s", self._model, self._device, self._exporter.transport
+        )
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         """Encode one window; cancelling the call takes it out of the queue."""

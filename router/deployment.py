@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 class Router:
     """Serve deployment class of the HTTP front."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, settings: Settings, build: str, encoders: Any, decoders: Any
     ) -> None:
         _, recorder = start_replica("router", settings, build, ROUTER_METRICS)
@@ -51,10 +51,8 @@ class Router:
         self._model = ServedModel(names=names, languages=tokenizer.languages)
         logger.info("ready: model %s as %s", checkpoint.name, ", ".join(names))
 
-    def __serve_build_asgi_app__(self) -> FastAPI:  # noqa: N807
-        return create_app(
-            self._pipeline, self._settings.router, self._model, echo_request_id=False
-        )
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return create_app(self._pipeline, self._settings.router, self._model, echo_request_id=False)
 
     async def __del__(self) -> None:
         if hasattr(self, "_audio"):

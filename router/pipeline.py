@@ -117,9 +117,7 @@ class TranscriptionPipeline:
 
     async def health(self) -> HealthReport:
         """See `router.seams.Pipeline.health`."""
-        encoders, decoders = await asyncio.gather(
-            self._encoders.status(), self._decoders.status()
-        )
+        encoders, decoders = await asyncio.gather(self._encoders.status(), self._decoders.status())
         pools = {
             "encoder": PoolHealth(any(w.healthy for w in encoders), len(encoders), tuple(encoders)),
             "decoder": PoolHealth(any(w.healthy for w in decoders), len(decoders), tuple(decoders)),
@@ -174,7 +172,12 @@ class TranscriptionPipeline:
                 ) from error
             except OverloadedError:
                 self._note_retry(run, window, "full")
-            except (KVLostError, SequenceFailedError, WorkerGoneError, WorkerDrainingError) as error:
+            except (
+                KVLostError,
+                SequenceFailedError,
+                WorkerGoneError,
+                WorkerDrainingError,
+            ) as error:
                 failures += 1
                 if isinstance(error, KVLostError | SequenceFailedError):
                     handle = None  # encode again
@@ -265,7 +268,9 @@ def _given_up(error: WorkerError, failures: int) -> SplitscribeError:
     """What the client is told after the last attempt."""
     if isinstance(error, SequenceFailedError):
         return error
-    return OverloadedError(f"no worker could finish a window in {failures} tries: {error}", retry_after_s=2.0)
+    return OverloadedError(
+        f"no worker could finish a window in {failures} tries: {error}", retry_after_s=2.0
+    )
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

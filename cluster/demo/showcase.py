@@ -53,7 +53,10 @@ def run_demo(encoders: int, decoders: int, out: Console, err: Console) -> None:
     err.print(f"[dim]{time.monotonic() - started:5.1f} s[/]  done; next: splitscribe serve")
 
 
-def _transcribe(client: Any, name: str, out: Console) -> tuple[str, float, float, Mapping[str, float]]:
+Row = tuple[str, float, float, Mapping[str, float]]  # recording, audio s, wall s, stages in ms
+
+
+def _transcribe(client: Any, name: str, out: Console) -> Row:
     began = time.monotonic()
     with sample_path(name).open("rb") as file:
         raw = client.audio.transcriptions.with_raw_response.create(
@@ -64,8 +67,9 @@ def _transcribe(client: Any, name: str, out: Console) -> tuple[str, float, float
     out.print(f"\n[bold]{sample_path(name).name}[/]  {answer.duration:.1f} s of audio")
     for segment in answer.segments or []:
         out.print(f"  [dim]{segment.start:6.2f} - {segment.end:6.2f}[/]  {segment.text.strip()}")
-    spoken, heard = _words(sample_text(name)), _words(answer.text)
-    verdict = "[green]as spoken[/]" if spoken == heard else f"[yellow]spoken:[/] {sample_text(name)}"
+    spoken = sample_text(name)
+    same = _words(spoken) == _words(answer.text)
+    verdict = "[green]as spoken[/]" if same else f"[yellow]spoken:[/] {spoken}"
     out.print(f"  {verdict}")
     return name, answer.duration, wall_s, parse_server_timing(raw.headers.get("server-timing", ""))
 
@@ -82,7 +86,7 @@ def parse_server_timing(header: str) -> dict[str, float]:
     return stages
 
 
-def _timing_table(rows: list[tuple[str, float, float, Mapping[str, float]]]) -> Table:
+def _timing_table(rows: list[Row]) -> Table:
     table = Table(title="where the time went, in ms (stages are summed over windows that overlap)")
     table.add_column("recording")
     for stage in (*STAGES, "total wall", "x real time"):

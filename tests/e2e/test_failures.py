@@ -48,7 +48,9 @@ def test_a_killed_worker_costs_no_request(doomed: Server, role: str) -> None:
 
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         loads = [pool.submit(load) for _ in range(4)]
-        wait_until(lambda: any(w["running"] or w["queued"] for w in doomed.workers(role)), 30, "load")
+        wait_until(
+            lambda: any(w["running"] or w["queued"] for w in doomed.workers(role)), 30, "load"
+        )
         victim = doomed.pid(role)
         os.kill(victim, signal.SIGKILL)
         killed.set()
@@ -80,7 +82,9 @@ def test_a_killed_router_frees_every_page(doomed: Server) -> None:
         ]
         wait_until(lambda: any(w["running"] for w in doomed.workers("decoder")), 30, "load")
         routers = [
-            p for p in psutil.process_iter(["cmdline"]) if "ServeReplica:splitscribe:router" in " ".join(p.info["cmdline"] or [])
+            p
+            for p in psutil.process_iter(["cmdline"])
+            if "ServeReplica:splitscribe:router" in " ".join(p.info["cmdline"] or [])
         ]
         assert routers
         for router in routers:

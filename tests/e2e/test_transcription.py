@@ -104,7 +104,14 @@ def test_garbage_changes_nothing(server: Server) -> None:
     client = server.client(max_retries=0)
     before = client.audio.transcriptions.create(model="whisper-1", file=sample_path("short")).text
     flac = sample_path("medium").read_bytes()
-    for content in (b"", b"hello", b"\x00" * 4096, flac[: len(flac) // 2], flac[100:], b"RIFF" * 99):
+    for content in (
+        b"",
+        b"hello",
+        b"\x00" * 4096,
+        flac[: len(flac) // 2],
+        flac[100:],
+        b"RIFF" * 99,
+    ):
         with pytest.raises(openai.APIStatusError) as failure:
             client.audio.transcriptions.create(model="whisper-1", file=("a.flac", content))
         assert 400 <= failure.value.status_code < 500, content[:8]

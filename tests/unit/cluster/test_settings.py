@@ -49,7 +49,7 @@ def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
 
 
 def test_an_unknown_variable_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="router.prot"):
+    with pytest.raises(ConfigurationError, match=r"router\.prot"):
         load_settings(environ={"SPLITSCRIBE_ROUTER__PROT": "1"})
 
 

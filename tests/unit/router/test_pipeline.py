@@ -101,6 +101,7 @@ class PlayedPools:
         self.running = 0
         self.most_running = 0
         self.cancelled = 0
+        self.started = asyncio.Event()
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         nth = self.encodes[request.window] = self.encodes.get(request.window, 0) + 1
@@ -116,6 +117,7 @@ class PlayedPools:
         nth = self.decodes[request.window] = self.decodes.get(request.window, 0) + 1
         self.languages[request.window] = request.options.language
         self.running += 1
+        self.started.set()
         self.most_running = max(self.most_running, self.running)
         try:
             await asyncio.sleep(0.01)
@@ -129,7 +131,7 @@ class PlayedPools:
         begin = self.tokenizer.special.timestamp_begin
         text = self.tokenizer.encode(f" word{request.window}")
         return DecodeResult(
-            request.request_id, request.window, (begin, *text, begin + 50), (0.0,) * (len(text) + 2),
+            request.request_id, request.window, (begin, *text, begin + 50), (0.0,) * len(text),
             -2.0 if self.no_speech(request.window) > 0.6 else -0.1,
             self.no_speech(request.window), request.options.language or "de", 0.0, "stop",
             DecodeTimings(0.01, 0.01, 100, "memory", 0.01, 0.01, 3),
@@ -181,7 +183,9 @@ async def test_windows_run_side_by_side_and_come_out_in_order(pools: PlayedPools
 
 
 async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
-    pools.decode_fault = lambda window, nth: KVLostError("gone") if window == 1 and nth < 3 else None
+    pools.decode_fault = lambda window, nth: (
+        KVLostError("gone") if window == 1 and nth < 3 else None
+    )
     text, _ = await run(pools)
     assert text == "word0 word1 word2"
     assert pools.encodes == {0: 1, 1: 3, 2: 1}
@@ -259,8 +263,7 @@ async def test_an_unknown_language_is_settled_by_the_first_speech(pools: PlayedP
 
 async def test_cancelling_the_request_cancels_its_windows(pools: PlayedPools) -> None:
     task = asyncio.ensure_future(run(pools, 8))
-    while not pools.running:
-        await asyncio.sleep(0)
+    await pools.started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
