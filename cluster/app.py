@@ -29,6 +29,7 @@ from router.pipeline import TranscriptionPipeline
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
 DRAIN_S = 60.0  # above the longest decode of a window, so that none is cut
+DEEPEST_BATCH = 16  # of any encoder whose batch follows its device
 ROUTER_MAX_ONGOING = 1024  # admission is by audio-seconds, in the router
 
 
@@ -47,7 +48,7 @@ def build_app(settings: Settings, build: str) -> Any:
         name="encoder",
         num_replicas=settings.encoder.replicas,
         # Windows queue inside the replica by deadline, so Serve's own queue must stay shallow.
-        max_ongoing_requests=4 * settings.encoder.max_batch,
+        max_ongoing_requests=4 * (settings.encoder.max_batch or DEEPEST_BATCH),
         **_replica_options(settings.encoder.device),
     ).bind(settings, build)
     decoder = deployment(

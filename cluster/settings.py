@@ -58,7 +58,7 @@ class EncoderSettings(_Frozen):
     replicas: int = Field(1, ge=1, description="encoder workers")
     device: Device = "auto"
     dtype: DType = "auto"
-    max_batch: int = Field(8, ge=1, description="windows in one encoder batch")
+    max_batch: int = Field(0, ge=0, description="windows in one encoder batch; 0: by device")
     batch_wait_ms: float = Field(5.0, ge=0, description="longest wait for a batch to fill")
     export_windows: int = Field(16, ge=1, description="windows the export pool holds")
     threads: int = Field(0, ge=0, description="torch threads; 0 takes every core")

@@ -57,7 +57,7 @@ class EncoderWorker:
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         """Encode one window; cancelling the call takes it out of the queue."""
         with request_scope(request.request_id):
-            reply = await asyncio.wrap_future(self._engine.submit(request))
+            reply = await self._reply(request)
             logger.info(
                 "window %d encoded: %.1f s of audio, batch of %d, %.0f ms in queue, %.0f ms",
                 request.window,
@@ -67,6 +67,16 @@ class EncoderWorker:
                 1000 * reply.timings.encode_s,
             )
             return reply
+
+    async def _reply(self, request: EncodeRequest) -> EncodeReply:
+        future = self._engine.submit(request)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            # The reply may have come in the same moment: nobody will read those pages.
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._engine.revoke(future.result().handle)
+            raise
 
     async def status(self) -> WorkerStatus:
         stats = self._engine.stats()

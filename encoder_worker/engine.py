@@ -9,6 +9,7 @@ Serve, no HTTP and no decoder.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from concurrent.futures import Future
@@ -45,7 +46,17 @@ IDLE_WAIT_S = 0.25  # how long the loop sleeps with an empty queue; a new window
 PAGE_WAIT_S = 0.05  # how long it waits for pages before it looks for expired windows again
 DRAIN_POLL_S = 0.02
 
+GPU_BATCH = 8  # windows; large-v3 is near its compute bound from two on
+CORES_PER_WINDOW = 8  # on a CPU a batch has no more throughput than its windows one by one
+
 Pages = tuple[int, ...]
+
+
+def auto_batch(device: str) -> int:
+    """Windows in a batch where the settings leave it open."""
+    if device != "cpu":
+        return GPU_BATCH
+    return max(1, (os.cpu_count() or 1) // CORES_PER_WINDOW)
 
 
 class EncoderEngine:
@@ -73,7 +84,8 @@ class EncoderEngine:
         self._exporter = exporter
         self._threads = settings.threads
         self._recorder = recorder or silent_recorder(ENCODER_METRICS)
-        self._batcher = Batcher(settings.max_batch, settings.batch_wait_ms / 1000)
+        max_batch = settings.max_batch or auto_batch(self.device)
+        self._batcher = Batcher(max_batch, settings.batch_wait_ms / 1000)
         self._counts = Counts()
         self._running: list[QueuedWindow] = []
         self._draining = False

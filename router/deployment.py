@@ -35,7 +35,7 @@ class Router:
     ) -> None:
         _, recorder = start_replica("router", settings, build, ROUTER_METRICS)
         self._settings = settings
-        checkpoint = await asyncio.to_thread(open_checkpoint, settings.model)
+        checkpoint = await asyncio.to_thread(open_checkpoint, settings.model, weights=False)
         tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
         self._audio = AudioPool(settings.router)
         await self._audio.start()
