@@ -223,11 +223,11 @@ def _stop(own_ray: bool) -> None:
     with _silenced():  # Ray tells of every actor that it ends
         try:
             if own_ray:
-                serve.shutdown()
+                serve.shutdown()  # type: ignore[no-untyped-call]
             else:
                 serve.delete(APP_NAME)
         finally:
-            ray.shutdown()  # type: ignore[no-untyped-call]
+            ray.shutdown()
 
 
 @contextmanager
