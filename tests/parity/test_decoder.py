@@ -1,0 +1,260 @@
+"""Decoder logits and greedy tokens equal Hugging Face's for every shape family, in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.generation.logits_process import (
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+    WhisperTimeStampLogitsProcessor,
+)
+from transformers.modeling_outputs import BaseModelOutput
+
+from cluster.kv.layout_for import kv_layout
+from cluster.kv.pool import PagePool
+from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from decoder_worker.attention.base import AttentionBackend
+from decoder_worker.model import TextDecoder
+from decoder_worker.model_runner import ModelRunner, self_kv_layout
+from decoder_worker.sequence import DecodeSequence, PromptBuilder
+from tests.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
+from tests.reference import assert_close, hf_features, hf_model, make_pcm
+from tests.unit.decoder_worker.engines import ANSWER_S, make_stand, wait_until, write_window
+
+# large-v2's decoder is large-v3's with one language fewer.
+FAMILIES = [
+    pytest.param(shape, marks=pytest.mark.slow) if shape == "large-v2" else shape
+    for shape in SHAPES
+    if shape != "micro"
+]
+N_TOKENS = 64
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads of OpenMP that wait for each other on a busy machine take ten times as long."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+class RecordingDecoder:
+    """A TextDecoder that keeps the logits it gave."""
+
+    def __init__(self, model: TextDecoder) -> None:
+        self._model = model
+        self.given: list[Tensor] = []
+
+    def __call__(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
+        return self._model(tokens, positions, attention)
+
+    def logits(self, states: Tensor) -> Tensor:
+        logits = self._model.logits(states)
+        self.given.append(logits.clone())
+        return logits
+
+
+class Bench:
+    """A runner with pages and slots for a few sequences, and windows of random encoder states."""
+
+    def __init__(self, folder: Path, n_slots: int) -> None:
+        checkpoint = open_checkpoint(str(folder))
+        self.dims = checkpoint.dims
+        self.tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
+        self.prompts = PromptBuilder(self.tokenizer, checkpoint.dims)
+        self._cross = PagePool(kv_layout(checkpoint), n_slots)
+        own = PagePool(self_kv_layout(checkpoint, "float32"), n_slots)
+        self.runner = ModelRunner(checkpoint, self.tokenizer, self._cross, own, n_slots)
+        self.recorder = RecordingDecoder(self.runner.model)
+        self.runner.model = self.recorder  # type: ignore[assignment]
+
+    def sequence(self, slot: int, options: DecodeOptions, kv: Tensor) -> DecodeSequence:
+        """kv [n_frames, layer, 2, head, head_dim]."""
+        write_window(self._cross.tensor, (slot,), kv)
+        handle = CrossKVHandle("r", slot, 0, "agent", b"", "", (), 0, 0, 0, 0, "lease", 1.0)
+        sequence = DecodeSequence(
+            DecodeRequest("r", slot, 0, handle, options, 1.0),
+            Future(),
+            arrived=0.0,
+            deadline=1.0,
+            n_new_max=N_TOKENS,
+            language=options.language,
+            slot=slot,
+            self_pages=(slot,),
+            cross_pages=(slot,),
+        )
+        if options.language is not None:
+            sequence.prompt = self.prompts.prompt(options, options.language)
+        return sequence
+
+
+def random_states(dims: Any, seed: int) -> Tensor:
+    """What an encoder may give: [1, n_audio_ctx, n_audio_state]."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(1, dims.n_audio_ctx, dims.n_audio_state, generator=generator)
+
+
+def cross_kv(model: Any, states: Tensor) -> Tensor:
+    """The reference's own projections: [n_frames, layer, 2, head, head_dim]."""
+    layers = [layer.encoder_attn for layer in model.model.decoder.layers]
+    kv = torch.stack(
+        [torch.stack((a.k_proj(states[0]), a.v_proj(states[0])), dim=1) for a in layers], dim=1
+    )
+    return kv.unflatten(-1, (layers[0].num_heads, -1))
+
+
+def hf_logits(model: Any, states: Tensor, tokens: list[int]) -> Tensor:
+    """The reference's logits after each of `tokens`: [len(tokens), n_vocab]."""
+    output = model(encoder_outputs=(states,), decoder_input_ids=torch.tensor([tokens]))
+    return output.logits[0]
+
+
+def hf_choice(model: Any, options: DecodeOptions, prompt: list[int]) -> Any:
+    """The reference's greedy choice under its own processors: (logits, tokens so far) -> id."""
+    config = model.generation_config
+    rules: list[Any] = [
+        SuppressTokensLogitsProcessor(config.suppress_tokens),
+        SuppressTokensAtBeginLogitsProcessor(config.begin_suppress_tokens, len(prompt)),
+    ]
+    if options.timestamps:
+        rules.append(WhisperTimeStampLogitsProcessor(config, begin_index=len(prompt)))
+
+    def choose(logits: Tensor, tokens: list[int]) -> int:
+        ids, scores = torch.tensor([tokens]), logits[None]
+        for rule in rules:
+            scores = rule(ids, scores)
+        return int(scores.argmax())
+
+    return choose
+
+
+@pytest.mark.parametrize("shape", FAMILIES)
+def test_logits_and_greedy_tokens_equal_the_reference(shape: str) -> None:
+    compare(shape, cached_checkpoint(shape))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("shape", "layers"), [("tiny", 4), ("base", 6), ("small", 12)])
+def test_the_published_depth_equals_the_reference(tmp_path: Path, shape: str, layers: int) -> None:
+    """Rounding must not grow over the layers."""
+    compare(shape, make_checkpoint(tmp_path, shape, encoder_layers=1, decoder_layers=layers))
+
+
+@torch.inference_mode()
+def compare(shape: str, folder: Path) -> None:
+    """Two sequences of unlike prompts in one batch, each against the reference alone.
+
+    The reference sees our tokens and must choose, at every step, the token that follows.
+    """
+    model = hf_model(folder)
+    bench = Bench(folder, n_slots=2)
+    options = [
+        DecodeOptions(language="en"),
+        DecodeOptions(language="en", timestamps=False, prompt_tokens=tuple(range(300, 330))),
+    ]
+    states = [random_states(bench.dims, seed) for seed in range(2)]
+    sequences = [
+        bench.sequence(slot, chosen, cross_kv(model, states[slot]))
+        for slot, chosen in enumerate(options)
+    ]
+    no_speech = []
+    for step in range(N_TOKENS):
+        run = bench.runner.decode if step else bench.runner.prefill
+        for sequence, output in zip(sequences, run(sequences), strict=True):
+            sequence.tokens.append(output.token)
+            if not step:
+                no_speech.append(output.no_speech_prob)
+    ours = torch.stack(bench.recorder.given[1:])  # [step, sequence, n_vocab]; first those at SOT
+    for slot, sequence in enumerate(sequences):
+        prompt = list(sequence.prompt.tokens)
+        theirs = hf_logits(model, states[slot], prompt + sequence.tokens[:-1])
+        every = theirs[len(prompt) - 1 :]
+        assert_close(f"{shape} logits, sequence {slot}", ours[:, slot], every)
+        choose = hf_choice(model, options[slot], prompt)
+        for step, token in enumerate(sequence.tokens):
+            assert choose(every[step], prompt + sequence.tokens[:step]) == token, f"step {step}"
+        at_sot = theirs[sequence.prompt.sot].softmax(-1)[bench.tokenizer.special.no_speech]
+        assert no_speech[slot] == pytest.approx(at_sot.item(), rel=1e-3)
+
+
+@pytest.mark.parametrize("shape", ["tiny", "large-v3"])
+@torch.inference_mode()
+def test_the_language_is_the_one_that_the_reference_detects(shape: str) -> None:
+    folder = cached_checkpoint(shape)
+    model = hf_model(folder)
+    bench = Bench(folder, n_slots=4)
+    states = [random_states(bench.dims, seed) for seed in range(4)]
+    options = DecodeOptions(prompt_tokens=(5, 6, 7))  # no part of the detection
+    sequences = [
+        bench.sequence(slot, options, cross_kv(model, own)) for slot, own in enumerate(states)
+    ]
+    found = [output.token for output in bench.runner.detect_language(sequences)]
+    expected = [
+        model.detect_language(encoder_outputs=BaseModelOutput(own)).item() for own in states
+    ]
+    assert found == expected
+
+
+@pytest.mark.parametrize("timestamps", [False, True])
+@torch.no_grad()
+def test_the_engine_gives_the_text_that_the_reference_generates(timestamps: bool) -> None:
+    """From the same features to the same tokens, through hand-off, scheduler and rules."""
+    folder = cached_checkpoint("tiny")
+    model = hf_model(folder)
+    mel = hf_features(folder, [make_pcm(5.0)])
+    generated = model.generate(
+        mel,
+        language="en",
+        task="transcribe",
+        return_timestamps=timestamps,
+        max_new_tokens=N_TOKENS,
+        do_sample=False,
+        num_beams=1,
+        return_dict_in_generate=True,
+        force_unique_generate_call=True,
+    ).sequences[0]
+    kv = cross_kv(model, model.model.encoder(mel).last_hidden_state)
+    with make_stand(folder, max_batch=1, kv_windows=1, export_windows=1) as stand:
+        request = stand.request(
+            handle=stand.publish(0, kv), timestamps=timestamps, max_new_tokens=N_TOKENS
+        )
+        result = stand.engine.submit(request).result(ANSWER_S)
+    assert len(result.tokens) == N_TOKENS
+    assert list(result.tokens) == generated[-N_TOKENS:].tolist()
+
+
+def test_late_arrivals_and_mixed_progress_give_the_tokens_of_single_sequences() -> None:
+    """At a true width: sequences join while others are in the middle of their text."""
+    requests: list[dict[str, Any]] = [
+        {"seed": 0, "max_new_tokens": 60},
+        {"seed": 1, "language": None, "max_new_tokens": 20},
+        {"seed": 2, "timestamps": False, "max_new_tokens": 40, "prompt_tokens": tuple(range(50))},
+        {"seed": 3, "temperature": 0.8, "max_new_tokens": 30},
+        {"seed": 4, "max_new_tokens": 5},
+    ]
+    with make_stand(cached_checkpoint("tiny")) as stand:
+        singles = [
+            stand.engine.submit(stand.request(**options)).result(ANSWER_S) for options in requests
+        ]
+        futures = []
+        for options in requests:
+            futures.append(stand.engine.submit(stand.request(**options)))
+            before = stand.engine.stats().steps
+            wait_until(
+                lambda before=before: stand.engine.stats().steps > before + 3, "no step was made"
+            )
+        for single, future in zip(singles, futures, strict=True):
+            together = future.result(ANSWER_S)
+            assert together.tokens == single.tokens
+            assert together.language == single.language
+        stand.assert_all_returned()
