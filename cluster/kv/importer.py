@@ -183,8 +183,10 @@ class Importer:
         finally:
             with self._submit_lock:
                 self._closed = True
-            self._reader.close()
-            self._refuse_rest()
+            try:
+                self._reader.close()
+            finally:
+                self._refuse_rest()
 
     def _loop(self) -> None:
         while True:

@@ -1,19 +1,16 @@
-"""The importer's thread: posts reads on the wire, polls them, renews leases, watches peers.
+"""The importer's thread: posts reads on the wire, polls them, and sees each fetch to its end.
 
 Everything here runs on the one thread that owns the wire, and nothing waits for a peer, so a slow
 or frozen one holds up nobody else. What it keeps to: a lease is released by the notification of
 its counter's read, so never before the counter was read; pages of a read that timed out stay in
-quarantine until that read ends; a peer is removed only with nothing of it in flight.
+quarantine until that read ends.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
-from typing import TypeVar
 
 import numpy as np
 
@@ -25,19 +22,17 @@ from cluster.errors import (
     WorkerError,
 )
 from cluster.kv.leases import COUNTER_BYTES
+from cluster.kv.peers import Peers
 from cluster.kv.pool import PagePool
 from cluster.kv.reads import Fetch, Ledger, Peer, Read
 from cluster.kv.transfer import FetchStats
-from cluster.kv.wire import Wire, release_message, renewal_messages, spans
+from cluster.kv.wire import Wire, release_message, spans
 from cluster.messages import CrossKVHandle
-
-_T = TypeVar("_T")
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.0005  # between looks at reads in flight
 OVERDUE_POLL_S = 0.01  # the same when all of them are overdue
-IDLE_PEER_S = 600.0  # a peer that was not used for so long is forgotten
 CLOSE_GRACE_S = 1.0  # how long close waits for reads in flight
 
 
@@ -51,11 +46,11 @@ class Reader:
         self._wire = wire
         self._ledger = ledger
         self._fetch_timeout_s = fetch_timeout_s
-        self._renew_s = renew_s
         # Where counters land, by the first page of the fetch; the last is for warming reads.
         self._landing = np.zeros(pool.n_pages + 1, dtype=np.uint64)
-        self._peers: dict[str, Peer] = {}
+        self._peers = Peers(wire, ledger, renew_s)
         self._reads: list[Read] = []
+        self._fetches: set[Fetch] = set()  # whose futures are not resolved yet
         self._closed = False
 
     def open(self) -> None:
@@ -73,6 +68,7 @@ class Reader:
     def start(self, fetch: Fetch) -> None:
         """Post the payload's read."""
         fetch.posted = time.monotonic()
+        self._fetches.add(fetch)
         try:
             if self._closed:
                 raise WorkerDrainingError("the KV importer is closed")
@@ -81,7 +77,7 @@ class Reader:
                 raise PeerLostError(f"encoder {peer.agent} does not answer")
             local = [self._pool.address(page) for page in fetch.pages]
             payload = spans(local, fetch.handle.addresses, self._pool.page_bytes)
-            token = self._ask(peer, partial(self._wire.read_pages, peer.agent, payload))
+            token = self._peers.ask(peer, partial(self._wire.read_pages, peer.agent, payload))
         except WorkerError as error:
             self._fail(fetch, error)
         else:
@@ -89,57 +85,43 @@ class Reader:
 
     def release(self, handle: CrossKVHandle) -> None:
         """Tell the exporter that a handle is not wanted any more."""
-        peer = self._peers.get(handle.agent)
-        if peer is not None and not peer.lost:
-            self._notify(peer, release_message(handle.lease))
+        self._peers.release(handle.agent, handle.lease)
 
     def step(self) -> None:
         """Poll what is in flight, and renew what is due."""
         now = time.monotonic()
         for read in tuple(self._reads):
             self._poll(read, now)
-        for peer in tuple(self._peers.values()):
-            if now >= peer.next_renewal:
-                peer.next_renewal = now + self._renew_s
-                self._renew(peer)
+        self._peers.renew(now)
 
     def wait_s(self) -> float | None:
         """How long the thread may wait for a command before the next step; None: for ever."""
         if self._reads:
             return OVERDUE_POLL_S if all(read.overdue for read in self._reads) else POLL_S
-        agents = self._ledger.agents()
-        due = [peer.next_renewal for peer in self._peers.values() if peer.agent in agents]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        return self._peers.next_renewal_s()
 
     def close(self) -> None:
         """Release every lease, give reads in flight a moment, then end them with the wire."""
         self._closed = True
         try:
-            self._release_all(waiting_only=True)
+            self._peers.release_all(waiting_only=True)
             deadline = time.monotonic() + CLOSE_GRACE_S
             while self._reads and time.monotonic() < deadline:
                 for read in tuple(self._reads):
                     self._poll(read, time.monotonic())
                 time.sleep(POLL_S)
-            self._release_all(waiting_only=False)
+            self._peers.release_all(waiting_only=False)
         finally:
             self._peers.clear()
             self._wire.close()
             for read in tuple(self._reads):  # nothing writes any more
                 self._end(read)
-                if read.fetch is not None and not read.overdue:
-                    self._fail(read.fetch, WorkerDrainingError("the KV importer was closed"))
-
-    def _release_all(self, waiting_only: bool) -> None:
-        for peer in tuple(self._peers.values()):
-            for lease in self._ledger.leases_of(peer.agent, waiting_only):
-                self._ledger.let_go(lease)
-                if not peer.lost:
-                    self._notify(peer, release_message(lease))
+            for fetch in tuple(self._fetches):
+                self._fail(fetch, WorkerDrainingError("the KV importer was closed"))
 
     def _poll(self, read: Read, now: float) -> None:
         try:
-            done = self._ask(read.peer, partial(self._wire.poll, read.token))
+            done = self._peers.ask(read.peer, partial(self._wire.poll, read.token))
         except WorkerError as error:
             self._end(read)
             if read.fetch is not None and not read.overdue:
@@ -169,7 +151,7 @@ class Reader:
         here, there = self._landing_address(slot), handle.counter_address
         post = partial(self._wire.read_counter, peer.agent, here, there, message)
         try:
-            token = self._ask(peer, post)
+            token = self._peers.ask(peer, post)
         except WorkerError as error:
             self._fail(fetch, error)
         else:
@@ -188,6 +170,7 @@ class Reader:
             return
         n_bytes = len(fetch.pages) * self._pool.page_bytes
         seconds = time.monotonic() - fetch.posted
+        self._fetches.discard(fetch)
         fetch.future.set_result(FetchStats(n_bytes, seconds, self._wire.transport))
 
     def _give_up(self, read: Read) -> None:
@@ -223,70 +206,27 @@ class Reader:
                 self._ledger.suspect(peer.agent, False)
             if read.fetch is not None:
                 self._pool.lift(read.fetch.pages)
-        self._remove_if_lost(peer)
+        self._peers.remove_if_lost(peer)
 
     def _fail(self, fetch: Fetch, error: WorkerError) -> None:
         if self._ledger.let_go(fetch.handle.lease):
             self.release(fetch.handle)
+        self._fetches.discard(fetch)
         fetch.future.set_exception(error)
 
     def _peer_of(self, handle: CrossKVHandle) -> Peer:
+        """The handle's exporter; on first contact it is connected, and warmed by a small read."""
         peer = self._peers.get(handle.agent)
-        if peer is None:
-            return self._add_peer(handle)
-        if peer.lost:
-            raise PeerLostError(f"encoder {handle.agent} is gone")
-        return peer
-
-    def _add_peer(self, handle: CrossKVHandle) -> Peer:
-        now = time.monotonic()
-        self._forget_idle_peers(now)
-        self._wire.connect(handle.agent, handle.metadata)
-        peer = Peer(handle.agent, next_renewal=now + self._renew_s, last_used=now)
-        self._peers[handle.agent] = peer
+        if peer is not None:
+            return peer
+        peer = self._peers.add(handle.agent, handle.metadata)
         # The first transfer sets the connection up, which takes longer than any later one.
-        slot = self._landing_address(self._pool.n_pages)
-        warm = partial(self._wire.read_counter, peer.agent, slot, handle.counter_address, b"")
-        token = self._ask(peer, warm)
-        self._track(Read(token, peer, now + self._fetch_timeout_s, "warm", None))
+        here, there = self._landing_address(self._pool.n_pages), handle.counter_address
+        warm = partial(self._wire.read_counter, peer.agent, here, there, b"")
+        token = self._peers.ask(peer, warm)
+        deadline = time.monotonic() + self._fetch_timeout_s
+        self._track(Read(token, peer, deadline, "warm", None))
         return peer
-
-    def _lose(self, peer: Peer, error: PeerLostError) -> None:
-        if not peer.lost:
-            logger.warning("lost encoder %s: %s", peer.agent, error)
-        peer.lost = True
-        self._ledger.lose(peer.agent)
-        self._remove_if_lost(peer)
-
-    def _remove_if_lost(self, peer: Peer) -> None:
-        if peer.lost and peer.in_flight == 0 and self._peers.get(peer.agent) is peer:
-            del self._peers[peer.agent]
-            self._wire.disconnect(peer.agent)
-
-    def _forget_idle_peers(self, now: float) -> None:
-        agents = self._ledger.agents()
-        for peer in tuple(self._peers.values()):
-            idle = now - peer.last_used > IDLE_PEER_S
-            if idle and peer.in_flight == 0 and peer.agent not in agents:
-                del self._peers[peer.agent]
-                self._wire.disconnect(peer.agent)
-
-    def _renew(self, peer: Peer) -> None:
-        for message in renewal_messages(self._ledger.leases_of(peer.agent)):
-            if not peer.lost:
-                self._notify(peer, message)
-
-    def _notify(self, peer: Peer, message: bytes) -> None:
-        with suppress(WorkerError):  # the lease runs out then; a lost peer is dealt with
-            self._ask(peer, partial(self._wire.notify, peer.agent, message))
-
-    def _ask(self, peer: Peer, operation: Callable[[], _T]) -> _T:
-        """Run an operation of the wire on `peer`, which is lost when it raises PeerLostError."""
-        try:
-            return operation()
-        except PeerLostError as error:
-            self._lose(peer, error)
-            raise
 
     def _deadline(self, fetch: Fetch) -> float:
         return fetch.posted + self._fetch_timeout_s

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Literal
@@ -66,7 +67,8 @@ class Read:
 class Ledger:
     """Which handles are held, and which peers are lost or suspect. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._lock = threading.Lock()
         self._held: dict[str, CrossKVHandle] = {}  # by lease
         self._fetching: set[str] = set()  # leases, a subset of those held
@@ -82,8 +84,9 @@ class Ledger:
         Raises:
             PeerLostError: its exporter was just lost, or is suspect.
         """
+        self.refuse_lost(handle.agent)
         with self._lock:
-            self._refuse_lost(handle.agent)
+            self._refuse_suspect(handle.agent)
             self._held.setdefault(handle.lease, handle)
 
     def begin_fetch(self, handle: CrossKVHandle) -> None:
@@ -93,13 +96,21 @@ class Ledger:
             PeerLostError: its exporter was lost since it was accepted, or is suspect.
             KVLostError: it is not held, or is being fetched already.
         """
+        self.refuse_lost(handle.agent)
         with self._lock:
-            self._refuse_lost(handle.agent)
+            self._refuse_suspect(handle.agent)
             if handle.lease not in self._held:
                 raise KVLostError("the KV handle was not accepted, or was fetched or dropped")
             if handle.lease in self._fetching:
                 raise KVLostError("the KV handle is being fetched already")
             self._fetching.add(handle.lease)
+
+    def refuse_lost(self, agent: str) -> None:
+        """Raise PeerLostError when `agent` was lost less than LOST_S ago."""
+        with self._lock:
+            lost_at = self._lost.get(agent)
+        if lost_at is not None and self._clock() - lost_at < LOST_S:
+            raise PeerLostError(f"encoder {agent} is gone")
 
     def let_go(self, lease: str) -> bool:
         """Stop holding a lease; False when it was not held."""
@@ -124,7 +135,7 @@ class Ledger:
 
     def lose(self, agent: str) -> None:
         """Remember that a peer was lost, and let go of every handle of it."""
-        now = time.monotonic()
+        now = self._clock()
         with self._lock:
             self._lost = {name: at for name, at in self._lost.items() if now - at < LOST_S}
             self._lost[agent] = now
@@ -139,9 +150,6 @@ class Ledger:
             else:
                 self._suspect.discard(agent)
 
-    def _refuse_lost(self, agent: str) -> None:
-        lost_at = self._lost.get(agent)
-        if lost_at is not None and time.monotonic() - lost_at < LOST_S:
-            raise PeerLostError(f"encoder {agent} is gone")
+    def _refuse_suspect(self, agent: str) -> None:
         if agent in self._suspect:
             raise PeerLostError(f"encoder {agent} does not answer: an earlier READ is overdue")
