@@ -403,9 +403,12 @@ def own_state() -> tuple[int, int]:
     return rss_pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.parametrize(
+    "mode", ["memory", "nixl", pytest.param("nixl-tcp", marks=pytest.mark.slow)], indirect=True
+)
 def test_nothing_leaks_over_1000_hand_offs(make_host: MakeHost, make_reader: MakeHost) -> None:
     """Pages, memory and file handles of both sides are as they were after the first 100."""
-    host, importer = make_host(), make_reader()
+    host, importer = make_host(n_windows=8), make_reader()
     pages = importer.pool.allocate(WINDOW)
 
     def hand_off(seed: int) -> None:
@@ -419,7 +422,7 @@ def test_nothing_leaks_over_1000_hand_offs(make_host: MakeHost, make_reader: Mak
     rss, n_files = own_state()
     for seed in range(900):
         hand_off(seed)
-    wait_for(lambda: host.state().n_free == 4 * WINDOW, "all pages free")
+    wait_for(lambda: host.state().n_free == 8 * WINDOW, "all pages free")
     importer.pool.release(pages)
     importer.pool.check_integrity()
     after = host.state()

@@ -1,0 +1,218 @@
+"""The importer's side alone: mistakes of its callers, and a wire that misbehaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cluster.errors import KVLostError, PeerLostError, WorkerDrainingError
+from cluster.kv.handles import sign
+from cluster.kv.importer import Importer
+from cluster.kv.layout import KVLayout
+from cluster.kv.memory import MemoryExporter, MemoryImporter
+from cluster.kv.pool import PagePool
+from cluster.kv.reads import LOST_S, Ledger
+from cluster.kv.wire import Span, parse_notification
+from cluster.messages import CrossKVHandle
+
+LAYOUT = KVLayout("importer", 1, 1, 4, 10, 5, "float32")
+KEY = b"key"
+DEADLINE_S = 30.0
+
+
+class StubWire:
+    """Reads end when `done` says so; operations raise `error` when it is set."""
+
+    transport = "stub"
+
+    def __init__(self) -> None:
+        self.done = True
+        self.error: Exception | None = None
+        self.n_reads = 0
+        self.sent: list[bytes] = []
+        self.connected: list[str] = []
+        self.disconnected: list[str] = []
+
+    def _operate(self) -> object:
+        if self.error is not None:
+            raise self.error
+        return object()
+
+    def open(self, pool: PagePool, landing: NDArray[np.uint64]) -> None:
+        self.landing = landing
+
+    def connect(self, agent: str, metadata: bytes) -> None:
+        self.connected.append(agent)
+
+    def disconnect(self, agent: str) -> None:
+        self.disconnected.append(agent)
+
+    def read_pages(self, agent: str, payload: Sequence[Span]) -> object:
+        self.n_reads += 1
+        return self._operate()
+
+    def read_counter(self, agent: str, local: int, remote: int, notification: bytes) -> object:
+        self.n_reads += 1
+        self.landing[:] = 7
+        return self._operate()
+
+    def poll(self, read: object) -> bool:
+        self._operate()
+        return self.done
+
+    def notify(self, agent: str, payload: bytes) -> None:
+        self.sent.append(payload)
+
+    def close(self) -> None:
+        pass
+
+
+def make_handle(lease: int = 1, agent: str = "encoder-0") -> CrossKVHandle:
+    addresses = (0, LAYOUT.page_bytes)
+    unsigned = CrossKVHandle(
+        "r", 0, 0, agent, b"", LAYOUT.hash, addresses, LAYOUT.page_bytes, 10, 0, 7,
+        f"{lease:032x}", 10.0,
+    )  # fmt: skip
+    return sign(unsigned, KEY)
+
+
+@pytest.fixture
+def wire() -> StubWire:
+    return StubWire()
+
+
+@pytest.fixture
+def importer(wire: StubWire) -> Iterator[Importer]:
+    made = Importer(LAYOUT, 8, wire, cluster_key=KEY, fetch_timeout_s=5.0, renew_s=0.05)
+    yield made
+    made.close()
+
+
+def take_pages(importer: Importer) -> tuple[int, ...]:
+    pages = importer.pool.allocate(2)
+    assert pages is not None
+    return pages
+
+
+def wait_until(condition: object) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_callers_mistakes_are_told_at_once(importer: Importer) -> None:
+    handle, pages = make_handle(), take_pages(importer)
+    importer.accept(handle)
+    with pytest.raises(ValueError, match="1 pages for a handle of 2"):
+        importer.fetch(handle, pages[:1])
+    with pytest.raises(RuntimeError, match="free, expected used"):
+        importer.fetch(handle, (6, 7))
+    importer.fetch(handle, pages).result(DEADLINE_S)
+    importer.drop(handle)
+    importer.drop(make_handle(9))  # never accepted
+    with pytest.raises(KVLostError, match="fetched or dropped"):
+        importer.fetch(handle, pages).result(DEADLINE_S)
+    assert importer.n_held == 0
+
+
+def test_a_handle_is_fetched_once_at_a_time(importer: Importer, wire: StubWire) -> None:
+    wire.done = False
+    handle, pages, others = make_handle(), take_pages(importer), take_pages(importer)
+    importer.accept(handle)
+    importer.accept(handle)
+    first = importer.fetch(handle, pages)
+    with pytest.raises(KVLostError, match="already"):
+        importer.fetch(handle, others).result(DEADLINE_S)
+    assert not first.cancel()
+    wire.done = True
+    first.result(DEADLINE_S)
+
+
+def test_many_leases_are_renewed_in_few_notifications(importer: Importer, wire: StubWire) -> None:
+    handles = [make_handle(n) for n in range(300)]
+    for handle in handles:
+        importer.accept(handle)
+    wait_until(lambda: len(wire.sent) > 8)
+    renewed = [parse_notification(payload) for payload in wire.sent[-4:]]
+    assert all(message is not None and message[0] == "REN" for message in renewed)
+    lengths = sorted(len(message[1]) for message in renewed if message is not None)
+    assert sum(lengths[:2]) <= 300
+    assert wire.connected == ["encoder-0"]
+    importer.close()
+    released = [p for p in map(parse_notification, wire.sent) if p is not None and p[0] == "REL"]
+    assert sorted(message[1][0] for message in released) == [h.lease for h in handles]
+
+
+def test_a_lost_peer_is_removed_only_when_nothing_of_it_is_in_flight(
+    importer: Importer, wire: StubWire
+) -> None:
+    wire.done = False
+    handles = [make_handle(n) for n in (1, 2)]
+    futures = []
+    for handle in handles:
+        importer.accept(handle)
+        futures.append(importer.fetch(handle, take_pages(importer)))
+    wait_until(lambda: wire.n_reads == 3)  # a warming one and two payloads
+    assert wire.disconnected == []
+    wire.error = PeerLostError("gone")
+    for future in futures:
+        assert isinstance(future.exception(DEADLINE_S), PeerLostError)
+    wait_until(lambda: wire.disconnected == ["encoder-0"])
+    with pytest.raises(PeerLostError):
+        importer.accept(make_handle(3))
+    importer.accept(make_handle(4, "encoder-1"))
+    assert importer.healthy() is None
+
+
+def test_a_lost_peer_may_come_back_after_a_while() -> None:
+    now = [0.0]
+    ledger = Ledger(lambda: now[0])
+    ledger.hold(make_handle(1))
+    ledger.lose("encoder-0")
+    assert len(ledger) == 0
+    with pytest.raises(PeerLostError):
+        ledger.hold(make_handle(2))
+    now[0] += LOST_S
+    ledger.hold(make_handle(2))
+
+
+def test_a_dead_thread_fails_every_fetch_and_shows(importer: Importer, wire: StubWire) -> None:
+    wire.done = False
+    handles = [make_handle(n) for n in (1, 2)]
+    for handle in handles:
+        importer.accept(handle)
+    pages = [take_pages(importer) for _ in handles]
+    futures = [importer.fetch(h, p) for h, p in zip(handles, pages, strict=True)]
+    wire.error = MemoryError("a bug")
+    for future in futures:
+        assert isinstance(future.exception(DEADLINE_S), WorkerDrainingError)
+    wait_until(lambda: "a bug" in (importer.healthy() or ""))
+    with pytest.raises(WorkerDrainingError, match="a bug"):
+        importer.accept(make_handle(3))
+    for page_set in pages:
+        importer.pool.release(page_set)
+    importer.pool.check_integrity()
+
+
+def test_a_handle_that_points_outside_the_pool_reads_nothing() -> None:
+    """Signed, so by one of ours, but wrong: it fails alone."""
+    exporter = MemoryExporter(LAYOUT, 4, cluster_key=KEY)
+    importer = MemoryImporter(LAYOUT, 4, cluster_key=KEY)
+    pages = exporter.reserve(2)
+    assert pages is not None
+    handle = exporter.publish(pages, request_id="r", window=0, attempt=0, frames=10)
+    wrong = sign(replace(handle, addresses=(handle.addresses[0], 4096)), KEY)
+    importer.accept(wrong)
+    target = take_pages(importer)
+    with pytest.raises(Exception, match="no page"):
+        importer.fetch(wrong, target).result(DEADLINE_S)
+    importer.pool.release(target)
+    wait_until(lambda: exporter.active_leases() == 0)
+    importer.close()
+    exporter.close()
