@@ -204,8 +204,10 @@ class _Converter:
             yield from self.flush()
             self._format = form
             self._fifo = AudioFifo()
-            plain = form == ("s16", "mono", SAMPLE_RATE)
+            plain = form == ("s16", "mono", SAMPLE_RATE)  # as it should be
             self._resampler = None if plain else AudioResampler("s16", "mono", SAMPLE_RATE)
+        if frame.layout.name.endswith(" channels"):
+            frame = _averaged(frame)
         frame.pts = None  # the queue counts samples; gaps in time stamps are not filled
         self._fifo.write(frame)
         if self._fifo.samples >= BLOCK_S * frame.sample_rate:
@@ -235,6 +237,21 @@ class _Converter:
                 ) from error
         for piece in frames:
             yield piece.to_ndarray()[0]
+
+
+def _averaged(frame: AudioFrame) -> AudioFrame:
+    """Mix channels of unknown places, which libav cannot: float mono, their mean."""
+    samples = frame.to_ndarray()
+    if not frame.format.is_planar:
+        samples = samples.reshape(-1, frame.layout.nb_channels).T  # [channel, n]
+    mono = samples.mean(axis=0, dtype=np.float32)
+    if samples.dtype == np.uint8:
+        mono = (mono - 128) / 128
+    elif samples.dtype.kind == "i":
+        mono /= float(1 << 8 * samples.dtype.itemsize - 1)
+    mixed = AudioFrame.from_ndarray(mono[None].astype(np.float32), format="flt", layout="mono")
+    mixed.sample_rate = frame.sample_rate
+    return mixed
 
 
 class _Source:

@@ -25,7 +25,7 @@ CONTEXT_SAMPLES = 64  # of the frame before, in front of each frame
 STATE_SHAPE = (1, 1, 128)
 MODEL_FILE = "silero_vad_16k_sequence.onnx"
 PCM_SCALE = 1 / 32768  # int16 to [-1, 1)
-PEAK_DECAY = 0.8  # per block: how fast a loud moment stops holding the gain down
+PEAK_DECAY = 0.8 ** (1 / 64)  # per frame: a loud moment holds the gain down for seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ class SpeechStream:
         padded[CONTEXT_SAMPLES : CONTEXT_SAMPLES + pcm.shape[0]] = pcm
         self._context = padded[-CONTEXT_SAMPLES:].copy()
         peak = max(int(padded.max()), -int(padded.min()))
-        self._peak = max(peak, PEAK_DECAY * self._peak)
+        self._peak = max(peak, PEAK_DECAY**n_frames * self._peak)
         options = self._detector.options
         if peak <= options.silence_peak:
             return np.zeros(n_frames, np.float32)

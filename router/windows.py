@@ -11,7 +11,7 @@ Where it cuts:
 - A silence of 3 s ends a window that is half full, one of 8 s ends any: the model drifts over
   long silence. A half-full minimum keeps a file of short remarks from costing one encoder pass,
   which is always 30 s, for each.
-- Silence around a cut is left out only from 1 s on; a shorter pause is shared by both sides.
+- Silence around a cut is left out only from 1.6 s on; a shorter pause is shared by both sides.
 - Audio that fits one window is one window, and its middle never needs the voice detector: speech
   near its start and near its end is all there is to find.
 - Without speech there is no window.
@@ -65,8 +65,9 @@ class CutOptions:
     """Where windows begin and end, in seconds.
 
     max_lead_s: silence before the first speech that is kept (Whisper's first timestamp is at
-        most 1.0 s); a longer one is cut down to `pad_s`.
-    pad_s: silence that stays before and after the speech of a cut.
+        most 1.0 s); a longer one is cut down to `pad_before_s`.
+    pad_before_s, pad_after_s: silence that stays around speech where a longer one is left out;
+        the end of a sentence may be too soft for the detector.
     min_pause_s: a shorter one is a sound of speech.
     search_s: how far before its limit a window may end in a pause.
     drop_s: silence from here on belongs to no window.
@@ -74,10 +75,11 @@ class CutOptions:
     """
 
     max_lead_s: float = 0.8
-    pad_s: float = 0.3
+    pad_before_s: float = 0.5
+    pad_after_s: float = 1.0
     min_pause_s: float = 0.19  # six frames: 0.2 s, less the frame grid
     search_s: float = 10.0
-    drop_s: float = 1.0
+    drop_s: float = 1.6
     half_full_s: float = 15.0
     long_silence_s: float = 3.0
     skip_silence_s: float = 8.0
@@ -176,18 +178,18 @@ class WindowCutter:
         speech = np.flatnonzero(mask)
         if speech.size:
             first, lead_s = self._sample(int(speech[0])), options.max_lead_s
-        else:  # the last second stays: its soft sounds may turn out to begin a word
+        else:  # the last second or so stays: its soft sounds may turn out to begin a word
             first, lead_s = min(self._known_end, self.n_samples), options.drop_s
         if first - self._start > _samples(lead_s):
-            keep_s = options.pad_s if speech.size else options.drop_s
+            keep_s = options.pad_before_s if speech.size else options.drop_s
             self._move_start(first - _samples(keep_s))
 
     def _long_silence(self, mask: NDArray[np.bool_]) -> tuple[int, int] | None:
         """The first silence after speech that is long enough to end the window, in samples."""
         options = self._options
         speech = runs(mask)
-        starts = [start for start, _ in speech[1:]] + [mask.shape[0]]
-        for (_, end), next_start in zip(speech, starts, strict=True):
+        following = [start for start, _ in speech[1:]] + [mask.shape[0]]
+        for (_, end), next_start in zip(speech, following, strict=False):
             fill_s = (self._sample(end) - self._start) / SAMPLE_RATE
             if fill_s * SAMPLE_RATE > self._max_samples:
                 return None
@@ -199,11 +201,12 @@ class WindowCutter:
 
     def _cut_silence(self, start: int, end: int) -> Window:
         """End the window in the silence from sample `start` to `end`."""
-        pad = _samples(self._options.pad_s)
-        if end - start < _samples(self._options.drop_s):
+        options = self._options
+        if end - start < _samples(options.drop_s):
             return self._cut((start + end) // 2)
-        window = self._cut(min(start + pad, self._start + self._max_samples))
-        self._move_start(max(self._start, end - pad))
+        limit = self._start + self._max_samples
+        window = self._cut(min(start + _samples(options.pad_after_s), limit))
+        self._move_start(max(self._start, end - _samples(options.pad_before_s)))
         return window
 
     def _cut_full(self, mask: NDArray[np.bool_]) -> Window:
@@ -218,7 +221,7 @@ class WindowCutter:
             if length_s < options.min_pause_s:
                 continue
             lateness = (end - earliest) / (limit - earliest)
-            score = min(length_s, options.drop_s) + 0.3 * lateness
+            score = min(length_s, 1.0) + 0.3 * lateness
             if score > best_score:
                 best, best_score = (start, end), score
         if best is not None:
@@ -236,6 +239,7 @@ class WindowCutter:
         at = start - self._base + np.arange(energy.shape[0]) * hop
         speech = self._probabilities[at // FRAME_SAMPLES]
         cost = level_db + 6.0 * np.convolve(speech, box, "valid")
+        cost -= np.arange(cost.shape[0]) * (0.3 * hop / SAMPLE_RATE)  # 0.3 dB for a second later
         return start + (int(np.argmin(cost)) + hops // 2) * hop
 
     def _cut(self, end: int) -> Window:
@@ -259,7 +263,7 @@ class WindowCutter:
         """Where audio ends whose last speech ends there: at its end, or cut down to the pad."""
         if self.n_samples - speech_end < _samples(self._options.drop_s):
             return self.n_samples
-        return speech_end + _samples(self._options.pad_s)
+        return speech_end + _samples(self._options.pad_after_s)
 
     # ----------------------------------------------------------- audio that fits one window
 
@@ -287,7 +291,7 @@ class WindowCutter:
             if speech := runs(mask):
                 end = min(end, self._keep_tail(speech[-1][1] * FRAME_SAMPLES))
         if first > _samples(options.max_lead_s):
-            self._start = first - _samples(options.pad_s)
+            self._start = first - _samples(options.pad_before_s)
         yield Window(0, self._start, pcm[self._start : end])
 
     def _scan(self, pcm: Pcm, peak: int, step: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
