@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.build import package_root
 from cluster.errors import ConfigurationError
+from cluster.reference_config import reference_config
 from cluster.settings import Settings, load_settings
 
 
@@ -56,3 +58,10 @@ def test_an_unknown_variable_is_refused() -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(Exception, match="frozen"):
         Settings().model = "other"  # type: ignore[misc]
+
+
+def test_the_shipped_settings_file_tells_the_defaults() -> None:
+    """Rewrite it with `python -m cluster.reference_config > configs/settings.yaml`."""
+    file = package_root() / "configs" / "settings.yaml"
+    assert file.read_text() == reference_config()
+    assert load_settings(file, environ={}) == Settings()

@@ -39,9 +39,9 @@ from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings, load_settings
 from router.pipeline import TranscriptionPipeline
 from router.schemas import TranscriptionParams
-from router.seams import RequestContext
 from router.windows import Window
 from tests.checkpoints import cached_checkpoint
+from tests.requests import request_context
 
 Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> what to raise
 
@@ -141,12 +141,6 @@ class PlayedPools:
         return []
 
 
-class Unlimited:
-    def expect(self, audio_s: float) -> None: ...
-
-    def found(self, audio_s: float) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def tokenizer() -> WhisperTokenizer:
     return WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("micro"))))
@@ -170,8 +164,7 @@ async def run(
 ) -> tuple[str, PlayedAudio]:
     audio = PlayedAudio(n, error)
     pipeline = TranscriptionPipeline(audio, pools, pools, pools.tokenizer, SETTINGS)  # type: ignore[arg-type]
-    context = RequestContext("r1", Unlimited(), seconds, 1.0, seconds)
-    result = await pipeline.transcribe(Path("none"), params, context)
+    result = await pipeline.transcribe(Path("none"), params, request_context("r1", seconds))
     return result.transcript.text, audio
 
 

@@ -1,0 +1,47 @@
+"""The design's invariants over the whole path, both roles in this process."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from cluster.app import local_pipeline
+from cluster.demo.samples import sample_path
+from cluster.settings import load_settings
+from router.pipeline import TranscriptionPipeline
+from router.schemas import TranscriptionParams
+from tests.requests import request_context
+
+PARAMS = TranscriptionParams(model="demo", language="en")
+
+
+async def text_of(pipeline: TranscriptionPipeline, file: Path) -> str:
+    return (await pipeline.transcribe(file, PARAMS, request_context())).transcript.text
+
+
+async def test_pools_of_one_window_finish_eight_long_files() -> None:
+    """No hold and wait: with room for one window in each pool, eight files at once all finish."""
+    tight = load_settings(
+        None,
+        {
+            "encoder": {"export_windows": 1},
+            "decoder": {"kv_windows": 1, "max_batch": 1},
+            "router": {"audio_workers": 1},
+        },
+        environ={},
+    )
+    async with local_pipeline(tight) as pipeline:
+        alone = await text_of(pipeline, sample_path("long"))
+        texts = await asyncio.gather(*(text_of(pipeline, sample_path("long")) for _ in range(8)))
+    assert alone
+    assert texts == [alone] * 8
+
+
+async def test_batches_of_any_make_up_give_the_same_text() -> None:
+    """Short and long files mixed in one running batch read as they do alone."""
+    settings = load_settings(None, {"router": {"audio_workers": 1}}, environ={})
+    files = [sample_path(name) for name in ("short", "medium", "long")]
+    async with local_pipeline(settings) as pipeline:
+        alone = [await text_of(pipeline, file) for file in files]
+        mixed = await asyncio.gather(*(text_of(pipeline, file) for file in files * 4))
+    assert mixed == alone * 4

@@ -1,0 +1,78 @@
+"""The bundled checkpoint through the whole path gives each window the reference's tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.app import local_pipeline
+from cluster.demo.samples import SAMPLES, sample_path
+from cluster.messages import DecodeRequest, DecodeResult, EncodeReply, EncodeRequest, WorkerStatus
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.settings import load_settings
+from router.clients import DecoderClient, EncoderClient
+from router.schemas import TranscriptionParams
+from tests.reference import hf_features, hf_model
+from tests.requests import request_context
+
+
+class Listening:
+    """Stands in front of both pools and keeps what goes in and what comes out."""
+
+    def __init__(self, encoders: EncoderClient, decoders: DecoderClient) -> None:
+        self._encoders, self._decoders = encoders, decoders
+        self.requests: dict[int, EncodeRequest] = {}
+        self.results: dict[int, DecodeResult] = {}
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        self.requests[request.window] = request
+        return await self._encoders.encode(request)
+
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
+        result = await self._decoders.decode(request)
+        self.results[request.window] = result
+        return result
+
+    async def status(self) -> list[WorkerStatus]:
+        return []
+
+
+async def through_the_path(file: Path) -> Listening:
+    settings = load_settings(None, {"router": {"audio_workers": 1}}, environ={})
+    async with local_pipeline(settings) as pipeline:
+        listening = Listening(pipeline._encoders, pipeline._decoders)
+        pipeline._encoders = pipeline._decoders = listening
+        params = TranscriptionParams(model="demo", language="en")
+        await pipeline.transcribe(file, params, request_context())
+    return listening
+
+
+def reference_tokens(folder: Path, request: EncodeRequest) -> list[int]:
+    """What Hugging Face's `generate` samples for one window, without the start sequence."""
+    model = hf_model(folder)
+    with torch.inference_mode():
+        output = model.generate(
+            hf_features(folder, [request.pcm]),
+            language="en",
+            task="transcribe",
+            return_timestamps=True,
+            num_beams=1,
+            do_sample=False,
+        )
+    tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(str(folder)))
+    start = tokenizer.sot_sequence("en", "transcribe", timestamps=True)
+    drop = {*start, tokenizer.special.eot}
+    return [token for token in output[0].tolist() if token not in drop]
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+async def test_each_window_has_the_references_tokens(name: str) -> None:
+    folder = open_checkpoint("demo").path
+    heard = await through_the_path(sample_path(name))
+    assert heard.results
+    for window, result in sorted(heard.results.items()):
+        expected = reference_tokens(folder, heard.requests[window])
+        assert list(result.tokens) == expected, f"window {window} of {name}"
