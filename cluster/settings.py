@@ -49,15 +49,15 @@ class RouterSettings(_Frozen):
     min_deadline_s: float = Field(120.0, gt=0, description="least time a request gets")
     deadline_factor: float = Field(1.0, gt=0, description="seconds per second of audio")
     max_deadline_s: float = Field(600.0, gt=0, description="most time a request gets")
-    max_attempts: int = Field(4, ge=1, description="tries of one window on failing workers")
+    max_attempts: int = Field(8, ge=1, description="tries of one window on failing workers")
 
 
 class EncoderSettings(_Frozen):
     """One encoder worker."""
 
     replicas: int = Field(1, ge=1, description="encoder workers")
-    device: Device = "auto"
-    dtype: DType = "auto"
+    device: Device = Field("auto", description="auto, cpu or cuda")
+    dtype: DType = Field("auto", description="auto, float32, bfloat16 or float16")
     max_batch: int = Field(0, ge=0, description="windows in one encoder batch; 0: by device")
     batch_wait_ms: float = Field(5.0, ge=0, description="longest wait for a batch to fill")
     export_windows: int = Field(16, ge=1, description="windows the export pool holds")
@@ -68,8 +68,8 @@ class DecoderSettings(_Frozen):
     """One decoder worker."""
 
     replicas: int = Field(1, ge=1, description="decoder workers")
-    device: Device = "auto"
-    dtype: DType = "auto"
+    device: Device = Field("auto", description="auto, cpu or cuda")
+    dtype: DType = Field("auto", description="auto, float32, bfloat16 or float16")
     max_batch: int = Field(16, ge=1, description="sequences in one decode step")
     kv_windows: int = Field(16, ge=1, description="windows of cross-attention KV held")
     max_waiting: int = Field(256, ge=1, description="sequences that may wait for pages")
@@ -84,12 +84,16 @@ class Settings(_Frozen):
     served_model_names: tuple[str, ...] = Field(
         (), description="names that clients may use; default: the model's own"
     )
-    transport: Transport = Field("auto", description="how KV moves between workers")
+    transport: Transport = Field(
+        "auto", description="how KV moves between workers: auto, nixl or memory"
+    )
     page_frames: int = Field(0, ge=0, description="encoder frames in a KV page; 0: by device")
     cluster_key: str | None = Field(
         None, description="key that signs KV handles; default: made at start"
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
+        "INFO", description="DEBUG, INFO, WARNING or ERROR"
+    )
     router: RouterSettings = RouterSettings()  # type: ignore[call-arg]
     encoder: EncoderSettings = EncoderSettings()  # type: ignore[call-arg]
     decoder: DecoderSettings = DecoderSettings()  # type: ignore[call-arg]

@@ -33,7 +33,7 @@ def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
     ("text", "named"),
     [
         ("router:\n  prot: 9\n", "router.prot"),
-        ("encoder:\n  max_batch: 0\n", "encoder.max_batch"),
+        ("encoder:\n  max_batch: -1\n", "encoder.max_batch"),
         ("[1, 2]", "mapping"),
         ("a: [", "not YAML"),
     ],
