@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 
-from cluster.errors import OverloadedError, SequenceFailedError, WorkerDrainingError
+from cluster.errors import OverloadedError, WorkerDrainingError
 from cluster.kv.transfer import KVImporter
 from cluster.messages import DecodeRequest, DecodeResult
 from cluster.model.checkpoint import Checkpoint
@@ -67,7 +67,7 @@ class DecoderEngine:
         )
         self._calls: deque[Call] = deque()  # what other threads ask for, in order
         self._wake = threading.Event()
-        self._changed = threading.Condition()  # guards the next four
+        self._changed = threading.Condition()  # guards the next five
         self._n_live = 0  # submitted and not yet retired
         self._n_waiting = 0  # of those, without pages
         self._draining = False
@@ -139,7 +139,7 @@ class DecoderEngine:
     def healthy(self) -> str | None:
         """None when well, else why not."""
         if self._fault is not None:
-            return self._fault
+            return f"the decoder failed: {self._fault}"
         if not self._thread.is_alive():
             return "the decoder's thread has ended"
         silent_s = time.monotonic() - self._heartbeat
@@ -184,18 +184,18 @@ class DecoderEngine:
 
     def _main(self) -> None:
         use_threads(self._settings.threads)
-        while not self._closing:
-            self._heartbeat = time.monotonic()
-            try:
+        try:
+            while not self._closing:
+                self._heartbeat = time.monotonic()
                 self._take_calls()
-                if self._loop.step():
-                    continue
-            except Exception as error:
-                logger.exception("the decoder's step failed outside of any sequence")
+                if not self._loop.step():
+                    self._sleep(self._loop.sleep_s())
+            self._shut_down(WorkerDrainingError("this decoder was closed"))
+        except Exception as error:  # no sequence's: of those `step` takes care
+            logger.exception("the decoder failed")
+            with self._changed:
                 self._fault = f"{type(error).__name__}: {error}"
-                self._loop.fail_all(SequenceFailedError(f"the decoder failed: {self._fault}"))
-            self._sleep(self._loop.sleep_s())
-        self._shut_down()
+            self._shut_down(WorkerDrainingError(f"this decoder failed: {self._fault}"))
 
     def _sleep(self, seconds: float) -> None:
         self._wake.wait(seconds)
@@ -213,13 +213,13 @@ class DecoderEngine:
                 self._n_live -= 1
                 self._changed.notify_all()
 
-    def _shut_down(self) -> None:
+    def _shut_down(self, error: WorkerDrainingError) -> None:
         """Answer what is left, then wait for READs: they write to pages of the importer's pool."""
         until = time.monotonic() + CLOSE_S
         while self._n_live and time.monotonic() < until:
             self._take_calls()
-            self._loop.fail_all(WorkerDrainingError("this decoder was closed"))
+            self._loop.fail_all(error)
             if self._n_live:
                 self._sleep(IDLE_S)
         if self._n_live:
-            logger.error("closed with %d READs in flight", self._n_live)
+            logger.error("ended with %d sequences that still held pages", self._n_live)

@@ -90,7 +90,10 @@ class DecodeLoop:
     def fail_all(self, error: Exception) -> None:
         """Answer every sequence with `error`; those whose READ is in flight are retired later."""
         for sequence in self.scheduler.everything():
-            self._end(sequence, error)
+            try:
+                self._end(sequence, error)
+            except Exception:
+                logger.exception("%r could not be taken back", sequence)
 
     def _expire(self) -> None:
         for sequence in self.scheduler.expired(time.monotonic()):
@@ -202,10 +205,15 @@ class DecodeLoop:
             self._end(sequence, finished_result(sequence, "length", time.monotonic()))
 
     def _end(self, sequence: DecodeSequence, outcome: DecodeResult | BaseException) -> None:
-        """Take back what the sequence holds, then answer its caller, if that one still waits."""
-        self._retire(sequence)
+        """Take back what the sequence holds, then answer its caller, whatever happens."""
+        try:
+            self._retire(sequence)
+        finally:
+            self._answer(sequence, outcome)
+
+    def _answer(self, sequence: DecodeSequence, outcome: DecodeResult | BaseException) -> None:
         if sequence.resolved or not sequence.future.set_running_or_notify_cancel():
-            return
+            return  # it was answered before, or its caller left
         if isinstance(outcome, DecodeResult):
             self.counters.finished += 1
             sequence.future.set_result(outcome)

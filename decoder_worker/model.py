@@ -48,9 +48,9 @@ class DecoderLayer:
 
     def __call__(self, layer: int, x: Tensor, n_head: int, attention: AttentionBackend) -> Tensor:
         """x [n_tokens, n_text_state] -> the same shape."""
-        q, k, v = self.self_qkv(self.self_norm(x)).unflatten(-1, (3, n_head, -1)).unbind(1)
+        q, k, v = self.self_qkv(self.self_norm(x)).view(len(x), 3, n_head, -1).unbind(1)
         x = x + self.self_out(attention.self_attention(layer, q, k, v).flatten(1))
-        q = self.cross_q(self.cross_norm(x)).unflatten(-1, (n_head, -1))
+        q = self.cross_q(self.cross_norm(x)).view(len(x), n_head, -1)
         x = x + self.cross_out(attention.cross_attention(layer, q).flatten(1))
         return x + self.mlp(x)
 

@@ -48,7 +48,9 @@ class PagedKV:
         page_size: int,
     ) -> PagedKV:
         """Flatten per-entry lists; pages beyond an entry's length are left out."""
-        qo_indptr, kv_indptr, kv_indices, last = [0], [0], [], []
+        qo_indptr, kv_indptr = [0], [0]
+        kv_indices: list[int] = []
+        last: list[int] = []
         for n, own, length in zip(n_queries, pages, lengths, strict=True):
             n_pages = -(-length // page_size)
             assert 0 < n_pages <= len(own)
