@@ -94,9 +94,9 @@ class Settings(_Frozen):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="DEBUG, INFO, WARNING or ERROR"
     )
-    router: RouterSettings = RouterSettings()  # type: ignore[call-arg]
-    encoder: EncoderSettings = EncoderSettings()  # type: ignore[call-arg]
-    decoder: DecoderSettings = DecoderSettings()  # type: ignore[call-arg]
+    router: RouterSettings = RouterSettings()
+    encoder: EncoderSettings = EncoderSettings()
+    decoder: DecoderSettings = DecoderSettings()
 
 
 def load_settings(
