@@ -212,7 +212,7 @@ class _Worker:
                 raise EOFError
             message: Message = json.loads(await self._reader.readexactly(length))
             return message, await self._reader.readexactly(pcm_bytes) if pcm_bytes else b""
-        except (asyncio.IncompleteReadError, ConnectionError, ValueError) as error:
+        except (asyncio.IncompleteReadError, OSError, ValueError) as error:
             raise EOFError from error
 
     def take_up(self, stream: AudioStream) -> None:
@@ -270,13 +270,19 @@ class AudioPool:
         """
         keepers = [self._keep_worker() for _ in range(self._settings.audio_workers)]
         self._tasks = [asyncio.create_task(task) for task in (*keepers, self._watch())]
-        async with asyncio.timeout(READY_TIMEOUT_S):
-            while len([w for w in self._workers if w.ready.is_set()]) < len(keepers):
-                for task in self._tasks:
-                    if task.done():
-                        await self.close()
-                        task.result()
-                await asyncio.sleep(0.01)
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while sum(w.ready.is_set() for w in self._workers) < len(keepers):
+                    await asyncio.wait(self._tasks, timeout=0.01)
+                    for task in self._tasks:
+                        if task.done():
+                            task.result()
+        except TimeoutError as error:
+            await self.close()
+            raise ConfigurationError("the audio workers did not start in time") from error
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """End all workers; uploads still open fail."""
@@ -348,23 +354,30 @@ class AudioPool:
         """Keep one worker running: start it, listen to it, replace it when it dies."""
         pause_s, ever_ready = FIRST_RESTART_S, False
         while True:
-            worker = await _Worker.spawn(self._limits)
-            self._workers.append(worker)
-            await self._listen(worker)
-            self._workers.remove(worker)
-            await worker.bury(EXIT_TIMEOUT_S)
-            self._mourn(worker)
-            if worker.ready.is_set():
+            problem = await self._run_worker()
+            if problem is None:
                 pause_s, ever_ready = FIRST_RESTART_S, True
                 continue
             if not ever_ready:
-                raise ConfigurationError(
-                    "an audio worker ended before it was ready, with exit code "
-                    f"{worker.process.returncode}: see its error output above"
-                )
-            logger.error("an audio worker does not start; next try in %.1f s", pause_s)
+                raise ConfigurationError(f"an audio worker does not start: {problem}")
+            logger.error("an audio worker does not start: %s; next try in %g s", problem, pause_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_RESTART_S)
+
+    async def _run_worker(self) -> str | None:
+        """One worker's life. Returns None, or what kept it from getting ready."""
+        try:
+            worker = await _Worker.spawn(self._limits)
+        except OSError as error:
+            return str(error)
+        self._workers.append(worker)
+        await self._listen(worker)
+        self._workers.remove(worker)
+        await worker.bury(EXIT_TIMEOUT_S)
+        self._mourn(worker)
+        if worker.ready.is_set():
+            return None
+        return f"exit code {worker.process.returncode}; its error output says why"
 
     async def _listen(self, worker: _Worker) -> None:
         """Hand a worker's messages to their streams until it is gone."""

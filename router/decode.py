@@ -47,7 +47,7 @@ SIZED = frozenset((Container.FLAC, Container.MOV, Container.MATROSKA, Container.
 MIN_RATE, MAX_RATE = 4_000, 384_000  # Hz; a forged rate would stretch seconds to days
 MAX_CHANNELS = 32
 MAX_VALUES_PER_S = 48_000 * 2  # decoded samples of all channels, per second of the longest audio
-BLOCK_S = 2  # what is resampled, and handed on, at a time
+BLOCK_S = 0.5  # what is resampled, and handed on, at a time: it fits the cache
 LENGTH_SLACK_S = 0.1  # by which a whole file may differ from its declared length
 BAD_PACKETS, BAD_SHARE = 8, 0.1  # tolerated: a few, and then a tenth of all
 READ_BYTES = 65_536
@@ -106,7 +106,7 @@ class AudioFile:
         self._file.close()
 
     def blocks(self) -> Iterator[Pcm]:
-        """Decode: yield int16 [n_samples] pieces of about two seconds at 16 kHz, in order.
+        """Decode: yield int16 [n_samples] pieces of about half a second at 16 kHz, in order.
 
         Raises:
             InvalidAudioError: nothing decodes, too much is damaged, the end is missing, or a
@@ -204,9 +204,10 @@ class _Converter:
             yield from self.flush()
             self._format = form
             self._fifo = AudioFifo()
-            plain = form == ("s16", "mono", SAMPLE_RATE)  # as it should be
+            mono = frame.layout.nb_channels == 1
+            plain = mono and frame.format.name == "s16" and frame.sample_rate == SAMPLE_RATE
             self._resampler = None if plain else AudioResampler("s16", "mono", SAMPLE_RATE)
-        if frame.layout.name.endswith(" channels"):
+        if frame.layout.nb_channels > 2 and frame.layout.name.endswith(" channels"):
             frame = _averaged(frame)
         frame.pts = None  # the queue counts samples; gaps in time stamps are not filled
         self._fifo.write(frame)

@@ -102,6 +102,8 @@ class WindowCutter:
         self._stream = detector.stream()
         self._options = options or CutOptions()
         self._max_samples = max_samples
+        self._incoming: list[Pcm] = []  # fed, and not yet in `_pcm`
+        self._n_incoming = 0
         self._pcm: Pcm = np.empty(0, np.int16)
         self._probabilities = np.empty(0, np.float32)  # of the first frames of `_pcm`
         self._base = 0  # sample at which `_pcm` begins; a multiple of FRAME_SAMPLES
@@ -112,32 +114,46 @@ class WindowCutter:
     @property
     def n_samples(self) -> int:
         """Samples taken so far."""
-        return self._base + int(self._pcm.shape[0])
+        return self._pcm_end + self._n_incoming
 
     def feed(self, pcm: Pcm) -> Iterator[Window | None]:
         """Take the next samples and yield the windows that they complete."""
-        self._pcm = np.concatenate((self._pcm, pcm))
-        if self._fits_one_window and self.n_samples <= self._max_samples:
+        self._incoming.append(pcm)
+        self._n_incoming += pcm.shape[0]
+        if self._n_incoming < BLOCK_SAMPLES:
+            return
+        self._join()
+        if self._fits_one_window and self._pcm_end <= self._max_samples:
             return
         self._fits_one_window = False
-        while self._known_end + BLOCK_SAMPLES <= self.n_samples:
+        while self._known_end + BLOCK_SAMPLES <= self._pcm_end:
             self._detect(BLOCK_SAMPLES)
             yield from self._complete_windows()
             yield None
 
     def finish(self) -> Iterator[Window | None]:
         """Yield the windows of what is left, after the last `feed`."""
-        if self._fits_one_window:
+        self._join()
+        if self._fits_one_window and self._pcm_end <= self._max_samples:
             yield from self._only_window()
             return
-        while (left := self.n_samples - self._known_end) > 0:
+        while (left := self._pcm_end - self._known_end) > 0:
             self._detect(min(left, BLOCK_SAMPLES))
             yield from self._complete_windows()
             yield None
         if speech := runs(self._mask()):
-            yield self._cut(min(self.n_samples, self._keep_tail(self._sample(speech[-1][1]))))
+            yield self._cut(min(self._pcm_end, self._keep_tail(self._sample(speech[-1][1]))))
+
+    def _join(self) -> None:
+        self._pcm = np.concatenate((self._pcm, *self._incoming))
+        self._incoming.clear()
+        self._n_incoming = 0
 
     # ------------------------------------------------------------- audio longer than a window
+
+    @property
+    def _pcm_end(self) -> int:
+        return self._base + int(self._pcm.shape[0])
 
     @property
     def _known_end(self) -> int:
@@ -167,7 +183,7 @@ class WindowCutter:
             silence = self._long_silence(mask)
             if silence is not None:
                 yield self._cut_silence(*silence)
-            elif min(self._known_end, self.n_samples) - self._start >= self._max_samples:
+            elif min(self._known_end, self._pcm_end) - self._start >= self._max_samples:
                 yield self._cut_full(mask)
             else:
                 return
@@ -179,7 +195,7 @@ class WindowCutter:
         if speech.size:
             first, lead_s = self._sample(int(speech[0])), options.max_lead_s
         else:  # the last second or so stays: its soft sounds may turn out to begin a word
-            first, lead_s = min(self._known_end, self.n_samples), options.drop_s
+            first, lead_s = min(self._known_end, self._pcm_end), options.drop_s
         if first - self._start > _samples(lead_s):
             keep_s = options.pad_before_s if speech.size else options.drop_s
             self._move_start(first - _samples(keep_s))
@@ -261,8 +277,8 @@ class WindowCutter:
 
     def _keep_tail(self, speech_end: int) -> int:
         """Where audio ends whose last speech ends there: at its end, or cut down to the pad."""
-        if self.n_samples - speech_end < _samples(self._options.drop_s):
-            return self.n_samples
+        if self._pcm_end - speech_end < _samples(self._options.drop_s):
+            return self._pcm_end
         return speech_end + _samples(self._options.pad_after_s)
 
     # ----------------------------------------------------------- audio that fits one window

@@ -16,6 +16,7 @@ import pytest
 
 from cluster.errors import (
     AudioTooShortError,
+    ConfigurationError,
     DeadlineExceededError,
     InvalidAudioError,
     SplitscribeError,
@@ -337,6 +338,15 @@ async def test_close_ends_streams_and_processes(long_file: Path) -> None:
     assert all(process.returncode is not None for process in processes)
     with pytest.raises(SplitscribeError):
         await read(pool, long_file)
+
+
+async def test_a_worker_that_cannot_start_is_a_configuration_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.audio.BOOT", "raise SystemExit(7)")
+    pool = AudioPool(RouterSettings.model_validate({"audio_workers": 2}))
+    with pytest.raises(ConfigurationError, match="exit code 7"):
+        await pool.start()
 
 
 async def test_a_consumer_that_forgets_its_stream_loses_it(long_file: Path) -> None:
