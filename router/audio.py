@@ -14,21 +14,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import itertools
-import json
 import logging
-import os
 import signal
-import socket
-import subprocess
-import sys
 from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Self
-
-import numpy as np
 
 from cluster.errors import (
     ConfigurationError,
@@ -38,210 +29,24 @@ from cluster.errors import (
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
 from cluster.settings import RouterSettings
 from router.audio_limits import AudioLimits
-from router.audio_protocol import PREFIX, JobSlot, Message, error_from_message, pack
+from router.audio_process import AudioProcess
+from router.audio_stream import AudioStream
 from router.windows import Window
 
 __all__ = ["AudioPool", "AudioStream", "Window"]
 
 logger = logging.getLogger(__name__)
 
-CREDIT = 2  # windows of one upload that may wait in the router for their consumer
 MAX_JOBS = 64  # uploads in one worker; more wait in the router
 MAX_MOVES = 3  # times an upload may lose its worker without fault
-MAX_MESSAGE_BYTES = 65_536
 READY_TIMEOUT_S = 60.0
 FIRST_RESTART_S, LAST_RESTART_S = 0.1, 10.0  # waits between failed starts of a worker
 EXIT_TIMEOUT_S = 2.0
 CRASHES = frozenset(
     (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
 )
-# The child finds modules exactly where its parent does, whatever folder it starts in.
-BOOT = (
-    "import json, os, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
-    "os.environ.update(OMP_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1'); "
-    "from router.audio_worker import main; main()"
-)
-
-
-class AudioStream:
-    """One upload's windows, in order, as they are found.
-
-    expected_s: the length that the container states, or None; it may be wrong.
-    duration_s, decode_s: the audio's length, and the processor time that decoding and cutting
-        took; both are final when the iteration has ended.
-    """
-
-    def __init__(self, job: int, path: Path, request_id: str) -> None:
-        self.request_id = request_id
-        self.expected_s: float | None = None
-        self.duration_s = 0.0
-        self.decode_s = 0.0
-        self._job = job
-        self._path = path
-        self._worker: _Worker | None = None
-        self._waiting: deque[Window] = deque()
-        self._received = 0  # windows, in all
-        self._moves = 0
-        self._opened = False
-        self._finished = False
-        self._error: SplitscribeError | None = None
-        self._changed = asyncio.Event()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Window:
-        """The next window.
-
-        Raises:
-            SplitscribeError: the upload cannot be decoded, or its worker died on it.
-        """
-        while True:
-            if self._error is not None:
-                raise self._error
-            if self._waiting:
-                break
-            if self._finished:
-                raise StopAsyncIteration
-            await self._change()
-        window = self._waiting.popleft()
-        if self._worker is not None and not self._finished:
-            self._worker.send({"kind": "credit", "job": self._job, "windows": 1})
-        return window
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
-    async def _until_open(self) -> None:
-        while not self._opened:
-            if self._error is not None:
-                raise self._error
-            await self._change()
-        if self._error is not None:
-            raise self._error
-
-    @property
-    def _ended(self) -> bool:
-        return self._finished or self._error is not None
-
-    @property
-    def _wants_work(self) -> bool:
-        return not self._ended and len(self._waiting) < CREDIT
-
-    def _take(self, message: Message, pcm: bytes) -> None:
-        kind = message["kind"]
-        if kind == "opened":
-            self._opened = True
-            self.expected_s = message["expected_s"]
-        elif kind == "window":
-            samples = np.frombuffer(pcm, np.int16)
-            self._waiting.append(Window(message["index"], message["start_sample"], samples))
-            self._received += 1
-        elif kind == "done":
-            self._finished = True
-            self.duration_s = message["n_samples"] / SAMPLE_RATE
-        elif kind == "failed":
-            self._error = error_from_message(message)
-        self.decode_s = message.get("busy_s", self.decode_s)
-        self._changed.set()
-
-    def _fail(self, error: SplitscribeError) -> None:
-        if not self._ended:
-            self._error = error
-            self._changed.set()
-
-
-class _Worker:
-    """The router's end of one audio worker."""
-
-    def __init__(self, process: subprocess.Popen[bytes], slot: JobSlot) -> None:
-        self.process = process
-        self.slot = slot
-        self.streams: dict[int, AudioStream] = {}
-        self.ready = asyncio.Event()
-        self.alive = True
-        self.timed_out = False
-        self._reader: asyncio.StreamReader
-        self._writer: asyncio.StreamWriter
-
-    @classmethod
-    async def spawn(cls, limits: AudioLimits) -> _Worker:
-        ours, theirs = socket.socketpair()
-        slot_fd = JobSlot.make_file()
-        command = [sys.executable, "-c", BOOT, json.dumps([str(entry) for entry in sys.path])]
-        command += [str(theirs.fileno()), str(slot_fd), json.dumps(dataclasses.asdict(limits))]
-        try:
-            process = await asyncio.to_thread(
-                subprocess.Popen,
-                command,
-                pass_fds=(theirs.fileno(), slot_fd),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            worker = cls(process, JobSlot(slot_fd))
-        finally:
-            theirs.close()
-            os.close(slot_fd)
-        worker._reader, worker._writer = await asyncio.open_unix_connection(
-            sock=ours, limit=2 * WINDOW_SAMPLES
-        )
-        return worker
-
-    @property
-    def load(self) -> tuple[int, int]:
-        return sum(s._wants_work for s in self.streams.values()), len(self.streams)
-
-    def send(self, message: Message) -> None:
-        if self.alive:
-            self._writer.write(b"".join(pack(message)))
-
-    async def receive(self) -> tuple[Message, bytes]:
-        """The next message and its PCM.
-
-        Raises:
-            EOFError: the worker is gone, or sent something that no worker sends.
-        """
-        try:
-            prefix = await self._reader.readexactly(PREFIX.size)
-            length, pcm_bytes = PREFIX.unpack(prefix)
-            if length > MAX_MESSAGE_BYTES or pcm_bytes > 2 * WINDOW_SAMPLES:
-                raise EOFError
-            message: Message = json.loads(await self._reader.readexactly(length))
-            return message, await self._reader.readexactly(pcm_bytes) if pcm_bytes else b""
-        except (asyncio.IncompleteReadError, OSError, ValueError) as error:
-            raise EOFError from error
-
-    def take_up(self, stream: AudioStream) -> None:
-        self.streams[stream._job] = stream
-        stream._worker = self
-        self.send(
-            {
-                "kind": "open",
-                "job": stream._job,
-                "path": str(stream._path),
-                "credit": CREDIT - len(stream._waiting),
-                "skip": stream._received,
-            }
-        )
-
-    def drop(self, stream: AudioStream) -> None:
-        if self.streams.pop(stream._job, None) and not stream._ended:
-            self.send({"kind": "cancel", "job": stream._job})
-        stream._worker = None
-
-    async def bury(self, patience_s: float = 0.0) -> None:
-        """Close the socket, which ends the process; kill it if it does not end in time."""
-        self.alive = False
-        self._writer.close()
-        try:
-            await asyncio.to_thread(self.process.wait, patience_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            await asyncio.to_thread(self.process.wait)
 
 
 class AudioPool:
@@ -257,7 +62,7 @@ class AudioPool:
             memory_bytes=settings.audio_memory_mb * 2**20,
         )
         self._jobs = itertools.count(1)
-        self._workers: list[_Worker] = []
+        self._workers: list[AudioProcess] = []
         self._waiting: deque[AudioStream] = deque()
         self._tasks: list[asyncio.Task[None]] = []
         self._closed = False
@@ -292,7 +97,7 @@ class AudioPool:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         streams = [*self._waiting, *(s for w in self._workers for s in w.streams.values())]
         for stream in streams:
-            stream._fail(WorkerDrainingError("the server is shutting down"))
+            stream.fail(WorkerDrainingError("the server is shutting down"))
         await asyncio.gather(*(worker.bury(EXIT_TIMEOUT_S) for worker in self._workers))
         self._workers.clear()
 
@@ -315,14 +120,11 @@ class AudioPool:
             raise WorkerDrainingError("the server is shutting down")
         self._waiting.append(stream)
         self._assign()
-        expiry = asyncio.get_running_loop().call_later(
-            self._settings.max_deadline_s,
-            stream._fail,
-            DeadlineExceededError("the request's time ran out before its audio was read"),
-        )
+        loop = asyncio.get_running_loop()
+        expiry = loop.call_later(self._settings.max_deadline_s, self._expire, stream)
         try:
             try:
-                await asyncio.wait_for(stream._until_open(), timeout_s)
+                await asyncio.wait_for(stream.until_open(), timeout_s)
             except TimeoutError as error:
                 raise DeadlineExceededError("no audio worker was free in time") from error
             yield stream
@@ -337,15 +139,19 @@ class AudioPool:
             if not able:
                 return
             stream = self._waiting.popleft()
-            if not stream._ended:
+            if not stream.ended:
                 min(able, key=lambda worker: worker.load).take_up(stream)
 
+    def _expire(self, stream: AudioStream) -> None:
+        stream.fail(DeadlineExceededError("the request's time ran out before its audio was read"))
+        self._release(stream)
+
     def _release(self, stream: AudioStream) -> None:
-        if stream._worker is not None:
-            stream._worker.drop(stream)
+        if stream.worker is not None:
+            stream.worker.drop(stream)
         with contextlib.suppress(ValueError):
             self._waiting.remove(stream)
-        stream._fail(WorkerDrainingError("the upload was closed"))
+        stream.fail(WorkerDrainingError("the upload was closed"))
         self._assign()
 
     # ------------------------------------------------------------------------- the workers
@@ -367,7 +173,7 @@ class AudioPool:
     async def _run_worker(self) -> str | None:
         """One worker's life. Returns None, or what kept it from getting ready."""
         try:
-            worker = await _Worker.spawn(self._limits)
+            worker = await AudioProcess.spawn(self._limits)
         except OSError as error:
             return str(error)
         self._workers.append(worker)
@@ -379,7 +185,7 @@ class AudioPool:
             return None
         return f"exit code {worker.process.returncode}; its error output says why"
 
-    async def _listen(self, worker: _Worker) -> None:
+    async def _listen(self, worker: AudioProcess) -> None:
         """Hand a worker's messages to their streams until it is gone."""
         while True:
             try:
@@ -392,29 +198,31 @@ class AudioPool:
             elif (stream := worker.streams.get(message["job"])) is None:
                 continue  # cancelled meanwhile
             elif message["kind"] == "memory":
-                stream._fail(self._limits.too_big())
+                stream.fail(self._limits.too_big())
             else:
-                stream._take(message, pcm)
+                stream.take(message, pcm)
 
-    def _mourn(self, worker: _Worker) -> None:
+    def _mourn(self, worker: AudioProcess) -> None:
         """Blame the upload that a dead worker was on, and move its other uploads."""
         code = worker.process.returncode
         blamed, _ = worker.slot.get()
         worker.slot.close()
         logger.warning("an audio worker ended (exit code %s) and is replaced", code)
         for stream in worker.streams.values():
-            stream._worker = None
-            stream._moves += 1
-            if stream._job == blamed or stream._moves > MAX_MOVES:
+            stream.worker = None
+            stream.moves += 1
+            if stream.ended:
+                continue
+            if stream.job == blamed or stream.moves > MAX_MOVES:
                 error = self._blame(worker, code)
                 logger.warning("request %s: %s", stream.request_id, error.message)
-                stream._fail(error)
-            elif not stream._ended:
+                stream.fail(error)
+            else:
                 self._waiting.appendleft(stream)
         worker.streams.clear()
         self._assign()
 
-    def _blame(self, worker: _Worker, code: int) -> SplitscribeError:
+    def _blame(self, worker: AudioProcess, code: int) -> SplitscribeError:
         if worker.timed_out:
             return self._limits.too_slow()
         if -code in CRASHES:

@@ -7,6 +7,8 @@ import contextlib
 import os
 import signal
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -24,7 +26,8 @@ from cluster.errors import (
     WorkerError,
 )
 from cluster.settings import RouterSettings
-from router.audio import CREDIT, AudioPool, AudioStream, Window
+from router.audio import AudioPool, AudioStream, Window
+from router.audio_stream import CREDIT
 from tests.unit.router.sounds import encode, encode_as, joined, silence, tone, voice, write_wav
 
 PATIENCE_S = 30.0
@@ -62,14 +65,14 @@ def pids(pool: AudioPool) -> list[int]:
 
 async def freeze_on(pool: AudioPool, stream: AudioStream) -> int:
     """Stop the worker while it is inside a step of `stream`; return its process id."""
-    worker = stream._worker
+    worker = stream.worker
     assert worker is not None
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
-        if worker.slot.get()[0] == stream._job:
+        if worker.slot.get()[0] == stream.job:
             os.kill(worker.process.pid, signal.SIGSTOP)
             await asyncio.sleep(0.02)
-            if worker.slot.get()[0] == stream._job:
+            if worker.slot.get()[0] == stream.job:
                 return worker.process.pid
             os.kill(worker.process.pid, signal.SIGCONT)
         await asyncio.sleep(0)
@@ -176,7 +179,7 @@ async def test_short_clips_pass_a_long_file(clip: Path, long_file: Path) -> None
         pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
     ):
         work = asyncio.create_task(drain(stream))
-        await until(lambda: stream._received > 0)
+        await until(lambda: stream.received > 0)
         for _ in range(5):
             await read(pool, clip)
         assert not work.done(), "the long file was decoded before the clips"
@@ -191,7 +194,7 @@ async def test_the_first_window_comes_before_the_file_is_read(long_file: Path) -
         pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
     ):
         await anext(stream)
-        assert not stream._finished
+        assert not stream.finished
         assert stream.duration_s == 0.0
 
 
@@ -201,21 +204,21 @@ async def test_a_slow_consumer_is_waited_for(clip: Path, long_file: Path) -> Non
         running() as pool,
         pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
     ):
-        await until(lambda: stream._received == CREDIT)
+        await until(lambda: stream.received == CREDIT)
         await read(pool, clip)
-        worker = stream._worker
+        worker = stream.worker
         assert worker is not None
         await until(lambda: worker.slot.get()[0] == 0)
-        assert stream._received == CREDIT
+        assert stream.received == CREDIT
         await anext(stream)
-        await until(lambda: stream._received == CREDIT + 1)
+        await until(lambda: stream.received == CREDIT + 1)
 
 
 async def test_a_client_that_leaves_frees_its_worker(clip: Path, long_file: Path) -> None:
     async with running() as pool:
         before = pids(pool)
         task = asyncio.create_task(read(pool, long_file))
-        await until(lambda: any(s._received > 1 for w in pool._workers for s in w.streams.values()))
+        await until(lambda: any(s.received > 1 for w in pool._workers for s in w.streams.values()))
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -240,7 +243,7 @@ async def test_a_killed_worker_fails_only_the_upload_it_was_on(
             pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as victim,
         ):
             first = await anext(other)
-            await until(lambda: other._received == CREDIT + 1)
+            await until(lambda: other.received == CREDIT + 1)
             work = asyncio.create_task(drain(victim))
             os.kill(await freeze_on(pool, victim), signal.SIGKILL)
             with pytest.raises(WorkerError, match="died on this upload"):
@@ -343,7 +346,7 @@ async def test_close_ends_streams_and_processes(long_file: Path) -> None:
 async def test_a_worker_that_cannot_start_is_a_configuration_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.audio.BOOT", "raise SystemExit(7)")
+    monkeypatch.setattr("router.audio_process.BOOT", "raise SystemExit(7)")
     pool = AudioPool(RouterSettings.model_validate({"audio_workers": 2}))
     with pytest.raises(ConfigurationError, match="exit code 7"):
         await pool.start()
@@ -355,6 +358,15 @@ async def test_a_consumer_that_forgets_its_stream_loses_it(long_file: Path) -> N
         running(**settings) as pool,
         pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
     ):
-        await until(lambda: stream._ended)
+        await until(lambda: stream.ended)
         with pytest.raises(DeadlineExceededError):
             await drain(stream)
+        (worker,) = pool._workers
+        assert worker.streams == {}
+        await until(lambda: worker.slot.get()[0] == 0)
+
+
+def test_the_router_process_loads_no_codec_and_no_model() -> None:
+    code = "import sys, router.audio; print({'av', 'onnxruntime', 'torch'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -1,0 +1,111 @@
+"""The windows of one upload, as the pipeline sees them: an asynchronous iterator with a length."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from cluster.errors import SplitscribeError
+from cluster.messages import SAMPLE_RATE
+from router.audio_protocol import Message, error_from_message
+from router.windows import Window
+
+if TYPE_CHECKING:
+    from router.audio_process import AudioProcess
+
+CREDIT = 2  # windows of one upload that may wait in the router for their consumer
+
+
+class AudioStream:
+    """One upload's windows, in order, as they are found.
+
+    expected_s: the length that the container states, or None; it may be wrong.
+    duration_s, decode_s: the audio's length, and the processor time that decoding and cutting
+        took; both are final when the iteration has ended.
+
+    The rest is between the pool and its workers.
+    """
+
+    def __init__(self, job: int, path: Path, request_id: str) -> None:
+        self.request_id = request_id
+        self.expected_s: float | None = None
+        self.duration_s = 0.0
+        self.decode_s = 0.0
+        self.job = job
+        self.path = path
+        self.worker: AudioProcess | None = None
+        self.waiting: deque[Window] = deque()
+        self.received = 0  # windows, in all
+        self.moves = 0
+        self.opened = False
+        self.finished = False
+        self.error: SplitscribeError | None = None
+        self._changed = asyncio.Event()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Window:
+        """The next window.
+
+        Raises:
+            SplitscribeError: the upload cannot be decoded, or its worker died on it.
+        """
+        while True:
+            if self.error is not None:
+                raise self.error
+            if self.waiting:
+                break
+            if self.finished:
+                raise StopAsyncIteration
+            await self._change()
+        window = self.waiting.popleft()
+        if self.worker is not None and not self.finished:
+            self.worker.send({"kind": "credit", "job": self.job, "windows": 1})
+        return window
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
+
+    async def until_open(self) -> None:
+        while not self.opened:
+            if self.error is not None:
+                raise self.error
+            await self._change()
+        if self.error is not None:
+            raise self.error
+
+    @property
+    def ended(self) -> bool:
+        return self.finished or self.error is not None
+
+    @property
+    def wants_work(self) -> bool:
+        return not self.ended and len(self.waiting) < CREDIT
+
+    def take(self, message: Message, pcm: bytes) -> None:
+        kind = message["kind"]
+        if kind == "opened":
+            self.opened = True
+            self.expected_s = message["expected_s"]
+        elif kind == "window":
+            samples = np.frombuffer(pcm, np.int16)
+            self.waiting.append(Window(message["index"], message["start_sample"], samples))
+            self.received += 1
+        elif kind == "done":
+            self.finished = True
+            self.duration_s = message["n_samples"] / SAMPLE_RATE
+        elif kind == "failed":
+            self.error = error_from_message(message)
+        self.decode_s = message.get("busy_s", self.decode_s)
+        self._changed.set()
+
+    def fail(self, error: SplitscribeError) -> None:
+        if not self.ended:
+            self.error = error
+            self._changed.set()
