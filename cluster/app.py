@@ -1,21 +1,29 @@
 """The only place where the roles meet: as a Serve application, or in one process.
 
-`build_app` composes router, encoder pool and decoder pool for `serve.run`; `local_pipeline`
-builds the same path in this process, with the in-memory transport, for offline transcription.
+`build_app` composes router, encoder pool and decoder pool for `serve.run`. `local_pipeline` builds
+the same path in this process, with the in-memory transport: for offline transcription, and where
+there is no NIXL.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
-from cluster.kv.connect import make_exporter, make_importer
+from fastapi import FastAPI
+
+from cluster.errors import ConfigurationError
+from cluster.kv.connect import available_transport, make_exporter, make_importer
 from cluster.kv.layout_for import kv_layout
+from cluster.messages import WorkerStatus
+from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device, resolve_dtype
 from cluster.model.tokenizer import WhisperTokenizer
+from cluster.replica import start_replica
 from cluster.settings import Settings
 from decoder_worker.deployment import DecoderWorker
 from decoder_worker.engine import DecoderEngine
@@ -23,8 +31,9 @@ from encoder_worker.deployment import EncoderWorker
 from encoder_worker.engine import EncoderEngine
 from router.audio import AudioPool
 from router.clients import EnginePool
-from router.deployment import Router
+from router.deployment import Router, served_model
 from router.pipeline import TranscriptionPipeline
+from router.routes import create_app
 
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
@@ -43,6 +52,13 @@ def build_app(settings: Settings, build: str) -> Any:
     from ray import serve
 
     deployment: Any = serve.deployment  # its overloads do not know a class with options
+    if in_one_process(settings):
+        return deployment(
+            serve.ingress()(ColocatedRouter),
+            name="router",
+            max_ongoing_requests=ROUTER_MAX_ONGOING,
+            **_replica_options(settings.decoder.device),
+        ).bind(settings, build)
     encoder = deployment(
         EncoderWorker,
         name="encoder",
@@ -67,6 +83,25 @@ def build_app(settings: Settings, build: str) -> Any:
     ).bind(settings, build, encoder, decoder)
 
 
+def in_one_process(settings: Settings) -> bool:
+    """Whether this machine's transport keeps both roles in one process.
+
+    Raises:
+        ConfigurationError: several workers were asked for and could not share their KV.
+    """
+    transport = settings.transport
+    if transport == "auto":
+        transport = available_transport()
+    if transport != "memory":
+        return False
+    if max(settings.encoder.replicas, settings.decoder.replicas, settings.router.replicas) > 1:
+        raise ConfigurationError(
+            "the 'memory' transport keeps router, encoder and decoder in one process, so there "
+            "can be one of each; several need NIXL, which has wheels for Linux"
+        )
+    return True
+
+
 def _replica_options(device: str) -> dict[str, Any]:
     """Options that all deployments share. A CPU worker claims no core: roles share them."""
     gpus = 1 if device == "cuda" else 0
@@ -84,37 +119,64 @@ def _replica_options(device: str) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def local_pipeline(settings: Settings) -> AsyncIterator[TranscriptionPipeline]:
+async def local_pipeline(
+    settings: Settings, recorder: Recorder | None = None
+) -> AsyncIterator[TranscriptionPipeline]:
     """Both roles in this process, KV moved in memory; closed cleanly at the end."""
-    checkpoint = open_checkpoint(settings.model)
+    checkpoint = await asyncio.to_thread(open_checkpoint, settings.model)
     key = os.urandom(32)
     device = resolve_device(settings.encoder.device)
     dtype = resolve_dtype(settings.encoder.dtype, device)
     layout = kv_layout(checkpoint, settings.page_frames, dtype, device)
-    per_window = layout.pages_per_window
-    exporter = make_exporter(
-        "memory",
-        layout,
-        settings.encoder.export_windows * per_window,
-        cluster_key=key,
-        device=device,
-    )
-    importer = make_importer(
-        "memory", layout, settings.decoder.kv_windows * per_window, cluster_key=key, device=device
-    )
+    windows = settings.encoder.export_windows, settings.decoder.kv_windows
+    exported, held = (n * layout.pages_per_window for n in windows)
+    exporter = make_exporter("memory", layout, exported, cluster_key=key, device=device)
+    importer = make_importer("memory", layout, held, cluster_key=key, device=device)
     encoder = EncoderEngine(checkpoint, exporter, settings.encoder)
     decoder = DecoderEngine(checkpoint, importer, settings.decoder)
     audio = AudioPool(settings.router)
     await audio.start()
+
+    def status_of(engine: EncoderEngine | DecoderEngine) -> Callable[[], WorkerStatus]:
+        return lambda: engine.stats().as_status(
+            replica=f"local-{os.getpid()}",
+            model=checkpoint.name,
+            transport="memory",
+            device=device,
+            healthy=engine.healthy() is None,
+        )
+
     try:
         yield TranscriptionPipeline(
             audio,
-            EnginePool(encoder.submit),
-            EnginePool(decoder.submit),
+            EnginePool(encoder.submit, status_of(encoder)),
+            EnginePool(decoder.submit, status_of(decoder)),
             WhisperTokenizer.from_checkpoint(checkpoint),
             settings.router,
+            recorder,
         )
     finally:
         await audio.close()
         for part in (encoder, decoder, importer, exporter):
-            part.close()
+            await asyncio.to_thread(part.close)
+
+
+class ColocatedRouter:
+    """Serve deployment class of a whole cluster in one process.
+
+    For machines without NIXL, whose workers could not reach each other's KV.
+    """
+
+    async def __init__(self, settings: Settings, build: str) -> None:  # type: ignore[misc]
+        _, recorder = start_replica("router", settings, build, ROUTER_METRICS)
+        self._settings = settings
+        self._parts = AsyncExitStack()
+        self._pipeline = await self._parts.enter_async_context(local_pipeline(settings, recorder))
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        model = served_model(self._settings, self._pipeline.tokenizer)
+        return create_app(self._pipeline, self._settings.router, model, echo_request_id=False)
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_parts"):
+            await self._parts.aclose()

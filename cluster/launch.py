@@ -110,7 +110,9 @@ def running_cluster(
         import ray
         from ray import serve
 
-        from cluster.app import build_app
+        from cluster.app import build_app, in_one_process
+
+        in_one_process(settings)  # what cannot be is told before Ray starts
 
         say("starting Ray" if address is None else f"joining Ray at {address}")
         context = _start_ray(ray, address, log_to_driver)

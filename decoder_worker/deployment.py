@@ -65,19 +65,12 @@ class DecoderWorker:
             return result
 
     async def status(self) -> WorkerStatus:
-        stats = self._engine.stats()
-        return WorkerStatus(
+        return self._engine.stats().as_status(
             replica=self._name,
-            role="decoder",
-            healthy=self._engine.healthy() is None,
             model=self._model,
             transport=self._importer.transport,
             device=self._device,
-            pages_free=stats.pages_free,
-            pages_total=stats.pages_total,
-            queued=stats.waiting + stats.loading,
-            running=stats.running,
-            extra={"pages_quarantined": stats.pages_quarantined},
+            healthy=self._engine.healthy() is None,
         )
 
     def check_health(self) -> None:

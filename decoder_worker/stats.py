@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.messages import WorkerStatus
+
 
 @dataclass(slots=True)
 class Counters:
@@ -47,3 +49,21 @@ class DecoderStats:
     finished: int
     failed: int
     cancelled: int
+
+    def as_status(
+        self, *, replica: str, model: str, transport: str, device: str, healthy: bool
+    ) -> WorkerStatus:
+        """What the worker tells the router of itself."""
+        return WorkerStatus(
+            replica=replica,
+            role="decoder",
+            healthy=healthy,
+            model=model,
+            transport=transport,
+            device=device,
+            pages_free=self.pages_free,
+            pages_total=self.pages_total,
+            queued=self.waiting + self.loading,
+            running=self.running,
+            extra={"pages_quarantined": self.pages_quarantined},
+        )

@@ -79,18 +79,12 @@ class EncoderWorker:
             raise
 
     async def status(self) -> WorkerStatus:
-        stats = self._engine.stats()
-        return WorkerStatus(
+        return self._engine.stats().as_status(
             replica=self._name,
-            role="encoder",
-            healthy=self._engine.healthy() is None,
             model=self._model,
             transport=self._exporter.transport,
             device=self._device,
-            pages_free=stats.pages_free,
-            pages_total=stats.pages_total,
-            queued=stats.queued,
-            running=stats.running,
+            healthy=self._engine.healthy() is None,
         )
 
     def check_health(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.messages import WorkerStatus
+
 
 @dataclass(frozen=True, slots=True)
 class EncoderStats:
@@ -20,6 +22,23 @@ class EncoderStats:
     failed: int  # expired ones included
     expired: int
     encode_s: float  # of all batches
+
+    def as_status(
+        self, *, replica: str, model: str, transport: str, device: str, healthy: bool
+    ) -> WorkerStatus:
+        """What the worker tells the router of itself."""
+        return WorkerStatus(
+            replica=replica,
+            role="encoder",
+            healthy=healthy,
+            model=model,
+            transport=transport,
+            device=device,
+            pages_free=self.pages_free,
+            pages_total=self.pages_total,
+            queued=self.queued,
+            running=self.running,
+        )
 
 
 @dataclass(slots=True)

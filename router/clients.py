@@ -72,8 +72,11 @@ class ServePool:
 class EnginePool:
     """One engine in this process; implements both protocols through its `submit`."""
 
-    def __init__(self, submit: Callable[[Any], Future[Any]]) -> None:
+    def __init__(
+        self, submit: Callable[[Any], Future[Any]], status: Callable[[], WorkerStatus]
+    ) -> None:
         self._submit = submit
+        self._status = status
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         reply: EncodeReply = await asyncio.wrap_future(self._submit(request))
@@ -84,7 +87,7 @@ class EnginePool:
         return result
 
     async def status(self) -> list[WorkerStatus]:
-        return []
+        return [self._status()]
 
 
 async def call_worker(response: Any) -> Any:

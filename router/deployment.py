@@ -47,9 +47,8 @@ class Router:
             settings.router,
             recorder,
         )
-        names = settings.served_model_names or (_default_name(settings.model),)
-        self._model = ServedModel(names=names, languages=tokenizer.languages)
-        logger.info("ready: model %s as %s", checkpoint.name, ", ".join(names))
+        self._model = served_model(settings, tokenizer)
+        logger.info("ready: model %s as %s", checkpoint.name, ", ".join(self._model.names))
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         return create_app(self._pipeline, self._settings.router, self._model, echo_request_id=False)
@@ -57,6 +56,12 @@ class Router:
     async def __del__(self) -> None:
         if hasattr(self, "_audio"):
             await self._audio.close()
+
+
+def served_model(settings: Settings, tokenizer: WhisperTokenizer) -> ServedModel:
+    """What clients may call the model, and which languages it knows."""
+    names = settings.served_model_names or (_default_name(settings.model),)
+    return ServedModel(names=names, languages=tokenizer.languages)
 
 
 def _default_name(model: str) -> str:

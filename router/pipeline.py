@@ -77,7 +77,7 @@ class TranscriptionPipeline:
         self._audio = audio
         self._encoders = encoders
         self._decoders = decoders
-        self._tokenizer = tokenizer
+        self.tokenizer = tokenizer
         self._settings = settings
         self._recorder = recorder or silent_recorder(ROUTER_METRICS)
 
@@ -126,14 +126,14 @@ class TranscriptionPipeline:
 
     def _options(self, params: TranscriptionParams) -> DecodeOptions:
         language = params.language
-        if language is None and not self._tokenizer.is_multilingual:
+        if language is None and not self.tokenizer.is_multilingual:
             language = "en"
         prompt = (params.prompt or "").strip()
         return DecodeOptions(
             language=language,
             task=params.task,
             timestamps=True,
-            prompt_tokens=tuple(self._tokenizer.encode(" " + prompt)) if prompt else (),
+            prompt_tokens=tuple(self.tokenizer.encode(" " + prompt)) if prompt else (),
             temperature=params.temperature,
             seed=params.seed if params.seed is not None else secrets.randbits(31),
         )
@@ -150,7 +150,7 @@ class TranscriptionPipeline:
                 result,
                 offset_s=window.start_s,
                 duration_s=duration_s,
-                tokenizer=self._tokenizer,
+                tokenizer=self.tokenizer,
             )
         )
 
