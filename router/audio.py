@@ -215,7 +215,7 @@ class AudioPool:
                 continue
             if stream.job == blamed or stream.moves > MAX_MOVES:
                 error = self._blame(worker, code)
-                logger.warning("request %s: %s", stream.request_id, error.message)
+                logger.warning(error.message, extra={"request_id": stream.request_id})
                 stream.fail(error)
             else:
                 self._waiting.appendleft(stream)
