@@ -43,7 +43,11 @@ class KVExporter(Protocol):
     transport: str
 
     def reserve(self, n_pages: int, timeout_s: float = 0.0) -> tuple[int, ...] | None:
-        """Take `n_pages` free pages, waiting up to `timeout_s`; None when they are not free."""
+        """Take `n_pages` free pages, waiting up to `timeout_s`; None when they are not free.
+
+        Raises:
+            WorkerDrainingError: the exporter is closed.
+        """
 
     def abandon(self, pages: Sequence[int]) -> None:
         """Give back pages that `reserve` returned and that were not published."""
@@ -88,16 +92,25 @@ class KVImporter(Protocol):
 
         Raises:
             HandleRefusedError: signature wrong (checked first), or layout hash differs.
-            PeerLostError: the handle's exporter is known to be gone.
+            PeerLostError: the handle's exporter is known to be gone, or suspect: an earlier
+                READ from it is overdue.
+            WorkerDrainingError: the importer is closed.
         """
 
     def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
         """READ an accepted handle's payload into own `pages`, then check its generation.
 
-        The future raises StaleGenerationError, PeerLostError or TransferTimeoutError. After a
-        TransferTimeoutError the importer holds `pages` in quarantine and gives them back to the
-        pool itself once nothing can write to them any more; after any other outcome they are
-        the caller's again.
+        The future cannot be cancelled. It raises StaleGenerationError, PeerLostError,
+        TransferTimeoutError, KVLostError (the handle is not held: never accepted, fetched or
+        dropped before) or WorkerDrainingError (closed meanwhile). After a TransferTimeoutError
+        the importer holds `pages` in quarantine and gives them back to the pool itself once
+        nothing can write to them any more; after any other outcome they are the caller's again,
+        and not before, also when the handle is dropped while it is fetched. Whatever the
+        outcome, the handle is held no longer.
+
+        Raises:
+            ValueError: `pages` are not as many as the handle's.
+            RuntimeError: they are not in use in this importer's pool.
         """
 
     def drop(self, handle: CrossKVHandle) -> None:
