@@ -1,6 +1,6 @@
-"""An encoder for the KV contract tests: an exporter, in this process or in one of its own.
+"""Exporters and readers for the KV contract tests, in this process or in one of their own.
 
-Run as a script it serves calls of `ExporterService` over the connection whose descriptor it gets.
+Run as a script it serves calls of such a service over the connection whose descriptor it gets.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +19,7 @@ from typing import Any
 
 import torch
 
-from cluster.kv.connect import make_exporter
+from cluster.kv.connect import make_exporter, make_importer
 from cluster.kv.layout import KVLayout
 from cluster.messages import CrossKVHandle
 
@@ -25,12 +27,35 @@ KEY = b"the cluster's key"
 LAYOUT = KVLayout("contract", 2, 2, 16, 1500, 125, "float32")  # 64 kB pages, 12 to a window
 WINDOW = LAYOUT.pages_per_window
 REPLY_TIMEOUT_S = 60.0
+DEADLINE_S = 30.0
+
+MakeHost = Callable[..., Any]
 
 
 def kv_of(seed: int, layout: KVLayout = LAYOUT) -> torch.Tensor:
     """The KV of a window that the encoder of `seed` would make: [pages, *page_shape]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand((layout.pages_per_window, *layout.page_shape), generator=generator)
+
+
+def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"
+        time.sleep(0.01)
+
+
+def take(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
+    """Accept, fetch, copy out, release."""
+    importer.accept(handle)
+    pages = importer.pool.allocate(WINDOW)
+    try:
+        stats = importer.fetch(handle, pages).result(DEADLINE_S)
+        assert stats.n_bytes == WINDOW * LAYOUT.page_bytes
+        return importer.pool.tensor[list(pages)].clone()
+    finally:
+        if importer.pool.n_quarantined == 0:
+            importer.pool.release(pages)
 
 
 class ExporterService:
@@ -83,6 +108,25 @@ class ExporterService:
         self.exporter.pool.check_integrity()
 
 
+class ReaderService:
+    """A decoder in a process of its own, to be killed."""
+
+    def __init__(self, transport: str) -> None:
+        self.importer: Any = make_importer(transport, LAYOUT, 4 * WINDOW, cluster_key=KEY)
+
+    def begin(self, handle: CrossKVHandle) -> None:
+        """Accept and begin to fetch; do not wait."""
+        self.importer.accept(handle)
+        self.importer.fetch(handle, self.importer.pool.allocate(WINDOW))
+
+    def read(self, handle: CrossKVHandle) -> None:
+        self.importer.accept(handle)
+        self.importer.fetch(handle, self.importer.pool.allocate(WINDOW)).result(REPLY_TIMEOUT_S)
+
+    def close(self) -> None:
+        self.importer.close()
+
+
 class LocalHost(ExporterService):
     """The service in this process, for the memory transport."""
 
@@ -96,8 +140,8 @@ class LocalHost(ExporterService):
         self.exporter.kill()
 
 
-class EncoderProcess:
-    """A process that serves one `ExporterService` after another over a socket."""
+class WorkerProcess:
+    """A process that serves one exporter or reader after another over a socket."""
 
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
@@ -133,13 +177,13 @@ class EncoderProcess:
 
 
 class ProcessHost:
-    """The service in `process`, with the part of the environment that UCX reads."""
+    """A service of `kind` in `process`, with the part of the environment that UCX reads."""
 
     def __init__(
-        self, process: EncoderProcess, n_windows: int, lease_s: float, environment: dict[str, str]
+        self, process: WorkerProcess, kind: str, environment: dict[str, str], *args: Any
     ) -> None:
         self._process = process
-        process.call("open", "nixl", n_windows, lease_s, environment)
+        process.call(kind, environment, "nixl", *args)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args: self._process.call(name, *args)
@@ -161,18 +205,19 @@ class ProcessHost:
 
 
 def serve(connection: Connection) -> None:
-    service: ExporterService | None = None
+    kinds = {"exporter": ExporterService, "reader": ReaderService}
+    service: Any = None
     while True:
         try:
             name, args = connection.recv()
         except EOFError:
             return
         try:
-            if name == "open":
-                *args, environment = args
+            if name in kinds:
+                environment, *args = args
                 os.environ.pop("UCX_TLS", None)
                 os.environ.update(environment)
-                service = ExporterService(*args)
+                service = kinds[name](*args)
                 connection.send(None)
             else:
                 connection.send(getattr(service, name)(*args))

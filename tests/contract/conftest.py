@@ -1,0 +1,85 @@
+"""Encoders and readers for the KV contract tests, on every transport.
+
+memory runs in this process; nixl has each exporter in a process of its own (shared memory), and
+nixl-tcp the same over sockets, as between hosts.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.kv.connect import available_transport, make_importer
+from cluster.kv.transfer import LEASE_S
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from kv_host import KEY, LAYOUT, LocalHost, MakeHost, ProcessHost, WorkerProcess
+
+
+@pytest.fixture(scope="session")
+def processes() -> Iterator[list[WorkerProcess]]:
+    """Worker processes that are free; a test takes some and gives back those that still run."""
+    free: list[WorkerProcess] = []
+    yield free
+    for process in free:
+        process.end()
+
+
+@pytest.fixture(params=["memory", "nixl", pytest.param("nixl-tcp", marks=pytest.mark.slow)])
+def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    if request.param != "memory" and available_transport() != "nixl":
+        pytest.skip("NIXL does not load on this machine")
+    if request.param == "nixl-tcp":
+        monkeypatch.setenv("UCX_TLS", "tcp")
+    return str(request.param)
+
+
+@pytest.fixture
+def transport(mode: str) -> str:
+    return mode.partition("-")[0]
+
+
+@pytest.fixture
+def make_host(mode: str, processes: list[WorkerProcess]) -> Iterator[MakeHost]:
+    hosts: list[Any] = []
+    taken: list[WorkerProcess] = []
+    environment = {"UCX_TLS": "tcp"} if mode == "nixl-tcp" else {}
+
+    def make(n_windows: int = 4, lease_s: float = LEASE_S, kind: str = "exporter") -> Any:
+        args = (n_windows, lease_s) if kind == "exporter" else ()
+        if mode == "memory":
+            hosts.append(LocalHost("memory", *args))
+        else:
+            taken.append(processes.pop() if processes else WorkerProcess())
+            hosts.append(ProcessHost(taken[-1], kind, environment, *args))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        host.close()
+    for process in taken:
+        if process.alive:
+            processes.append(process)
+        else:
+            process.end()
+
+
+@pytest.fixture
+def make_reader(transport: str) -> Iterator[MakeHost]:
+    importers = []
+
+    def make(n_windows: int = 4, **settings: Any) -> Any:
+        settings = {"cluster_key": KEY, "layout": LAYOUT, **settings}
+        layout = settings.pop("layout")
+        importer = make_importer(transport, layout, n_windows * layout.pages_per_window, **settings)
+        importers.append(importer)
+        return importer
+
+    yield make
+    for importer in importers:
+        importer.close()

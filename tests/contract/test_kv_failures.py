@@ -1,0 +1,187 @@
+"""The contract of KV transfer when a peer dies, stops, or closes; the same for every transport."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.errors import (
+    KVLostError,
+    PeerLostError,
+    TransferTimeoutError,
+    WorkerDrainingError,
+)
+from cluster.messages import CrossKVHandle
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from kv_host import DEADLINE_S, WINDOW, MakeHost, kv_of, take, wait_for
+
+# Where sockets differ most: what is in flight when a process stops or dies.
+over_sockets_too = pytest.mark.parametrize("mode", ["memory", "nixl", "nixl-tcp"], indirect=True)
+
+
+def test_a_killed_peer_is_lost_within_10_s_and_a_new_one_works(
+    make_host: MakeHost, make_reader: MakeHost
+) -> None:
+    host, importer = make_host(), make_reader()
+    survivor = make_host()
+    assert torch.equal(take(importer, host.publish(1)), kv_of(1))
+    unread, waiting = host.publish(2), host.publish(3)
+    importer.accept(unread)
+    host.kill()
+    begin = time.monotonic()
+    with pytest.raises(PeerLostError):
+        take(importer, unread)
+    assert time.monotonic() - begin < 10.0
+    with pytest.raises(PeerLostError):
+        importer.accept(waiting)
+    assert torch.equal(take(importer, survivor.publish(4)), kv_of(4))
+    assert torch.equal(take(importer, make_host().publish(5)), kv_of(5))
+    importer.pool.check_integrity()
+    assert importer.healthy() is None
+
+
+@over_sockets_too
+def test_a_peer_killed_during_a_read_is_lost(make_host: MakeHost, make_reader: MakeHost) -> None:
+    """Frozen before the first contact, so that the read is surely in flight when it dies."""
+    host, importer = make_host(), make_reader()
+    handle, other = host.publish(1), host.publish(2)
+    host.freeze()
+    importer.accept(handle)
+    importer.accept(other)
+    pages = [importer.pool.allocate(WINDOW) for _ in range(2)]
+    futures = [importer.fetch(h, p) for h, p in zip((handle, other), pages, strict=True)]
+    host.kill()
+    begin = time.monotonic()
+    for future in futures:
+        assert isinstance(future.exception(DEADLINE_S), PeerLostError)
+    assert time.monotonic() - begin < 10.0
+    for page_set in pages:
+        importer.pool.release(page_set)
+    importer.pool.check_integrity()
+    assert torch.equal(take(importer, make_host().publish(3)), kv_of(3))
+
+
+@pytest.mark.parametrize("mode", ["nixl", "nixl-tcp"], indirect=True)
+def test_an_exporter_outlives_a_killed_reader(make_host: MakeHost, make_reader: MakeHost) -> None:
+    """Frozen while the reader begins, so that the read is surely in flight when it dies."""
+    host, reader = make_host(lease_s=1.5), make_host(kind="reader")
+    reader.read(host.publish(1))
+    handle = host.publish(2)
+    host.freeze()
+    reader.begin(handle)
+    reader.kill()
+    host.thaw()
+    wait_for(lambda: host.state().n_free == 4 * WINDOW, "the dead reader's lease expired")
+    assert torch.equal(take(make_reader(), host.publish(3)), kv_of(3))
+
+
+@over_sockets_too
+def test_pages_of_an_overdue_read_are_quarantined_until_it_ends(
+    make_host: MakeHost, make_reader: MakeHost
+) -> None:
+    host, importer = make_host(), make_reader(fetch_timeout_s=1.0)
+    healthy_host = make_host()
+    assert torch.equal(take(importer, healthy_host.publish(1)), kv_of(1))
+    handle, other = host.publish(2), host.publish(3)
+    host.freeze()
+    importer.accept(handle)
+    importer.accept(other)
+    pages = [importer.pool.allocate(WINDOW) for _ in range(2)]
+    futures = [importer.fetch(h, p) for h, p in zip((handle, other), pages, strict=True)]
+    for future in futures:
+        assert isinstance(future.exception(DEADLINE_S), TransferTimeoutError)
+    assert importer.pool.n_quarantined == 2 * WINDOW
+    importer.pool.check_integrity()
+    assert "overdue" in importer.healthy()
+    with pytest.raises(PeerLostError, match="does not answer"):
+        importer.accept(handle)
+    assert torch.equal(take_beside(importer, healthy_host.publish(4)), kv_of(4))
+
+    host.thaw()
+    wait_for(lambda: importer.pool.n_quarantined == 0, "the pages came back")
+    importer.pool.check_integrity()
+    assert importer.healthy() is None
+    wait_for(lambda: accepts(importer, host.publish(6)), "the peer is trusted again")
+    assert torch.equal(take(importer, host.publish(5)), kv_of(5))
+
+
+def take_beside(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
+    """`take` while other pages are in quarantine."""
+    importer.accept(handle)
+    pages = importer.pool.allocate(WINDOW)
+    importer.fetch(handle, pages).result(DEADLINE_S)
+    copied = importer.pool.tensor[list(pages)].clone()
+    importer.pool.release(pages)
+    return copied
+
+
+def accepts(importer: Any, handle: CrossKVHandle) -> bool:
+    try:
+        importer.accept(handle)
+    except PeerLostError:
+        return False
+    importer.drop(handle)
+    return True
+
+
+def test_close_is_clean_and_ends_what_is_pending(
+    make_host: MakeHost, make_reader: MakeHost
+) -> None:
+    host, importer = make_host(), make_reader()
+    handle, held = host.publish(1), host.publish(2)
+    assert torch.equal(take(importer, host.publish(3)), kv_of(3))
+    importer.accept(handle)
+    importer.accept(held)
+    pages = importer.pool.allocate(WINDOW)
+    future = importer.fetch(handle, pages)
+    importer.close()
+    importer.close()
+    assert future.done()
+    assert future.exception() is None  # what is in flight gets a moment to end
+    assert torch.equal(importer.pool.tensor[list(pages)], kv_of(1))
+    importer.pool.release(pages)
+    importer.pool.check_integrity()
+    with pytest.raises(WorkerDrainingError):
+        importer.accept(held)
+    assert importer.healthy() is not None
+    wait_for(lambda: host.state().n_free == 4 * WINDOW, "close released every lease")
+
+
+def test_the_kv_of_an_exporter_that_closed_is_lost(
+    make_host: MakeHost, make_reader: MakeHost
+) -> None:
+    """Its memory may be mapped still, so that a READ succeeds: the generation tells."""
+    host, importer = make_host(), make_reader()
+    assert torch.equal(take(importer, host.publish(1)), kv_of(1))
+    read, unread = host.publish(2), host.publish(3)
+    importer.accept(read)
+    importer.accept(unread)
+    host.close()
+    begin = time.monotonic()
+    with pytest.raises(KVLostError):
+        take(importer, read)
+    assert time.monotonic() - begin < 10.0
+    importer.drop(unread)
+    importer.pool.check_integrity()
+    assert importer.healthy() is None
+
+
+def test_close_with_a_read_that_never_ends(make_host: MakeHost, make_reader: MakeHost) -> None:
+    host, importer = make_host(), make_reader(fetch_timeout_s=0.3)
+    handle, late = host.publish(1), host.publish(2)
+    host.freeze()
+    importer.accept(handle)
+    importer.accept(late)
+    overdue = importer.fetch(handle, importer.pool.allocate(WINDOW))
+    assert isinstance(overdue.exception(DEADLINE_S), TransferTimeoutError)
+    begin = time.monotonic()
+    importer.close()
+    assert time.monotonic() - begin < 10.0
+    importer.pool.check_integrity()
