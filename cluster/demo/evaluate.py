@@ -140,7 +140,8 @@ class ExampleMaker:
         """As many utterances as 20 to 30 s hold."""
         rng = self.rng
         limit = rng.randint(1000, 1500)
-        at, placed = rng.randint(0, 20), []
+        at = rng.randint(0, 20)
+        placed: list[tuple[int, Spoken]] = []
         while True:
             spoken = self.speak(source)
             if at + len(spoken.sounds) > limit:

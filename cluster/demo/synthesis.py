@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 import numpy.typing as npt
-import soxr
+import soxr  # type: ignore[import-untyped]
 
 SAMPLE_RATE = 16_000
 FRAME_S = 0.02  # one encoder position; all times are kept on this grid

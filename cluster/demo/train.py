@@ -33,9 +33,9 @@ from cluster.demo.text_tokens import TextTokens, train_tokenizer
 from cluster.demo.whisper import AuxiliaryHeads, Shape, Whisper
 from cluster.demo.windows import IGNORED, Batch, WindowMaker, WindowShape
 
-SHORT = WindowShape(frames=300, batch=24)
-MEDIUM = WindowShape(frames=600, batch=12)
-FULL = WindowShape(frames=1500, batch=5)
+SHORT = WindowShape(frames=300, batch=16)
+MEDIUM = WindowShape(frames=600, batch=8)
+FULL = WindowShape(frames=1500, batch=4)
 LONE = WindowShape(frames=1500, batch=4, lone=True)
 # Shares of the steps at the start, the middle and the end of a schedule.
 MIXES: tuple[tuple[float, dict[WindowShape, float]], ...] = (
@@ -77,9 +77,9 @@ class Trainer:
         self.parameters = [
             p for p in (*self.model.parameters(), *self.heads.parameters()) if p.requires_grad
         ]
-        hidden = [
-            m.weight for m in self.model.modules() if isinstance(m, torch.nn.Linear)
-        ]  # Muon is for the matrices between layers, not for embeddings and last heads
+        # Muon is for the matrices between layers, not for embeddings and last heads.
+        linears = [m for m in self.model.modules() if isinstance(m, torch.nn.Linear)]
+        hidden = [p for m in linears for p in (m.weight,) if isinstance(p, torch.nn.Parameter)]
         others = [p for p in self.parameters if not any(p is h for h in hidden)]
         self.optimizers: list[torch.optim.Optimizer] = [
             BatchedMuon(hidden, lr=lr, weight_decay=0.05),

@@ -56,7 +56,8 @@ class Attention(nn.Module):
 
     def split(self, x: Tensor) -> Tensor:
         """(batch, n, d) to (batch, heads, n, head_dim)."""
-        return x.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+        batch, n, d_model = x.shape
+        return x.view(batch, n, self.n_heads, d_model // self.n_heads).transpose(1, 2)
 
     def merge(self, x: Tensor) -> Tensor:
         """The way back, through the output projection."""
@@ -179,6 +180,7 @@ class Decoder(nn.Module):
         """Each layer's cross-attention K and V of the encoded audio."""
         pairs = []
         for layer in self.layers:
+            assert isinstance(layer, DecoderLayer)
             attn = layer.encoder_attn
             pairs.append((attn.split(attn.k_proj(audio)), attn.split(attn.v_proj(audio))))
         return pairs

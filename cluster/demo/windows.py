@@ -20,6 +20,7 @@ from cluster.demo.synthesis import EDGE_FRAMES, FRAME_SAMPLES
 from cluster.demo.text_tokens import TextTokens
 
 FULL_FRAMES = 1500  # encoder steps in 30 s
+WRONG_WORDS = 0.12  # of the words given to the decoder, in most windows
 IGNORED = -100  # a target that does not count
 MAX_MISSES = 12  # utterances drawn in vain before a window counts as full
 _TIMESTAMP_BAND = (12, 6)  # frames around a boundary that a timestamp's attention may use
@@ -224,7 +225,7 @@ class WindowMaker:
         bands = np.zeros((len(rows), n, frames), dtype=bool)
         for r, row in enumerate(rows):
             length = len(row.tokens) - 1
-            tokens[r, :length] = torch.tensor(row.tokens[:-1])
+            tokens[r, :length] = torch.tensor(self._misled(row.tokens[:-1]))
             scored = row.n_unscored
             targets[r, scored:length] = torch.tensor(row.tokens[scored + 1 :])
             if self._is_empty(row):
@@ -235,6 +236,16 @@ class WindowMaker:
                 if end > start:
                     bands[r, i, max(0, start) : end] = True
         return tokens, targets, torch.from_numpy(bands)
+
+    def _misled(self, tokens: list[int]) -> list[int]:
+        """Some words given to the decoder are wrong ones: what comes next must be heard."""
+        if self.rng.random() < 0.3:
+            return tokens
+        words = [t for t in tokens if t < self.tokens.eot and t != self.full_stop]
+        return [
+            self.rng.choice(words) if t < self.tokens.eot and self.rng.random() < WRONG_WORDS else t
+            for t in tokens
+        ]
 
     def _is_empty(self, row: _Row) -> bool:
         return not any(token < self.tokens.eot for token in row.tokens[row.n_unscored :])
