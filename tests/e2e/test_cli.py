@@ -1,0 +1,146 @@
+"""The command line as a person uses it: in a process of its own, in some folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from cluster.build import package_root
+from cluster.demo.samples import SAMPLES, sample_path
+from tests.e2e.conftest import SPLITSCRIBE, Server, start_server, stop_server
+
+
+def splitscribe(
+    *args: str, cwd: Path, env: dict[str, str] | None = None, timeout_s: float = 110
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [SPLITSCRIBE, *args],
+        cwd=cwd,
+        env={**os.environ, "COLUMNS": "120", **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "says"),
+    [
+        (("serve", "/no/such/folder"), {}, "no such folder"),
+        (("serve", "--config", "none.yaml"), {}, "cannot read settings file"),
+        (("serve", "--port", "70000"), {}, "router.port"),
+        (("serve",), {"SPLITSCRIBE_ROUTER__PROT": "1"}, "router.prot"),
+        (("serve", "--transport", "memory", "--encoders", "2"), {}, "need NIXL"),
+        (("transcribe", "none.wav"), {}, "No such file"),
+        (("transcribe", "x.wav", "--language", "klingon"), {}, "klingon"),
+        (("transcribe", "x.wav", "--server", "http://127.0.0.1:9"), {}, "No such file"),
+    ],
+)
+def test_a_mistake_is_one_line(
+    tmp_path: Path, args: tuple[str, ...], env: dict[str, str], says: str
+) -> None:
+    run = splitscribe(*args, cwd=tmp_path, env=env)
+    assert run.returncode == 1
+    assert says in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_print_config_shows_what_came_of_all_sources(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("router:\n  port: 1\n  host: from-file\n")
+    run = splitscribe(
+        *("serve", "--config", "s.yaml", "--port", "3", "--api-key", "secret", "--print-config"),
+        cwd=tmp_path,
+        env={"SPLITSCRIBE_ENCODER__MAX_BATCH": "5"},
+    )
+    assert run.returncode == 0, run.stderr
+    assert "port: 3" in run.stdout
+    assert "host: from-file" in run.stdout
+    assert "max_batch: 5" in run.stdout
+    assert "secret" not in run.stdout
+
+
+def test_check_tells_what_would_be_used(tmp_path: Path) -> None:
+    run = splitscribe("check", cwd=tmp_path)
+    assert run.returncode == 0, run.stdout
+    assert "transport" in run.stdout
+    assert "A cluster can run here" in run.stdout
+
+
+def test_transcribe_in_process_and_through_a_server_agree(server: Server, tmp_path: Path) -> None:
+    files = [str(sample_path(name)) for name in SAMPLES]
+    alone = splitscribe("transcribe", *files, "-o", "alone", "--language", "en", cwd=tmp_path)
+    assert alone.returncode == 0, alone.stderr
+    served = splitscribe(
+        *("transcribe", *files, "-o", "served", "--language", "English", "--server", server.url),
+        cwd=tmp_path,
+    )
+    assert served.returncode == 0, served.stderr
+    for name in SAMPLES:
+        one = json.loads((tmp_path / "alone" / f"{name}.json").read_text())
+        other = json.loads((tmp_path / "served" / f"{name}.json").read_text())
+        assert one["text"] == other["text"]
+        assert (tmp_path / "alone" / f"{name}.txt").read_text().split() == one["text"].split()
+
+
+def test_one_process_serves_where_there_is_no_nixl(tmp_path: Path) -> None:
+    running = start_server(tmp_path, "--transport", "memory")
+    try:
+        answer = running.client().audio.transcriptions.create(
+            model="demo", file=sample_path("short")
+        )
+        assert answer.text
+        assert running.workers("decoder")[0]["transport"] == "memory"
+    finally:
+        assert stop_server(running) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_demo_ends_well(tmp_path: Path) -> None:
+    run = splitscribe("demo", cwd=tmp_path, timeout_s=240)
+    assert run.returncode == 0, run.stdout + run.stderr
+    for name in SAMPLES:
+        assert f"{name}.flac" in run.stdout
+    assert "where the time went" in run.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_wheel_runs_the_same_in_a_clean_environment(tmp_path: Path) -> None:
+    """Built from the tree, installed without its sources, started beside foreign modules."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, package_root()], check=True)
+    (wheel,) = tmp_path.glob("splitscribe-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for needed in ("demo/checkpoint/model.safetensors", "demo/samples/long.flac"):
+        assert f"cluster/{needed}" in names
+    assert "configs/settings.yaml" in names
+    assert not [name for name in names if name.startswith(("tests/", "benchmark/"))]
+
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "env"], check=True)
+    python = tmp_path / "env" / "bin" / "python"
+    constraints = package_root() / "constraints.txt"
+    subprocess.run(
+        [python, "-m", "pip", "-q", "install", "-c", constraints, wheel], check=True, timeout=600
+    )
+    foreign = tmp_path / "foreign"
+    (foreign / "cluster").mkdir(parents=True)
+    (foreign / "cluster" / "__init__.py").write_text("raise SystemExit('foreign cluster')\n")
+    (foreign / "router.py").write_text("raise SystemExit('foreign router')\n")
+    run = subprocess.run(
+        [python.with_name("splitscribe"), "demo"],
+        cwd=foreign,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "where the time went" in run.stdout
