@@ -43,7 +43,8 @@ class Bench:
         self.exporter = MemoryExporter(
             layout, n_windows * layout.pages_per_window, cluster_key=b"k" * 32, lease_s=60.0
         )
-        chosen = EncoderSettings(device="cpu", threads=1, **settings)  # type: ignore[call-arg]
+        settings.setdefault("max_batch", 8)
+        chosen = EncoderSettings(device="cpu", threads=1, **settings)
         self.engine = EncoderEngine(checkpoint, self.exporter, chosen, recorder)
         self.gate = threading.Event()
         self.gate.set()
