@@ -48,6 +48,16 @@ format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+SPEECH_TOOLS = $(foreach tool,espeak-ng flite,command -v $(tool) >/dev/null || { echo "$(tool) is missing: apt-get install espeak-ng flite"; exit 1; };)
+
+demo-model: install
+	@$(SPEECH_TOOLS)
+	$(BIN)/python -m cluster.demo.recipe --work .demo-work
+
+demo-model-eval: install
+	@$(SPEECH_TOOLS)
+	$(BIN)/python -m cluster.demo.evaluate
+
 wheel: install
 	$(BIN)/python -m pip wheel --quiet --no-deps -w dist .
 
