@@ -1,4 +1,4 @@
-"""What a request costs outside of encode and decode: router, proxy, audio, queues, hand-off.
+"""What a request costs outside of queue, encode and decode: router, proxy, audio, hand-off.
 
 Two clusters run side by side, Ray Serve's default mode and its throughput-optimised one, and
 take turns. The ceiling is a bare uvicorn + Starlette process that reads the same upload.
@@ -30,7 +30,7 @@ from benchmark.serving import BenchServer, serving
 from cluster.demo.samples import sample_path
 from cluster.demo.showcase import STAGES, parse_server_timing
 
-MODES = {"default": "0", "throughput-optimised": "1"}
+MODES = {"default": "0", "throughput": "1"}
 IN_FLIGHT = (1, 32)
 CPU_KINDS = ("router", "proxy", "audio")
 
@@ -40,7 +40,7 @@ class Sample:
     """All rounds of one mode at one number in flight. Times in ms."""
 
     wall: list[float] = field(default_factory=list)
-    outside: list[float] = field(default_factory=list)  # wall less encode and decode
+    outside: list[float] = field(default_factory=list)  # wall less queue, encode and decode
     stages: dict[str, list[float]] = field(default_factory=dict)
     cpu: dict[str, list[float]] = field(default_factory=dict)  # per request, one value a round
     rate: list[float] = field(default_factory=list)  # requests/s, one value a round
@@ -81,7 +81,8 @@ def measure(server: BenchServer, sample: Sample, n_requests: int, in_flight: int
         sample.cpu.setdefault(kind, []).append(1000 * used_s / n_requests)
     for wall_ms, stages in answers:
         sample.wall.append(wall_ms)
-        sample.outside.append(wall_ms - stages.get("encode", 0.0) - stages.get("decode", 0.0))
+        inside_ms = sum(stages.get(stage, 0.0) for stage in ("queue", "encode", "decode"))
+        sample.outside.append(wall_ms - inside_ms)
         for stage in STAGES:
             sample.stages.setdefault(stage, []).append(stages.get(stage, 0.0))
 
@@ -136,7 +137,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=40, help="per round")
     args = parser.parse_args()
-    console = Console(width=140)
+    console = Console(width=160)
     samples = {(mode, n): Sample() for mode in MODES for n in IN_FLIGHT}
     ceiling = {n: bare_ms(args.requests, n) for n in IN_FLIGHT}
     for n, ms in ceiling.items():
@@ -157,14 +158,14 @@ def main() -> None:
                 for mode, server in servers.items():
                     measure(server, samples[mode, n], args.requests, n)
     table = Table(title="5 s clip; wall ms p50 / p95 per stage, CPU ms per request")
-    for column in ("mode", "in flight", "req/s", "wall", "outside encode+decode", *STAGES):
-        table.add_column(column)
+    for column in ("mode", "in flight", "req/s", "wall", "outside", *STAGES):
+        table.add_column(column, no_wrap=True)
     for kind in CPU_KINDS:
         table.add_column(f"cpu {kind}")
     report = []
     for (mode, n), sample in samples.items():
         pair = [
-            f"{percentile(values, 0.5):.1f} / {percentile(values, 0.95):.1f}"
+            f"{percentile(values, 0.5):.0f} / {percentile(values, 0.95):.0f}"
             for values in (sample.wall, sample.outside, *(sample.stages[s] for s in STAGES))
         ]
         cpu = {kind: statistics.median(sample.cpu[kind]) for kind in CPU_KINDS}
