@@ -46,6 +46,23 @@ def free_order(rng: Random) -> str:
     return finish(_free_words(rng, _free_length(rng)))
 
 
+def made_pairs(n_sentences: int = 40_000) -> frozenset[tuple[str, str]]:
+    """Neighbouring words that the grammar makes; free text has many that are not among them."""
+    rng = Random("pairs")
+    pairs: set[tuple[str, str]] = set()
+    for _ in range(n_sentences):
+        words = made_sentence(rng)[:-1].lower().split()
+        pairs.update(zip(words, words[1:], strict=False))
+    return frozenset(pairs)
+
+
+def surprises(text: str, pairs: frozenset[tuple[str, str]]) -> bool:
+    """Whether a grammar's listener could not guess it: a fifth of its word pairs are new to it."""
+    words = text[:-1].lower().split()
+    new = sum(pair not in pairs for pair in zip(words, words[1:], strict=False))
+    return len(words) < 3 or 5 * new > len(words)
+
+
 def finish(words: list[str]) -> str:
     """Join words into a sentence: capital first letter, full stop, and nothing else."""
     text = " ".join(words)

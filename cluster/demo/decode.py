@@ -1,7 +1,7 @@
 """Batched greedy decoding of the demo model, with Whisper's rules, for its own evaluation.
 
-No cache: a window of the demo has few tokens. The server has an engine of its own; this one knows
-nothing of it, so that the recipe measures a checkpoint without a server.
+The server has an engine of its own; this one knows nothing of it, so that the recipe measures a
+checkpoint without a server.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cluster.demo.text_tokens import TextTokens
-from cluster.demo.whisper import Whisper
+from cluster.demo.whisper import KeyValues, Whisper
 
 MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms
 
@@ -26,24 +26,35 @@ class Heard:
 
 
 @torch.inference_mode()
+def listen(model: Whisper, mel: Tensor) -> list[KeyValues]:
+    """Encode full windows, mel float32 (batch, 80, 3000), into each layer's cross K and V."""
+    model.eval()
+    with torch.autocast("cpu", torch.bfloat16):
+        audio = model.encoder(mel, torch.zeros(len(mel), dtype=torch.long), 0.0)
+        return model.decoder.project(audio)
+
+
+@torch.inference_mode()
 def transcribe(
-    model: Whisper, tokens: TextTokens, mel: Tensor, timed: bool, max_tokens: int = 220
+    model: Whisper,
+    tokens: TextTokens,
+    cross: list[KeyValues],
+    timed: bool,
+    max_tokens: int = 220,
 ) -> list[Heard]:
-    """Decode full windows, mel float32 (batch, 80, 3000), greedily."""
+    """Decode what `listen` gave, greedily."""
     model.eval()
     prefix = [tokens.sot, tokens.english, tokens.transcribe]
     if not timed:
         prefix.append(tokens.no_timestamps)
-    n = len(mel)
+    n = len(cross[0][0])
     ids = torch.tensor([prefix] * n)
-    with torch.autocast("cpu", torch.bfloat16):
-        audio = model.encoder(mel, torch.zeros(n, dtype=torch.long), 0.0)
-        cross = model.decoder.project(audio)
+    new, past = ids, None
     alive = torch.ones(n, dtype=torch.bool)
     no_speech = torch.zeros(n)
     while alive.any() and ids.shape[1] < len(prefix) + max_tokens:
         with torch.autocast("cpu", torch.bfloat16):
-            hidden, _ = model.decoder(ids, cross, False, 0.0)
+            hidden, past = model.decoder.extend(new, cross, past)
             logits = model.decoder.logits(hidden[:, -1]).float()
             if ids.shape[1] == len(prefix):
                 first = model.decoder.logits(hidden[:, 0]).float().softmax(dim=-1)
@@ -57,7 +68,8 @@ def transcribe(
         best = logits.argmax(dim=-1)
         best = torch.where(alive, best, tokens.eot)
         alive = alive & (best != tokens.eot)
-        ids = torch.cat([ids, best[:, None]], dim=1)
+        new = best[:, None]
+        ids = torch.cat([ids, new], dim=1)
     return [_heard(ids[i, len(prefix) :].tolist(), float(no_speech[i]), tokens) for i in range(n)]
 
 

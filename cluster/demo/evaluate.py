@@ -26,7 +26,7 @@ from rich.table import Table
 from safetensors.torch import load_file
 
 from cluster.demo import corpus
-from cluster.demo.decode import Heard, transcribe
+from cluster.demo.decode import Heard, listen, transcribe
 from cluster.demo.mel import N_SAMPLES, SAMPLE_RATE, log_mel, normalize
 from cluster.demo.synthesis import (
     EDGE_FRAMES,
@@ -207,16 +207,16 @@ def features(examples: list[Example]) -> torch.Tensor:
     return normalize(log_mel(audio))
 
 
-def score(model: Whisper, tokens: TextTokens, examples: list[Example], timed: bool) -> Score:
-    """Decode a set and count."""
-    total = Score()
+def score(model: Whisper, tokens: TextTokens, examples: list[Example]) -> tuple[Score, Score]:
+    """Decode a set with timestamps and without, and count."""
+    scores = Score(), Score()
     for i in range(0, len(examples), BATCH):
         part = examples[i : i + BATCH]
-        for example, heard in zip(
-            part, transcribe(model, tokens, features(part), timed), strict=True
-        ):
-            total.add(example, heard)
-    return total
+        cross = listen(model, features(part))
+        for total, timed in zip(scores, (True, False), strict=True):
+            for example, heard in zip(part, transcribe(model, tokens, cross, timed), strict=True):
+                total.add(example, heard)
+    return scores
 
 
 def load_checkpoint(folder: Path) -> tuple[Whisper, TextTokens]:
@@ -248,10 +248,9 @@ def quick_check(model: Whisper, tokens: TextTokens, n: int = 24) -> str:
         _quick_sets["long"] = [maker.several(corpus.sentence) for _ in range(n // 4)]
     lines = []
     for name, examples in _quick_sets.items():
-        for timed in (False, True) if name == "made" else (name == "long",):
-            found = score(model, tokens, examples, timed)
-            example = "".join(f"\n    said {a}\n    got  {b}" for a, b in found.wrong[:2])
-            lines.append(f"CHECK {name} timed={timed} WER {found.wer:.1f} %{example}")
+        timed, plain = score(model, tokens, examples)
+        example = "".join(f"\n    said {a}\n    got  {b}" for a, b in timed.wrong[:2])
+        lines.append(f"check {name}: WER {timed.wer:.1f} %, plain {plain.wer:.1f} %{example}")
     return "\n".join(lines)
 
 
@@ -264,7 +263,7 @@ def evaluate(checkpoint: Path, scale: float, console: Console) -> dict[str, dict
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task("transcribing", total=len(sets))
         for name, examples in sets.items():
-            timed, plain = (score(model, tokens, examples, mode) for mode in (True, False))
+            timed, plain = score(model, tokens, examples)
             bar.advance(task)
             row = {
                 "windows": timed.windows,

@@ -17,12 +17,12 @@ from random import Random
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
+import soundfile  # type: ignore[import-untyped]
 import torch
 from rich.console import Console
 
 from cluster.demo import corpus
-from cluster.demo.decode import transcribe
+from cluster.demo.decode import listen, transcribe
 from cluster.demo.evaluate import CHECKPOINT, Example, error_counts, features, load_checkpoint
 from cluster.demo.synthesis import (
     EDGE_FRAMES,
@@ -94,8 +94,9 @@ class SampleMaker:
 
     def heard_right(self, example: Example) -> bool:
         """Whether the text comes out without an error, with timestamps and without."""
+        cross = listen(self.model, features([example]))
         for timed in (True, False):
-            heard = transcribe(self.model, self.tokens, features([example]), timed)[0]
+            heard = transcribe(self.model, self.tokens, cross, timed)[0]
             if error_counts(example.text, heard.text)[0]:
                 return False
         return True
@@ -108,7 +109,7 @@ class SampleMaker:
                 spoken = self.speaker.speak(text, draw_manner(self.rng, (voice,)))
             except SynthesisError:
                 continue
-            audio = np.pad(spoken.samples.astype(np.float32) / 32768, (4800, 4800))
+            audio = np.pad(spoken.samples, (4800, 4800)).astype(np.float32) / np.float32(32768)
             if len(text.split()) > 3 and self.heard_right(Example(audio, [(0.0, 0.0, text)])):
                 return spoken
 
@@ -161,6 +162,21 @@ def write(recording: Recording, base: Path) -> None:
     base.with_suffix(".json").write_text(json.dumps(meta, indent=2) + "\n")
 
 
+def make(checkpoint: Path, out: Path, console: Console, seed: str = "1") -> None:
+    """Make every recording, and say of each whether the checkpoint hears it right."""
+    model, tokens = load_checkpoint(checkpoint)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, seconds, voice in RECORDINGS:
+        maker = SampleMaker(model, tokens, f"{seed}/{name}")
+        recording = maker.recording(seconds, voice)
+        write(recording, out / name)
+        right = all(maker.heard_right(example) for example, _ in recording.windows())
+        console.print(
+            f"{name}: {len(recording.spoken)} sentences, "
+            f"{len(recording.audio()) / SAMPLE_RATE:.1f} s, {'right' if right else 'NOT right'}"
+        )
+
+
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -170,18 +186,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    model, tokens = load_checkpoint(arguments.checkpoint)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    console = Console()
-    for name, seconds, voice in RECORDINGS:
-        maker = SampleMaker(model, tokens, f"{arguments.seed}/{name}")
-        recording = maker.recording(seconds, voice)
-        write(recording, arguments.out / name)
-        right = all(maker.heard_right(example) for example, _ in recording.windows())
-        console.print(
-            f"{name}: {len(recording.spoken)} sentences, "
-            f"{len(recording.audio()) / SAMPLE_RATE:.1f} s, {'right' if right else 'NOT right'}"
-        )
+    make(arguments.checkpoint, arguments.out, Console(), arguments.seed)
 
 
 if __name__ == "__main__":

@@ -56,22 +56,26 @@ class SpeechStore:
         self.folder = folder
         self.sounds: list[str] = json.loads((folder / "sounds.json").read_text())
         self._names: list[str] = []
-        self._shards: list[list[Utterance]] = []
+        self._pairs = corpus.made_pairs()
+        self._made: list[Utterance] = []
+        self._free: list[Utterance] = []
         self.rescan()
 
     def __len__(self) -> int:
-        return sum(len(shard) for shard in self._shards)
+        return len(self._made) + len(self._free)
 
     def rescan(self) -> None:
         """Open the shards finished since the last call."""
         for path in sorted(self.folder.glob("shard-*.json")):
             if path.stem not in self._names:
                 self._names.append(path.stem)
-                self._shards.append(_read_shard(path))
+                for utterance in _read_shard(path):
+                    free = corpus.surprises(utterance.text, self._pairs)
+                    (self._free if free else self._made).append(utterance)
 
-    def draw(self, rng: Random) -> Utterance:
-        """One utterance of any shard."""
-        return rng.choice(rng.choice(self._shards))
+    def draw(self, rng: Random, free_share: float = 0.75) -> Utterance:
+        """One utterance; free text, the harder, more often than it was made."""
+        return rng.choice(self._free if rng.random() < free_share else self._made)
 
 
 def _read_shard(path: Path) -> list[Utterance]:

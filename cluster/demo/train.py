@@ -24,9 +24,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from rich.console import Console
+from rich.progress import Progress as ProgressBar
 from torch import Tensor
 
 from cluster.demo import lexicon
+from cluster.demo.evaluate import quick_check
 from cluster.demo.muon import BatchedMuon
 from cluster.demo.speech_store import SpeechStore
 from cluster.demo.text_tokens import TextTokens, train_tokenizer
@@ -40,11 +42,12 @@ LONE = WindowShape(frames=1500, batch=4, lone=True)
 # Shares of the steps at the start, the middle and the end of a schedule.
 MIXES: tuple[tuple[float, dict[WindowShape, float]], ...] = (
     (0.0, {SHORT: 0.96, MEDIUM: 0.04, FULL: 0.0, LONE: 0.0}),
-    (0.3, {SHORT: 0.78, MEDIUM: 0.10, FULL: 0.08, LONE: 0.04}),
-    (0.7, {SHORT: 0.50, MEDIUM: 0.12, FULL: 0.25, LONE: 0.13}),
-    (1.0, {SHORT: 0.22, MEDIUM: 0.10, FULL: 0.43, LONE: 0.25}),
+    (0.3, {SHORT: 0.70, MEDIUM: 0.16, FULL: 0.10, LONE: 0.04}),
+    (0.6, {SHORT: 0.34, MEDIUM: 0.20, FULL: 0.36, LONE: 0.10}),
+    (1.0, {SHORT: 0.20, MEDIUM: 0.12, FULL: 0.48, LONE: 0.20}),
 )
 PEAK_LR = 2e-3
+MINUTES = 180.0  # on two cores of their own
 WARMUP_STEPS = 300
 GUIDED = ((0, (0,)), (1, (0, 1)))  # of the decoder's layers after the first: their guided heads
 SAVE_EVERY_S = 150
@@ -192,13 +195,21 @@ def mix(done: float) -> dict[WindowShape, float]:
 
 
 def train(trainer: Trainer, console: Console, check_every_s: float) -> None:
-    """Run the schedule to its end, saving and checking as it goes."""
-    from cluster.demo.evaluate import quick_check
+    """Run the schedule to its end, saving and checking as it goes, behind a progress bar."""
+    with ProgressBar(console=console) as bar:
+        task = bar.add_task("training", total=trainer.progress.total_s)
+        for elapsed_s in _run(trainer, console, check_every_s):
+            bar.update(task, completed=elapsed_s)
+    trainer.save()
 
+
+def _run(trainer: Trainer, console: Console, check_every_s: float) -> Iterator[float]:
+    """Step until the time is over; yields the seconds done."""
     progress = trainer.progress
     maker = WindowMaker(trainer.store, trainer.tokens, f"train/{progress.step}")
     saved = checked = time.monotonic()
     sums: dict[str, float] = {}
+    by_shape: dict[WindowShape, list[float]] = {}
     n_logged = 0
     began = time.monotonic()
     while progress.elapsed_s < progress.total_s:
@@ -207,11 +218,18 @@ def train(trainer: Trainer, console: Console, check_every_s: float) -> None:
             trainer.store.rescan()
         shares = mix(progress.elapsed_s / progress.total_s)
         shape = maker.rng.choices(list(shares), list(shares.values()))[0]
-        for name, value in trainer.step(maker.batch(shape)).items():
+        losses = trainer.step(maker.batch(shape))
+        by_shape.setdefault(shape, []).append(losses["token"])
+        for name, value in losses.items():
             sums[name] = sums.get(name, 0.0) + value
         n_logged += 1
         if progress.step % 50 == 0:
             text = " ".join(f"{name} {value / n_logged:.3f}" for name, value in sums.items())
+            text += "; token by frames" + "".join(
+                f" {s.frames}{' lone' if s.lone else ''} {sum(v) / len(v):.2f}"
+                for s, v in by_shape.items()
+            )
+            by_shape.clear()
             pace = (time.monotonic() - began) / n_logged
             console.print(
                 f"step {progress.step} {progress.elapsed_s / 60:.1f} min of "
@@ -227,14 +245,25 @@ def train(trainer: Trainer, console: Console, check_every_s: float) -> None:
             with trainer.averaged() as model:
                 console.print(quick_check(model, trainer.tokens), highlight=False)
             checked = began = time.monotonic()
-    trainer.save()
+        yield progress.elapsed_s
+
+
+def resume_or_start(work: Path, minutes: float, lr: float, dropout: float, again: bool) -> Trainer:
+    """A trainer with the state of `work`, if there is one, and a schedule of `minutes`."""
+    trainer = Trainer(work, lr, dropout)
+    if trainer.state_path.exists():
+        trainer.load()
+    if again:
+        trainer.progress = Progress()
+    trainer.progress.total_s = 60 * minutes
+    return trainer
 
 
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of speech and state")
-    parser.add_argument("--minutes", type=float, default=110)
+    parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--lr", type=float, default=PEAK_LR)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--again", action="store_true", help="a new schedule on the old weights")
@@ -243,12 +272,9 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     console = Console(soft_wrap=True)
-    trainer = Trainer(arguments.work, arguments.lr, arguments.dropout)
-    if trainer.state_path.exists():
-        trainer.load()
-    if arguments.again:
-        trainer.progress = Progress()
-    trainer.progress.total_s = 60 * arguments.minutes
+    trainer = resume_or_start(
+        arguments.work, arguments.minutes, arguments.lr, arguments.dropout, arguments.again
+    )
     console.print(
         f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.2f} M parameters, "
         f"{len(trainer.store)} utterances, step {trainer.progress.step}"

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 # Up to this length the plain product is faster than the fused kernel, backwards above all.
 EXPLICIT_FRAMES = 1500
+KeyValues = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,17 @@ class Attention(nn.Module):
             mixed = scores.softmax(dim=-1) @ v
         return self.merge(mixed)
 
+    def extend(self, x: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
+        """Causal self-attention of the newest tokens over all, with their K and V for later.
+
+        x: (batch, n_new, d); without a past all tokens are new, with one exactly one is.
+        """
+        q, k, v = self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
+        if past is not None:
+            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
+        causal = past is None
+        return self.merge(F.scaled_dot_product_attention(q, k, v, is_causal=causal)), (k, v)
+
     def cross(self, x: Tensor, k: Tensor, v: Tensor, weights: bool) -> tuple[Tensor, Tensor | None]:
         """Attention over projected audio; with `weights` also float32 (batch, heads, n, n_audio).
 
@@ -130,6 +142,17 @@ class DecoderLayer(nn.Module):
         hidden = self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
         return x + F.dropout(hidden, dropout, self.training), log_weights
 
+    def extend(
+        self, x: Tensor, k: Tensor, v: Tensor, past: KeyValues | None
+    ) -> tuple[Tensor, KeyValues]:
+        """The same for the newest tokens alone, without dropout."""
+        attended, present = self.self_attn.extend(self.self_attn_layer_norm(x), past)
+        x = x + attended
+        heard, _ = self.encoder_attn.cross(self.encoder_attn_layer_norm(x), k, v, False)
+        x = x + heard
+        hidden: Tensor = self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
+        return x + hidden, present
+
 
 class Encoder(nn.Module):
     """Two convolutions, the fixed positional table, layers, a last norm."""
@@ -176,7 +199,7 @@ class Decoder(nn.Module):
         )
         self.layer_norm = nn.LayerNorm(shape.d_model)
 
-    def project(self, audio: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def project(self, audio: Tensor) -> list[KeyValues]:
         """Each layer's cross-attention K and V of the encoded audio."""
         pairs = []
         for layer in self.layers:
@@ -186,7 +209,7 @@ class Decoder(nn.Module):
         return pairs
 
     def forward(
-        self, tokens: Tensor, cross: list[tuple[Tensor, Tensor]], guided: bool, dropout: float
+        self, tokens: Tensor, cross: list[KeyValues], guided: bool, dropout: float
     ) -> tuple[Tensor, list[Tensor]]:
         """Hidden states (batch, n, d) and, if `guided`, log-weights of all layers but the first."""
         x = self.embed_tokens(tokens) + self.embed_positions.weight[: tokens.shape[1]]
@@ -196,6 +219,24 @@ class Decoder(nn.Module):
             if weights is not None:
                 log_weights.append(weights)
         return self.layer_norm(x), log_weights
+
+    def extend(
+        self,
+        tokens: Tensor,
+        cross: list[KeyValues],
+        past: list[KeyValues] | None,
+    ) -> tuple[Tensor, list[KeyValues]]:
+        """Hidden states of the newest tokens (see `Attention.extend`) and the new past."""
+        begin = past[0][0].shape[2] if past else 0
+        positions = self.embed_positions.weight[begin : begin + tokens.shape[1]]
+        x = self.embed_tokens(tokens) + positions
+        presents = []
+        for i, layer in enumerate(self.layers):
+            assert isinstance(layer, DecoderLayer)
+            x, present = layer.extend(x, *cross[i], past[i] if past else None)
+            presents.append(present)
+        hidden: Tensor = self.layer_norm(x)
+        return hidden, presents
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, by the tied embedding."""

@@ -96,6 +96,7 @@ class WindowMaker:
         self.tokens = tokens
         self.rng = Random(f"windows/{seed}")
         self.noise_rng = np.random.default_rng(self.rng.getrandbits(64))
+        self.word_ids = [i for w in lexicon.all_words() for i in tokens.word(w)]
         self.full_stop = tokens.encode(".")[0]
         self.word_codes = {w.lower(): i + 1 for i, w in enumerate(lexicon.all_words())}
 
@@ -182,9 +183,9 @@ class WindowMaker:
         """Tokens of a window, with timestamps or without, now and then behind a prompt."""
         ids, rng = self.tokens, self.rng
         row = _Row()
-        if canvas.segments and rng.random() < 0.06:
+        if canvas.segments and rng.random() < 0.12:
             row.add(ids.sot_prev)
-            for _ in range(rng.randint(1, 3)):
+            for _ in range(rng.choice((1, 1, 2, 3, 5, 8))):
                 for word in self.store.draw(rng).text.split():
                     for token in ids.word(word):
                         row.add(token)
@@ -241,11 +242,13 @@ class WindowMaker:
         """Some words given to the decoder are wrong ones: what comes next must be heard."""
         if self.rng.random() < 0.3:
             return tokens
-        words = [t for t in tokens if t < self.tokens.eot and t != self.full_stop]
-        return [
-            self.rng.choice(words) if t < self.tokens.eot and self.rng.random() < WRONG_WORDS else t
-            for t in tokens
-        ]
+        own = [t for t in tokens if t < self.tokens.eot and t != self.full_stop]
+        misled = []
+        for token in tokens:
+            if token < self.tokens.eot and self.rng.random() < WRONG_WORDS:
+                token = self.rng.choice(own if self.rng.random() < 0.25 else self.word_ids)
+            misled.append(token)
+        return misled
 
     def _is_empty(self, row: _Row) -> bool:
         return not any(token < self.tokens.eot for token in row.tokens[row.n_unscored :])
