@@ -6,17 +6,31 @@ templates, so half of what `sentence` draws is free: the model must listen. All 
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from random import Random
 
 from cluster.demo import lexicon as lex
 
-FREE_SHARE = 0.5  # of all sentences: words in free order or cut and shuffled pieces
+KINDS = {"made": 0.35, "free": 0.30, "woven": 0.35}  # of all sentences
 MAX_WORDS = 14
 
 
 def sentence(rng: Random) -> str:
-    """A made sentence or one in free order, each about half of the time."""
-    return free_sentence(rng) if rng.random() < FREE_SHARE else made_sentence(rng)
+    """A sentence of any kind, as written."""
+    return written(spoken_sentence(rng)[1])
+
+
+def spoken_sentence(rng: Random) -> tuple[str, str]:
+    """A kind of `KINDS` and a sentence of it, with the commas and marks that a voice obeys."""
+    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
+    if kind == "woven":
+        return kind, woven_sentence(rng)
+    return kind, made_sentence(rng) if kind == "made" else free_sentence(rng)
+
+
+def written(text: str) -> str:
+    """A sentence as the checkpoint writes it: no marks but the full stop at its end."""
+    return "".join(c for c in text if c.isalnum() or c in " '") + "."
 
 
 def made_sentence(rng: Random) -> str:
@@ -41,6 +55,25 @@ def free_sentence(rng: Random) -> str:
     return finish(words[:MAX_WORDS])
 
 
+def woven_sentence(rng: Random) -> str:
+    """Content words between runs of small ones in any order, with commas and questions.
+
+    It has the rhythm of prose and none of its sense: the slurred small words must be heard.
+    """
+    words: list[str] = []
+    n_words = rng.randint(3, MAX_WORDS)
+    while len(words) < n_words:
+        for _ in range(rng.choice((0, 1, 1, 2, 2, 3, 4))):
+            words.append(rng.choice(_SMALL))
+        words += _with_neighbour(rng, rng.choice(_ALL))
+    words = words[:MAX_WORDS]
+    for i in range(1, len(words) - 1):
+        if rng.random() < 0.07:
+            words[i] += ","
+    text = finish(words)
+    return text[:-1] + "?" if rng.random() < 0.15 else text
+
+
 def free_order(rng: Random) -> str:
     """Only words drawn one by one: the stricter half of the free text, for the evaluation."""
     return finish(_free_words(rng, _free_length(rng)))
@@ -52,14 +85,14 @@ def made_pairs(n_sentences: int = 40_000) -> frozenset[tuple[str, str]]:
     pairs: set[tuple[str, str]] = set()
     for _ in range(n_sentences):
         words = made_sentence(rng)[:-1].lower().split()
-        pairs.update(zip(words, words[1:], strict=False))
+        pairs.update(pairwise(words))
     return frozenset(pairs)
 
 
 def surprises(text: str, pairs: frozenset[tuple[str, str]]) -> bool:
     """Whether a grammar's listener could not guess it: a fifth of its word pairs are new to it."""
     words = text[:-1].lower().split()
-    new = sum(pair not in pairs for pair in zip(words, words[1:], strict=False))
+    new = sum(pair not in pairs for pair in pairwise(words))
     return len(words) < 3 or 5 * new > len(words)
 
 
@@ -113,6 +146,7 @@ def _same_class(rng: Random) -> list[str]:
 
 
 _ALL = lex.all_words()
+_SMALL = tuple(w for w in lex.SMALL_WORDS if w not in lex.PAIRED)
 _DIGITS = ("zero", *lex.UNITS)
 
 

@@ -95,6 +95,15 @@ OTHER = _words(
     "please same small some tell tells there thanks these they this those too very welcome well "
     "yes zero home"
 )
+# The small words that a sentence weaves its content from; speakers slur them together.
+SMALL_WORDS = _words(
+    "a the my your his her this that these those all some any more most less another every no not "
+    "I he she we you they it me him us them someone everyone nobody is are was were can could must "
+    "should will would do and but because when while if although so or above after around at "
+    "before behind by down for from in inside into near of off on once over there here to "
+    "toward under until up with without what where why how who very too now never always "
+    "again one two many small little same yes well please like wanted"
+)
 # A homophone and what must stand beside it where no sentence does: (before, after).
 PAIRED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "our": ((), ("house", "garden", "school", "friend", "project", "village")),

@@ -17,7 +17,7 @@ from random import Random
 
 import numpy as np
 import numpy.typing as npt
-import soundfile  # type: ignore[import-untyped]
+import soundfile
 import torch
 from rich.console import Console
 

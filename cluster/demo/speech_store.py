@@ -31,6 +31,7 @@ from cluster.demo.synthesis import (
     draw_manner,
 )
 
+DRAW_SHARES = {"made": 0.25, "free": 0.40, "woven": 0.35}
 SHARD_SIZE = 2_000  # utterances, about 1.6 hours
 
 
@@ -57,44 +58,46 @@ class SpeechStore:
         self.sounds: list[str] = json.loads((folder / "sounds.json").read_text())
         self._names: list[str] = []
         self._pairs = corpus.made_pairs()
-        self._made: list[Utterance] = []
-        self._free: list[Utterance] = []
+        self._kinds: dict[str, list[Utterance]] = {}
         self.rescan()
 
     def __len__(self) -> int:
-        return len(self._made) + len(self._free)
+        return sum(len(utterances) for utterances in self._kinds.values())
 
     def rescan(self) -> None:
         """Open the shards finished since the last call."""
         for path in sorted(self.folder.glob("shard-*.json")):
             if path.stem not in self._names:
                 self._names.append(path.stem)
-                for utterance in _read_shard(path):
-                    free = corpus.surprises(utterance.text, self._pairs)
-                    (self._free if free else self._made).append(utterance)
+                for kind, utterance in _read_shard(path):
+                    if kind == "made" and corpus.surprises(utterance.text, self._pairs):
+                        kind = "free"
+                    self._kinds.setdefault(kind, []).append(utterance)
 
-    def draw(self, rng: Random, free_share: float = 0.75) -> Utterance:
-        """One utterance; free text, the harder, more often than it was made."""
-        return rng.choice(self._free if rng.random() < free_share else self._made)
+    def draw(self, rng: Random) -> Utterance:
+        """One utterance; what the grammar would not guess more often than it was made."""
+        kinds = list(self._kinds)
+        kind = rng.choices(kinds, [DRAW_SHARES[k] for k in kinds])[0]
+        return rng.choice(self._kinds[kind])
 
 
-def _read_shard(path: Path) -> list[Utterance]:
+def _read_shard(path: Path) -> list[tuple[str, Utterance]]:
     meta = json.loads(path.read_text())
     audio = np.memmap(path.with_suffix(".i16"), dtype=np.int16, mode="r")
     arrays = np.load(path.with_suffix(".npz"))
     words, sounds = arrays["words"], arrays["sounds"]
     utterances, word, frame = [], 0, 0
-    for text, voice, n_frames in zip(meta["texts"], meta["voices"], meta["frames"], strict=True):
+    columns = (meta[name] for name in ("kinds", "texts", "voices", "frames"))
+    for kind, text, voice, n_frames in zip(*columns, strict=True):
         n_words = len(text.split())
-        utterances.append(
-            Utterance(
-                text,
-                voice,
-                audio[frame * FRAME_SAMPLES : (frame + n_frames) * FRAME_SAMPLES],
-                words[word : word + n_words],
-                sounds[frame : frame + n_frames],
-            )
+        utterance = Utterance(
+            text,
+            voice,
+            audio[frame * FRAME_SAMPLES : (frame + n_frames) * FRAME_SAMPLES],
+            words[word : word + n_words],
+            sounds[frame : frame + n_frames],
         )
+        utterances.append((kind, utterance))
         word += n_words
         frame += n_frames
     return utterances
@@ -119,11 +122,14 @@ def write_shard(folder: Path, index: int, seed: int, size: int = SHARD_SIZE) -> 
     rng = Random(f"{seed}/{index}")
     speaker = Synthesizer()
     made: list[Spoken] = []
+    kinds: list[str] = []
     while len(made) < size:
         # The voice is drawn first, so that a voice that refuses a text does not become rarer.
         manner = draw_manner(rng, FLITE_VOICES if rng.random() < 0.5 else ESPEAK_VOICES)
         try:
-            made.append(speaker.speak(corpus.sentence(rng), manner))
+            kind, text = corpus.spoken_sentence(rng)
+            made.append(speaker.speak(text, manner))
+            kinds.append(kind)
         except SynthesisError:
             continue
     np.concatenate([spoken.samples for spoken in made]).tofile(base.with_suffix(".i16"))
@@ -134,6 +140,7 @@ def write_shard(folder: Path, index: int, seed: int, size: int = SHARD_SIZE) -> 
         sounds=np.array(sounds, dtype=np.int16),
     )
     meta = {
+        "kinds": kinds,
         "texts": [spoken.text for spoken in made],
         "voices": [spoken.voice for spoken in made],
         "frames": [len(spoken.sounds) for spoken in made],

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import soxr  # type: ignore[import-untyped]
 
+from cluster.demo import corpus
+
 SAMPLE_RATE = 16_000
 FRAME_S = 0.02  # one encoder position; all times are kept on this grid
 FRAME_SAMPLES = 320
@@ -252,7 +254,10 @@ class Synthesizer:
         self._flite: _Flite | None = None
 
     def speak(self, text: str, manner: Manner) -> Spoken:
-        """Speak `text` and cut it to its first and last sound, `EDGE_FRAMES` kept on each side."""
+        """Speak `text` and cut it to its first and last sound, `EDGE_FRAMES` kept on each side.
+
+        Commas and question marks are spoken; the text that comes back is as the model writes it.
+        """
         spelled = text.lower()
         if manner.voice in FLITE_VOICES:
             self._flite = self._flite or _Flite()
@@ -260,7 +265,7 @@ class Synthesizer:
         else:
             self._espeak = self._espeak or _Espeak()
             raw = self._espeak.speak(spelled, manner)
-        return _finish(text, raw, manner)
+        return _finish(corpus.written(text), raw, manner)
 
 
 def _finish(text: str, raw: _Raw, manner: Manner) -> Spoken:

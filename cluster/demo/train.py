@@ -51,6 +51,7 @@ MINUTES = 180.0  # on two cores of their own
 WARMUP_STEPS = 300
 GUIDED = ((0, (0,)), (1, (0, 1)))  # of the decoder's layers after the first: their guided heads
 SAVE_EVERY_S = 150
+MIX_FROM_AGAIN = 0.6  # a schedule on old weights is mostly in the full shape at once
 RESCAN_EVERY = 200  # steps
 
 
@@ -61,6 +62,7 @@ class Progress:
     step: int = 0
     elapsed_s: float = 0.0
     total_s: float = 0.0
+    mix_from: float = 0.0  # where in MIXES the schedule begins
 
 
 class Trainer:
@@ -159,6 +161,7 @@ class Trainer:
             "step": self.progress.step,
             "elapsed_s": self.progress.elapsed_s,
             "total_s": self.progress.total_s,
+            "mix_from": self.progress.mix_from,
         }
         part = self.state_path.with_suffix(".part")
         torch.save(state, part)
@@ -172,7 +175,8 @@ class Trainer:
         self.average = state["average"]
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
-        self.progress = Progress(state["step"], state["elapsed_s"], state["total_s"])
+        times = (state["elapsed_s"], state["total_s"], state.get("mix_from", 0.0))
+        self.progress = Progress(state["step"], *times)
 
     @contextmanager
     def averaged(self) -> Iterator[Whisper]:
@@ -216,7 +220,8 @@ def _run(trainer: Trainer, console: Console, check_every_s: float) -> Iterator[f
         start = time.monotonic()
         if progress.step % RESCAN_EVERY == 0:
             trainer.store.rescan()
-        shares = mix(progress.elapsed_s / progress.total_s)
+        done = progress.elapsed_s / progress.total_s
+        shares = mix(progress.mix_from + (1 - progress.mix_from) * done)
         shape = maker.rng.choices(list(shares), list(shares.values()))[0]
         losses = trainer.step(maker.batch(shape))
         by_shape.setdefault(shape, []).append(losses["token"])
@@ -254,7 +259,7 @@ def resume_or_start(work: Path, minutes: float, lr: float, dropout: float, again
     if trainer.state_path.exists():
         trainer.load()
     if again:
-        trainer.progress = Progress()
+        trainer.progress = Progress(step=trainer.progress.step, mix_from=MIX_FROM_AGAIN)
     trainer.progress.total_s = 60 * minutes
     return trainer
 
