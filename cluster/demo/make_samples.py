@@ -116,17 +116,24 @@ class SampleMaker:
     def recording(self, seconds: float, voice: str) -> Recording:
         """A recording of about `seconds`; its windows are heard right if `MAX_ROUNDS` suffice."""
         spoken, gaps, length = [], [], 0.5
-        while length < seconds - 1.5:
-            spoken.append(self.sentence(voice))
-            gaps.append(self.rng.randint(20, 60))
-            length += (len(spoken[-1].sounds) + gaps[-1]) * FRAME_S
+        while length < 0.98 * seconds:
+            sentence, gap = self.sentence(voice), self.rng.randint(20, 60)
+            longer = length + (len(sentence.sounds) + gap) * FRAME_S
+            if longer > 1.12 * seconds:
+                continue
+            spoken.append(sentence)
+            gaps.append(gap)
+            length = longer
         noise = self.noise.standard_normal(round(2 * seconds * SAMPLE_RATE), np.float32)
         for _ in range(MAX_ROUNDS):
             recording = lay_out(spoken, gaps, noise)
             wrong = [g for example, g in recording.windows() if not self.heard_right(example)]
             if not wrong:
                 break
-            spoken[self.rng.choice(wrong[0])] = self.sentence(voice)
+            i = self.rng.choice(wrong[0])
+            others = [self.sentence(voice) for _ in range(4)]
+            n_frames = len(spoken[i].sounds)  # the recording keeps its length, nearly
+            spoken[i] = min(others, key=lambda other: abs(len(other.sounds) - n_frames))
         return recording
 
 
