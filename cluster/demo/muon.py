@@ -1,9 +1,9 @@
 """Muon for small models on a CPU: matrices of one shape are orthogonalised together.
 
 The update of each matrix is its momentum made orthogonal by a Newton-Schulz iteration (K. Jordan et
-al., 2024), scaled so that AdamW's learning rates and weight decay serve. On this model it reached
-the same losses in about 25 % fewer steps than AdamW; one batched product per shape instead of one
-per matrix keeps its cost down.
+al., 2024), scaled so that AdamW's learning rates and weight decay serve. It was chosen after 300
+steps of one run each: 4.33 nats a token at a rate of 2e-3, where AdamW at 1.5e-3 had 4.76. One
+batched product per shape instead of one per matrix keeps its cost down.
 """
 
 from collections.abc import Iterable
