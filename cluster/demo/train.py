@@ -14,6 +14,7 @@ token is heard. Without them a small decoder learns the language first and liste
 import argparse
 import math
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 from rich.progress import Progress as ProgressBar
+from safetensors.torch import load_file
 from torch import Tensor
 
 from cluster.demo import lexicon
@@ -178,6 +180,12 @@ class Trainer:
         times = (state["elapsed_s"], state["total_s"], state.get("mix_from", 0.0))
         self.progress = Progress(state["step"], *times)
 
+    def warm_start(self, weights: Path) -> None:
+        """Begin with the weights of a checkpoint; heads and optimizers begin anew."""
+        kept = {name: value.float() for name, value in load_file(weights).items()}
+        self.model.load_state_dict(kept)
+        self.average = {k: v.clone() for k, v in self.model.state_dict().items()}
+
     @contextmanager
     def averaged(self) -> Iterator[Whisper]:
         """The model with its averaged weights, for as long as the block lasts."""
@@ -253,12 +261,29 @@ def _run(trainer: Trainer, console: Console, check_every_s: float) -> Iterator[f
         yield progress.elapsed_s
 
 
-def resume_or_start(work: Path, minutes: float, lr: float, dropout: float, again: bool) -> Trainer:
-    """A trainer with the state of `work`, if there is one, and a schedule of `minutes`."""
+def resume_or_start(
+    work: Path,
+    minutes: float,
+    lr: float,
+    dropout: float,
+    again: bool,
+    start_from: Path | None = None,
+) -> Trainer:
+    """A trainer with the state of `work`, if there is one, and a schedule of `minutes`.
+
+    Without a state, `start_from` names a checkpoint whose tokenizer and weights are the start.
+    """
+    has_state = (work / "state.pt").exists()
+    if start_from is not None and not has_state:  # ids of the weights' own vocabulary
+        (work / "tokenizer").mkdir(parents=True, exist_ok=True)
+        for file in start_from.glob("tokenizer*.json"):
+            shutil.copy(file, work / "tokenizer" / file.name)
     trainer = Trainer(work, lr, dropout)
-    if trainer.state_path.exists():
+    if has_state:
         trainer.load()
-    if again:
+    elif start_from is not None:
+        trainer.warm_start(start_from / "model.safetensors")
+    if again or (start_from is not None and not has_state):
         trainer.progress = Progress(step=trainer.progress.step, mix_from=MIX_FROM_AGAIN)
     trainer.progress.total_s = 60 * minutes
     return trainer
@@ -272,13 +297,19 @@ def main() -> None:
     parser.add_argument("--lr", type=float, default=PEAK_LR)
     parser.add_argument("--dropout", type=float, default=0.0)
     parser.add_argument("--again", action="store_true", help="a new schedule on the old weights")
+    parser.add_argument("--start-from", type=Path, help="checkpoint to start from without a state")
     parser.add_argument("--check-minutes", type=float, default=15)
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     console = Console(soft_wrap=True)
     trainer = resume_or_start(
-        arguments.work, arguments.minutes, arguments.lr, arguments.dropout, arguments.again
+        arguments.work,
+        arguments.minutes,
+        arguments.lr,
+        arguments.dropout,
+        arguments.again,
+        arguments.start_from,
     )
     console.print(
         f"{sum(p.numel() for p in trainer.model.parameters()) / 1e6:.2f} M parameters, "
