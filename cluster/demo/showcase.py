@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from difflib import SequenceMatcher
 from typing import Any
 
 from rich.console import Console
@@ -67,11 +68,21 @@ def _transcribe(client: Any, name: str, out: Console) -> Row:
     out.print(f"\n[bold]{sample_path(name).name}[/]  {answer.duration:.1f} s of audio")
     for segment in answer.segments or []:
         out.print(f"  [dim]{segment.start:6.2f} - {segment.end:6.2f}[/]  {segment.text.strip()}")
-    spoken = sample_text(name)
-    same = _words(spoken) == _words(answer.text)
-    verdict = "[green]as spoken[/]" if same else f"[yellow]spoken:[/] {spoken}"
-    out.print(f"  {verdict}")
+    out.print(f"  {verdict(sample_text(name), answer.text)}")
     return name, answer.duration, wall_s, parse_server_timing(raw.headers.get("server-timing", ""))
+
+
+def verdict(spoken: str, heard: str) -> str:
+    """Whether the words are the same, else which ones are not."""
+    said, got = _words(spoken), _words(heard)
+    changes = [
+        f"{' '.join(got[b0:b1]) or 'nothing'} for {' '.join(said[a0:a1]) or 'nothing'}"
+        for tag, a0, a1, b0, b1 in SequenceMatcher(None, said, got, autojunk=False).get_opcodes()
+        if tag != "equal"
+    ]
+    if not changes:
+        return f"[green]all {len(said)} words as spoken[/]"
+    return f"[yellow]heard otherwise than spoken, of {len(said)} words:[/] {'; '.join(changes)}"
 
 
 def parse_server_timing(header: str) -> dict[str, float]:
