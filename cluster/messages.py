@@ -15,16 +15,35 @@ from numpy.typing import NDArray
 SAMPLE_RATE = 16_000  # Hz, what every Whisper checkpoint takes
 WINDOW_S = 30  # seconds in one encoder window
 WINDOW_SAMPLES = WINDOW_S * SAMPLE_RATE  # 480000 samples
+MEL_CONTEXT_SAMPLES = 320  # two hops of 160: an n_fft of 400 looks 200 samples to each side
 
 Task = Literal["transcribe", "translate"]
 FinishReason = Literal["stop", "length"]
 
 
 @dataclass(frozen=True, slots=True)
+class FileMel:
+    """What makes a window's log-mel a slice of its whole file's, as openai/whisper computes it.
+
+    n_before: samples of `pcm` in front of the window's own, a multiple of the hop: true audio, so
+        that no frame of the window sees an edge. 0 at the file's start. Samples behind the
+        window's own may follow likewise; where they end, the file does.
+    n_frames: mel frames of the window, 1 to 3000. All later frames are 0.0 after scaling, which
+        is no silence, but what openai/whisper pads with.
+    log_max: largest log10 of the file's mel power; what is 8 below it is cut.
+    """
+
+    n_before: int
+    n_frames: int
+    log_max: float
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeRequest:
     """One window of audio on its way to an encoder.
 
-    pcm: int16 [n_samples], 16 kHz mono, 1 <= n_samples <= WINDOW_SAMPLES (unpadded).
+    pcm: int16 [n_samples], 16 kHz mono, 1 <= n_samples <= WINDOW_SAMPLES (unpadded); with
+        `file_mel` its context comes on top, at most MEL_CONTEXT_SAMPLES on each side.
     """
 
     request_id: str
@@ -32,6 +51,7 @@ class EncodeRequest:
     attempt: int
     pcm: NDArray[np.int16]
     remaining_s: float
+    file_mel: FileMel | None = None
 
     @property
     def n_samples(self) -> int:
@@ -88,28 +108,68 @@ class EncodeReply:
 
 
 @dataclass(frozen=True, slots=True)
+class QualityGates:
+    """When an attempt at a window has failed, and when a window holds no speech.
+
+    The thresholds are openai/whisper's; None turns one off. An attempt fails when its text
+    repeats itself (compression_ratio above) or the model is unsure of it (avg_logprob below),
+    unless that is because nobody speaks (no_speech_prob above).
+
+    keep: what stands when every temperature failed: the last attempt, as openai/whisper has it,
+        or the one with the best avg_logprob among those that do not repeat themselves.
+    """
+
+    compression_ratio: float | None = 2.4
+    avg_logprob: float | None = -1.0
+    no_speech_prob: float | None = 0.6
+    keep: Literal["last", "best"] = "last"
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeOptions:
     """How to decode one window.
 
     language: code such as "en", or None to detect it in the same decode.
     timestamps: decode with timestamp tokens (segments) or with <|notimestamps|>.
     prompt_tokens: text tokens of earlier context, without the <|startofprev|> token.
-    temperature: 0 is greedy; above it, sampled with noise that is a function of `seed`.
+    temperatures: tried in order, from KV that is already there, until an attempt passes `gates`.
+        0 is greedy, or beam search; above it, sampled with noise that is a function of `seed`.
+    beam_size, patience: at temperature 0. best_of: candidates above it.
+    length_penalty: ranks finished candidates by Google's formula; None: by their mean.
     max_new_tokens: None means what the text context leaves (at most half of it).
+    words: align the text's tokens with the audio.
+    detect_only: answer with the language, without text.
     """
 
     language: str | None = None
     task: Task = "transcribe"
     timestamps: bool = True
     prompt_tokens: tuple[int, ...] = ()
-    temperature: float = 0.0
+    temperatures: tuple[float, ...] = (0.0,)
     seed: int = 0
     max_new_tokens: int | None = None
+    beam_size: int = 1
+    patience: float = 1.0
+    best_of: int = 1
+    length_penalty: float | None = None
+    gates: QualityGates = QualityGates()
+    words: bool = False
+    detect_only: bool = False
+
+    @property
+    def n_rows(self) -> int:
+        """Hypotheses that are decoded side by side at most."""
+        beams = self.beam_size if 0.0 in self.temperatures else 1
+        candidates = self.best_of if any(t > 0 for t in self.temperatures) else 1
+        return max(1, beams, candidates)
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
-    """One window's KV handle and options on its way to a decoder."""
+    """One window's KV handle and options on its way to a decoder.
+
+    content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
+    """
 
     request_id: str
     window: int
@@ -117,6 +177,7 @@ class DecodeRequest:
     handle: CrossKVHandle
     options: DecodeOptions
     remaining_s: float
+    content_frames: int = 3000
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +194,31 @@ class DecodeTimings:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenAlignment:
+    """When the text tokens of a window's segments are spoken (openai/whisper's `timing.py`).
+
+    tokens: the n text tokens that were aligned, in order: those of all segments of the window.
+    times_s: n + 1 seconds from the window's start: token i is spoken from times_s[i] on, and the
+        last one ends at times_s[n].
+    probs: n probabilities of the tokens, each given those before it.
+    """
+
+    tokens: tuple[int, ...]
+    times_s: tuple[float, ...]
+    probs: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """A finished sequence.
+    """A finished sequence: of all attempts, the one that stands.
 
     tokens: what was sampled after the prompt, text and timestamp tokens, without end-of-text.
     token_logprobs: log probability of each of `tokens` after the logit rules.
     avg_logprob: sum of log probabilities (end-of-text included) over len(tokens) + 1.
     no_speech_prob: probability of the no-speech token at the start-of-transcript position.
+    temperature: of the attempt that stands, which was number `attempt` (from 0).
+    compression_ratio: of the attempt's text.
+    alignment: None unless it was asked for and there is text.
     """
 
     request_id: str
@@ -152,6 +231,9 @@ class DecodeResult:
     temperature: float
     finish_reason: FinishReason
     timings: DecodeTimings
+    compression_ratio: float = 0.0
+    attempt: int = 0
+    alignment: TokenAlignment | None = None
 
 
 @dataclass(frozen=True, slots=True)

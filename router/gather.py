@@ -1,36 +1,33 @@
 """Decoded windows become segments with true offsets, and segments become one transcript.
 
-Pure functions: tokens, offsets and scores in, frozen values out. Knows nothing of workers,
-HTTP or output formats. The splitting rule and the silence rule are openai/whisper's
-(`transcribe.py`); two things differ because windows are decoded side by side here instead of
-one after the other: times are clamped to the window's audio, and a tail behind the last
-closed pair of timestamps is kept (there is no next window that would decode it again).
+Tokens, offsets and scores in, frozen values out; times are seconds from the start of the upload.
+The splitting rule and the silence rule are openai/whisper's (`cluster.splitting`,
+`cluster.quality`). `TranscriptBuilder` takes windows in any order and tells, in time order, what
+can no longer change. Knows nothing of workers, HTTP or output formats.
 """
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from cluster.messages import DecodeResult, Task
+from cluster.messages import DecodeResult, QualityGates, Task, TokenAlignment
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.quality import is_silence
+from cluster.splitting import split_tokens
+from router.words import Word, add_words
 
 FRAMES_PER_S = 100  # mel frames, the unit of `seek`
-NO_SPEECH_THRESHOLD = 0.6
-LOGPROB_THRESHOLD = -1.0
+DIGITS = 3  # of seconds in an answer
 
 
-class TextTokenizer(Protocol):
-    """What is needed of the checkpoint's tokenizer (`cluster.model.tokenizer`)."""
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One text token as a client sees it; `token` has U+FFFD where it is part of a character."""
 
-    def is_timestamp(self, token: int) -> bool: ...
-
-    def timestamp_s(self, token: int) -> float:
-        """Seconds from the window's start."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`, leading space kept, timestamps and special tokens left out."""
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,8 @@ class Segment:
     """A stretch of speech. Times are seconds from the start of the upload.
 
     seek: mel frame at which the window began; text keeps its leading space; tokens include
-    the timestamps around it; the four scores belong to the whole window.
+    the timestamps around it, logprobs are theirs; the four scores belong to the whole window;
+    words: empty unless they were asked for.
     """
 
     id: int
@@ -51,16 +49,27 @@ class Segment:
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    logprobs: tuple[float, ...] = ()
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class WindowTranscript:
-    """One window's segments (none for silence), and what its decoder took the language for."""
+    """One window's segments (none for silence), and what its decoder took the language for.
+
+    segments: all pieces between timestamps, empty ones too, with unrounded times.
+    undecoded_s: where the last closed segment ends, if the decoder stopped there with the rest of
+        the window undecoded; None when it came to the window's end.
+    has_tail: text stands behind that segment, which is in none.
+    """
 
     offset_s: float
     duration_s: float
     language: str
     segments: tuple[Segment, ...]
+    alignment: TokenAlignment | None = None
+    undecoded_s: float | None = None
+    has_tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,116 +82,166 @@ class Transcript:
     text: str
     segments: tuple[Segment, ...]
 
+    @property
+    def words(self) -> tuple[Word, ...]:
+        return tuple(word for segment in self.segments for word in segment.words)
+
 
 def gather_window(
-    result: DecodeResult, *, offset_s: float, duration_s: float, tokenizer: TextTokenizer
+    result: DecodeResult,
+    gates: QualityGates,
+    *,
+    offset_s: float,
+    duration_s: float,
+    tokenizer: WhisperTokenizer,
 ) -> WindowTranscript:
     """Split one window's tokens into segments.
 
     Args:
         result: what the decoder answered.
+        gates: by which it was decoded.
         offset_s: where the window's audio begins in the upload.
         duration_s: seconds of audio in the window, without padding.
         tokenizer: of the checkpoint that decoded it.
     """
+    window = WindowTranscript(offset_s, duration_s, result.language, ())
+    if not result.tokens or is_silence(gates, result.avg_logprob, result.no_speech_prob):
+        return window
+    step_s = tokenizer.timestamp_step_s
+    split = split_tokens(result.tokens, tokenizer.special.timestamp_begin)
     segments: list[Segment] = []
-    if not is_silence(result):
-        ratio = compression_ratio(tokenizer.decode(result.tokens).strip())
-        for start_s, end_s, tokens in _split(result.tokens, duration_s, tokenizer):
-            text = tokenizer.decode(tokens)
-            start_s, end_s = max(0.0, start_s), min(end_s, duration_s)
-            if start_s >= end_s or not text.strip():
-                continue
-            segments.append(
-                Segment(
-                    id=len(segments),
-                    seek=int(offset_s * FRAMES_PER_S),
-                    start=round(offset_s + start_s, 3),
-                    end=round(offset_s + end_s, 3),
-                    text=text,
-                    tokens=tuple(tokens),
-                    temperature=result.temperature,
-                    avg_logprob=result.avg_logprob,
-                    compression_ratio=ratio,
-                    no_speech_prob=result.no_speech_prob,
-                )
+    n_taken = 0
+    for piece in split.pieces:
+        logprobs = result.token_logprobs[n_taken : n_taken + len(piece.tokens)]
+        n_taken += len(piece.tokens)
+        segments.append(
+            Segment(
+                id=len(segments),
+                seek=round(offset_s * FRAMES_PER_S),
+                start=offset_s + piece.start * step_s,
+                end=offset_s + (duration_s if piece.end is None else piece.end * step_s),
+                text=tokenizer.decode(piece.tokens),
+                tokens=piece.tokens,
+                temperature=result.temperature,
+                avg_logprob=result.avg_logprob,
+                compression_ratio=result.compression_ratio,
+                no_speech_prob=result.no_speech_prob,
+                logprobs=logprobs,
             )
-    return WindowTranscript(offset_s, duration_s, result.language, tuple(segments))
-
-
-def merge_windows(
-    windows: Iterable[WindowTranscript],
-    *,
-    duration_s: float,
-    task: Task = "transcribe",
-    language: str | None = None,
-) -> Transcript:
-    """Put windows, in any order, together to one transcript.
-
-    Args:
-        windows: all windows of the upload.
-        duration_s: length of the upload's audio.
-        task: what was asked for.
-        language: code that the client named; None: the one with most seconds of speech.
-    """
-    in_order = sorted(windows, key=lambda window: window.offset_s)
-    segments = tuple(
-        replace(segment, id=index)
-        for index, segment in enumerate(
-            segment for window in in_order for segment in window.segments
         )
+    undecoded_s = None if split.next_start is None else offset_s + split.next_start * step_s
+    return replace(
+        window,
+        segments=tuple(segments),
+        alignment=result.alignment,
+        undecoded_s=undecoded_s,
+        has_tail=bool(tokenizer.decode(split.tail).strip()),
     )
-    return Transcript(
-        task=task,
-        language=language or _spoken_language(in_order),
-        duration_s=duration_s,
-        text="".join(segment.text for segment in segments).strip(),
-        segments=segments,
-    )
 
 
-def is_silence(result: DecodeResult) -> bool:
-    """Whether the window holds no speech: the model says so and is unsure of its text."""
-    return result.no_speech_prob > NO_SPEECH_THRESHOLD and result.avg_logprob <= LOGPROB_THRESHOLD
+class TranscriptBuilder:
+    """Puts a request's windows together, and says what became certain.
 
-
-def compression_ratio(text: str) -> float:
-    """UTF-8 bytes over zlib bytes: high for text that repeats itself."""
-    encoded = text.encode()
-    return len(encoded) / len(zlib.compress(encoded))
-
-
-def _split(
-    tokens: Sequence[int], duration_s: float, tokenizer: TextTokenizer
-) -> list[tuple[float, float, Sequence[int]]]:
-    """Cut at pairs of timestamps: (start_s, end_s, tokens) each, relative to the window.
-
-    `<0.00> a <1.20><1.40> b <2.00>` gives (0.00, 1.20, a) and (1.40, 2.00, b). Without a pair
-    the window is one segment, from its start to its last nonzero timestamp or its end.
+    Joined, the texts that `add` and `finish` return are the transcript's text: it begins without
+    a space, so the first text does, and a space at the end of one waits for the next.
     """
-    is_time = [tokenizer.is_timestamp(token) for token in tokens]
-    cuts = [index for index in range(1, len(tokens)) if is_time[index - 1] and is_time[index]]
-    if not cuts:
-        times_s = [
-            tokenizer.timestamp_s(token) for token in tokens if tokenizer.is_timestamp(token)
-        ]
-        end_s = times_s[-1] if times_s and times_s[-1] > 0.0 else duration_s
-        return [(0.0, end_s, tokens)]
-    pieces: list[tuple[float, float, Sequence[int]]] = []
-    first = 0
-    for cut in [*cuts, len(tokens)]:
-        start_s = tokenizer.timestamp_s(tokens[first]) if is_time[first] else 0.0
-        is_closed = cut - first > 1 and is_time[cut - 1]
-        end_s = tokenizer.timestamp_s(tokens[cut - 1]) if is_closed else duration_s
-        pieces.append((start_s, end_s, tokens[first:cut]))
-        first = cut
-    return pieces
+
+    def __init__(self, tokenizer: WhisperTokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._windows: dict[int, tuple[WindowTranscript, ...]] = {}  # arrived, not yet in order
+        self._next = 0
+        self._segments: list[Segment] = []
+        self._spoken_s: dict[str, float] = {}  # by language
+        self._last_speech_s = 0.0
+        self._sent = ""
+        self._text = ""
+
+    def add(self, index: int, parts: Sequence[WindowTranscript]) -> tuple[str, tuple[Segment, ...]]:
+        """Take window `index` (0, 1, 2, ... in time order), in parts of increasing offset.
+
+        Returns:
+            The text and the segments that are certain by it: none while earlier windows lack.
+        """
+        self._windows[index] = tuple(parts)
+        first = len(self._segments)
+        while (ready := self._windows.pop(self._next, None)) is not None:
+            self._next += 1
+            for part in ready:
+                self._settle(part)
+        closed = tuple(self._segments[first:])
+        self._text += "".join(segment.text for segment in closed)
+        return self._fresh_text(), closed
+
+    def finish(
+        self, *, duration_s: float, task: Task = "transcribe", language: str | None = None
+    ) -> Transcript:
+        """The whole, once every window was added.
+
+        Args:
+            duration_s: length of the upload's audio.
+            language: code that is known already; None: the one with most seconds of speech.
+        """
+        assert not self._windows
+        return Transcript(
+            task=task,
+            language=language or self._spoken_language(),
+            duration_s=duration_s,
+            text=self._text.strip(),
+            segments=tuple(self._segments),
+        )
+
+    def _settle(self, part: WindowTranscript) -> None:
+        """Give a part its words, drop what is empty, and number what stays."""
+        segments: Sequence[Segment] = part.segments
+        if part.alignment is not None:
+            segments = add_words(
+                segments,
+                part.alignment,
+                self._tokenizer,
+                offset_s=part.offset_s,
+                last_speech_s=self._last_speech_s,
+            )
+        self._spoken_s.setdefault(part.language, 0.0)
+        limit_s = part.offset_s + part.duration_s
+        for segment in segments:
+            kept = _within(segment, part.offset_s, limit_s)
+            if kept.start < kept.end and kept.text.strip():
+                self._segments.append(replace(kept, id=len(self._segments)))
+                self._spoken_s[part.language] += kept.end - kept.start
+                self._last_speech_s = kept.end
+
+    def _fresh_text(self) -> str:
+        """What can be added to the text sent so far."""
+        certain = self._text.strip()
+        fresh = certain[len(self._sent) :]
+        self._sent = certain
+        return fresh
+
+    def _spoken_language(self) -> str:
+        """The language with most seconds of speech; the earlier one of two that are even."""
+        return max(self._spoken_s, key=lambda code: self._spoken_s[code], default="en")
 
 
-def _spoken_language(windows: Sequence[WindowTranscript]) -> str:
-    """The language with most seconds of speech; the earlier one of two that are even."""
-    seconds: dict[str, float] = {}
-    for window in windows:
-        spoken_s = sum(segment.end - segment.start for segment in window.segments)
-        seconds[window.language] = seconds.get(window.language, 0.0) + spoken_s
-    return max(seconds, key=lambda code: seconds[code], default="en")
+def token_logprobs(
+    segments: Sequence[Segment], tokenizer: WhisperTokenizer
+) -> tuple[TokenLogprob, ...]:
+    """The text tokens of segments, each with its bytes and log probability."""
+    found = []
+    for segment in segments:
+        for token, logprob in zip(segment.tokens, segment.logprobs, strict=True):
+            if content := tokenizer.decode_bytes([token]):
+                text = content.decode("utf-8", errors="replace")
+                found.append(TokenLogprob(text, logprob, tuple(content)))
+    return tuple(found)
+
+
+def _within(segment: Segment, first_s: float, last_s: float) -> Segment:
+    """The segment and its words inside the audio, with rounded times."""
+
+    def inside(seconds: float) -> float:
+        return round(min(max(seconds, first_s), last_s), DIGITS)
+
+    words = tuple(
+        replace(word, start=inside(word.start), end=inside(word.end)) for word in segment.words
+    )
+    return replace(segment, start=inside(segment.start), end=inside(segment.end), words=words)

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from pydantic import BaseModel, Field
 
 from cluster.errors import InvalidRequestError, UnsupportedValueError
-from cluster.messages import Task
+from cluster.messages import QualityGates, Task
 from cluster.model.languages import language_code
 
 ResponseFormat = Literal["json", "text", "verbose_json"]
@@ -46,22 +46,70 @@ MAX_SEED = 2**63 - 1
 _SHOWN = 64  # characters of a client's value that an error message repeats
 
 
+Decoding = Literal["parallel", "sequential"]
+LADDER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # openai/whisper's temperatures
+
+
+@dataclass(frozen=True, slots=True)
+class Chunking:
+    """How the voice detector cuts (`chunking_strategy`); OpenAI's defaults."""
+
+    threshold: float = 0.5
+    prefix_padding_ms: int = 300
+    silence_duration_ms: int = 200
+
+
+@dataclass(frozen=True, slots=True)
+class SequentialOptions:
+    """What only sequential mode knows, under openai/whisper's names and with its defaults.
+
+    clip_timestamps: start, end, start, end, ... in seconds; a last start without an end lasts
+        to the end of the file.
+    """
+
+    condition_on_previous_text: bool = True
+    carry_initial_prompt: bool = False
+    hallucination_silence_threshold: float | None = None
+    clip_timestamps: tuple[float, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class TranscriptionParams:
     """A checked request.
 
     model: name as the client spelled it; language: code, or None to detect it; prompt: text
-    that came before the audio; temperature: 0 is greedy; seed: of the sampling noise, None for
-    one drawn at random.
+    that came before the audio; hotwords: words to expect; temperature: 0 is greedy; fallback:
+    try higher temperatures where an attempt fails `gates` (only from temperature 0 on); seed: of
+    the sampling noise, None for one drawn at random; words, segments, logprobs: what the answer
+    shall hold; stream: send it as it becomes certain; chunking: None leaves the cuts to the server.
     """
 
     model: str
     language: str | None = None
     prompt: str | None = None
+    hotwords: str | None = None
     temperature: float = 0.0
+    fallback: bool = True
     seed: int | None = None
     response_format: ResponseFormat = "json"
     task: Task = "transcribe"
+    stream: bool = False
+    words: bool = False
+    segments: bool = True
+    logprobs: bool = False
+    chunking: Chunking | None = None
+    decoding: Decoding = "parallel"
+    sequential: SequentialOptions = SequentialOptions()
+    beam_size: int = 1
+    patience: float = 1.0
+    best_of: int = 1
+    length_penalty: float | None = None
+    gates: QualityGates = QualityGates(keep="best")
+
+    @property
+    def temperatures(self) -> tuple[float, ...]:
+        """Tried in order."""
+        return LADDER if self.fallback and self.temperature == 0 else (self.temperature,)
 
 
 def parse_transcription(

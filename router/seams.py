@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from cluster.messages import WorkerStatus
-from router.gather import Transcript
+from router.gather import Segment, TokenLogprob, Transcript
 from router.schemas import TranscriptionParams
 
 Role = Literal["encoder", "decoder"]
@@ -66,6 +66,20 @@ class HealthReport:
     pools: Mapping[Role, PoolHealth] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a running request is now certain of, in time order; nothing of it changes later.
+
+    text: what follows the text of all updates before; joined, they are the transcript's text.
+    segments: closed since, with their final ids; a text may come before its segment is closed.
+    logprobs: of the tokens behind `text`, empty unless they were asked for.
+    """
+
+    text: str = ""
+    segments: tuple[Segment, ...] = ()
+    logprobs: tuple[TokenLogprob, ...] = ()
+
+
 class AudioLedger(Protocol):
     """Counts the audio-seconds of a request against what the router may hold at once."""
 
@@ -93,6 +107,12 @@ class RequestContext:
     started_s: float = field(default_factory=time.monotonic)
     finished_s: float = 0.0
     on_progress: Callable[[float, float], None] | None = None  # told (finished_s, audio_s)
+    on_update: Callable[[Update], None] | None = None  # told, in order, what is certain
+
+    def update(self, update: Update) -> None:
+        """Call, in time order, with what can no longer change."""
+        if self.on_update is not None:
+            self.on_update(update)
 
     def finished_audio(self, audio_s: float) -> None:
         """Call as windows are done, with the seconds of audio in each."""

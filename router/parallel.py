@@ -1,0 +1,93 @@
+"""Parallel mode: windows cut at pauses, decoded side by side, each by itself.
+
+A bounded number of windows runs at a time, each through its own chain of encodes and decodes, so
+that none holds pages while another waits. While the language is unknown windows go one after
+another, until the first with speech has told it. Where a decoder stopped before a window's end,
+the rest is decoded as a window of its own, so that nothing said is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.messages import SAMPLE_RATE, DecodeOptions
+from cluster.model.tokenizer import WhisperTokenizer
+from router.audio_stream import AudioStream
+from router.gather import TranscriptBuilder, WindowTranscript, gather_window, token_logprobs
+from router.seams import Update
+from router.window_path import RequestRun, WindowAudio, WindowPath
+from router.windows import Window
+
+MIN_TAIL_S = 0.1  # less than this cannot hold a word
+MIN_QUIET_TAIL_S = 2.0  # a rest that the decoder gave no text for: likely the pause before a cut
+MAX_TAILS = 16  # of one window
+
+
+@dataclass(slots=True)
+class ParallelRun:
+    """One request in parallel mode. `options`: their language is set once it is known."""
+
+    path: WindowPath
+    run: RequestRun
+    options: DecodeOptions
+    tokenizer: WhisperTokenizer
+    builder: TranscriptBuilder
+    logprobs: bool = False
+
+    async def decode_all(self, stream: AudioStream, max_in_flight: int) -> None:
+        """Decode every window of the stream."""
+        slots = asyncio.Semaphore(max_in_flight)
+        async with asyncio.TaskGroup() as group:
+            async for window in stream:
+                self.run.context.found_audio(window.end_s)
+                if self.options.language is None:
+                    await self._decode_window(window)
+                    continue
+                await slots.acquire()
+                task = group.create_task(self._decode_window(window))
+                task.add_done_callback(lambda _: slots.release())
+
+    async def _decode_window(self, window: Window) -> None:
+        parts: list[WindowTranscript] = []
+        start_s: float | None = window.start_s
+        while start_s is not None and len(parts) <= MAX_TAILS:
+            part = await self._decode_part(window, start_s, len(parts))
+            if self.options.language is None and part.segments:
+                self.options = replace(self.options, language=part.language)
+            parts.append(part)
+            start_s = _rest(part, window.end_s)
+        self.run.context.finished_audio(window.n_samples / SAMPLE_RATE)
+        text, segments = self.builder.add(window.index, parts)
+        logprobs = token_logprobs(segments, self.tokenizer) if self.logprobs else ()
+        if text or segments:
+            self.run.context.update(Update(text, segments, logprobs))
+
+    async def _decode_part(self, window: Window, start_s: float, number: int) -> WindowTranscript:
+        """Decode the window from `start_s` on; `number` tells its parts apart."""
+        pcm = _samples_from(window, start_s)
+        options = replace(self.options, seed=self.options.seed + number)
+        audio = WindowAudio.of_samples(window.index, pcm)
+        result = await self.path.decode(self.run, audio, options)
+        return gather_window(
+            result,
+            options.gates,
+            offset_s=start_s,
+            duration_s=pcm.shape[0] / SAMPLE_RATE,
+            tokenizer=self.tokenizer,
+        )
+
+
+def _rest(part: WindowTranscript, end_s: float) -> float | None:
+    """Where to go on after `part`; None when the window is done."""
+    if part.undecoded_s is None or part.undecoded_s <= part.offset_s:
+        return None
+    least_s = MIN_TAIL_S if part.has_tail else MIN_QUIET_TAIL_S
+    return part.undecoded_s if end_s - part.undecoded_s >= least_s else None
+
+
+def _samples_from(window: Window, start_s: float) -> NDArray[np.int16]:
+    return window.pcm[round(start_s * SAMPLE_RATE) - window.start_sample :]

@@ -1,0 +1,208 @@
+"""One window's way through both pools: encode, hand over, decode, until it works or time is up.
+
+What fails is tried again here and nowhere else: lost KV is encoded again, a dead or draining
+worker is replaced by another, a full pool is asked again, all until the request's deadline. Knows
+nothing of where windows come from and of what becomes of their tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.errors import (
+    DeadlineExceededError,
+    KVLostError,
+    OverloadedError,
+    SequenceFailedError,
+    SplitscribeError,
+    WorkerDrainingError,
+    WorkerError,
+    WorkerGoneError,
+)
+from cluster.messages import (
+    SAMPLE_RATE,
+    CrossKVHandle,
+    DecodeOptions,
+    DecodeRequest,
+    DecodeResult,
+    EncodeRequest,
+    EncodeTimings,
+    FileMel,
+)
+from cluster.metrics import Recorder
+from cluster.settings import RouterSettings
+from router.clients import DecoderClient, EncoderClient
+from router.seams import RequestContext, StageTimings
+
+logger = logging.getLogger(__name__)
+
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 2.0
+FRAMES_PER_S = 100  # mel frames
+
+
+@dataclass(frozen=True, slots=True)
+class WindowAudio:
+    """What an encoder gets of one window.
+
+    index: its number within the request, which orders it in queues and seeds its sampling.
+    pcm: int16 [n], as in `cluster.messages.EncodeRequest`.
+    content_frames: mel frames of audio, the rest of the window is padding.
+    """
+
+    index: int
+    pcm: NDArray[np.int16]
+    content_frames: int
+    file_mel: FileMel | None = None
+
+    @classmethod
+    def of_samples(cls, index: int, pcm: NDArray[np.int16]) -> WindowAudio:
+        """A window that stands for itself, with its own log-mel maximum."""
+        frames = max(1, round(pcm.shape[0] * FRAMES_PER_S / SAMPLE_RATE))
+        return cls(index, pcm, frames)
+
+
+@dataclass(slots=True)
+class RequestRun:
+    """One request's identity and time, and where its time went so far."""
+
+    context: RequestContext
+    results: list[DecodeResult] = field(default_factory=list)
+    encodes: int = 0
+    encode_s: float = 0.0
+    encode_queue_s: float = 0.0
+
+    def remaining_s(self) -> float:
+        remaining_s = self.context.remaining_s()
+        if remaining_s <= 0:
+            raise DeadlineExceededError(f"the request's {self.context.deadline_s:.0f} s ran out")
+        return remaining_s
+
+    def add_encode(self, timings: EncodeTimings) -> None:
+        self.encode_s += timings.encode_s
+        self.encode_queue_s += timings.queue_s
+
+    def timings(self, audio_s: float) -> StageTimings:
+        done = [result.timings for result in self.results]
+        return StageTimings(
+            audio_s=audio_s,
+            queue_s=self.encode_queue_s + sum(t.queue_s for t in done),
+            encode_s=self.encode_s,
+            transfer_s=sum(t.transfer_s for t in done),
+            decode_s=sum(t.prefill_s + t.decode_s for t in done),
+            transfer_bytes=sum(t.transfer_bytes for t in done),
+            steps=sum(t.steps for t in done),
+            windows=len(done),
+            attempts=self.encodes,
+        )
+
+
+class WindowPath:
+    """Takes windows through the pools; one for all requests of a router."""
+
+    def __init__(
+        self,
+        encoders: EncoderClient,
+        decoders: DecoderClient,
+        settings: RouterSettings,
+        recorder: Recorder,
+    ) -> None:
+        self._encoders = encoders
+        self._decoders = decoders
+        self._settings = settings
+        self._recorder = recorder
+
+    async def decode(
+        self, run: RequestRun, audio: WindowAudio, options: DecodeOptions
+    ) -> DecodeResult:
+        """Encode and decode one window.
+
+        Raises:
+            DeadlineExceededError: the request's time is over.
+            OverloadedError: no worker could finish it in `max_attempts` tries.
+            SplitscribeError: what no other worker would do better.
+        """
+        handle: CrossKVHandle | None = None
+        backoff_s = FIRST_BACKOFF_S
+        failures = 0
+        while True:
+            try:
+                async with asyncio.timeout(run.remaining_s()):
+                    if handle is None:
+                        handle = await self._encode(run, audio)
+                    result = await self._decode(run, audio, options, handle)
+                    self._recorder.add("splitscribe_windows_total")
+                    return result
+            except TimeoutError as error:
+                raise DeadlineExceededError(
+                    f"the request's {run.context.deadline_s:.0f} s ran out "
+                    f"while window {audio.index} was in the cluster"
+                ) from error
+            except OverloadedError:
+                self._note_retry(audio, "full")
+            except (
+                KVLostError,
+                SequenceFailedError,
+                WorkerGoneError,
+                WorkerDrainingError,
+            ) as error:
+                failures += 1
+                if isinstance(error, KVLostError | SequenceFailedError):
+                    handle = None  # encode again
+                self._note_retry(audio, type(error).__name__, str(error))
+                if failures >= self._settings.max_attempts:
+                    raise _given_up(error, failures) from error
+            await asyncio.sleep(min(backoff_s, run.remaining_s()) * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+
+    async def _encode(self, run: RequestRun, audio: WindowAudio) -> CrossKVHandle:
+        run.encodes += 1
+        reply = await self._encoders.encode(
+            EncodeRequest(
+                request_id=run.context.request_id,
+                window=audio.index,
+                attempt=run.encodes,
+                pcm=audio.pcm,
+                remaining_s=run.remaining_s(),
+                file_mel=audio.file_mel,
+            )
+        )
+        run.add_encode(reply.timings)
+        return reply.handle
+
+    async def _decode(
+        self, run: RequestRun, audio: WindowAudio, options: DecodeOptions, handle: CrossKVHandle
+    ) -> DecodeResult:
+        result = await self._decoders.decode(
+            DecodeRequest(
+                request_id=run.context.request_id,
+                window=audio.index,
+                attempt=handle.attempt,
+                handle=handle,
+                options=options,
+                remaining_s=run.remaining_s(),
+                content_frames=audio.content_frames,
+            )
+        )
+        run.results.append(result)
+        return result
+
+    def _note_retry(self, audio: WindowAudio, reason: str, what: str = "") -> None:
+        self._recorder.add("splitscribe_window_retries_total", reason=reason)
+        level = logging.DEBUG if reason == "full" else logging.WARNING
+        logger.log(level, "window %d is tried again: %s %s", audio.index, reason, what)
+
+
+def _given_up(error: WorkerError, failures: int) -> SplitscribeError:
+    """What the client is told after the last attempt."""
+    if isinstance(error, SequenceFailedError):
+        return error
+    return OverloadedError(
+        f"no worker could finish a window in {failures} tries: {error}", retry_after_s=2.0
+    )
