@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+from numpy.typing import NDArray
 
 from cluster.errors import (
     ConfigurationError,
@@ -11,16 +14,41 @@ from cluster.errors import (
     WorkerError,
 )
 from cluster.kv.transfer import KVExporter
-from cluster.messages import WINDOW_SAMPLES, EncodeRequest
-from cluster.model.checkpoint import Checkpoint
+from cluster.messages import MEL_CONTEXT_SAMPLES, WINDOW_SAMPLES, EncodeRequest, FileMel
+from cluster.model.checkpoint import HOP_LENGTH, Checkpoint
 
 
 def check_pcm(request: EncodeRequest) -> None:
     """Raise InvalidAudioError unless the samples are what `EncodeRequest` promises."""
     pcm = request.pcm
+    if request.file_mel is not None:
+        _check_slice(pcm, request.file_mel)
+        return
     if pcm.dtype != np.int16 or pcm.ndim != 1 or not 1 <= pcm.shape[0] <= WINDOW_SAMPLES:
         raise InvalidAudioError(
             f"a window is int16 [1..{WINDOW_SAMPLES}], got {pcm.dtype} {list(pcm.shape)}"
+        )
+
+
+def _check_slice(pcm: NDArray[np.int16], file_mel: FileMel) -> None:
+    n_before, n_frames = file_mel.n_before, file_mel.n_frames
+    if pcm.dtype != np.int16 or pcm.ndim != 1:
+        raise InvalidAudioError(f"a window is int16 [n], got {pcm.dtype} {list(pcm.shape)}")
+    if n_before % HOP_LENGTH or not 0 <= n_before <= MEL_CONTEXT_SAMPLES:
+        raise InvalidAudioError(
+            f"the context before a window is a multiple of {HOP_LENGTH} up to "
+            f"{MEL_CONTEXT_SAMPLES} samples, got {n_before}"
+        )
+    if not 1 <= n_frames <= WINDOW_SAMPLES // HOP_LENGTH or not math.isfinite(file_mel.log_max):
+        raise InvalidAudioError(
+            f"a window has 1 to {WINDOW_SAMPLES // HOP_LENGTH} mel frames below a finite maximum, "
+            f"got {n_frames} and {file_mel.log_max}"
+        )
+    most = n_before + n_frames * HOP_LENGTH + MEL_CONTEXT_SAMPLES
+    if not n_before < pcm.shape[0] <= most:
+        raise InvalidAudioError(
+            f"a window of {n_frames} mel frames with {n_before} samples before it has "
+            f"{n_before + 1} to {most} samples, got {pcm.shape[0]}"
         )
 
 

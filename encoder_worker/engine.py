@@ -223,7 +223,8 @@ class EncoderEngine:
         started_s = time.monotonic()
         try:
             pcm = [window.request.pcm for window in batch]
-            self._forward(pcm, self._exporter.pool.tensor, reserved[: len(batch)])
+            file_mels = [window.request.file_mel for window in batch]
+            self._forward(pcm, self._exporter.pool.tensor, reserved[: len(batch)], file_mels)
         except Exception as error:
             if len(batch) > 1:
                 logger.warning("a batch of %d failed, trying one by one: %s", len(batch), error)

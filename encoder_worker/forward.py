@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cluster.messages import FileMel
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.weights import TORCH_DTYPES
 from encoder_worker.cross_kv import CrossKVProjection
@@ -34,16 +35,21 @@ class WindowEncoder:
 
     @torch.inference_mode()
     def __call__(
-        self, windows: Sequence[NDArray[Any]], pool: Tensor, pages: Sequence[Sequence[int]]
+        self,
+        windows: Sequence[NDArray[Any]],
+        pool: Tensor,
+        pages: Sequence[Sequence[int]],
+        file_mels: Sequence[FileMel | None] | None = None,
     ) -> None:
         """Encode `windows` into their pages, and return when the bytes are there.
 
         Args:
-            windows: each int16 [n], n <= 480000.
+            windows: each int16 [n], n <= 480000, and its context where it has a `FileMel`.
             pool: [n_pages, L, 2, page_frames, H, Dh], the pool's tensor. Mutated.
             pages: per window its pages in frame order.
+            file_mels: per window what makes it a slice of its file; None where nothing does.
         """
-        states = self._encoder(self._mel(windows))
+        states = self._encoder(self._mel(windows, file_mels))
         self._projection.write(states, pool, pages)
         if self.device != "cpu":
             # A reader may come as soon as the handle is out, past this stream's order.

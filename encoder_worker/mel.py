@@ -1,7 +1,8 @@
 """Log-mel spectrogram of one or many windows, as Whisper was trained on (openai/whisper, audio.py).
 
-Each window is padded with zeros to 30 s and scaled by its own maximum. Knows nothing of files,
-queues or whole recordings.
+A window is padded with zeros to 30 s and scaled by its own maximum; one that comes with a
+`FileMel` is a slice of its file's spectrogram instead, scaled by the file's maximum. Both kinds
+share a batch. Knows nothing of files or queues.
 """
 
 from __future__ import annotations
@@ -14,14 +15,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
+from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, FileMel
 from cluster.model.checkpoint import HOP_LENGTH, N_FFT
 
 N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH  # 3000 mel frames in a window, 10 ms each
 INT16_SCALE = 32_768.0
+_HALF = N_FFT // 2  # a frame looks 200 samples to each side of its middle
 _FLOOR = 1e-10  # power below which the logarithm is cut
 _LOG_FLOOR = -10.0  # log10 of it: every frame that sees only padding
-_RANGE = 8.0  # decades kept below the window's maximum
+_RANGE = 8.0  # decades kept below the maximum
 
 
 class LogMel:
@@ -36,39 +38,89 @@ class LogMel:
         self._filters = torch.from_numpy(filters).to(self.device)  # [n_mels, 201]
         self._hann = torch.hann_window(N_FFT, device=self.device)
 
-    def __call__(self, windows: Sequence[NDArray[Any]]) -> Tensor:
+    def __call__(
+        self,
+        windows: Sequence[NDArray[Any]],
+        file_mels: Sequence[FileMel | None] | None = None,
+    ) -> Tensor:
         """Features of ragged windows.
 
         Args:
-            windows: each int16 [n], or floats in -1..1 [n], 16 kHz, n <= 480000.
+            windows: each int16 [n], or floats in -1..1 [n], 16 kHz, n <= 480000; with a `FileMel`
+                up to 320 samples of context on each side come on top.
+            file_mels: one for each window; None where a window stands for itself.
 
         Returns:
             float32 [len(windows), n_mels, 3000] on the device.
         """
-        pcm = self._pad(windows)
-        spectrum = torch.stft(pcm, N_FFT, HOP_LENGTH, window=self._hann, return_complex=True)
-        power = spectrum[..., :-1].abs() ** 2  # [B, 201, n]
+        slices = [None] * len(windows) if file_mels is None else file_mels
+        pcm = self._pad(windows, slices)
+        spectrum = torch.stft(
+            pcm, N_FFT, HOP_LENGTH, window=self._hann, center=False, return_complex=True
+        )
+        power = spectrum.abs() ** 2  # [B, 201, n]
         log_mel = (self._filters @ power).clamp(min=_FLOOR).log10()
-        floor = log_mel.amax(dim=(1, 2), keepdim=True) - _RANGE
-        features = torch.maximum(log_mel, floor)
-        n_rest = N_FRAMES - log_mel.shape[-1]
-        if n_rest:
-            rest = floor.clamp(min=_LOG_FLOOR).expand(-1, self.n_mels, n_rest)
-            features = torch.cat((features, rest), dim=-1)
-        return (features + 4.0) / 4.0
-
-    def _pad(self, windows: Sequence[NDArray[Any]]) -> Tensor:
-        """Zero-pad to one length, float32 [B, n]: the longest window's and one frame more.
-
-        Frames after that see nothing but zeros, so they are filled in and not computed.
-        """
-        longest = max(window.shape[0] for window in windows)
-        n_frames = -(-(longest + N_FFT) // HOP_LENGTH)
-        n_samples = min(n_frames * HOP_LENGTH, WINDOW_SAMPLES)
-        pcm = np.zeros((len(windows), n_samples), dtype=np.float32)
-        for row, window in zip(pcm, windows, strict=True):
-            if window.dtype == np.int16:
-                np.divide(window, INT16_SCALE, out=row[: window.shape[0]], dtype=np.float32)
+        features = log_mel.new_zeros(len(windows), self.n_mels, N_FRAMES)
+        for row, frames, file_mel in zip(features, log_mel, slices, strict=True):
+            if file_mel is None:
+                _scale_window(row, frames)
             else:
-                row[: window.shape[0]] = window
+                _scale_slice(row, frames, file_mel)
+        return features
+
+    def _pad(self, windows: Sequence[NDArray[Any]], slices: Sequence[FileMel | None]) -> Tensor:
+        """All windows at one length, float32 [B, 200 + n], with what stands before their start.
+
+        Long enough for the longest window and the zeros that its last frames see; frames after
+        those see nothing else, so they are filled in and not computed. In front stands the
+        reflection of the start; it is seen by frame 0 alone, and so by no frame that has context.
+        """
+        n_frames = max(2, *map(_frames_needed, windows, slices))
+        pcm = np.zeros((len(windows), (n_frames - 1) * HOP_LENGTH + N_FFT), dtype=np.float32)
+        for row, window, file_mel in zip(pcm, windows, slices, strict=True):
+            own = row[_HALF : _HALF + window.shape[0]]
+            samples = window[: own.shape[0]]  # context that no frame sees is left out
+            if samples.dtype == np.int16:
+                np.divide(samples, INT16_SCALE, out=own, dtype=np.float32)
+            else:
+                own[:] = samples
+            row[:_HALF] = row[2 * _HALF : _HALF : -1]
+            if file_mel is None:
+                _reflect_end(row)
         return torch.from_numpy(pcm).to(self.device)
+
+
+def _frames_needed(window: NDArray[Any], file_mel: FileMel | None) -> int:
+    """Frames to compute: 400 samples see the window's last one and more, up to its last frame."""
+    with_edges = -(-(window.shape[0] + N_FFT) // HOP_LENGTH)
+    if file_mel is None:
+        return min(with_edges, N_FRAMES)
+    return min(with_edges, file_mel.n_before // HOP_LENGTH + file_mel.n_frames)
+
+
+def _reflect_end(row: NDArray[np.float32]) -> None:
+    """Continue a whole window past its 30 s by its reflection, as far as frames see."""
+    end = _HALF + WINDOW_SAMPLES
+    n_behind = min(row.shape[0] - end, _HALF)
+    if n_behind > 0:
+        row[end : end + n_behind] = row[end - 2 : end - 2 - n_behind : -1]
+
+
+def _scale_window(row: Tensor, frames: Tensor) -> None:
+    """Write a window that stands for itself; frames [n_mels, n], of padding from some point on."""
+    own = frames[:, :N_FRAMES]
+    floor = own.max() - _RANGE
+    row[:, : own.shape[1]] = torch.maximum(own, floor)
+    row[:, own.shape[1] :] = floor.clamp(min=_LOG_FLOOR)
+    row.add_(4.0).div_(4.0)
+
+
+def _scale_slice(row: Tensor, frames: Tensor, file_mel: FileMel) -> None:
+    """Write a slice of a file; what lies behind it stays 0.0."""
+    first = file_mel.n_before // HOP_LENGTH
+    own = frames[:, first : first + file_mel.n_frames]
+    floor = file_mel.log_max - _RANGE
+    filled = row[:, : file_mel.n_frames]
+    filled[:, : own.shape[1]] = own.clamp(min=floor)
+    filled[:, own.shape[1] :] = max(floor, _LOG_FLOOR)
+    filled.add_(4.0).div_(4.0)

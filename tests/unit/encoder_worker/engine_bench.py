@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cluster.kv.layout_for import kv_layout
 from cluster.kv.memory import MemoryExporter
-from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest
+from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint
 from cluster.settings import EncoderSettings
@@ -55,19 +55,28 @@ class Bench:
         self.engine._forward = self._gated  # type: ignore[assignment]
 
     def _gated(
-        self, windows: Sequence[NDArray[Any]], pool: torch.Tensor, pages: Sequence[Sequence[int]]
+        self,
+        windows: Sequence[NDArray[Any]],
+        pool: torch.Tensor,
+        pages: Sequence[Sequence[int]],
+        file_mels: Sequence[FileMel | None] | None = None,
     ) -> None:
         self.batch_sizes.append(len(windows))
         self.entered.set()
         assert self.gate.wait(PATIENCE_S)
         if any(len(window) == self.poison for window in windows):
             raise RuntimeError("this one cannot be")
-        self._forward(windows, pool, pages)
+        self._forward(windows, pool, pages, file_mels)
 
     def submit(
-        self, pcm: NDArray[np.int16], name: str = "r", window: int = 0, remaining_s: float = 60.0
+        self,
+        pcm: NDArray[np.int16],
+        name: str = "r",
+        window: int = 0,
+        remaining_s: float = 60.0,
+        file_mel: FileMel | None = None,
     ) -> Future[EncodeReply]:
-        return self.engine.submit(EncodeRequest(name, window, 0, pcm, remaining_s))
+        return self.engine.submit(EncodeRequest(name, window, 0, pcm, remaining_s, file_mel))
 
     def hold(self, name: str = "held") -> Future[EncodeReply]:
         """Send a window and keep the engine inside of its forward pass until `gate.set()`."""
@@ -83,9 +92,10 @@ class Bench:
         pages = [pool.tensor[pool.page_at(address)] for address in handle.addresses]
         return torch.cat([page.permute(2, 0, 1, 3, 4) for page in pages])
 
-    def expected_kv(self, pcm: NDArray[np.int16]) -> torch.Tensor:
+    def expected_kv(self, pcm: NDArray[np.int16], file_mel: FileMel | None = None) -> torch.Tensor:
         with torch.inference_mode():
-            states = AudioEncoder(self.checkpoint)(LogMel(self.checkpoint.dims.n_mels)([pcm]))
+            mel = LogMel(self.checkpoint.dims.n_mels)([pcm], [file_mel])
+            states = AudioEncoder(self.checkpoint)(mel)
             return CrossKVProjection(self.checkpoint).project(states)[0]
 
     def close(self) -> None:

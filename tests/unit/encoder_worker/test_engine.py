@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.errors import DeadlineExceededError
-from cluster.messages import CrossKVHandle
+from cluster.messages import CrossKVHandle, FileMel
 from cluster.metrics import ENCODER_METRICS, Recorder
 from tests.reference import make_pcm
 from tests.unit.encoder_worker.engine_bench import PATIENCE_S, Bench, until
@@ -33,6 +33,19 @@ def test_each_window_s_kv_is_in_the_pages_of_its_handle(
         assert reply.timings.encode_s > 0
         assert b.engine.revoke(handle)
     b.exporter.pool.check_integrity()
+
+
+def test_a_slice_of_a_file_shares_a_batch_with_windows(bench: Callable[..., Bench]) -> None:
+    b = bench(n_windows=4)
+    held = b.hold()
+    pcm, file_mel = make_pcm(2.0, seed=1), FileMel(n_before=320, n_frames=197, log_max=1.5)
+    sliced = b.submit(pcm, "sliced", file_mel=file_mel)
+    plain = b.submit(pcm, "plain")
+    b.gate.set()
+    replies = [future.result(PATIENCE_S) for future in (held, sliced, plain)]
+    assert [reply.timings.batch_size for reply in replies] == [1, 2, 2]
+    assert (b.kv(replies[1].handle) - b.expected_kv(pcm, file_mel)).abs().max() < 1e-5
+    assert (b.kv(replies[2].handle) - b.expected_kv(pcm)).abs().max() < 1e-5
 
 
 def test_windows_that_wait_together_are_one_batch(bench: Callable[..., Bench]) -> None:

@@ -19,7 +19,7 @@ from cluster.errors import (
 )
 from cluster.kv.layout_for import kv_layout
 from cluster.kv.memory import MemoryExporter
-from cluster.messages import CrossKVHandle
+from cluster.messages import CrossKVHandle, FileMel
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
@@ -82,6 +82,26 @@ def test_samples_of_another_kind_are_refused(
 ) -> None:
     with pytest.raises(InvalidAudioError, match=r"int16 \[1\.\.480000\]"):
         bench().submit(pcm)
+
+
+@pytest.mark.parametrize(
+    ("n_samples", "file_mel", "message"),
+    [
+        (16_000, FileMel(100, 99, 0.0), "multiple of 160"),
+        (16_000, FileMel(480, 97, 0.0), "up to 320"),
+        (16_000, FileMel(-160, 100, 0.0), "multiple of 160"),
+        (16_000, FileMel(0, 0, 0.0), "1 to 3000 mel frames"),
+        (16_000, FileMel(0, 3001, 0.0), "1 to 3000 mel frames"),
+        (16_000, FileMel(0, 100, float("nan")), "finite"),
+        (320, FileMel(320, 1, 0.0), "321 to 800 samples"),
+        (16_000, FileMel(0, 97, 0.0), "1 to 15840 samples"),
+    ],
+)
+def test_a_slice_that_is_none_is_refused(
+    bench: Callable[..., Bench], n_samples: int, file_mel: FileMel, message: str
+) -> None:
+    with pytest.raises(InvalidAudioError, match=message):
+        bench().submit(np.zeros(n_samples, np.int16), file_mel=file_mel)
 
 
 def test_drain_finishes_what_is_queued_and_waits_for_the_leases(
