@@ -11,13 +11,14 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 
-from cluster.errors import OverloadedError, WorkerDrainingError
+from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
 from cluster.kv.transfer import KVImporter
-from cluster.messages import DecodeRequest, DecodeResult
+from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import use_threads
 from cluster.model.tokenizer import WhisperTokenizer
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 STUCK_S = 60.0  # a step that takes longer is taken for a hang
 CLOSE_S = 15.0  # how long close waits for READs in flight: longer than a READ may take
 RETRY_AFTER_S = 1.0
+
+OnToken = Callable[[int, float], None]
 
 
 class DecoderEngine:
@@ -79,10 +82,17 @@ class DecoderEngine:
 
     # Called from any thread.
 
-    def submit(self, request: DecodeRequest) -> Future[DecodeResult]:
+    def submit(
+        self, request: DecodeRequest, on_tokens: OnToken | None = None
+    ) -> Future[DecodeResult]:
         """Accept a window into the waiting list; its handle's lease is renewed from here on.
 
         The future may be cancelled at any time: whatever the sequence holds comes back.
+
+        Args:
+            on_tokens: called on the engine's thread with each token and its log probability as it
+                is sampled, end-of-text included; only for one attempt of one row, whose tokens
+                nothing takes back.
 
         Raises:
             UnsupportedValueError: the model cannot do what the options ask.
@@ -93,7 +103,7 @@ class DecoderEngine:
         DeadlineExceededError, or a SequenceFailedError.
         """
         options = request.options
-        self._prompts.check(options)
+        self._check(options, on_tokens)
         now = time.monotonic()
         sequence = DecodeSequence(
             request=request,
@@ -102,6 +112,7 @@ class DecoderEngine:
             deadline=now + request.remaining_s,
             n_new_max=self._prompts.n_new_max(options),
             language=self._prompts.known_language(options),
+            on_tokens=on_tokens,
         )
         with self._changed:
             self._check_open()
@@ -164,6 +175,20 @@ class DecoderEngine:
         if self._n_live:
             raise RuntimeError(f"{self._n_live} sequences are live")
         self._loop.scheduler.check_integrity()
+
+    def _check(self, options: DecodeOptions, on_tokens: OnToken | None) -> None:
+        self._prompts.check(options)
+        most = self._settings.max_batch
+        if options.n_rows > most:
+            raise UnsupportedValueError(
+                f"{options.n_rows} beams or candidates are more than the {most} rows of this "
+                f"decoder's batch (decoder.max_batch)",
+                param="beam_size" if options.beam_size > 1 else "best_of",
+            )
+        if on_tokens is not None and (options.n_rows > 1 or len(options.temperatures) > 1):
+            raise UnsupportedValueError(
+                "tokens can only be streamed without fallback, beams and candidates", param="stream"
+            )
 
     def _check_open(self) -> None:
         if self._fault is not None:

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
+from typing import TypeVar
 
 from cluster.errors import (
     DeadlineExceededError,
@@ -25,18 +26,23 @@ from cluster.errors import (
 )
 from cluster.kv.transfer import FetchStats, KVImporter
 from cluster.messages import DecodeResult
-from decoder_worker.model_runner import ModelRunner, StepOutput
-from decoder_worker.results import finished_result
+from cluster.quality import compression_ratio
+from decoder_worker.fallback import is_final
+from decoder_worker.model_runner import ModelRunner
+from decoder_worker.results import finished_result, language_result
 from decoder_worker.scheduler import Scheduler
-from decoder_worker.sequence import DecodeSequence, PromptBuilder, SequenceState
+from decoder_worker.search import StepOutput
+from decoder_worker.sequence import Attempt, DecodeSequence, PromptBuilder, SequenceState
 from decoder_worker.stats import Counters
 
 logger = logging.getLogger(__name__)
 
 IDLE_S = 0.1  # longest sleep between steps: quarantined pages may come back without a word
 
+NO_PROBABILITY = "the model gave no finite probability"
+
 Call = Callable[[], None]
-Run = Callable[[Sequence[DecodeSequence]], list[StepOutput]]
+T = TypeVar("T")
 
 
 class DecodeLoop:
@@ -61,6 +67,7 @@ class DecodeLoop:
         self._prompts = prompts
         self._runner = runner
         self._post = post
+        self._unaligned: list[DecodeSequence] = []  # decoded, their words not yet found
         self._on_leave = on_leave
 
     def add(self, sequence: DecodeSequence) -> None:
@@ -78,10 +85,13 @@ class DecodeLoop:
         started = self.scheduler.start_running()
         if started:
             self._prefill(started)
-        running = self.scheduler.running
+        running = [s for s in self.scheduler.running if s.search is not None]
         if running:
             self._decode(running)
-        return bool(started or running)
+        if unaligned := self._unaligned:
+            self._unaligned = []
+            self._align([s for s in unaligned if s.state is SequenceState.RUNNING])
+        return bool(started or running or unaligned)
 
     def sleep_s(self) -> float:
         """How long the loop may sleep after a step that had nothing to run."""
@@ -137,72 +147,98 @@ class DecodeLoop:
         begun = time.monotonic()
         unknown = [sequence for sequence in started if sequence.language is None]
         for sequence, output in self._run(self._runner.detect_language, unknown):
-            sequence.language = self._prompts.language_of(output.token)
+            if not math.isfinite(output.logprob):
+                self._end(sequence, SequenceFailedError(NO_PROBABILITY))
+            else:
+                sequence.language = self._prompts.language_of(output.token)
         ready = [s for s in started if s.state is SequenceState.RUNNING]
         for sequence in ready:
             assert sequence.language is not None
-            sequence.prefill_started = begun
+            sequence.prefill_started = sequence.prefill_started or begun
+            if sequence.options.detect_only:
+                self._end(sequence, language_result(sequence, time.monotonic()))
+                continue
             sequence.prompt = self._prompts.prompt(sequence.options, sequence.language)
+            sequence.begin_attempt(self._prompts.eot)
+        ready = [s for s in ready if s.state is SequenceState.RUNNING]
         outputs = self._run(self._runner.prefill, ready)
         now = time.monotonic()
         self.counters.prefills += len(ready)
         self.counters.prefill_s += now - begun
-        for sequence, output in outputs:
-            sequence.decode_started = now
-            sequence.no_speech_prob = output.no_speech_prob
-            self._take_token(sequence, output)
+        for sequence, rows in outputs:
+            sequence.decode_started = sequence.decode_started or now
+            sequence.no_speech_prob = rows[0].no_speech_prob
+            self._take_outputs(sequence, rows)
 
     def _decode(self, running: list[DecodeSequence]) -> None:
         begun = time.monotonic()
         outputs = self._run(self._runner.decode, running)
         self.counters.steps += 1
         self.counters.step_s += time.monotonic() - begun
-        for sequence, output in outputs:
+        for sequence, rows in outputs:
             sequence.steps += 1
-            self._take_token(sequence, output)
+            self._take_outputs(sequence, rows)
+
+    def _align(self, finished: list[DecodeSequence]) -> None:
+        """Find when the words of finished sequences are spoken, then answer."""
+        for sequence, alignment in self._run(self._runner.align, finished):
+            sequence.alignment = alignment
+            self._end(sequence, finished_result(sequence, time.monotonic()))
 
     def _run(
-        self, run: Run, sequences: list[DecodeSequence]
-    ) -> list[tuple[DecodeSequence, StepOutput]]:
+        self, run: Callable[[Sequence[DecodeSequence]], list[T]], sequences: list[DecodeSequence]
+    ) -> list[tuple[DecodeSequence, T]]:
         """Run a batch; should it raise, each sequence alone, so that only the culprits fail."""
         if not sequences:
             return []
         try:
-            outputs = list(zip(sequences, run(sequences), strict=True))
+            return list(zip(sequences, run(sequences), strict=True))
         except Exception:
             logger.exception("a batch of %d raised: running its sequences alone", len(sequences))
-            outputs = self._run_alone(run, sequences)
-        good = []
-        for sequence, output in outputs:
-            if math.isfinite(output.logprob):
-                good.append((sequence, output))
-            else:
-                self._end(sequence, SequenceFailedError("the model gave no finite probability"))
-        return good
-
-    def _run_alone(
-        self, run: Run, sequences: list[DecodeSequence]
-    ) -> list[tuple[DecodeSequence, StepOutput]]:
         outputs = []
         for sequence in sequences:
             try:
-                self._runner.restore(sequence)
+                if sequence.search is not None:
+                    self._runner.restore(sequence)
                 outputs.append((sequence, run([sequence])[0]))
             except Exception as error:
                 self._end(sequence, _as_failure("decoding failed", error))
         return outputs
 
-    def _take_token(self, sequence: DecodeSequence, output: StepOutput) -> None:
-        """All that happens on the host to a sampled token."""
-        self.counters.tokens += 1
-        sequence.sum_logprob += output.logprob
-        if output.token == self._prompts.eot:
-            self._end(sequence, finished_result(sequence, "stop", time.monotonic()))
+    def _take_outputs(self, sequence: DecodeSequence, outputs: list[StepOutput]) -> None:
+        """All that happens on the host to what a step gave for a sequence's rows."""
+        if not all(math.isfinite(output.logprob) for output in outputs):
+            self._end(sequence, SequenceFailedError(NO_PROBABILITY))
             return
-        sequence.tokens.append(output.token)
-        sequence.token_logprobs.append(output.logprob)
-        if len(sequence.tokens) >= sequence.n_new_max:
-            self._end(sequence, finished_result(sequence, "length", time.monotonic()))
+        search = sequence.search
+        assert search is not None
+        self.counters.tokens += len(outputs)
+        if sequence.on_tokens is not None:
+            sequence.on_tokens(outputs[0].token, outputs[0].logprob)
+        copies = search.take(outputs)
+        if search.done:
+            self._end_attempt(sequence)
+            return
+        if copies:
+            self._runner.copy_kv(sequence, copies)
+        if search.n_top:
+            self._runner.restore(sequence)  # it chose otherwise than the sampler noted
+
+    def _end_attempt(self, sequence: DecodeSequence) -> None:
+        """Note the attempt; try the next temperature, align the words, or answer."""
+        search = sequence.search
+        assert search is not None
+        hypothesis = search.best()
+        ratio = compression_ratio(self._prompts.text_of(hypothesis.tokens))
+        sequence.attempts.append(Attempt(hypothesis, sequence.temperature, ratio))
+        sequence.search = None
+        if not is_final(sequence):
+            self.counters.fallbacks += 1
+            self.scheduler.repeat(sequence)
+        elif sequence.options.words:
+            self._unaligned.append(sequence)
+        else:
+            self._end(sequence, finished_result(sequence, time.monotonic()))
 
     def _end(self, sequence: DecodeSequence, outcome: DecodeResult | BaseException) -> None:
         """Take back what the sequence holds, then answer its caller, whatever happens."""

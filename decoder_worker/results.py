@@ -2,35 +2,61 @@
 
 from __future__ import annotations
 
-from cluster.messages import DecodeResult, DecodeTimings, FinishReason
+from cluster.messages import DecodeResult, DecodeTimings
+from decoder_worker.fallback import chosen_attempt
 from decoder_worker.sequence import DecodeSequence
 
 
-def finished_result(
-    sequence: DecodeSequence, finish_reason: FinishReason, now: float
-) -> DecodeResult:
-    """`now` is monotonic seconds; the sequence is RUNNING, with its last token taken."""
-    assert sequence.fetched is not None
+def finished_result(sequence: DecodeSequence, now: float) -> DecodeResult:
+    """`now` is monotonic seconds; the sequence is RUNNING, its attempts are made."""
     assert sequence.language is not None
+    index = chosen_attempt(sequence)
+    attempt = sequence.attempts[index]
+    hypothesis = attempt.hypothesis
+    return DecodeResult(
+        request_id=sequence.request.request_id,
+        window=sequence.request.window,
+        tokens=hypothesis.tokens,
+        token_logprobs=hypothesis.logprobs,
+        avg_logprob=hypothesis.avg_logprob,
+        no_speech_prob=sequence.no_speech_prob,
+        language=sequence.language,
+        temperature=attempt.temperature,
+        finish_reason="stop" if hypothesis.ended else "length",
+        timings=_timings(sequence, now),
+        compression_ratio=attempt.compression_ratio,
+        attempt=index,
+        alignment=sequence.alignment,
+    )
+
+
+def language_result(sequence: DecodeSequence, now: float) -> DecodeResult:
+    """The answer to `detect_only`: the language, and no text."""
+    assert sequence.language is not None
+    return DecodeResult(
+        request_id=sequence.request.request_id,
+        window=sequence.request.window,
+        tokens=(),
+        token_logprobs=(),
+        avg_logprob=0.0,
+        no_speech_prob=0.0,
+        language=sequence.language,
+        temperature=0.0,
+        finish_reason="stop",
+        timings=_timings(sequence, now),
+    )
+
+
+def _timings(sequence: DecodeSequence, now: float) -> DecodeTimings:
+    assert sequence.fetched is not None
     fetched = sequence.fetched
-    timings = DecodeTimings(
+    decode_started = sequence.decode_started or now
+    return DecodeTimings(
         queue_s=sequence.load_started - sequence.arrived,
         transfer_s=fetched.seconds,
         transfer_bytes=fetched.n_bytes,
         transport=fetched.transport,
-        prefill_s=sequence.decode_started - sequence.prefill_started,
-        decode_s=now - sequence.decode_started,
+        prefill_s=decode_started - (sequence.prefill_started or decode_started),
+        decode_s=now - decode_started,
         steps=sequence.steps,
-    )
-    return DecodeResult(
-        request_id=sequence.request.request_id,
-        window=sequence.request.window,
-        tokens=tuple(sequence.tokens),
-        token_logprobs=tuple(sequence.token_logprobs),
-        avg_logprob=sequence.sum_logprob / (len(sequence.tokens) + 1),
-        no_speech_prob=sequence.no_speech_prob,
-        language=sequence.language,
-        temperature=sequence.options.temperature,
-        finish_reason=finish_reason,
-        timings=timings,
     )

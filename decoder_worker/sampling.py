@@ -33,10 +33,14 @@ class Sampled:
 
     tokens: int64. logprobs: float32, of each token after the rules, at temperature 1; NaN or
     infinite where the model gave no finite logits.
+    top_tokens, top_logprobs: [n, n_top], the likeliest tokens of each row, best first; None where
+    nobody asked for them.
     """
 
     tokens: Tensor
     logprobs: Tensor
+    top_tokens: Tensor | None = None
+    top_logprobs: Tensor | None = None
 
 
 class SamplingState:
@@ -69,13 +73,17 @@ class Sampler:
         self._rules = rules
         self._state = state
 
-    def __call__(self, logits: Tensor, slots: Tensor, noisy: Tensor | None) -> Sampled:
+    def __call__(
+        self, logits: Tensor, slots: Tensor, noisy: Tensor | None, n_top: int = 0
+    ) -> Sampled:
         """Sample one token for each row and note it in the rows' slots.
 
         Args:
             logits: float32 [n, n_vocab], changed in place.
             slots: int64 [n], each at most once.
             noisy: int64 [m], the rows whose temperature is above 0; None when there is none.
+            n_top: so many of each row's likeliest tokens are told as well; a beam search, which
+                chooses among them, sets the rows' slots itself.
         """
         history = self._state.history.rows(slots)
         self._rules.apply(logits, history)
@@ -86,7 +94,10 @@ class Sampler:
         logprobs = logits.gather(1, tokens[:, None]).squeeze(1) - total
         after = history.after(tokens, self._rules.timestamp_begin)
         self._state.history.write(slots, after)
-        return Sampled(tokens, logprobs)
+        if not n_top:
+            return Sampled(tokens, logprobs)
+        top, top_tokens = logits.topk(n_top)
+        return Sampled(tokens, logprobs, top_tokens, top - total[:, None])
 
     def _draw(self, logits: Tensor, slots: Tensor) -> Tensor:
         noise = gumbel(

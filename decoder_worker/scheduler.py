@@ -1,8 +1,8 @@
 """Who waits, who loads, who runs; and the pages and slots that they hold.
 
 Admission is by deadline and all or nothing: a sequence gets its cross-attention pages, its
-self-attention pages for the longest text it could have, and a slot in the batch, or it waits
-holding nothing. So whoever was admitted can always finish, and nothing is ever preempted.
+self-attention pages for the longest text of each of its rows, and their slots in the batch, or it
+waits holding nothing. So whoever was admitted can always finish, and nothing is ever preempted.
 `release` is the only way back for pages and slots. Knows no tensors and no transfers.
 """
 
@@ -12,6 +12,7 @@ import heapq
 import itertools
 
 from cluster.kv.pool import PagePool
+from decoder_worker.search import Row
 from decoder_worker.sequence import DecodeSequence, SequenceState
 
 PREFILL_TOKENS = 512  # prompt tokens in one step, so that long prompts do not stall the batch
@@ -20,7 +21,7 @@ PREFILL_TOKENS = 512  # prompt tokens in one step, so that long prompts do not s
 class Scheduler:
     """One worker's queues. Used by the engine's thread alone.
 
-    cross_pages: pages of one window in `cross_pool`; self_pages: of one sequence in `self_pool`.
+    cross_pages: pages of one window in `cross_pool`; self_pages: of one row in `self_pool`.
     """
 
     def __init__(
@@ -64,19 +65,25 @@ class Scheduler:
     def admit(self) -> list[DecodeSequence]:
         """Move waiting sequences to LOADING, earliest deadline first, while there is room."""
         admitted = []
-        while self._waiting and self._free_slots:
+        while self._waiting:
+            n_rows = self._waiting[0][2].options.n_rows
+            if n_rows > len(self._free_slots):
+                break
             cross = self._cross_pool.allocate(self._cross_pages)
             if cross is None:
                 break
-            own = self._self_pool.allocate(self._self_pages)
-            assert own is not None  # the self pool has room for every slot
             _, _, sequence = heapq.heappop(self._waiting)
             sequence.state = SequenceState.LOADING
-            sequence.slot = self._free_slots.pop()
-            sequence.cross_pages, sequence.self_pages = cross, own
+            sequence.cross_pages = cross
+            sequence.rows = [self._new_row(candidate) for candidate in range(n_rows)]
             self._loading[sequence] = None
             admitted.append(sequence)
         return admitted
+
+    def _new_row(self, candidate: int) -> Row:
+        own = self._self_pool.allocate(self._self_pages)
+        assert own is not None  # the self pool has room for every slot
+        return Row(self._free_slots.pop(), own, candidate)
 
     def start_running(self) -> list[DecodeSequence]:
         """Move sequences whose KV has arrived to RUNNING, up to a budget of prompt tokens."""
@@ -94,6 +101,11 @@ class Scheduler:
             started.append(sequence)
         return started
 
+    def repeat(self, sequence: DecodeSequence) -> None:
+        """Have a running sequence begin again: `start_running` will give it once more."""
+        del self._running[sequence]
+        self._loading[sequence] = None
+
     def release(self, sequence: DecodeSequence) -> None:
         """Take a sequence out of whatever state it is in, with all that it holds; idempotent.
 
@@ -107,12 +119,11 @@ class Scheduler:
         self._running.pop(sequence, None)
         if sequence.cross_pages:
             self._cross_pool.release(sequence.cross_pages)
-        if sequence.self_pages:
-            self._self_pool.release(sequence.self_pages)
-        if sequence.slot >= 0:
-            self._free_slots.append(sequence.slot)
-            self._free_slots.sort(reverse=True)
-        sequence.cross_pages, sequence.self_pages, sequence.slot = (), (), -1
+        for row in sequence.rows:
+            self._self_pool.release(row.self_pages)
+            self._free_slots.append(row.slot)
+        self._free_slots.sort(reverse=True)
+        sequence.cross_pages, sequence.rows = (), []
         sequence.state = SequenceState.FINISHED
 
     def expired(self, now: float) -> list[DecodeSequence]:

@@ -1,5 +1,8 @@
 """One window being decoded: what was asked, where it stands, and what it holds.
 
+Its rows are the hypotheses that grow side by side; they share the window's cross-attention pages.
+Attempts follow one another, a temperature each, from the same pages, until one is good enough.
+
 States, in order: WAITING (its handle is accepted, no page held) -> LOADING (pages reserved, its
 KV in flight or just arrived) -> RUNNING (in the batch) -> FINISHED (nothing held). It may finish
 from any of them. Only the engine's thread changes a sequence.
@@ -7,17 +10,20 @@ from any of them. Only the engine's thread changes a sequence.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
+from math import inf
 
 from cluster.errors import UnsupportedValueError
 from cluster.kv.transfer import FetchStats
-from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult
+from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, TokenAlignment
 from cluster.model.dims import ModelDims
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.noise import noise_key
 from decoder_worker.sampling import SlotOptions
+from decoder_worker.search import BeamSearch, CandidateSearch, Hypothesis, Row, Search
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +41,27 @@ class SequenceState(Enum):
     FINISHED = "finished"
 
 
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One temperature's outcome."""
+
+    hypothesis: Hypothesis
+    temperature: float
+    compression_ratio: float
+
+
 @dataclass(slots=True, eq=False)
 class DecodeSequence:
     """A request's window in this worker. Times are this host's monotonic seconds.
 
     language: the code asked for; None until the runner detected it.
     n_new_max: tokens that may be sampled.
-    slot, self_pages, cross_pages: set by the scheduler at admission, taken back by its `release`.
+    on_tokens: told of each token as it is sampled, on the engine's thread; None: nobody waits.
+    rows, cross_pages: set by the scheduler at admission, taken back by its `release`.
     reading: a READ may still write to cross_pages; the pages stay held while it is True.
     fetched: set by the engine when the READ ended well.
     prompt: set by the engine when the language is known.
+    search: the attempt that runs; attempts: those that ended.
     """
 
     request: DecodeRequest
@@ -53,17 +70,17 @@ class DecodeSequence:
     deadline: float
     n_new_max: int
     language: str | None
+    on_tokens: Callable[[int, float], None] | None = None
     state: SequenceState = SequenceState.WAITING
-    slot: int = -1
-    self_pages: tuple[int, ...] = ()
+    rows: list[Row] = field(default_factory=list)
     cross_pages: tuple[int, ...] = ()
     reading: bool = False
     fetched: FetchStats | None = None
     prompt: Prompt = Prompt((), 0)
-    tokens: list[int] = field(default_factory=list)
-    token_logprobs: list[float] = field(default_factory=list)
-    sum_logprob: float = 0.0
+    search: Search | None = None
+    attempts: list[Attempt] = field(default_factory=list)
     no_speech_prob: float = 0.0
+    alignment: TokenAlignment | None = None
     steps: int = 0
     load_started: float = 0.0
     prefill_started: float = 0.0
@@ -73,7 +90,7 @@ class DecodeSequence:
         request = self.request
         return (
             f"DecodeSequence({request.request_id}/{request.window}, {self.state.value}, "
-            f"{len(self.tokens)} tokens)"
+            f"attempt {len(self.attempts)}, {self.steps} steps)"
         )
 
     @property
@@ -86,19 +103,37 @@ class DecodeSequence:
         return self.future.done()
 
     @property
-    def n_cached(self) -> int:
-        """Positions whose self-attention KV is written, while RUNNING: all but the last token."""
-        return len(self.prompt.tokens) + len(self.tokens) - 1
+    def live(self) -> list[Row]:
+        """The rows that the next step feeds."""
+        assert self.search is not None
+        return self.search.live
 
     @property
-    def last_token(self) -> int:
-        return self.tokens[-1]
+    def temperature(self) -> float:
+        """Of the attempt that runs."""
+        return self.options.temperatures[len(self.attempts)]
 
-    def slot_options(self) -> SlotOptions:
+    def n_cached(self, row: Row) -> int:
+        """Positions whose self-attention KV is written, while RUNNING: all but the last token."""
+        return len(self.prompt.tokens) + len(row.tokens) - 1
+
+    def begin_attempt(self, eot: int) -> None:
+        """Start the next temperature's search with empty rows."""
         options = self.options
-        # One attempt and one candidate so far; both are part of the key for when there are more.
-        key = noise_key(options.seed, self.request.window, attempt=0, candidate=0)
-        return SlotOptions(options.timestamps, options.temperature, key)
+        for row in self.rows:
+            row.clear()
+        penalty, limit = options.length_penalty, self.n_new_max
+        if self.temperature == 0 and options.beam_size > 1:
+            beams = self.rows[: options.beam_size]
+            self.search = BeamSearch(beams, eot, limit, penalty, options.patience)
+        else:
+            n_candidates = options.best_of if self.temperature > 0 else 1
+            self.search = CandidateSearch(self.rows[:n_candidates], eot, limit, penalty)
+
+    def slot_options(self, row: Row) -> SlotOptions:
+        options = self.options
+        key = noise_key(options.seed, self.request.window, len(self.attempts), row.candidate)
+        return SlotOptions(options.timestamps, self.temperature, key)
 
 
 class PromptBuilder:
@@ -115,6 +150,10 @@ class PromptBuilder:
     def language_of(self, token: int) -> str | None:
         return self._tokenizer.language_of(token)
 
+    def text_of(self, tokens: Sequence[int]) -> str:
+        """The text of sampled tokens, as openai/whisper measures its compression."""
+        return self._tokenizer.decode(tokens).strip()
+
     def check(self, options: DecodeOptions) -> None:
         """Raise UnsupportedValueError, naming the field, when the model cannot do this."""
         language = options.language or self._any_language()
@@ -125,9 +164,18 @@ class PromptBuilder:
             raise UnsupportedValueError(
                 f"prompt token {wrong[0]} is not in the vocabulary of {n_vocab}", param="prompt"
             )
-        if not 0.0 <= options.temperature < float("inf"):
+        if not options.temperatures or not all(0.0 <= t < inf for t in options.temperatures):
             raise UnsupportedValueError(
-                f"temperature must be 0 or above, got {options.temperature}", param="temperature"
+                f"temperatures must be 0 or above, got {options.temperatures}", param="temperature"
+            )
+        for name in ("beam_size", "best_of"):
+            if getattr(options, name) < 1:
+                raise UnsupportedValueError(
+                    f"{name} must be at least 1, got {getattr(options, name)}", param=name
+                )
+        if not 0 < options.patience < inf:
+            raise UnsupportedValueError(
+                f"patience must be above 0, got {options.patience}", param="patience"
             )
         if options.max_new_tokens is not None and options.max_new_tokens < 1:
             raise UnsupportedValueError(

@@ -22,6 +22,7 @@ class Counters:
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
+    fallbacks: int = 0  # attempts beyond a sequence's first
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,7 @@ class DecoderStats:
     finished: int
     failed: int
     cancelled: int
+    fallbacks: int
 
     def as_status(
         self, *, replica: str, model: str, transport: str, device: str, healthy: bool

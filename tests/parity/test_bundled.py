@@ -43,8 +43,9 @@ class Listening:
 async def through_the_path(file: Path) -> Listening:
     settings = load_settings(None, {"router": {"audio_workers": 1}}, environ={})
     async with local_pipeline(settings) as pipeline:
-        listening = Listening(pipeline._encoders, pipeline._decoders)
-        pipeline._encoders = pipeline._decoders = listening
+        path = pipeline._path
+        listening = Listening(path._encoders, path._decoders)
+        path._encoders = path._decoders = listening
         params = TranscriptionParams(model="demo", language="en")
         await pipeline.transcribe(file, params, request_context())
     return listening

@@ -25,6 +25,7 @@ from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.attention.base import AttentionBackend
 from decoder_worker.model import TextDecoder
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
+from decoder_worker.search import Row
 from decoder_worker.sequence import DecodeSequence, PromptBuilder
 from tests.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
 from tests.reference import assert_close, hf_features, hf_model, make_pcm
@@ -89,10 +90,10 @@ class Bench:
             deadline=1.0,
             n_new_max=N_TOKENS,
             language=options.language,
-            slot=slot,
-            self_pages=(slot,),
+            rows=[Row(slot, (slot,))],
             cross_pages=(slot,),
         )
+        sequence.begin_attempt(self.prompts.eot)
         if options.language is not None:
             sequence.prompt = self.prompts.prompt(options, options.language)
         return sequence
@@ -170,19 +171,21 @@ def compare(shape: str, folder: Path) -> None:
     no_speech = []
     for step in range(N_TOKENS):
         run = bench.runner.decode if step else bench.runner.prefill
-        for sequence, output in zip(sequences, run(sequences), strict=True):
-            sequence.tokens.append(output.token)
+        for sequence, outputs in zip(sequences, run(sequences), strict=True):
+            sequence.rows[0].tokens.append(outputs[0].token)
             if not step:
-                no_speech.append(output.no_speech_prob)
+                no_speech.append(outputs[0].no_speech_prob)
     ours = torch.stack(bench.recorder.given[1:])  # [step, sequence, n_vocab]; first those at SOT
     for slot, sequence in enumerate(sequences):
         prompt = list(sequence.prompt.tokens)
-        theirs = hf_logits(model, states[slot], prompt + sequence.tokens[:-1])
+        theirs = hf_logits(model, states[slot], prompt + sequence.rows[0].tokens[:-1])
         every = theirs[len(prompt) - 1 :]
         assert_close(f"{shape} logits, sequence {slot}", ours[:, slot], every)
         choose = hf_choice(model, options[slot], prompt)
-        for step, token in enumerate(sequence.tokens):
-            assert choose(every[step], prompt + sequence.tokens[:step]) == token, f"step {step}"
+        for step, token in enumerate(sequence.rows[0].tokens):
+            assert choose(every[step], prompt + sequence.rows[0].tokens[:step]) == token, (
+                f"step {step}"
+            )
         at_sot = theirs[sequence.prompt.sot].softmax(-1)[bench.tokenizer.special.no_speech]
         assert no_speech[slot] == pytest.approx(at_sot.item(), rel=1e-3)
 
@@ -239,7 +242,7 @@ def test_late_arrivals_and_mixed_progress_give_the_tokens_of_single_sequences() 
         {"seed": 0, "max_new_tokens": 60},
         {"seed": 1, "language": None, "max_new_tokens": 20},
         {"seed": 2, "timestamps": False, "max_new_tokens": 40, "prompt_tokens": tuple(range(50))},
-        {"seed": 3, "temperature": 0.8, "max_new_tokens": 30},
+        {"seed": 3, "temperatures": (0.8,), "max_new_tokens": 30},
         {"seed": 4, "max_new_tokens": 5},
     ]
     with make_stand(cached_checkpoint("tiny")) as stand:

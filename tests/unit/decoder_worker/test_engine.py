@@ -37,10 +37,10 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"seed": 0},
     {"seed": 1, "language": None, "max_new_tokens": 30},
     {"seed": 2, "timestamps": False, "max_new_tokens": 3},
-    {"seed": 3, "temperature": 0.7},
+    {"seed": 3, "temperatures": (0.7,)},
     {"seed": 4, "prompt_tokens": tuple(range(40)), "max_new_tokens": 25},
     {"seed": 5, "language": None, "prompt_tokens": tuple(range(300)), "max_new_tokens": None},
-    {"seed": 6, "temperature": 1.0, "task": "translate", "max_new_tokens": 1},
+    {"seed": 6, "temperatures": (1.0,), "task": "translate", "max_new_tokens": 1},
 )
 
 
@@ -90,7 +90,7 @@ def test_a_seed_repeats_and_another_differs(stand: Stand) -> None:
     requests = [
         replace(request, options=replace(request.options, seed=seed))
         for seed in (1, 1, 2)
-        for request in [stand.request(0, temperature=1.0, max_new_tokens=40)]
+        for request in [stand.request(0, temperatures=(1.0,), max_new_tokens=40)]
     ]
     first, again, other = (stand.engine.submit(r).result(ANSWER_S).tokens for r in requests)
     assert first == again != other
@@ -124,7 +124,7 @@ def test_results_say_where_the_time_went(stand: Stand) -> None:
     [
         {"language": "xx"},
         {"prompt_tokens": (10**6,)},
-        {"temperature": -1.0},
+        {"temperatures": (-1.0,)},
         {"max_new_tokens": 0},
     ],
 )
@@ -169,7 +169,7 @@ def test_a_batch_that_raises_costs_only_the_culprit(
 
         def poisoned(sequences: Any, run: Any = run, n_tokens: int = n_tokens) -> Any:
             outputs = run(sequences)  # the neighbours' slots have moved on when it raises
-            if any(s.request.window == 8 and len(s.tokens) == n_tokens for s in sequences):
+            if any(s.request.window == 8 and len(s.rows[0].tokens) == n_tokens for s in sequences):
                 raise RuntimeError("poison")
             return outputs
 
@@ -213,7 +213,7 @@ def test_end_of_text_ends_a_sequence_and_counts_in_its_probability(
     def ending(sequences: Any) -> Any:
         outputs = run(sequences)
         return [
-            replace(out, token=eot, logprob=-6.0) if len(sequence.tokens) == 5 else out
+            [replace(out[0], token=eot, logprob=-6.0)] if len(sequence.rows[0].tokens) == 5 else out
             for sequence, out in zip(sequences, outputs, strict=True)
         ]
 

@@ -41,7 +41,7 @@ def test_the_earliest_deadline_is_admitted_first() -> None:
     assert scheduler.admit() == [early, middle]
     assert late.state is SequenceState.WAITING
     assert not late.cross_pages
-    assert not late.self_pages
+    assert not late.rows
     assert scheduler.next_deadline() == 1.0
     scheduler.release(early)
     assert scheduler.admit() == [late]
@@ -52,7 +52,7 @@ def test_a_full_batch_admits_nobody_though_pages_are_free() -> None:
     for _ in range(3):
         scheduler.add(make_sequence())
     admitted = scheduler.admit()
-    assert sorted(sequence.slot for sequence in admitted) == [0, 1]
+    assert sorted(row.slot for sequence in admitted for row in sequence.rows) == [0, 1]
     assert scheduler.n_waiting == 1
 
 
@@ -116,7 +116,7 @@ def test_random_lives_return_everything() -> None:
             scheduler.start_running()
         elif live:
             scheduler.release(live.pop(rng.randrange(len(live))))
-        slots = [sequence.slot for sequence in live if sequence.slot >= 0]
+        slots = [row.slot for sequence in live for row in sequence.rows]
         assert len(slots) == len(set(slots)) <= 3
     assert len(scheduler.everything()) == len(live)
     for sequence in live:

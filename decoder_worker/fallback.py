@@ -1,0 +1,41 @@
+"""After each attempt at a window: whether another temperature is tried, and which attempt stands.
+
+openai/whisper's temperature fallback (`transcribe.py`), with faster-whisper's choice among failed
+attempts as a setting. Knows texts and scores, nothing of rows and pages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cluster.messages import QualityGates
+from cluster.quality import needs_fallback, repeats_itself
+from decoder_worker.sequence import Attempt, DecodeSequence
+
+
+def is_final(sequence: DecodeSequence) -> bool:
+    """Whether the last attempt passed, or was the last that there is."""
+    attempts, options = sequence.attempts, sequence.options
+    if len(attempts) >= len(options.temperatures):
+        return True
+    return not _failed(attempts[-1], options.gates, sequence.no_speech_prob)
+
+
+def chosen_attempt(sequence: DecodeSequence) -> int:
+    """The index of the attempt that stands, of those made."""
+    attempts, gates = sequence.attempts, sequence.options.gates
+    last = len(attempts) - 1
+    if gates.keep == "last" or not _failed(attempts[last], gates, sequence.no_speech_prob):
+        return last
+    return _best(attempts, gates)
+
+
+def _failed(attempt: Attempt, gates: QualityGates, no_speech_prob: float) -> bool:
+    return needs_fallback(
+        gates, attempt.compression_ratio, attempt.hypothesis.avg_logprob, no_speech_prob
+    )
+
+
+def _best(attempts: Sequence[Attempt], gates: QualityGates) -> int:
+    varied = [i for i, a in enumerate(attempts) if not repeats_itself(gates, a.compression_ratio)]
+    return max(varied or range(len(attempts)), key=lambda i: attempts[i].hypothesis.avg_logprob)
