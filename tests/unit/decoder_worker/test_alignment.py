@@ -1,0 +1,196 @@
+"""The aligner's parts against plain versions of them, and its independence of batch and pages."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from numpy.typing import NDArray
+from whisper import timing
+
+from cluster.errors import CheckpointError, SequenceFailedError
+from cluster.kv.layout_for import kv_layout
+from cluster.kv.pool import PagePool
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.weights import TORCH_DTYPES
+from decoder_worker.alignment import (
+    Aligner,
+    AlignmentItem,
+    alignment_heads,
+    first_columns,
+    median_filter,
+    standardise,
+)
+from decoder_worker.attention.torch_backend import TorchAttention
+from decoder_worker.model import TextDecoder
+from decoder_worker.model_runner import self_kv_layout
+from tests.checkpoints import cached_checkpoint, make_checkpoint
+from tests.unit.decoder_worker.engines import random_kv, write_window
+
+
+class Bench:
+    """An aligner over pools that hold some windows of random KV, pages in no order."""
+
+    def __init__(
+        self, folder: Path, n_windows: int = 4, *, page_frames: int = 0, page_tokens: int = 0
+    ) -> None:
+        checkpoint = open_checkpoint(str(folder))
+        self.tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
+        layout = kv_layout(checkpoint, page_frames)
+        own = self_kv_layout(checkpoint, "float32", page_tokens)
+        self.cross_pool = PagePool(layout, n_windows * layout.pages_per_window)
+        self.self_pool = PagePool(own, n_windows * own.pages_per_window)
+        self.self_pool.tensor.fill_(torch.nan)
+        self.cross_pages = self._shuffled(layout.pages_per_window, n_windows)
+        self.self_pages = self._shuffled(own.pages_per_window, n_windows)
+        for window, pages in enumerate(self.cross_pages):
+            write_window(self.cross_pool.tensor, pages, random_kv(layout, window))
+        model = TextDecoder.load(checkpoint, TORCH_DTYPES["float32"], "cpu")
+        attention = TorchAttention(self.self_pool.tensor, self.cross_pool.tensor)
+        self.aligner = Aligner(
+            checkpoint, self.tokenizer, model, attention, self.cross_pool, self.self_pool
+        )
+
+    def item(self, window: int, n_tokens: int, content_frames: int = 3000) -> AlignmentItem:
+        rng = np.random.default_rng(window)
+        tokens = tuple(rng.integers(0, self.tokenizer.special.eot, n_tokens).tolist())
+        return AlignmentItem(
+            self.cross_pages[window], self.self_pages[window], "en", "transcribe", tokens,
+            content_frames,
+        )  # fmt: skip
+
+    @staticmethod
+    def _shuffled(n_each: int, n: int) -> list[tuple[int, ...]]:
+        order = np.random.default_rng(7).permutation(n_each * n).tolist()
+        return [tuple(order[i * n_each : (i + 1) * n_each]) for i in range(n)]
+
+
+def cheapest_path_by_trying_all(x: NDArray[np.float32]) -> list[int]:
+    """First column of each row on the cheapest monotonic path from corner to corner."""
+    n, m = x.shape
+
+    def paths(i: int, j: int) -> list[list[tuple[int, int]]]:
+        if (i, j) == (0, 0):
+            return [[(0, 0)]]
+        before = [(i - 1, j - 1), (i - 1, j), (i, j - 1)]
+        return [[*path, (i, j)] for a, b in before if a >= 0 and b >= 0 for path in paths(a, b)]
+
+    best = min(paths(n - 1, m - 1), key=lambda path: sum(float(x[cell]) for cell in path))
+    return [min(j for i, j in best if i == row) for row in range(n)]
+
+
+def openai_first_columns(x: NDArray[np.float32]) -> list[int]:
+    """By openai/whisper's functions, uncompiled."""
+    rows, columns = timing.dtw_cpu.py_func(x.astype(np.float64))
+    jumps = np.pad(np.diff(rows), (1, 0), constant_values=1).astype(bool)
+    return columns[jumps].tolist()
+
+
+def test_the_path_is_the_cheapest() -> None:
+    rng = np.random.default_rng(0)
+    for n, m in itertools.product(range(1, 6), range(1, 6)):
+        x = rng.standard_normal((n, m)).astype(np.float32)
+        assert first_columns(x) == cheapest_path_by_trying_all(x), x
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    hnp.arrays(
+        np.int8, hnp.array_shapes(min_dims=2, max_dims=2, max_side=12), elements=st.integers(-2, 2)
+    )
+)
+def test_among_equal_paths_it_is_the_references(steps: NDArray[np.int8]) -> None:
+    x = steps.astype(np.float32) / 4
+    assert first_columns(x) == openai_first_columns(x)
+
+
+def test_a_long_path_is_the_references() -> None:
+    x = np.random.default_rng(1).standard_normal((60, 150)).astype(np.float32)
+    assert first_columns(x) == openai_first_columns(x)
+
+
+def test_the_network_finds_the_median_of_all_orders() -> None:
+    """By the 0-1 principle: a network that is right for all 0s and 1s is right for all numbers."""
+    rows = torch.tensor(list(itertools.product((0.0, 1.0), repeat=7)))
+    assert torch.equal(median_filter(rows[None])[0, :, 3], rows.sort(-1)[0][:, 3])
+
+
+@pytest.mark.parametrize("n_frames", [1, 3, 4, 7, 50])
+def test_the_median_filter_is_the_references(n_frames: int) -> None:
+    x = torch.randn(3, 5, n_frames, generator=torch.Generator().manual_seed(n_frames))
+    assert torch.equal(median_filter(x), timing.median_filter(x, 7))
+
+
+def test_a_frame_at_which_all_tokens_look_alike_counts_nothing() -> None:
+    weights = torch.tensor([[[0.5, 0.5], [0.5, 0.1]]])
+    torch.testing.assert_close(standardise(weights), torch.tensor([[[0.0, 1.0], [0.0, -1.0]]]))
+
+
+def test_heads_are_the_checkpoints_or_all_of_the_upper_half(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path, decoder_layers=3)
+    file = folder / "generation_config.json"
+    config = json.loads(file.read_text())
+
+    def heads(listed: list[list[int]] | None) -> dict[int, list[int]]:
+        file.write_text(json.dumps(config | {"alignment_heads": listed}))
+        return alignment_heads(open_checkpoint(str(folder)))
+
+    assert heads([[2, 1], [0, 1], [2, 0]]) == {0: [1], 2: [0, 1]}
+    assert heads(None) == heads([]) == {1: [0, 1], 2: [0, 1]}
+    for wrong in ([[3, 0]], [[0, 2]], [[-1, 0]]):
+        with pytest.raises(CheckpointError, match="alignment head"):
+            heads(wrong)
+
+
+def test_a_text_is_aligned_in_a_batch_as_it_is_alone() -> None:
+    bench = Bench(cached_checkpoint("tiny"))
+    items = [bench.item(0, 40), bench.item(1, 3, 500), bench.item(2, 224), bench.item(3, 0, 7)]
+    together = bench.aligner.align(items)
+    for item, alignment in zip(items, together, strict=True):
+        (alone,) = bench.aligner.align([item])
+        assert alignment.tokens == alone.tokens == item.tokens
+        assert alignment.times_s == alone.times_s
+        assert alignment.probs == pytest.approx(alone.probs, rel=1e-4)
+
+
+def test_small_pages_give_what_whole_ones_give() -> None:
+    folder = cached_checkpoint("micro")
+    whole, small = Bench(folder), Bench(folder, page_frames=60, page_tokens=16)
+    spans = [(0, 30, 3000), (1, 12, 1000), (2, 5, 119)]
+    expected = whole.aligner.align([whole.item(*span) for span in spans])
+    found = small.aligner.align([small.item(*span) for span in spans])
+    for one, other in zip(found, expected, strict=True):
+        assert one.times_s == other.times_s
+        assert one.probs == pytest.approx(other.probs, rel=1e-4)
+
+
+@pytest.mark.parametrize("content_frames", [1, 2, 6, 7, 9, 331, 3000])
+def test_times_never_fall_and_stay_inside_the_audio(content_frames: int) -> None:
+    bench = Bench(cached_checkpoint("micro"))
+    (alignment,) = bench.aligner.align([bench.item(0, 20, content_frames)])
+    assert len(alignment.times_s) == 21
+    assert list(alignment.times_s) == sorted(alignment.times_s)
+    assert alignment.times_s[0] == 0.0
+    assert alignment.times_s[-1] <= content_frames / 100
+    assert all(0 <= prob <= 1 for prob in alignment.probs)
+
+
+def test_a_broken_window_fails_and_the_others_can_be_aligned_without_it() -> None:
+    bench = Bench(cached_checkpoint("micro"))
+    items = [bench.item(window, 10) for window in range(3)]
+    expected = bench.aligner.align(items)
+    bench.cross_pool.tensor[list(bench.cross_pages[1])] = torch.nan
+    with pytest.raises(SequenceFailedError, match="could not be aligned"):
+        bench.aligner.align(items)
+    with pytest.raises(SequenceFailedError):
+        bench.aligner.align(items[1:2])
+    again = [bench.aligner.align([items[window]])[0] for window in (0, 2)]
+    assert [a.times_s for a in again] == [expected[0].times_s, expected[2].times_s]
