@@ -194,6 +194,18 @@ class DecodeTimings:
 
 
 @dataclass(frozen=True, slots=True)
+class SampledToken:
+    """One token on its way to a client that wants each at once; end-of-text is not among them.
+
+    no_speech_prob: the window's, as in `DecodeResult`.
+    """
+
+    token: int
+    logprob: float
+    no_speech_prob: float
+
+
+@dataclass(frozen=True, slots=True)
 class TokenAlignment:
     """When the text tokens of a window's segments are spoken (openai/whisper's `timing.py`).
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 from cluster.errors import WorkerError
 from cluster.kv.connect import make_importer
 from cluster.kv.layout_for import kv_layout
 from cluster.logs import request_scope
-from cluster.messages import DecodeRequest, DecodeResult, WorkerStatus
+from cluster.messages import DecodeRequest, DecodeResult, SampledToken, WorkerStatus
 from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device, resolve_dtype
@@ -63,6 +63,33 @@ class DecoderWorker:
             result = await asyncio.wrap_future(self._engine.submit(request))
             self._record(result)
             return result
+
+    async def decode_stream(
+        self, request: DecodeRequest
+    ) -> AsyncIterator[tuple[SampledToken, ...] | DecodeResult]:
+        """As `decode`, with the tokens in small groups as they are sampled; the result is last."""
+        loop = asyncio.get_running_loop()
+        sampled: asyncio.Queue[SampledToken | None] = asyncio.Queue()
+
+        def tell(token: SampledToken | None) -> None:  # on the engine's thread
+            loop.call_soon_threadsafe(sampled.put_nowait, token)
+
+        with request_scope(request.request_id):
+            submitted = self._engine.submit(request, tell)
+            submitted.add_done_callback(lambda _: tell(None))
+            try:
+                while (token := await sampled.get()) is not None:
+                    group = [token]
+                    while not sampled.empty() and (more := sampled.get_nowait()) is not None:
+                        group.append(more)
+                    yield tuple(group)
+                    if submitted.done() and sampled.empty():
+                        break
+                result = await asyncio.wrap_future(submitted)
+                self._record(result)
+                yield result
+            finally:
+                submitted.cancel()
 
     async def status(self) -> WorkerStatus:
         return self._engine.stats().as_status(

@@ -18,7 +18,7 @@ from functools import partial
 
 from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
 from cluster.kv.transfer import KVImporter
-from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult
+from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, SampledToken
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import use_threads
 from cluster.model.tokenizer import WhisperTokenizer
@@ -34,7 +34,7 @@ STUCK_S = 60.0  # a step that takes longer is taken for a hang
 CLOSE_S = 15.0  # how long close waits for READs in flight: longer than a READ may take
 RETRY_AFTER_S = 1.0
 
-OnToken = Callable[[int, float], None]
+OnToken = Callable[[SampledToken], None]
 
 
 class DecoderEngine:
@@ -83,16 +83,15 @@ class DecoderEngine:
     # Called from any thread.
 
     def submit(
-        self, request: DecodeRequest, on_tokens: OnToken | None = None
+        self, request: DecodeRequest, on_token: OnToken | None = None
     ) -> Future[DecodeResult]:
         """Accept a window into the waiting list; its handle's lease is renewed from here on.
 
         The future may be cancelled at any time: whatever the sequence holds comes back.
 
         Args:
-            on_tokens: called on the engine's thread with each token and its log probability as it
-                is sampled, end-of-text included; only for one attempt of one row, whose tokens
-                nothing takes back.
+            on_token: called on the engine's thread with each token as it is sampled; only for one
+                attempt of one row, whose tokens nothing takes back.
 
         Raises:
             UnsupportedValueError: the model cannot do what the options ask.
@@ -103,7 +102,7 @@ class DecoderEngine:
         DeadlineExceededError, or a SequenceFailedError.
         """
         options = request.options
-        self._check(options, on_tokens)
+        self._check(options, on_token)
         now = time.monotonic()
         sequence = DecodeSequence(
             request=request,
@@ -112,7 +111,7 @@ class DecoderEngine:
             deadline=now + request.remaining_s,
             n_new_max=self._prompts.n_new_max(options),
             language=self._prompts.known_language(options),
-            on_tokens=on_tokens,
+            on_token=on_token,
         )
         with self._changed:
             self._check_open()
@@ -176,7 +175,7 @@ class DecoderEngine:
             raise RuntimeError(f"{self._n_live} sequences are live")
         self._loop.scheduler.check_integrity()
 
-    def _check(self, options: DecodeOptions, on_tokens: OnToken | None) -> None:
+    def _check(self, options: DecodeOptions, on_token: OnToken | None) -> None:
         self._prompts.check(options)
         most = self._settings.max_batch
         if options.n_rows > most:
@@ -185,7 +184,7 @@ class DecoderEngine:
                 f"decoder's batch (decoder.max_batch)",
                 param="beam_size" if options.beam_size > 1 else "best_of",
             )
-        if on_tokens is not None and (options.n_rows > 1 or len(options.temperatures) > 1):
+        if on_token is not None and (options.n_rows > 1 or len(options.temperatures) > 1):
             raise UnsupportedValueError(
                 "tokens can only be streamed without fallback, beams and candidates", param="stream"
             )

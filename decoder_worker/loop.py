@@ -25,7 +25,7 @@ from cluster.errors import (
     TransferTimeoutError,
 )
 from cluster.kv.transfer import FetchStats, KVImporter
-from cluster.messages import DecodeResult
+from cluster.messages import DecodeResult, SampledToken
 from cluster.quality import compression_ratio
 from decoder_worker.fallback import is_final
 from decoder_worker.model_runner import ModelRunner
@@ -213,8 +213,10 @@ class DecodeLoop:
         search = sequence.search
         assert search is not None
         self.counters.tokens += len(outputs)
-        if sequence.on_tokens is not None:
-            sequence.on_tokens(outputs[0].token, outputs[0].logprob)
+        if sequence.on_token is not None and outputs[0].token != self._prompts.eot:
+            first = outputs[0]
+            token = SampledToken(first.token, first.logprob, sequence.no_speech_prob)
+            sequence.on_token(token)
         copies = search.take(outputs)
         if search.done:
             self._end_attempt(sequence)

@@ -18,7 +18,13 @@ from math import inf
 
 from cluster.errors import UnsupportedValueError
 from cluster.kv.transfer import FetchStats
-from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, TokenAlignment
+from cluster.messages import (
+    DecodeOptions,
+    DecodeRequest,
+    DecodeResult,
+    SampledToken,
+    TokenAlignment,
+)
 from cluster.model.dims import ModelDims
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.noise import noise_key
@@ -56,7 +62,7 @@ class DecodeSequence:
 
     language: the code asked for; None until the runner detected it.
     n_new_max: tokens that may be sampled.
-    on_tokens: told of each token as it is sampled, on the engine's thread; None: nobody waits.
+    on_token: told of each token as it is sampled, on the engine's thread; None: nobody waits.
     rows, cross_pages: set by the scheduler at admission, taken back by its `release`.
     reading: a READ may still write to cross_pages; the pages stay held while it is True.
     fetched: set by the engine when the READ ended well.
@@ -70,7 +76,7 @@ class DecodeSequence:
     deadline: float
     n_new_max: int
     language: str | None
-    on_tokens: Callable[[int, float], None] | None = None
+    on_token: Callable[[SampledToken], None] | None = None
     state: SequenceState = SequenceState.WAITING
     rows: list[Row] = field(default_factory=list)
     cross_pages: tuple[int, ...] = ()

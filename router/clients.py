@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, Protocol
 
 from cluster.errors import OverloadedError, SplitscribeError, WorkerGoneError
@@ -19,12 +20,15 @@ from cluster.messages import (
     DecodeResult,
     EncodeReply,
     EncodeRequest,
+    SampledToken,
     WorkerStatus,
 )
 
 logger = logging.getLogger(__name__)
 
 STATUS_TIMEOUT_S = 2.0
+
+OnToken = Callable[[SampledToken], None]
 
 
 class EncoderClient(Protocol):
@@ -38,7 +42,8 @@ class EncoderClient(Protocol):
 class DecoderClient(Protocol):
     """The decoder pool, whichever of its workers answers."""
 
-    async def decode(self, request: DecodeRequest) -> DecodeResult: ...
+    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+        """Decode one window; `on_token` is called in the event loop, in order, before the end."""
 
     async def status(self) -> list[WorkerStatus]: ...
 
@@ -53,9 +58,22 @@ class ServePool:
         reply: EncodeReply = await call_worker(self._handle.encode.remote(request))
         return reply
 
-    async def decode(self, request: DecodeRequest) -> DecodeResult:
-        result: DecodeResult = await call_worker(self._handle.decode.remote(request))
-        return result
+    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+        if on_token is None:
+            result: DecodeResult = await call_worker(self._handle.decode.remote(request))
+            return result
+        groups = self._handle.options(stream=True).decode_stream.remote(request)
+        try:
+            while True:
+                group = await call_worker(groups.__anext__(), groups.cancel)
+                if isinstance(group, DecodeResult):
+                    return group
+                for token in group:
+                    on_token(token)
+        except StopAsyncIteration:
+            raise WorkerGoneError("a decoder ended its stream without a result") from None
+        finally:
+            groups.cancel()
 
     async def status(self) -> list[WorkerStatus]:
         """Ask every running replica; those that do not answer in time are left out."""
@@ -73,7 +91,7 @@ class EnginePool:
     """One engine in this process; implements both protocols through its `submit`."""
 
     def __init__(
-        self, submit: Callable[[Any], Future[Any]], status: Callable[[], WorkerStatus]
+        self, submit: Callable[..., Future[Any]], status: Callable[[], WorkerStatus]
     ) -> None:
         self._submit = submit
         self._status = status
@@ -82,16 +100,23 @@ class EnginePool:
         reply: EncodeReply = await asyncio.wrap_future(self._submit(request))
         return reply
 
-    async def decode(self, request: DecodeRequest) -> DecodeResult:
-        result: DecodeResult = await asyncio.wrap_future(self._submit(request))
+    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+        if on_token is None:
+            submitted = self._submit(request)
+        else:
+            loop = asyncio.get_running_loop()
+            submitted = self._submit(request, partial(loop.call_soon_threadsafe, on_token))
+        result: DecodeResult = await asyncio.wrap_future(submitted)
         return result
 
     async def status(self) -> list[WorkerStatus]:
         return [self._status()]
 
 
-async def call_worker(response: Any) -> Any:
+async def call_worker(response: Any, cancel: Callable[[], Any] | None = None) -> Any:
     """Await a Serve response; raise only errors of our own tree (and CancelledError).
+
+    cancel: stops the call, where it is not the response's own `cancel` that does.
 
     Raises:
         SplitscribeError: as the worker raised it.
@@ -104,7 +129,7 @@ async def call_worker(response: Any) -> Any:
     try:
         return await response
     except asyncio.CancelledError:
-        response.cancel()
+        (cancel or response.cancel)()
         raise
     except SplitscribeError as error:
         if isinstance(error, RayTaskError):  # Ray's dual class: hand on the plain one

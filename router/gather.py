@@ -8,13 +8,14 @@ can no longer change. Knows nothing of workers, HTTP or output formats.
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cluster.messages import DecodeResult, QualityGates, Task, TokenAlignment
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.quality import is_silence
-from cluster.splitting import split_tokens
+from cluster.splitting import Piece, split_tokens
 from router.words import Word, add_words
 
 FRAMES_PER_S = 100  # mel frames, the unit of `seek`
@@ -61,6 +62,7 @@ class WindowTranscript:
     undecoded_s: where the last closed segment ends, if the decoder stopped there with the rest of
         the window undecoded; None when it came to the window's end.
     has_tail: text stands behind that segment, which is in none.
+    is_told: its text may have been told token by token, so all of it stays.
     """
 
     offset_s: float
@@ -70,6 +72,7 @@ class WindowTranscript:
     alignment: TokenAlignment | None = None
     undecoded_s: float | None = None
     has_tail: bool = False
+    is_told: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ def gather_window(
     offset_s: float,
     duration_s: float,
     tokenizer: WhisperTokenizer,
+    keep_tail: bool = False,
 ) -> WindowTranscript:
     """Split one window's tokens into segments.
 
@@ -103,15 +107,22 @@ def gather_window(
         offset_s: where the window's audio begins in the upload.
         duration_s: seconds of audio in the window, without padding.
         tokenizer: of the checkpoint that decoded it.
+        keep_tail: text behind the last closed segment becomes one that lasts to the window's
+            end, instead of being left to be decoded again.
     """
     window = WindowTranscript(offset_s, duration_s, result.language, ())
     if not result.tokens or is_silence(gates, result.avg_logprob, result.no_speech_prob):
         return window
     step_s = tokenizer.timestamp_step_s
     split = split_tokens(result.tokens, tokenizer.special.timestamp_begin)
+    pieces, next_start = split.pieces, split.next_start
+    if keep_tail and next_start is not None:
+        if split.tail:
+            pieces += (Piece(next_start, None, split.tail),)
+        next_start = None
     segments: list[Segment] = []
     n_taken = 0
-    for piece in split.pieces:
+    for piece in pieces:
         logprobs = result.token_logprobs[n_taken : n_taken + len(piece.tokens)]
         n_taken += len(piece.tokens)
         segments.append(
@@ -129,13 +140,14 @@ def gather_window(
                 logprobs=logprobs,
             )
         )
-    undecoded_s = None if split.next_start is None else offset_s + split.next_start * step_s
+    undecoded_s = None if next_start is None else offset_s + next_start * step_s
     return replace(
         window,
         segments=tuple(segments),
         alignment=result.alignment,
         undecoded_s=undecoded_s,
         has_tail=bool(tokenizer.decode(split.tail).strip()),
+        is_told=keep_tail,
     )
 
 
@@ -148,6 +160,7 @@ class TranscriptBuilder:
 
     def __init__(self, tokenizer: WhisperTokenizer) -> None:
         self._tokenizer = tokenizer
+        self._sampled: dict[int, list[int]] = {}  # tokens of windows that are not finished
         self._windows: dict[int, tuple[WindowTranscript, ...]] = {}  # arrived, not yet in order
         self._next = 0
         self._segments: list[Segment] = []
@@ -165,12 +178,22 @@ class TranscriptBuilder:
         self._windows[index] = tuple(parts)
         first = len(self._segments)
         while (ready := self._windows.pop(self._next, None)) is not None:
+            self._sampled.pop(self._next, None)
             self._next += 1
             for part in ready:
                 self._settle(part)
         closed = tuple(self._segments[first:])
         self._text += "".join(segment.text for segment in closed)
         return self._fresh_text(), closed
+
+    def add_token(self, index: int, token: int) -> str:
+        """Take a token of window `index` ahead of the window, when nothing takes it back.
+
+        Returns:
+            The text that is certain by it: none while earlier windows lack.
+        """
+        self._sampled.setdefault(index, []).append(token)
+        return self._fresh_text() if index == self._next else ""
 
     def finish(
         self, *, duration_s: float, task: Task = "transcribe", language: str | None = None
@@ -198,6 +221,7 @@ class TranscriptBuilder:
                 segments,
                 part.alignment,
                 self._tokenizer,
+                language=part.language,
                 offset_s=part.offset_s,
                 last_speech_s=self._last_speech_s,
             )
@@ -205,17 +229,32 @@ class TranscriptBuilder:
         limit_s = part.offset_s + part.duration_s
         for segment in segments:
             kept = _within(segment, part.offset_s, limit_s)
-            if kept.start < kept.end and kept.text.strip():
+            if (kept.start < kept.end or part.is_told) and kept.text.strip():
                 self._segments.append(replace(kept, id=len(self._segments)))
                 self._spoken_s[part.language] += kept.end - kept.start
                 self._last_speech_s = kept.end
 
     def _fresh_text(self) -> str:
         """What can be added to the text sent so far."""
-        certain = self._text.strip()
+        certain = (self._text + self._sampled_text()).strip()
         fresh = certain[len(self._sent) :]
         self._sent = certain
         return fresh
+
+    def _sampled_text(self) -> str:
+        """Text of the next window as far as it was sampled, up to its last whole character."""
+        tokens = self._sampled.get(self._next, ())
+        begin = self._tokenizer.special.timestamp_begin
+        pieces: list[list[int]] = [[]]
+        for token in tokens:
+            if token >= begin:
+                pieces.append([])
+            else:
+                pieces[-1].append(token)
+        texts = [self._tokenizer.decode(piece) for piece in pieces[:-1]]
+        sampled = self._tokenizer.decode_bytes(pieces[-1])
+        texts.append(codecs.getincrementaldecoder("utf-8")("replace").decode(sampled))
+        return "".join(text for text in texts if text.strip())
 
     def _spoken_language(self) -> str:
         """The language with most seconds of speech; the earlier one of two that are even."""

@@ -3,18 +3,20 @@
 A bounded number of windows runs at a time, each through its own chain of encodes and decodes, so
 that none holds pages while another waits. While the language is unknown windows go one after
 another, until the first with speech has told it. Where a decoder stopped before a window's end,
-the rest is decoded as a window of its own, so that nothing said is lost.
+the rest is decoded as a window of its own, so that nothing said is lost. Without fallback a window
+is decoded once, whatever comes: so its tokens can be told one by one, and a rest stays as it is.
 """
 
 from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE, DecodeOptions
+from cluster.messages import SAMPLE_RATE, DecodeOptions, SampledToken
 from cluster.model.tokenizer import WhisperTokenizer
 from router.audio_stream import AudioStream
 from router.gather import TranscriptBuilder, WindowTranscript, gather_window, token_logprobs
@@ -29,7 +31,11 @@ MAX_TAILS = 16  # of one window
 
 @dataclass(slots=True)
 class ParallelRun:
-    """One request in parallel mode. `options`: their language is set once it is known."""
+    """One request in parallel mode.
+
+    options: their language is set once it is known. logprobs: tell those of the tokens as well.
+    by_token: tell each token's text at once; only without fallback.
+    """
 
     path: WindowPath
     run: RequestRun
@@ -37,6 +43,7 @@ class ParallelRun:
     tokenizer: WhisperTokenizer
     builder: TranscriptBuilder
     logprobs: bool = False
+    by_token: bool = False
 
     async def decode_all(self, stream: AudioStream, max_in_flight: int) -> None:
         """Decode every window of the stream."""
@@ -66,18 +73,28 @@ class ParallelRun:
         if text or segments:
             self.run.context.update(Update(text, segments, logprobs))
 
+    def _tell(self, index: int, token: SampledToken) -> None:
+        """Send a token's text at once, unless the window may yet turn out to hold no speech."""
+        limit = self.options.gates.no_speech_prob
+        if limit is not None and token.no_speech_prob > limit:
+            return
+        if text := self.builder.add_token(index, token.token):
+            self.run.context.update(Update(text))
+
     async def _decode_part(self, window: Window, start_s: float, number: int) -> WindowTranscript:
         """Decode the window from `start_s` on; `number` tells its parts apart."""
         pcm = _samples_from(window, start_s)
         options = replace(self.options, seed=self.options.seed + number)
         audio = WindowAudio.of_samples(window.index, pcm)
-        result = await self.path.decode(self.run, audio, options)
+        on_token = partial(self._tell, window.index) if self.by_token else None
+        result = await self.path.decode(self.run, audio, options, on_token)
         return gather_window(
             result,
             options.gates,
             offset_s=start_s,
             duration_s=pcm.shape[0] / SAMPLE_RATE,
             tokenizer=self.tokenizer,
+            keep_tail=len(options.temperatures) == 1,
         )
 
 

@@ -69,7 +69,15 @@ class TranscriptionPipeline:
     ) -> PipelineResult:
         builder = TranscriptBuilder(self.tokenizer)
         context, options = run.context, self._options(params)
-        work = ParallelRun(self._path, run, options, self.tokenizer, builder, params.logprobs)
+        work = ParallelRun(
+            self._path,
+            run,
+            options,
+            self.tokenizer,
+            builder,
+            logprobs=params.logprobs,
+            by_token=_tells_tokens(params, options),
+        )
         async with self._audio.open(
             upload, request_id=context.request_id, timeout_s=context.remaining_s()
         ) as stream:
@@ -97,7 +105,9 @@ class TranscriptionPipeline:
         language = params.language
         if language is None and not self.tokenizer.is_multilingual:
             language = "en"
-        prompt = " ".join(filter(None, ((params.hotwords or "").strip(), (params.prompt or "").strip())))
+        prompt = " ".join(
+            filter(None, ((params.hotwords or "").strip(), (params.prompt or "").strip()))
+        )
         return DecodeOptions(
             language=language,
             task=params.task,
@@ -112,6 +122,12 @@ class TranscriptionPipeline:
             gates=params.gates,
             words=params.words,
         )
+
+
+def _tells_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:
+    """Whether each token can be told at once: nothing may replace it later."""
+    is_single = len(options.temperatures) == 1 and options.n_rows == 1
+    return params.stream and is_single and not params.logprobs
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

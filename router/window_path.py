@@ -34,10 +34,11 @@ from cluster.messages import (
     EncodeRequest,
     EncodeTimings,
     FileMel,
+    SampledToken,
 )
 from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
-from router.clients import DecoderClient, EncoderClient
+from router.clients import DecoderClient, EncoderClient, OnToken
 from router.seams import RequestContext, StageTimings
 
 logger = logging.getLogger(__name__)
@@ -119,9 +120,16 @@ class WindowPath:
         self._recorder = recorder
 
     async def decode(
-        self, run: RequestRun, audio: WindowAudio, options: DecodeOptions
+        self,
+        run: RequestRun,
+        audio: WindowAudio,
+        options: DecodeOptions,
+        on_token: OnToken | None = None,
     ) -> DecodeResult:
         """Encode and decode one window.
+
+        on_token is told of each token once: another worker, which samples the same ones again,
+        goes on behind what was told.
 
         Raises:
             DeadlineExceededError: the request's time is over.
@@ -129,6 +137,7 @@ class WindowPath:
             SplitscribeError: what no other worker would do better.
         """
         handle: CrossKVHandle | None = None
+        told = ToldTokens(on_token) if on_token is not None else None
         backoff_s = FIRST_BACKOFF_S
         failures = 0
         while True:
@@ -136,7 +145,7 @@ class WindowPath:
                 async with asyncio.timeout(run.remaining_s()):
                     if handle is None:
                         handle = await self._encode(run, audio)
-                    result = await self._decode(run, audio, options, handle)
+                    result = await self._decode(run, audio, options, handle, told)
                     self._recorder.add("splitscribe_windows_total")
                     return result
             except TimeoutError as error:
@@ -177,19 +186,26 @@ class WindowPath:
         return reply.handle
 
     async def _decode(
-        self, run: RequestRun, audio: WindowAudio, options: DecodeOptions, handle: CrossKVHandle
+        self,
+        run: RequestRun,
+        audio: WindowAudio,
+        options: DecodeOptions,
+        handle: CrossKVHandle,
+        told: ToldTokens | None,
     ) -> DecodeResult:
-        result = await self._decoders.decode(
-            DecodeRequest(
-                request_id=run.context.request_id,
-                window=audio.index,
-                attempt=handle.attempt,
-                handle=handle,
-                options=options,
-                remaining_s=run.remaining_s(),
-                content_frames=audio.content_frames,
-            )
+        request = DecodeRequest(
+            request_id=run.context.request_id,
+            window=audio.index,
+            attempt=handle.attempt,
+            handle=handle,
+            options=options,
+            remaining_s=run.remaining_s(),
+            content_frames=audio.content_frames,
         )
+        if told is None:
+            result = await self._decoders.decode(request)
+        else:
+            result = await self._decoders.decode(request, told.begin())
         run.results.append(result)
         return result
 
@@ -197,6 +213,27 @@ class WindowPath:
         self._recorder.add("splitscribe_window_retries_total", reason=reason)
         level = logging.DEBUG if reason == "full" else logging.WARNING
         logger.log(level, "window %d is tried again: %s %s", audio.index, reason, what)
+
+
+class ToldTokens:
+    """Hands tokens on, each once, over several deliveries of the same window."""
+
+    def __init__(self, on_token: OnToken) -> None:
+        self._on_token = on_token
+        self._n_told = 0
+
+    def begin(self) -> OnToken:
+        """For one delivery, which begins with the first token again."""
+        n_seen = 0
+
+        def take(token: SampledToken) -> None:
+            nonlocal n_seen
+            n_seen += 1
+            if n_seen > self._n_told:
+                self._n_told = n_seen
+                self._on_token(token)
+
+        return take
 
 
 def _given_up(error: WorkerError, failures: int) -> SplitscribeError:

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import zlib
+import random
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from cluster.messages import DecodeResult, DecodeTimings
-from router.gather import WindowTranscript, compression_ratio, gather_window, merge_windows
+from cluster.messages import DecodeResult, DecodeTimings, QualityGates
+from router.gather import (
+    Transcript,
+    TranscriptBuilder,
+    WindowTranscript,
+    gather_window,
+    token_logprobs,
+)
+
+GATES = QualityGates()
 
 T0 = 1000  # the id of <|0.00|> here
 WORDS = {1: " one", 2: " two", 3: " three", 4: " "}
@@ -17,14 +27,17 @@ WORDS = {1: " one", 2: " two", 3: " three", 4: " "}
 class Words:
     """A tokenizer of three words."""
 
-    def is_timestamp(self, token: int) -> bool:
-        return token >= T0
-
-    def timestamp_s(self, token: int) -> float:
-        return (token - T0) * 0.02
+    special = SimpleNamespace(timestamp_begin=T0)
+    timestamp_step_s = 0.02
 
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(WORDS.get(token, "") for token in tokens)
+
+    def decode_bytes(self, tokens: Sequence[int]) -> bytes:
+        return self.decode(tokens).encode()
+
+
+TOKENIZER: Any = Words()
 
 
 def t(seconds: float) -> int:
@@ -48,30 +61,43 @@ def make_result(*tokens: int, **changes: object) -> DecodeResult:
     return DecodeResult(**{**fields, **changes})  # type: ignore[arg-type]
 
 
-def gather(*tokens: int, offset_s: float = 0.0, duration_s: float = 10.0) -> WindowTranscript:
-    result = make_result(*tokens)
-    return gather_window(result, offset_s=offset_s, duration_s=duration_s, tokenizer=Words())
+def gather(
+    *tokens: int, offset_s: float = 0.0, duration_s: float = 10.0, **changes: object
+) -> WindowTranscript:
+    result = make_result(*tokens, **changes)
+    return gather_window(
+        result, GATES, offset_s=offset_s, duration_s=duration_s, tokenizer=TOKENIZER
+    )
 
 
-def spans(window: WindowTranscript) -> list[tuple[float, float, str]]:
-    return [(s.start, s.end, s.text) for s in window.segments]
+def whole(*windows: WindowTranscript, language: str | None = None) -> Transcript:
+    builder = TranscriptBuilder(TOKENIZER)
+    for index, window in enumerate(windows):
+        builder.add(index, [window])
+    return builder.finish(duration_s=30.0, language=language)
+
+
+def spans(*windows: WindowTranscript) -> list[tuple[float, float, str]]:
+    return [(s.start, s.end, s.text) for s in whole(*windows).segments]
 
 
 def test_pairs_of_timestamps_cut_and_a_single_one_closes_the_last_segment() -> None:
     window = gather(t(0.0), 1, t(1.2), t(1.4), 2, 3, t(2.0))
     assert spans(window) == [(0.0, 1.2, " one"), (1.4, 2.0, " two three")]
     assert window.segments[1].tokens == (t(1.4), 2, 3, t(2.0))
+    assert window.undecoded_s is None
 
 
-def test_a_closing_pair_leaves_no_empty_segment() -> None:
-    assert spans(gather(t(0.0), 1, t(1.2), t(1.2), 2, t(2.0), t(2.0))) == [
-        (0.0, 1.2, " one"),
-        (1.2, 2.0, " two"),
-    ]
-
-
-def test_a_tail_without_closing_timestamp_lasts_until_the_windows_end() -> None:
-    assert spans(gather(t(0.0), 1, t(1.2), t(1.4), 2)) == [(0.0, 1.2, " one"), (1.4, 10.0, " two")]
+@pytest.mark.parametrize(
+    ("rest", "has_tail"), [((t(1.4), 2), True), ((t(1.4), 2, 3), True), ((t(1.4),), False)]
+)
+def test_a_rest_without_closing_timestamp_is_left_to_be_decoded_again(
+    rest: tuple[int, ...], has_tail: bool
+) -> None:
+    window = gather(t(0.0), 1, t(1.2), *rest, offset_s=60.0)
+    assert spans(window) == [(60.0, 61.2, " one")]
+    assert window.undecoded_s == pytest.approx(61.2)
+    assert window.has_tail is has_tail
 
 
 def test_without_pairs_the_window_is_one_segment_until_its_last_timestamp() -> None:
@@ -80,7 +106,7 @@ def test_without_pairs_the_window_is_one_segment_until_its_last_timestamp() -> N
 
 @pytest.mark.parametrize("tokens", [(t(0.0), 1), (1, 2), (1, t(0.0))])
 def test_without_a_nonzero_timestamp_it_lasts_until_the_windows_end(tokens: list[int]) -> None:
-    assert [(s.start, s.end) for s in gather(*tokens).segments] == [(0.0, 10.0)]
+    assert [(start, end) for start, end, _ in spans(gather(*tokens))] == [(0.0, 10.0)]
 
 
 def test_times_are_offsets_in_the_upload_and_stay_inside_the_window() -> None:
@@ -96,7 +122,7 @@ def test_what_begins_behind_the_audio_is_dropped() -> None:
 
 
 def test_empty_and_zero_length_segments_are_dropped() -> None:
-    window = gather(t(0.0), 1, t(1.0), t(1.0), 4, t(2.0), t(2.0), 2, t(2.0), t(3.0), 3, t(4.0))
+    window = gather(*(t(0.0), 1, t(1.0), t(1.0), 4, t(2.0), t(2.0), 2, t(2.0), t(3.0), 3, t(4.0)))
     assert spans(window) == [(0.0, 1.0, " one"), (3.0, 4.0, " three")]
 
 
@@ -111,37 +137,63 @@ def test_no_tokens_no_segments() -> None:
 def test_silence_is_dropped_unless_the_text_is_sure(
     no_speech_prob: float, avg_logprob: float, kept: bool
 ) -> None:
-    result = make_result(t(0.0), 1, t(1.0), no_speech_prob=no_speech_prob, avg_logprob=avg_logprob)
-    window = gather_window(result, offset_s=0.0, duration_s=5.0, tokenizer=Words())
+    window = gather(t(0.0), 1, t(1.0), no_speech_prob=no_speech_prob, avg_logprob=avg_logprob)
     assert bool(window.segments) is kept
 
 
-def test_scores_belong_to_the_window() -> None:
-    result = make_result(t(0.0), 1, t(1.0), t(1.0), 2, t(2.0), temperature=0.4)
-    first, second = gather_window(result, offset_s=0.0, duration_s=5.0, tokenizer=Words()).segments
-    expected = len(b"one two") / len(zlib.compress(b"one two"))
-    assert first.compression_ratio == second.compression_ratio == expected
+def test_scores_belong_to_the_window_and_logprobs_to_the_tokens() -> None:
+    window = gather(
+        *(t(0.0), 1, t(1.0), t(1.0), 2, t(2.0)),
+        temperature=0.4,
+        compression_ratio=0.7,
+        token_logprobs=(-0.1, -0.2, -0.3, -0.4, -0.5, -0.6),
+    )
+    first, second = window.segments
+    assert first.compression_ratio == second.compression_ratio == 0.7
     assert (first.temperature, first.avg_logprob, first.no_speech_prob) == (0.4, -0.1, 0.01)
+    assert (first.logprobs, second.logprobs) == ((-0.1, -0.2, -0.3), (-0.4, -0.5, -0.6))
+    found = token_logprobs(window.segments, TOKENIZER)
+    assert [(f.token, f.logprob, bytes(f.bytes)) for f in found] == [
+        (" one", -0.2, b" one"),
+        (" two", -0.5, b" two"),
+    ]
 
 
-def test_repetition_raises_the_compression_ratio() -> None:
-    assert compression_ratio("round and round " * 30) > 2.4 > compression_ratio("once said")
-    assert compression_ratio("") == 0.0
-
-
-def test_windows_in_any_order_become_one_transcript() -> None:
+def test_windows_become_one_transcript_in_time_order() -> None:
     first = gather(t(0.0), 1, t(1.0), t(1.0), 2, t(2.0))
     second = gather(t(0.0), 3, t(1.0), offset_s=10.0)
-    whole = merge_windows([second, first], duration_s=20.0)
-    assert whole.text == "one two three"
-    assert [(s.id, s.start) for s in whole.segments] == [(0, 0.0), (1, 1.0), (2, 10.0)]
-    assert (whole.duration_s, whole.task) == (20.0, "transcribe")
+    transcript = whole(first, second)
+    assert transcript.text == "one two three"
+    assert [(s.id, s.start) for s in transcript.segments] == [(0, 0.0), (1, 1.0), (2, 10.0)]
+    assert (transcript.duration_s, transcript.task) == (30.0, "transcribe")
+
+
+def test_what_is_told_in_any_order_of_arrival_is_the_transcript_piece_by_piece() -> None:
+    """Each text once, in order, as soon as all before it is there."""
+    rng = random.Random(0)
+    for _ in range(50):
+        windows = [
+            [gather(*((t(0.0), rng.randint(1, 4), t(1.0)) * rng.randint(0, 2)), offset_s=10.0 * n)]
+            for n in range(6)
+        ]
+        builder = TranscriptBuilder(TOKENIZER)
+        texts, segments = [], []
+        arrived: set[int] = set()
+        for index in rng.sample(range(6), 6):
+            text, closed = builder.add(index, windows[index])
+            arrived.add(index)
+            texts.append(text)
+            segments += closed
+            assert not (text and 0 not in arrived)
+        transcript = builder.finish(duration_s=60.0)
+        assert "".join(texts) == transcript.text
+        assert tuple(segments) == transcript.segments
+        assert [segment.id for segment in segments] == list(range(len(segments)))
 
 
 def make_window(language: str, spoken_s: float, offset_s: float) -> WindowTranscript:
     tokens = (t(0.0), 1, t(spoken_s)) if spoken_s else ()
-    result = make_result(*tokens, language=language)
-    return gather_window(result, offset_s=offset_s, duration_s=10.0, tokenizer=Words())
+    return gather(*tokens, language=language, offset_s=offset_s)
 
 
 def test_the_language_is_the_one_with_most_speech() -> None:
@@ -150,7 +202,53 @@ def test_the_language_is_the_one_with_most_speech() -> None:
         make_window("en", 5.0, 10.0),
         make_window("ja", 0, 20.0),
     ]
-    assert merge_windows(windows, duration_s=30.0).language == "en"
-    assert merge_windows(windows, duration_s=30.0, language="ja").language == "ja"
-    assert merge_windows(windows[2:], duration_s=10.0).language == "ja", "none spoken: the first"
-    assert merge_windows([], duration_s=0.0).language == "en"
+    assert whole(*windows).language == "en"
+    assert whole(*windows, language="ja").language == "ja"
+    assert whole(*windows[2:]).language == "ja", "none spoken: the first"
+    assert whole().language == "en"
+
+
+def test_tokens_told_one_by_one_are_the_transcript_too() -> None:
+    """The window that comes next tells its tokens as they are sampled, later ones wait."""
+    windows = [(t(0.0), 1, 2, t(1.0), t(1.0), 3), (t(0.0), 4, t(0.5)), (t(0.0), 2, t(1.0))]
+    builder = TranscriptBuilder(TOKENIZER)
+    texts = []
+    for index in (1, 0, 2):
+        texts.append([builder.add_token(index, token) for token in windows[index]])
+        result = make_result(*windows[index])
+        part = gather_window(
+            result,
+            GATES,
+            offset_s=10.0 * index,
+            duration_s=10.0,
+            tokenizer=TOKENIZER,
+            keep_tail=True,
+        )
+        texts.append([builder.add(index, [part])[0]])
+    transcript = builder.finish(duration_s=30.0)
+    assert transcript.text == "one two three two"
+    assert "".join(text for group in texts for text in group) == transcript.text
+    assert texts[0] == ["", "", ""]
+    assert texts[2] == ["", "one", " two", "", "", " three"]
+    assert [(s.start, s.end) for s in transcript.segments] == [
+        (0.0, 1.0),
+        (1.0, 10.0),
+        (20.0, 21.0),
+    ]
+
+
+def test_a_character_is_told_when_its_bytes_are_complete() -> None:
+    class Bytes:
+        special = SimpleNamespace(timestamp_begin=T0)
+        timestamp_step_s = 0.02
+
+        def decode_bytes(self, tokens: Sequence[int]) -> bytes:
+            return bytes(tokens)
+
+        def decode(self, tokens: Sequence[int]) -> str:
+            return bytes(token for token in tokens if token < T0).decode(errors="replace")
+
+    told: Any = Bytes()
+    builder = TranscriptBuilder(told)
+    texts = [builder.add_token(0, token) for token in " né".encode()]
+    assert texts == ["", "n", "", "é"]

@@ -39,6 +39,7 @@ from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings, load_settings
 from router.pipeline import TranscriptionPipeline
 from router.schemas import TranscriptionParams
+from router.seams import Update
 from router.windows import Window
 from tests.checkpoints import cached_checkpoint
 from tests.requests import request_context
@@ -95,7 +96,10 @@ class PlayedPools:
         self.encode_fault: Fault = lambda window, nth: None
         self.decode_fault: Fault = lambda window, nth: None
         self.no_speech: Callable[[int], float] = lambda window: 0.0
+        self.breaks_off: Callable[[int, int], bool] = lambda window, nth: False
+        self.delay_s: Callable[[int], float] = lambda window: 0.0
         self.encodes: dict[int, int] = {}
+        self.lengths: dict[int, list[int]] = {}
         self.decodes: dict[int, int] = {}
         self.languages: dict[int, str | None] = {}
         self.running = 0
@@ -105,6 +109,7 @@ class PlayedPools:
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         nth = self.encodes[request.window] = self.encodes.get(request.window, 0) + 1
+        self.lengths.setdefault(request.window, []).append(request.n_samples)
         if error := self.encode_fault(request.window, nth):
             raise error
         handle = CrossKVHandle(
@@ -120,7 +125,7 @@ class PlayedPools:
         self.started.set()
         self.most_running = max(self.most_running, self.running)
         try:
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01 + self.delay_s(request.window))
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
@@ -130,8 +135,15 @@ class PlayedPools:
             raise error
         begin = self.tokenizer.special.timestamp_begin
         text = self.tokenizer.encode(f" word{request.window}")
+        tokens = (
+            (begin, *text, begin + 25, begin + 25)
+            if self.breaks_off(request.window, nth)
+            else (begin, *text, begin + 50)
+        )
+        if len(tokens) > len(text) + 2:
+            tokens += tuple(self.tokenizer.encode(" lost"))
         return DecodeResult(
-            request.request_id, request.window, (begin, *text, begin + 50), (0.0,) * len(text),
+            request.request_id, request.window, tokens, (0.0,) * len(tokens),
             -2.0 if self.no_speech(request.window) > 0.6 else -0.1,
             self.no_speech(request.window), request.options.language or "de", 0.0, "stop",
             DecodeTimings(0.01, 0.01, 100, "memory", 0.01, 0.01, 3),
@@ -173,6 +185,38 @@ async def test_windows_run_side_by_side_and_come_out_in_order(pools: PlayedPools
     assert text == " ".join(f"word{n}" for n in range(20))
     assert 1 < pools.most_running <= SETTINGS.max_windows_in_flight
     assert audio.closed
+
+
+async def test_what_a_window_leaves_undecoded_is_decoded_as_its_own(pools: PlayedPools) -> None:
+    """Window 1 answers up to 0.5 s and breaks off: its rest goes through both pools again."""
+    pools.breaks_off = lambda window, nth: window == 1 and nth == 1
+    text, _ = await run(pools)
+    assert text == "word0 word1 word1 word2"
+    assert pools.encodes == {0: 1, 1: 2, 2: 1}
+    assert pools.lengths[1] == [2 * SAMPLE_RATE, 2 * SAMPLE_RATE - SAMPLE_RATE // 2]
+
+
+async def test_a_window_that_always_breaks_off_ends(pools: PlayedPools) -> None:
+    pools.breaks_off = lambda window, nth: window == 1
+    text, _ = await run(pools)
+    assert text == "word0 word1 word1 word1 word1 word2"
+
+
+async def test_what_is_certain_is_told_in_order_and_is_the_whole(pools: PlayedPools) -> None:
+    """Windows of uneven speed: joined updates equal the answer."""
+    pools.delay_s = lambda window: 0.05 if window % 3 == 0 else 0.0
+    updates: list[Update] = []
+    audio = PlayedAudio(9)
+    pipeline = TranscriptionPipeline(audio, pools, pools, pools.tokenizer, SETTINGS)  # type: ignore[arg-type]
+    context = request_context("r1", 30.0)
+    context.on_update = updates.append
+    params = replace(PARAMS, logprobs=True)
+    transcript = (await pipeline.transcribe(Path("none"), params, context)).transcript
+    assert "".join(update.text for update in updates) == transcript.text
+    assert tuple(s for update in updates for s in update.segments) == transcript.segments
+    told = "".join(each.token for update in updates for each in update.logprobs)
+    assert told.strip() == transcript.text
+    assert len(updates) > 1
 
 
 async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
