@@ -4,10 +4,10 @@
         async for window in stream:
             ...
 
-Stands at the start of the pipeline. Each worker is a process of its own (`router.audio_worker`),
-because decoding hostile files may crash, hang or eat memory: one that does is replaced alone, the
-upload it was on gets the error, and its other uploads go on in another worker, after the windows
-that were already sent. Knows processes, sockets and who waits for what, nothing of audio.
+`open_whole` is for those who read the audio in any order. Each worker is a process of its own
+(`router.audio_worker`), because decoding hostile files may crash, hang or eat memory: one that
+does is replaced alone, the upload it was on gets the error, and its other uploads go on in another
+worker, after the windows already sent. Knows processes, sockets and who waits for what, not audio.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import logging
 import signal
 from collections import deque
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 
 from cluster.errors import (
@@ -33,9 +34,10 @@ from cluster.settings import RouterSettings
 from router.audio_limits import AudioLimits
 from router.audio_process import AudioProcess
 from router.audio_stream import AudioStream
+from router.audio_whole import PcmFile, WholeAudio
 from router.windows import Window
 
-__all__ = ["AudioPool", "AudioStream", "Window"]
+__all__ = ["AudioPool", "AudioStream", "WholeAudio", "Window"]
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +117,30 @@ class AudioPool:
             SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died
                 on it; DeadlineExceededError if it could not be opened in time.
         """
-        stream = AudioStream(next(self._jobs), path, request_id)
+        async with self._opened(
+            AudioStream(next(self._jobs), path, request_id), timeout_s
+        ) as stream:
+            yield stream
+
+    @contextlib.asynccontextmanager
+    async def open_whole(
+        self, path: Path, *, request_id: str, timeout_s: float, n_mels: int
+    ) -> AsyncIterator[WholeAudio]:
+        """As `open`, for those who read the audio in any order.
+
+        n_mels: bins of the mel power whose maximum is wanted.
+
+        Raises:
+            SplitscribeError: as from `open`.
+        """
+        stream = AudioStream(next(self._jobs), path, request_id, n_mels)
+        with contextlib.closing(PcmFile()) as file:
+            async with self._opened(stream, timeout_s):
+                yield WholeAudio(stream, file, partial(self._release, stream))
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, stream: AudioStream, timeout_s: float) -> AsyncIterator[AudioStream]:
+        """A stream that a worker has opened; taken from it when the block is left."""
         if self._closed:
             raise WorkerDrainingError("the server is shutting down")
         self._waiting.append(stream)

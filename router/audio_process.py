@@ -94,6 +94,7 @@ class AudioProcess:
                 "path": str(stream.path),
                 "credit": CREDIT - len(stream.waiting),
                 "skip": stream.received,
+                "n_mels": stream.n_mels,
             }
         )
 

@@ -26,15 +26,19 @@ class AudioStream:
     expected_s: the length that the container states, or None; it may be wrong.
     duration_s, decode_s: the audio's length, and the processor time that decoding and cutting
         took; both are final when the iteration has ended.
+    n_mels: None for windows cut at pauses; else the upload comes whole, in pieces of 30 s, and
+        `log_max` is its largest log10 mel power in so many bins, when the iteration has ended.
 
     The rest is between the pool and its workers.
     """
 
-    def __init__(self, job: int, path: Path, request_id: str) -> None:
+    def __init__(self, job: int, path: Path, request_id: str, n_mels: int | None = None) -> None:
         self.request_id = request_id
+        self.n_mels = n_mels
         self.expected_s: float | None = None
         self.duration_s = 0.0
         self.decode_s = 0.0
+        self.log_max = 0.0
         self.job = job
         self.path = path
         self.worker: AudioProcess | None = None
@@ -100,6 +104,7 @@ class AudioStream:
         elif kind == "done":
             self.finished = True
             self.duration_s = message["n_samples"] / SAMPLE_RATE
+            self.log_max = message.get("log_max", self.log_max)
         elif kind == "failed":
             self.error = error_from_message(message)
         self.decode_s = message.get("busy_s", self.decode_s)

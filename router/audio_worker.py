@@ -26,8 +26,10 @@ import numpy as np
 
 from cluster.errors import SplitscribeError, WorkerError
 from router.audio_limits import AudioLimits
+from router.audio_pieces import Pieces
 from router.audio_protocol import JobSlot, Message, WorkerSocket, error_to_message
 from router.decode import AudioFile
+from router.mel_peak import MelPeak
 from router.vad import SpeechDetector
 from router.windows import Window, WindowCutter
 
@@ -91,7 +93,7 @@ class AudioWorker:
 
     def _take(self, message: Message) -> None:
         if message["kind"] == "open":
-            steps = transcode(Path(message["path"]), self._limits, self._detector)
+            steps = self._steps(Path(message["path"]), message["n_mels"])
             job = Job(message["job"], steps, message["credit"], message["skip"])
             self._jobs[job.id] = job
         elif job := self._jobs.get(message["job"]):  # type: ignore[assignment]
@@ -99,6 +101,11 @@ class AudioWorker:
                 job.credit += message["windows"]
             elif message["kind"] == "cancel":
                 self._drop(job)
+
+    def _steps(self, path: Path, n_mels: int | None) -> Iterator[Message | Window | None]:
+        if n_mels is None:
+            return transcode(path, self._limits, self._detector)
+        return transcode_whole(path, self._limits, n_mels)
 
     def _step(self, job: Job) -> None:
         self._step_count += 1
@@ -170,6 +177,26 @@ def transcode(
             yield None
         yield from cutter.finish()
         yield {"kind": "done", "n_samples": cutter.n_samples}
+
+
+def transcode_whole(
+    path: Path, limits: AudioLimits, n_mels: int
+) -> Iterator[Message | Window | None]:
+    """Decode one upload, step by step, in pieces of 30 s; else as `transcode`.
+
+    Raises:
+        SplitscribeError: what `AudioFile` raises.
+    """
+    with AudioFile(path, limits) as file:
+        yield {"kind": "opened", "expected_s": file.declared_s}
+        peak = MelPeak(n_mels)
+        pieces = Pieces()
+        for pcm in file.blocks():
+            peak.feed(pcm)
+            yield from pieces.feed(pcm)
+            yield None
+        yield from pieces.finish()
+        yield {"kind": "done", "n_samples": pieces.n_samples, "log_max": peak.finish()}
 
 
 def limit_memory(extra_bytes: int) -> None:

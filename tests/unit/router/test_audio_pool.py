@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import signal
 import struct
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import numpy as np
@@ -28,26 +25,8 @@ from cluster.errors import (
 from cluster.settings import RouterSettings
 from router.audio import AudioPool, AudioStream, Window
 from router.audio_stream import CREDIT
+from tests.unit.router.pools import PATIENCE_S, freeze_on, pids, running, until
 from tests.unit.router.sounds import encode, encode_as, joined, silence, tone, voice, write_wav
-
-PATIENCE_S = 30.0
-
-
-@contextlib.asynccontextmanager
-async def running(**changes: object) -> AsyncIterator[AudioPool]:
-    settings = RouterSettings.model_validate({"audio_workers": 1} | changes)
-    pool = AudioPool(settings)
-    await pool.start()
-    try:
-        yield pool
-    finally:
-        await pool.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - another process is waited for
-            await asyncio.sleep(0.005)
 
 
 async def read(pool: AudioPool, path: Path) -> tuple[list[Window], AudioStream]:
@@ -57,26 +36,6 @@ async def read(pool: AudioPool, path: Path) -> tuple[list[Window], AudioStream]:
 
 def spans(windows: list[Window]) -> list[tuple[int, int]]:
     return [(w.start_sample, w.n_samples) for w in windows]
-
-
-def pids(pool: AudioPool) -> list[int]:
-    return [worker.process.pid for worker in pool._workers]
-
-
-async def freeze_on(pool: AudioPool, stream: AudioStream) -> int:
-    """Stop the worker while it is inside a step of `stream`; return its process id."""
-    worker = stream.worker
-    assert worker is not None
-    deadline_s = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline_s:
-        if worker.slot.get()[0] == stream.job:
-            os.kill(worker.process.pid, signal.SIGSTOP)
-            await asyncio.sleep(0.02)
-            if worker.slot.get()[0] == stream.job:
-                return worker.process.pid
-            os.kill(worker.process.pid, signal.SIGCONT)
-        await asyncio.sleep(0)
-    raise AssertionError("the worker was never seen on this upload")
 
 
 async def drain(stream: AudioStream) -> list[Window]:
@@ -245,7 +204,7 @@ async def test_a_killed_worker_fails_only_the_upload_it_was_on(
             first = await anext(other)
             await until(lambda: other.received == CREDIT + 1)
             work = asyncio.create_task(drain(victim))
-            os.kill(await freeze_on(pool, victim), signal.SIGKILL)
+            os.kill(await freeze_on(victim), signal.SIGKILL)
             with pytest.raises(WorkerError, match="died on this upload"):
                 await work
             rest = await drain(other)
@@ -270,7 +229,7 @@ async def test_a_worker_that_hangs_is_killed(clip: Path, long_file: Path) -> Non
         pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
     ):
         work = asyncio.create_task(drain(stream))
-        pid = await freeze_on(pool, stream)
+        pid = await freeze_on(stream)
         with pytest.raises(InvalidAudioError, match="longer than 1 s"):
             await work
         assert len((await read(pool, clip))[0]) == 1
