@@ -16,6 +16,8 @@ from rich.console import Console
 
 from cluster.errors import SplitscribeError
 from cluster.settings import Settings, load_settings
+from cluster.transcribe.command import transcribe
+from cluster.transcribe.flags import WhisperCommand
 
 app = typer.Typer(
     name="splitscribe",
@@ -54,12 +56,6 @@ class LogLevel(StrEnum):
     ERROR = "ERROR"
 
 
-class OutputFormat(StrEnum):
-    txt = "txt"
-    json = "json"
-    all = "all"
-
-
 @app.command()
 def serve(
     model: Annotated[
@@ -76,7 +72,9 @@ def serve(
     device: Annotated[DeviceChoice | None, typer.Option(help="for both roles [auto]")] = None,
     dtype: Annotated[DTypeChoice | None, typer.Option(help="for both roles [auto]")] = None,
     transport: Annotated[TransportChoice | None, typer.Option(help="how KV moves [auto]")] = None,
-    api_key: Annotated[str | None, typer.Option(help="bearer key that clients must send")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="bearer key that clients must send; repeatable")
+    ] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="name that clients may use; repeatable")
     ] = None,
@@ -100,7 +98,7 @@ def serve(
             "transport": transport,
             "log_level": log_level,
             "served_model_names": tuple(served_model_name) if served_model_name else None,
-            "router": {"host": host, "port": port, "api_key": api_key},
+            "router": {"host": host, "port": port, "api_key": tuple(api_key or ()) or None},
             "encoder": {"replicas": encoders, **both},
             "decoder": {"replicas": decoders, **both},
         },
@@ -113,59 +111,7 @@ def serve(
     serve_foreground(settings, ray_address, err)
 
 
-@app.command()
-def transcribe(
-    files: Annotated[list[Path], typer.Argument(help="audio files", metavar="FILE...")],
-    model: Annotated[str, typer.Option(help="'demo', a folder, or a Hub id")] = "demo",
-    language: Annotated[
-        str | None, typer.Option(help="code or English name; omitted: detected")
-    ] = None,
-    initial_prompt: Annotated[
-        str | None, typer.Option("--initial_prompt", "--initial-prompt", help="text of the context")
-    ] = None,
-    temperature: Annotated[float, typer.Option(help="0 is greedy", min=0.0, max=1.0)] = 0.0,
-    output_dir: Annotated[
-        Path, typer.Option("--output_dir", "--output-dir", "-o", help="folder for the results")
-    ] = Path("."),
-    output_format: Annotated[
-        OutputFormat, typer.Option("--output_format", "--output-format", "-f")
-    ] = OutputFormat.all,
-    verbose: Annotated[bool, typer.Option(help="print segments as they come")] = True,
-    device: Annotated[DeviceChoice, typer.Option()] = DeviceChoice.auto,
-    threads: Annotated[int, typer.Option(help="torch threads; 0: every core", min=0)] = 0,
-    server: Annotated[
-        str | None, typer.Option(help="URL of a running server; omitted: in this process")
-    ] = None,
-    api_key: Annotated[
-        str | None, typer.Option("--api_key", "--api-key", envvar="OPENAI_API_KEY")
-    ] = None,
-) -> None:
-    """Transcribe files, in this process or through a running server.
-
-    Flag names are openai/whisper's. Example: splitscribe transcribe talk.mp3 -f txt
-    """
-    from cluster.transcribe import Job, transcribe_files
-
-    transcribe_files(
-        Job(
-            files=tuple(files),
-            model=model,
-            language=language,
-            prompt=initial_prompt,
-            temperature=temperature,
-            output_dir=output_dir,
-            formats=("txt", "json")
-            if output_format is OutputFormat.all
-            else (output_format.value,),
-            verbose=verbose,
-            device=device.value,
-            threads=threads,
-            server=server,
-            api_key=api_key,
-        ),
-        out,
-        err,
-    )
+app.command(cls=WhisperCommand)(transcribe)
 
 
 @app.command()
@@ -194,6 +140,13 @@ def _as_yaml(settings: Settings) -> str:
     import yaml
 
     fields: dict[str, Any] = settings.model_dump(mode="json")
+    if settings.models:
+        for name in ("model", "served_model_names"):
+            del fields[name]
+        fields["models"] = {
+            name: one.model_dump(mode="json", exclude_unset=True)
+            for name, one in settings.models.items()
+        }
     for secret in (fields, fields["router"]):
         for name in ("cluster_key", "api_key"):
             if secret.get(name):
