@@ -4,14 +4,15 @@
 
 Made sentences from a seed of their own, by voices of the recipe, one voice per recording, with
 pauses of 0.4 to 1.2 s. They are chosen: a sentence that the checkpoint does not get right, alone or
-in its recording, is replaced by another. Beside each .flac stand its text and, in a .json, the
-times of its sentences.
+in its recording as the server transcribes it, is replaced by another. Beside each .flac stand its
+text and, in a .json, the times of its sentences.
 """
 
 import argparse
 import json
 import os
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from random import Random
 
@@ -23,7 +24,10 @@ from rich.console import Console
 
 from cluster.demo import corpus
 from cluster.demo.decode import listen, transcribe
-from cluster.demo.evaluate import CHECKPOINT, Example, error_counts, features, load_checkpoint
+from cluster.demo.evaluate import CHECKPOINT, features, load_checkpoint
+from cluster.demo.examples import Example
+from cluster.demo.scores import error_counts, words_of
+from cluster.demo.served import transcribe_served
 from cluster.demo.synthesis import (
     EDGE_FRAMES,
     FRAME_S,
@@ -34,12 +38,9 @@ from cluster.demo.synthesis import (
     Synthesizer,
     draw_manner,
 )
-from cluster.demo.text_tokens import TextTokens
-from cluster.demo.whisper import Whisper
 
 SAMPLES = Path(__file__).parent / "samples"
 RECORDINGS = (("short", 5.0, "slt"), ("medium", 25.0, "en-us+f2"), ("long", 70.0, "rms"))
-WINDOW_S = 28.0  # what a check hears at once, cut at pauses as a server does
 NOISE_DB = -60.0
 MAX_ROUNDS = 40
 
@@ -64,30 +65,28 @@ class Recording:
             total[start * FRAME_SAMPLES : start * FRAME_SAMPLES + len(piece)] += piece
         return total + 10 ** (NOISE_DB / 20) * self.noise[: len(total)]
 
-    def windows(self) -> list[tuple[Example, list[int]]]:
-        """Groups of sentences of at most `WINDOW_S`, each with its audio."""
-        groups: list[list[int]] = []
-        for i in range(len(self.spoken)):
-            if groups and (self.end(i) - self.starts[groups[-1][0]]) * FRAME_S <= WINDOW_S:
-                groups[-1].append(i)
-            else:
-                groups.append([i])
-        audio = self.audio()
-        result = []
-        for group in groups:
-            begin = max(0, self.starts[group[0]] - 10) * FRAME_SAMPLES
-            end = (self.end(group[-1]) + 10) * FRAME_SAMPLES
-            text = " ".join(self.spoken[i].text for i in group)
-            result.append((Example(audio[begin:end], [(0.0, 0.0, text)]), group))
-        return result
+    @property
+    def text(self) -> str:
+        """All that is said."""
+        return " ".join(spoken.text for spoken in self.spoken)
+
+    def wrong_sentences(self, heard: str) -> list[int]:
+        """The sentences whose words are not as said in what was heard."""
+        owners = [i for i, spoken in enumerate(self.spoken) for _ in words_of(spoken.text)]
+        matcher = SequenceMatcher(None, words_of(self.text), words_of(heard), autojunk=False)
+        wrong = set()
+        for kind, first, last, _, _ in matcher.get_opcodes():
+            if kind != "equal":
+                wrong.update(owners[first : max(last, first + 1)] or owners[-1:])
+        return sorted(wrong)
 
 
 class SampleMaker:
     """Draws sentences that the checkpoint hears right, and lays them out."""
 
-    def __init__(self, model: Whisper, tokens: TextTokens, seed: str) -> None:
-        self.model = model
-        self.tokens = tokens
+    def __init__(self, checkpoint: Path, seed: str) -> None:
+        self.checkpoint = checkpoint
+        self.model, self.tokens = load_checkpoint(checkpoint)
         self.rng = Random(f"samples/{seed}")
         self.noise = np.random.default_rng(self.rng.getrandbits(64))
         self.speaker = Synthesizer()
@@ -100,6 +99,11 @@ class SampleMaker:
             if error_counts(example.text, heard.text)[0]:
                 return False
         return True
+
+    def served_wrong(self, recording: Recording) -> list[int]:
+        """The sentences that do not come out right through the whole served path."""
+        heard = transcribe_served(self.checkpoint, [recording.audio()])[0]
+        return recording.wrong_sentences(heard.text)
 
     def sentence(self, voice: str) -> Spoken:
         """A new sentence of the voice that is heard right on its own."""
@@ -114,7 +118,7 @@ class SampleMaker:
                 return spoken
 
     def recording(self, seconds: float, voice: str) -> Recording:
-        """A recording of about `seconds`; its windows are heard right if `MAX_ROUNDS` suffice."""
+        """A recording of about `seconds`; it is heard right if `MAX_ROUNDS` suffice."""
         spoken, gaps, length = [], [], 0.5
         while length < 0.98 * seconds:
             sentence, gap = self.sentence(voice), self.rng.randint(20, 60)
@@ -127,10 +131,10 @@ class SampleMaker:
         noise = self.noise.standard_normal(round(2 * seconds * SAMPLE_RATE), np.float32)
         for _ in range(MAX_ROUNDS):
             recording = lay_out(spoken, gaps, noise)
-            wrong = [g for example, g in recording.windows() if not self.heard_right(example)]
+            wrong = self.served_wrong(recording)
             if not wrong:
                 break
-            i = self.rng.choice(wrong[0])
+            i = self.rng.choice(wrong)
             others = [self.sentence(voice) for _ in range(4)]
             n_frames = len(spoken[i].sounds)  # the recording keeps its length, nearly
             spoken[i] = min(others, key=lambda other: abs(len(other.sounds) - n_frames))
@@ -171,13 +175,12 @@ def write(recording: Recording, base: Path) -> None:
 
 def make(checkpoint: Path, out: Path, console: Console, seed: str = "1") -> None:
     """Make every recording, and say of each whether the checkpoint hears it right."""
-    model, tokens = load_checkpoint(checkpoint)
     out.mkdir(parents=True, exist_ok=True)
     for name, seconds, voice in RECORDINGS:
-        maker = SampleMaker(model, tokens, f"{seed}/{name}")
+        maker = SampleMaker(checkpoint, f"{seed}/{name}")
         recording = maker.recording(seconds, voice)
         write(recording, out / name)
-        right = all(maker.heard_right(example) for example, _ in recording.windows())
+        right = not maker.served_wrong(recording)
         console.print(
             f"{name}: {len(recording.spoken)} sentences, "
             f"{len(recording.audio()) / SAMPLE_RATE:.1f} s, {'right' if right else 'NOT right'}"
