@@ -1,0 +1,166 @@
+"""Temperatures, candidates, beams and single tokens, from one window's pages, beside others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cluster.errors import UnsupportedValueError
+from cluster.messages import DecodeResult, QualityGates, SampledToken
+from tests.checkpoints import cached_checkpoint
+from tests.unit.decoder_worker.engines import ANSWER_S, Stand, make_stand
+
+LADDER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+NEVER_GOOD = QualityGates(avg_logprob=0.0)  # no text is certain
+ALWAYS_GOOD = QualityGates(None, None, None)
+
+# Sequences of all kinds: rows, attempts and words differ.
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {"seed": 0},
+    {"seed": 1, "beam_size": 3},
+    {"seed": 2, "temperatures": (0.7,), "best_of": 3},
+    {"seed": 3, "temperatures": LADDER, "gates": NEVER_GOOD},
+    {"seed": 4, "temperatures": (0.0, 0.5), "beam_size": 4, "best_of": 2, "gates": NEVER_GOOD},
+    {"seed": 5, "beam_size": 2, "patience": 2.0, "length_penalty": 1.0, "language": None},
+    {"seed": 6, "prompt_tokens": tuple(range(60)), "beam_size": 2, "max_new_tokens": 30},
+)
+
+
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    with make_stand(cached_checkpoint(), max_batch=8) as made:
+        yield made
+        made.assert_all_returned()
+
+
+def decode(stand: Stand, **options: Any) -> DecodeResult:
+    return stand.engine.submit(stand.request(**options)).result(ANSWER_S)
+
+
+def test_rows_of_many_sequences_give_what_each_sequence_gives_alone(stand: Stand) -> None:
+    singles = [decode(stand, **options) for options in REQUESTS]
+    for _ in range(2):
+        futures = [stand.engine.submit(stand.request(**options)) for options in REQUESTS]
+        for future, single in zip(futures, singles, strict=True):
+            result = future.result(ANSWER_S)
+            assert result.tokens == single.tokens
+            assert result.attempt == single.attempt
+            assert result.avg_logprob == pytest.approx(single.avg_logprob, abs=1e-4)
+
+
+def test_page_sizes_change_no_beam(stand: Stand) -> None:
+    """Self-attention KV of several pages is copied from beam to beam as well."""
+    singles = [decode(stand, **options) for options in REQUESTS]
+    with make_stand(cached_checkpoint(), max_batch=8, page_tokens=16, page_frames=100) as paged:
+        for options, single in zip(REQUESTS, singles, strict=True):
+            assert decode(paged, **options).tokens == single.tokens
+
+
+def test_a_failed_attempt_is_followed_by_the_next_temperature_from_the_same_kv(
+    stand: Stand,
+) -> None:
+    result = decode(stand, temperatures=LADDER, gates=NEVER_GOOD)
+    assert (result.temperature, result.attempt) == (1.0, 5)
+    stats = stand.engine.stats()
+    assert (stats.transfers, stats.fallbacks, stats.finished) == (1, 5, 1)
+
+
+def test_an_attempt_that_passes_ends_the_ladder(stand: Stand) -> None:
+    result = decode(stand, temperatures=LADDER, gates=ALWAYS_GOOD)
+    assert (result.temperature, result.attempt) == (0.0, 0)
+    assert result.tokens == decode(stand).tokens
+    assert stand.engine.stats().fallbacks == 0
+
+
+def test_silence_needs_no_further_attempt(stand: Stand) -> None:
+    """What the model takes for silence is as unsure as it should be."""
+    gates = QualityGates(compression_ratio=None, avg_logprob=0.0, no_speech_prob=0.0)
+    assert decode(stand, temperatures=LADDER, gates=gates).attempt == 0
+
+
+def test_the_best_attempt_stands_where_it_is_asked_for(stand: Stand) -> None:
+    gates = QualityGates(compression_ratio=None, avg_logprob=0.0, keep="best")
+    best = decode(stand, temperatures=LADDER, gates=gates)
+    alone = [decode(stand, temperatures=LADDER[: n + 1], gates=NEVER_GOOD) for n in range(6)]
+    assert [result.attempt for result in alone] == list(range(6))
+    likeliest = max(alone, key=lambda result: result.avg_logprob)
+    assert best.tokens == likeliest.tokens
+    assert best.temperature == likeliest.temperature
+
+
+def test_text_that_repeats_itself_loses_to_less_likely_text(stand: Stand) -> None:
+    """All six attempts fail; the three most compressible ones are out of the choice."""
+    alone = [decode(stand, temperatures=LADDER[: n + 1], gates=NEVER_GOOD) for n in range(6)]
+    limit = sorted(result.compression_ratio for result in alone)[2]
+    gates = QualityGates(compression_ratio=limit, avg_logprob=0.0, keep="best")
+    kept = decode(stand, temperatures=LADDER, gates=gates)
+    varied = [result for result in alone if result.compression_ratio <= limit]
+    assert kept.tokens == max(varied, key=lambda result: result.avg_logprob).tokens
+
+
+def test_more_candidates_are_at_least_as_likely_as_one_of_them(stand: Stand) -> None:
+    one = decode(stand, temperatures=(1.0,), seed=7)
+    many = decode(stand, temperatures=(1.0,), seed=7, best_of=6)
+
+    def score(result: DecodeResult) -> float:
+        return result.avg_logprob * (len(result.tokens) + 1) / len(result.tokens)
+
+    assert score(many) >= score(one) - 1e-6
+
+
+def test_a_beam_of_one_is_greedy(stand: Stand) -> None:
+    assert decode(stand, beam_size=1).tokens == decode(stand).tokens
+
+
+def test_more_rows_than_the_batch_has_are_refused(stand: Stand) -> None:
+    for options in ({"beam_size": 9}, {"best_of": 9, "temperatures": (0.0, 0.5)}):
+        request = stand.request(**options)
+        with pytest.raises(UnsupportedValueError, match="max_batch"):
+            stand.engine.submit(request)
+        stand.importer.accept(request.handle)
+        stand.importer.drop(request.handle)
+
+
+def test_tokens_are_told_one_by_one(stand: Stand) -> None:
+    told: list[SampledToken] = []
+    future = stand.engine.submit(stand.request(max_new_tokens=20), told.append)
+    result = future.result(ANSWER_S)
+    assert tuple(each.token for each in told) == result.tokens
+    assert tuple(each.logprob for each in told) == result.token_logprobs
+    assert {each.no_speech_prob for each in told} == {result.no_speech_prob}
+
+
+@pytest.mark.parametrize("options", [{"beam_size": 2}, {"temperatures": (0.0, 0.5)}])
+def test_tokens_that_may_be_taken_back_are_not_told(stand: Stand, options: Any) -> None:
+    request = stand.request(**options)
+    with pytest.raises(UnsupportedValueError, match="fallback"):
+        stand.engine.submit(request, lambda token: None)
+    stand.importer.accept(request.handle)
+    stand.importer.drop(request.handle)
+
+
+def test_a_language_alone_can_be_asked_for(stand: Stand) -> None:
+    known = decode(stand, seed=5, language=None)
+    only = decode(stand, seed=5, language=None, detect_only=True)
+    assert only.language == known.language
+    assert only.tokens == ()
+
+
+def test_words_are_aligned_for_the_attempt_that_stands(stand: Stand) -> None:
+    """Beside sequences that want none, whatever their attempts."""
+    eot = stand.checkpoint.config["eos_token_id"]
+    wanted = [{**options, "words": True} for options in REQUESTS]
+    futures = [stand.engine.submit(stand.request(**options)) for options in (*wanted, *REQUESTS)]
+    results = [future.result(ANSWER_S) for future in futures]
+    for result in results[: len(wanted)]:
+        alignment = result.alignment
+        if alignment is None:
+            assert not any(token < eot for token in result.tokens) or result.no_speech_prob > 0.6
+            continue
+        assert set(alignment.tokens) <= set(result.tokens)
+        assert len(alignment.times_s) == len(alignment.tokens) + 1
+        assert list(alignment.times_s) == sorted(alignment.times_s)
+    assert any(result.alignment for result in results)
+    assert all(result.alignment is None for result in results[len(wanted) :])
