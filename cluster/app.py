@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+import re
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
@@ -32,6 +33,7 @@ from encoder_worker.engine import EncoderEngine
 from router.audio import AudioPool
 from router.clients import EnginePool
 from router.deployment import Router, served_model
+from router.models import ModelRegistry
 from router.pipeline import TranscriptionPipeline
 from router.routes import create_app
 
@@ -53,15 +55,38 @@ def build_app(settings: Settings, build: str) -> Any:
 
     deployment: Any = serve.deployment  # its overloads do not know a class with options
     if in_one_process(settings):
+        device = next(iter(settings.by_model().values())).decoder.device
         return deployment(
             serve.ingress()(ColocatedRouter),
             name="router",
             max_ongoing_requests=ROUTER_MAX_ONGOING,
-            **_replica_options(settings.decoder.device),
+            **_replica_options(device),
         ).bind(settings, build)
+    pools = {
+        name: _pools(deployment, own, build, suffix)
+        for (name, own), suffix in zip(
+            settings.by_model().items(), _suffixes(settings.models), strict=True
+        )
+    }
+    return deployment(
+        serve.ingress()(Router),
+        name="router",
+        num_replicas=settings.router.replicas,
+        max_ongoing_requests=ROUTER_MAX_ONGOING,
+        **_replica_options("cpu"),
+    ).bind(
+        settings,
+        build,
+        {name: encoder for name, (encoder, _) in pools.items()},
+        {name: decoder for name, (_, decoder) in pools.items()},
+    )
+
+
+def _pools(deployment: Any, settings: Settings, build: str, suffix: str) -> tuple[Any, Any]:
+    """The encoder pool and the decoder pool of one model."""
     encoder = deployment(
         EncoderWorker,
-        name="encoder",
+        name=f"encoder{suffix}",
         num_replicas=settings.encoder.replicas,
         # Windows queue inside the replica by deadline, so Serve's own queue must stay shallow.
         max_ongoing_requests=4 * (settings.encoder.max_batch or DEEPEST_BATCH),
@@ -69,18 +94,28 @@ def build_app(settings: Settings, build: str) -> Any:
     ).bind(settings, build)
     decoder = deployment(
         DecoderWorker,
-        name="decoder",
+        name=f"decoder{suffix}",
         num_replicas=settings.decoder.replicas,
         max_ongoing_requests=settings.decoder.max_waiting + settings.decoder.max_batch,
         **_replica_options(settings.decoder.device),
     ).bind(settings, build)
-    return deployment(
-        serve.ingress()(Router),
-        name="router",
-        num_replicas=settings.router.replicas,
-        max_ongoing_requests=ROUTER_MAX_ONGOING,
-        **_replica_options("cpu"),
-    ).bind(settings, build, encoder, decoder)
+    return encoder, decoder
+
+
+def _suffixes(models: Iterable[str]) -> list[str]:
+    """What is put behind the names of each model's deployments: nothing where there is one model.
+
+    "a/b" and "a b" become "-a-b" and "-a-b-2".
+    """
+    found: list[str] = []
+    for name in models:
+        slug = suffix = "-" + re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+        number = 1
+        while suffix in found:
+            number += 1
+            suffix = f"{slug}-{number}"
+        found.append(suffix)
+    return found or [""]
 
 
 def in_one_process(settings: Settings) -> bool:
@@ -94,7 +129,9 @@ def in_one_process(settings: Settings) -> bool:
         transport = available_transport()
     if transport != "memory":
         return False
-    if max(settings.encoder.replicas, settings.decoder.replicas, settings.router.replicas) > 1:
+    each = settings.by_model().values()
+    workers = max(max(one.encoder.replicas, one.decoder.replicas) for one in each)
+    if max(workers, settings.router.replicas) > 1:
         raise ConfigurationError(
             "the 'memory' transport keeps router, encoder and decoder in one process, so there "
             "can be one of each; several need NIXL, which has wheels for Linux"
@@ -171,11 +208,14 @@ class ColocatedRouter:
         _, recorder = start_replica("router", settings, build, ROUTER_METRICS)
         self._settings = settings
         self._parts = AsyncExitStack()
-        self._pipeline = await self._parts.enter_async_context(local_pipeline(settings, recorder))
+        models = []
+        for name, own in settings.by_model().items():
+            pipeline = await self._parts.enter_async_context(local_pipeline(own, recorder))
+            models.append(served_model(settings, name, pipeline))
+        self._registry = ModelRegistry(models)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        model = served_model(self._settings, self._pipeline.tokenizer)
-        return create_app(self._pipeline, self._settings.router, model, echo_request_id=False)
+        return create_app(self._registry, self._settings.router, echo_request_id=False)
 
     async def __del__(self) -> None:
         if hasattr(self, "_parts"):

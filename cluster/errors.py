@@ -8,6 +8,7 @@
     ├── AuthenticationError               401
     ├── ModelNotFoundError                404
     ├── PayloadTooLargeError              413
+    ├── RateLimitError                    429   with Retry-After
     ├── OverloadedError                   503   with Retry-After
     ├── DeadlineExceededError             504
     ├── ConfigurationError                500   raised at start: settings, checkpoint, platform
@@ -113,6 +114,15 @@ class ModelNotFoundError(SplitscribeError):
 class PayloadTooLargeError(SplitscribeError):
     status = 413
     should_retry = False
+
+
+class RateLimitError(SplitscribeError):
+    """This client has as many requests running as it may; others still come in."""
+
+    status = 429
+    type = "requests"
+    default_code = "rate_limit_exceeded"
+    should_retry = True
 
 
 class OverloadedError(SplitscribeError):

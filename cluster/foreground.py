@@ -19,7 +19,8 @@ def serve_foreground(settings: Settings, ray_address: str | None, console: Conso
     Raises:
         ConfigurationError, CheckpointError: before or while starting.
     """
-    open_checkpoint(settings.model)  # a wrong model is told now, not by a replica's log
+    for own in settings.by_model().values():
+        open_checkpoint(own.model)  # a wrong model is told now, not by a replica's log
     stop = threading.Event()
 
     def on_signal(number: int, frame: FrameType | None) -> None:
@@ -41,7 +42,7 @@ def serve_foreground(settings: Settings, ray_address: str | None, console: Conso
                 f"  dashboard  {cluster.dashboard_url}  (its token: ray get-auth-token)",
                 markup=False,
             )
-        console.print(f"  try        {curl_line(cluster.url, settings)}", markup=False)
+        console.print(f"  try        {curl_line(cluster.url, cluster.settings)}", markup=False)
         stop.wait()
 
 

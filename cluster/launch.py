@@ -26,7 +26,7 @@ import httpx
 
 from cluster.build import build_id, package_root
 from cluster.errors import ConfigurationError
-from cluster.settings import Settings
+from cluster.settings import Settings, read_api_keys
 
 APP_NAME = "splitscribe"
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # one upload crosses proxy -> router in such messages
@@ -59,23 +59,37 @@ class RunningCluster:
 
 
 def resolve_settings(settings: Settings) -> Settings:
-    """Fill in what must be the same in every process: key, port, absolute model path.
+    """Fill in what must be the same in every process: keys, port, absolute model paths.
 
     Raises:
-        ConfigurationError: the port is taken.
+        ConfigurationError: the port is taken, or the file of API keys cannot be read.
     """
-    model = settings.model
-    if Path(model).expanduser().is_dir():
-        model = str(Path(model).expanduser().resolve())
-    port = settings.router.port or _free_port(settings.router.host)
-    _check_port(settings.router.host, port)
+    router = settings.router
+    port = router.port or _free_port(router.host)
+    _check_port(router.host, port)
+    keys = router.api_key
+    if router.api_key_file is not None:
+        keys = (*keys, *read_api_keys(router.api_key_file))
+    models = {
+        name: one.model_copy(update={"model": _absolute(one.model)})
+        for name, one in settings.models.items()
+    }
     return settings.model_copy(
         update={
-            "model": model,
+            "model": _absolute(settings.model),
+            "models": models,
             "cluster_key": settings.cluster_key or secrets.token_hex(32),
-            "router": settings.router.model_copy(update={"port": port}),
+            "router": router.model_copy(
+                update={"port": port, "api_key": keys, "api_key_file": None}
+            ),
         }
     )
+
+
+def _absolute(model: str) -> str:
+    """The model's folder, if it is one, from wherever a process looks."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else model
 
 
 @contextmanager

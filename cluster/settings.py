@@ -10,10 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from cluster.errors import ConfigurationError
 
@@ -23,6 +30,17 @@ BUNDLED_MODEL = "demo"
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 Transport = Literal["auto", "nixl", "memory"]
+LIST_VARIABLES = ("served_model_names", "api_key", "cors_origins")  # texts with commas
+
+
+def _as_tuple(value: Any) -> Any:
+    """Let one text stand for a list of one, and an empty one for none."""
+    if value is None or value == "":
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 
 
 class _Frozen(BaseModel):
@@ -34,7 +52,18 @@ class RouterSettings(_Frozen):
 
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
-    api_key: str | None = Field(None, description="bearer key that clients must send")
+    api_key: Texts = Field(
+        (), repr=False, description="bearer keys, one of which clients must send; a text or a list"
+    )
+    api_key_file: Path | None = Field(
+        None, description="more of them: a file with one per line, # begins a comment"
+    )
+    max_requests_per_key: int = Field(
+        0, ge=0, description="requests of one key at once, per router; above it 429; 0: no limit"
+    )
+    cors_origins: Texts = Field(
+        (), description="web origins whose pages may call the API, or '*'; empty: none"
+    )
     replicas: int = Field(1, ge=1, description="router replicas")
     max_upload_bytes: int = Field(26_214_400, ge=1, description="largest upload, in bytes")
     max_audio_s: float = Field(4 * 3600.0, gt=0, description="longest audio, in seconds")
@@ -50,6 +79,12 @@ class RouterSettings(_Frozen):
     deadline_factor: float = Field(1.0, gt=0, description="seconds per second of audio")
     max_deadline_s: float = Field(600.0, gt=0, description="most time a request gets")
     max_attempts: int = Field(8, ge=1, description="tries of one window on failing workers")
+
+    @model_validator(mode="after")
+    def _limit_needs_keys(self) -> RouterSettings:
+        if self.max_requests_per_key and not self.api_key and not self.api_key_file:
+            raise ValueError("max_requests_per_key needs api_key or api_key_file")
+        return self
 
 
 class EncoderSettings(_Frozen):
@@ -77,12 +112,24 @@ class DecoderSettings(_Frozen):
     fetch_timeout_s: float = Field(10.0, gt=0, description="longest READ of one window's KV")
 
 
+class ModelSettings(_Frozen):
+    """One of several models. What `encoder` and `decoder` leave out is as for all of them."""
+
+    model: str = Field(description="'demo' (bundled), a folder, or a Hub id")
+    aliases: Texts = Field((), description="further names that clients may use")
+    encoder: EncoderSettings = EncoderSettings()
+    decoder: DecoderSettings = DecoderSettings()
+
+
 class Settings(_Frozen):
     """Everything one cluster needs."""
 
     model: str = Field(BUNDLED_MODEL, description="'demo' (bundled), a folder, or a Hub id")
-    served_model_names: tuple[str, ...] = Field(
+    served_model_names: Texts = Field(
         (), description="names that clients may use; default: the model's own"
+    )
+    models: Mapping[str, ModelSettings] = Field(
+        {}, description="several models in place of one: NAME: {model, aliases, encoder, decoder}"
     )
     transport: Transport = Field(
         "auto", description="how KV moves between workers: auto, nixl or memory"
@@ -97,6 +144,66 @@ class Settings(_Frozen):
     router: RouterSettings = RouterSettings()
     encoder: EncoderSettings = EncoderSettings()
     decoder: DecoderSettings = DecoderSettings()
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> Settings:
+        if self.models and self.model_fields_set & {"model", "served_model_names"}:
+            raise ValueError("give either model (and served_model_names) or models, not both")
+        names = [name for key, one in self.models.items() for name in (key, *one.aliases)]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two of the models are called {min(twice)!r}")
+        return self
+
+    def by_model(self) -> dict[str, Settings]:
+        """The settings of each model as if it were alone, by its first name; the default first."""
+        if not self.models:
+            names = self.served_model_names or (_default_name(self.model),)
+            return {names[0]: self.model_copy(update={"served_model_names": names})}
+        return {
+            name: self.model_copy(
+                update={
+                    "model": one.model,
+                    "served_model_names": (name,),
+                    "models": {},
+                    "encoder": _overridden(self.encoder, one.encoder),
+                    "decoder": _overridden(self.decoder, one.decoder),
+                }
+            )
+            for name, one in self.models.items()
+        }
+
+    def aliases_of(self, name: str) -> tuple[str, ...]:
+        """Further names of the model called `name`."""
+        return self.models[name].aliases if name in self.models else ()
+
+
+RoleSettings = TypeVar("RoleSettings", EncoderSettings, DecoderSettings)
+
+
+def _overridden(usual: RoleSettings, own: RoleSettings) -> RoleSettings:
+    return usual.model_copy(update=own.model_dump(exclude_unset=True))
+
+
+def _default_name(model: str) -> str:
+    """What a model is called when nobody named it: its Hub id, or its folder's name."""
+    path = Path(model)
+    return path.name if path.is_absolute() else model
+
+
+def read_api_keys(file: Path) -> tuple[str, ...]:
+    """The keys of a file: one per line; blank lines and what follows a # do not count.
+
+    Raises:
+        ConfigurationError: it cannot be read, or holds none.
+    """
+    try:
+        lines = file.expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read API keys from {file}: {error}") from error
+    keys = tuple(key for line in lines if (key := line.partition("#")[0].strip()))
+    if not keys:
+        raise ConfigurationError(f"there is no API key in {file}")
+    return keys
 
 
 def load_settings(
@@ -149,8 +256,9 @@ def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
         node = nested
         for part in path[:-1]:
             node = node.setdefault(part, {})
-        is_list = path[-1] == "served_model_names"
-        node[path[-1]] = tuple(value.split(",")) if is_list else value
+        is_list = path[-1] in LIST_VARIABLES
+        texts = tuple(text.strip() for text in value.split(",") if text.strip())
+        node[path[-1]] = texts if is_list else value
     return nested
 
 
@@ -177,5 +285,8 @@ def _explain(error: ValidationError) -> str:
     lines = []
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
-        lines.append(f"{where}: {item['msg']} (got {item.get('input')!r})")
+        came = item.get("input")
+        # A mapping may hold keys, which must not end up in a log.
+        got = "" if isinstance(came, Mapping | BaseModel) else f" (got {came!r})"
+        lines.append(f"{where}: {item['msg']}{got}" if where else f"{item['msg']}{got}")
     return "settings do not fit: " + "; ".join(lines)

@@ -1,4 +1,4 @@
-"""The router's Serve replica: FastAPI in front, handles to both pools behind.
+"""The router's Serve replica: FastAPI in front, handles to the pools of every model behind.
 
 Builds the parts and wires them; all behaviour is in them. `__serve_build_asgi_app__` is Serve's
 hook for an application that is made inside the replica.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
@@ -20,7 +20,7 @@ from cluster.replica import start_replica
 from cluster.settings import Settings
 from router.audio import AudioPool
 from router.clients import ServePool
-from router.models import ServedModel
+from router.models import ModelRegistry, ServedModel
 from router.pipeline import TranscriptionPipeline
 from router.routes import create_app
 
@@ -31,40 +31,45 @@ class Router:
     """Serve deployment class of the HTTP front."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: Settings, build: str, encoders: Any, decoders: Any
+        self,
+        settings: Settings,
+        build: str,
+        encoders: Mapping[str, Any],
+        decoders: Mapping[str, Any],
     ) -> None:
+        """`encoders`, `decoders`: handles by the names of `settings.by_model()`."""
         _, recorder = start_replica("router", settings, build, ROUTER_METRICS)
         self._settings = settings
-        checkpoint = await asyncio.to_thread(open_checkpoint, settings.model, weights=False)
-        tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
         self._audio = AudioPool(settings.router)
         await self._audio.start()
-        self._pipeline = TranscriptionPipeline(
-            self._audio,
-            ServePool(encoders),
-            ServePool(decoders),
-            tokenizer,
-            settings.router,
-            recorder,
-        )
-        self._model = served_model(settings, tokenizer)
-        logger.info("ready: model %s as %s", checkpoint.name, ", ".join(self._model.names))
+        models = []
+        for name, own in settings.by_model().items():
+            checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
+            pipeline = TranscriptionPipeline(
+                self._audio,
+                ServePool(encoders[name]),
+                ServePool(decoders[name]),
+                WhisperTokenizer.from_checkpoint(checkpoint),
+                settings.router,
+                recorder,
+            )
+            models.append(served_model(settings, name, pipeline))
+            logger.info("ready: model %s as %s", checkpoint.name, name)
+        self._registry = ModelRegistry(models)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._pipeline, self._settings.router, self._model, echo_request_id=False)
+        return create_app(self._registry, self._settings.router, echo_request_id=False)
 
     async def __del__(self) -> None:
         if hasattr(self, "_audio"):
             await self._audio.close()
 
 
-def served_model(settings: Settings, tokenizer: WhisperTokenizer) -> ServedModel:
-    """What clients may call the model, and which languages it knows."""
-    names = settings.served_model_names or (_default_name(settings.model),)
-    return ServedModel(names=names, languages=tokenizer.languages)
-
-
-def _default_name(model: str) -> str:
-    """What a model is called when nobody named it: its Hub id, or its folder's name."""
-    path = Path(model)
-    return path.name if path.is_absolute() else model
+def served_model(settings: Settings, name: str, pipeline: TranscriptionPipeline) -> ServedModel:
+    """The model called `name` in `settings.by_model()`: what clients may call it, and more."""
+    return ServedModel(
+        names=settings.by_model()[name].served_model_names,
+        languages=pipeline.tokenizer.languages,
+        pipeline=pipeline,
+        aliases=settings.aliases_of(name),
+    )

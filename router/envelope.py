@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -18,17 +19,27 @@ from cluster.errors import AuthenticationError, InvalidRequestError, Splitscribe
 
 logger = logging.getLogger(__name__)
 
+RETRY_AFTER_S = 1.0  # where a 429 or 503 does not say it better
+
 
 def error_response(error: SplitscribeError) -> JSONResponse:
     """The answer that `error` becomes: body, status, and what tells clients whether to retry."""
-    return _envelope(
-        error.status,
-        message=error.message,
-        kind=error.type,
-        param=error.param,
-        code=error.code,
-        headers=_retry_headers(error),
-    )
+    return JSONResponse(error_body(error), error.status, _retry_headers(error))
+
+
+def error_body(error: SplitscribeError) -> dict[str, Any]:
+    """The envelope of `error`, for an answer or for an event of a stream."""
+    return _body(error.message, error.type, error.param, error.code)
+
+
+class UnexpectedError(SplitscribeError):
+    """A bug of ours; says nothing of its nature to the client."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(
+            f"The server had an error while processing your request. If you report it, "
+            f"give this request id: {request_id}"
+        )
 
 
 def install_error_handlers(app: FastAPI) -> None:
@@ -69,7 +80,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code < 500:
         headers["x-should-retry"] = "false"
-    return _envelope(error.status_code, message=message, kind=kind, code=code, headers=headers)
+    return JSONResponse(_body(message, kind, None, code), error.status_code, headers)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
@@ -83,21 +94,15 @@ def _retry_headers(error: SplitscribeError) -> dict[str, str]:
     headers = {}
     if error.should_retry is not None:
         headers["x-should-retry"] = "true" if error.should_retry else "false"
-    if error.retry_after_s is not None:
-        headers["retry-after"] = str(max(1, math.ceil(error.retry_after_s)))
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.status in (429, 503):
+        retry_after_s = RETRY_AFTER_S
+    if retry_after_s is not None:
+        headers["retry-after"] = str(max(1, math.ceil(retry_after_s)))
     if isinstance(error, AuthenticationError):
         headers["www-authenticate"] = "Bearer"
     return headers
 
 
-def _envelope(
-    status: int,
-    *,
-    message: str,
-    kind: str,
-    param: str | None = None,
-    code: str | None = None,
-    headers: dict[str, str] | None = None,
-) -> JSONResponse:
-    body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
-    return JSONResponse(body, status, headers)
+def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

@@ -15,9 +15,8 @@ import uuid
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.errors import SplitscribeError
 from cluster.logs import request_scope
-from router.envelope import error_response
+from router.envelope import UnexpectedError, error_response
 
 logger = logging.getLogger(__name__)
 
@@ -58,20 +57,10 @@ class RequestMiddleware:
                 logger.exception("%s %s failed", scope["method"], scope["path"])
                 if has_answered:
                     raise  # the server cuts the connection, so that nobody takes it for whole
-                await error_response(_UnexpectedError(request_id))(scope, receive, send_stamped)
+                await error_response(UnexpectedError(request_id))(scope, receive, send_stamped)
 
 
 def accept_request_id(sent: str | None) -> str:
     """The client's id without characters that could forge a log line, or a new one."""
     cleaned = _NOT_IN_IDS.sub("", sent or "")[:MAX_REQUEST_ID]
     return cleaned or f"req_{uuid.uuid4().hex}"
-
-
-class _UnexpectedError(SplitscribeError):
-    """A bug of ours; says nothing of its nature to the client."""
-
-    def __init__(self, request_id: str) -> None:
-        super().__init__(
-            f"The server had an error while processing your request. If you report it, "
-            f"give this request id: {request_id}"
-        )

@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 
 from router.routes import create_app
-from tests.unit.router.fakes import MODEL, FakePipeline, client_of, make_settings
+from tests.unit.router.fakes import FakePipeline, client_of, make_registry, make_settings
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def pipeline() -> FakePipeline:
 
 @pytest.fixture
 def app(pipeline: FakePipeline, tmp_path: Path) -> FastAPI:
-    return create_app(pipeline, make_settings(), MODEL, spool_dir=tmp_path)
+    return create_app(make_registry(pipeline), make_settings(), spool_dir=tmp_path)
 
 
 @pytest.fixture

@@ -14,21 +14,27 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from cluster.messages import WorkerStatus
+from cluster.messages import Task, WorkerStatus
 from cluster.settings import RouterSettings
-from router.gather import Segment, Transcript
-from router.models import ServedModel
-from router.schemas import ErrorResponse, TranscriptionParams
+from router.gather import Segment, TokenLogprob, Transcript
+from router.models import ModelRegistry, ServedModel
+from router.responses import ErrorResponse
+from router.schemas import TranscriptionParams
 from router.seams import (
     HealthReport,
+    Pipeline,
     PipelineResult,
     PoolHealth,
     RequestContext,
     StageTimings,
+    Update,
 )
+from router.words import Word
 
-MODEL = ServedModel(("openai/whisper-large-v3", "demo"), ("en", "de", "ja"), created=1_700_000_000)
+NAMES = ("openai/whisper-large-v3", "demo")
+LANGUAGES = ("en", "de", "ja")
 URL = "/v1/audio/transcriptions"
+TRANSLATIONS_URL = "/v1/audio/translations"
 AUDIO = b"RIFF....WAVE"
 MODEL_FORM = {"model": "whisper-1"}
 LIMIT = 200_000  # bytes of the largest upload in these tests
@@ -57,12 +63,37 @@ def make_segment(index: int = 0, text: str = " Hello there.", start: float = 0.0
         avg_logprob=-0.25,
         compression_ratio=0.7,
         no_speech_prob=0.01,
+        words=make_words(text, start),
     )
 
 
-def make_transcript(*texts: str, duration_s: float = 8.47) -> Transcript:
+def make_words(text: str, start: float) -> tuple[Word, ...]:
+    """One word per half second, each with its leading space."""
+    return tuple(
+        Word(start + 0.5 * i, start + 0.5 * (i + 1), f" {word}", 0.9)
+        for i, word in enumerate(text.split())
+    )
+
+
+def make_transcript(
+    *texts: str, duration_s: float = 8.47, task: Task = "transcribe", language: str = "en"
+) -> Transcript:
     segments = tuple(make_segment(i, text, 2.0 * i) for i, text in enumerate(texts))
-    return Transcript("transcribe", "en", duration_s, "".join(texts).strip(), segments)
+    return Transcript(task, language, duration_s, "".join(texts).strip(), segments)
+
+
+def make_updates(transcript: Transcript) -> list[Update]:
+    """One per segment, as the pipeline gives them: joined texts are the transcript's."""
+    updates = []
+    for i, segment in enumerate(transcript.segments):
+        text = segment.text if i else segment.text.lstrip()
+        logprob = TokenLogprob(segment.text, -0.5, tuple(segment.text.encode()))
+        updates.append(Update(text, (segment,), (logprob,)))
+    return updates
+
+
+def make_registry(pipeline: Pipeline, languages: tuple[str, ...] = LANGUAGES) -> ModelRegistry:
+    return ModelRegistry([ServedModel(NAMES, languages, pipeline, created=1_700_000_000)])
 
 
 def make_settings(**changes: Any) -> RouterSettings:
@@ -70,7 +101,10 @@ def make_settings(**changes: Any) -> RouterSettings:
 
 
 class FakePipeline:
-    """Answers at once, raises `error`, or, while `hold` is set, works until cancelled."""
+    """Answers at once, raises `error`, or, while `hold` is set, works until cancelled.
+
+    `n_updates`: how many updates it tells before that, if not all; None: it finds no audio.
+    """
 
     def __init__(self) -> None:
         self.uploads: list[bytes] = []
@@ -78,11 +112,13 @@ class FakePipeline:
         self.params: list[TranscriptionParams] = []
         self.contexts: list[RequestContext] = []
         self.error: BaseException | None = None
+        self.n_updates: int | None = None
         self.hold = False
         self.started = threading.Event()
         self.cancelled = threading.Event()
         self.health_error: Exception | None = None
         self.ready = True
+        self.language = "en"
         self.texts: tuple[str, ...] = (" Hello there.", " General.")
 
     async def transcribe(
@@ -93,6 +129,14 @@ class FakePipeline:
         self.params.append(params)
         self.contexts.append(context)
         self.started.set()
+        transcript = make_transcript(*self.texts, task=params.task, language=self.language)
+        updates = make_updates(transcript)
+        stops = self.hold or self.error is not None
+        if not stops or self.n_updates is not None:
+            context.found_audio(transcript.duration_s)
+        for update in updates[: self.n_updates or 0] if stops else updates:
+            context.update(update)
+            await asyncio.sleep(0)
         if self.error is not None:
             raise self.error
         try:
@@ -101,7 +145,7 @@ class FakePipeline:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        return PipelineResult(make_transcript(*self.texts), TIMINGS)
+        return PipelineResult(transcript, TIMINGS)
 
     async def health(self) -> HealthReport:
         if self.health_error is not None:
@@ -117,8 +161,10 @@ def client_of(app: FastAPI) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test")
 
 
-async def post(client: httpx.AsyncClient, content: bytes = AUDIO, **form: Any) -> httpx.Response:
-    return await client.post(URL, data={**MODEL_FORM, **form}, files={"file": ("a.wav", content)})
+async def post(
+    client: httpx.AsyncClient, content: bytes = AUDIO, url: str = URL, **form: Any
+) -> httpx.Response:
+    return await client.post(url, data={**MODEL_FORM, **form}, files={"file": ("a.wav", content)})
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:

@@ -22,12 +22,12 @@ from router.routes import create_app
 from tests.unit.router.fakes import (
     AUDIO,
     LIMIT,
-    MODEL,
     MODEL_FORM,
     URL,
     FakePipeline,
     client_of,
     error_of,
+    make_registry,
     make_settings,
     post,
 )
@@ -170,7 +170,7 @@ async def test_a_pipeline_that_outlives_its_deadline_is_cancelled(
     monkeypatch.setattr("router.supervise.GRACE_S", 0.0)
     pipeline.hold = True
     settings = make_settings(min_deadline_s=0.05, max_deadline_s=0.05)
-    async with client_of(create_app(pipeline, settings, MODEL)) as client:
+    async with client_of(create_app(make_registry(pipeline), settings)) as client:
         answer = await post(client)
     assert (answer.status_code, error_of(answer)["code"]) == (504, "deadline_exceeded")
     assert pipeline.cancelled.is_set()
@@ -179,7 +179,7 @@ async def test_a_pipeline_that_outlives_its_deadline_is_cancelled(
 async def test_too_much_pending_audio_is_refused_before_the_upload_is_read(
     pipeline: FakePipeline,
 ) -> None:
-    app = create_app(pipeline, make_settings(max_pending_audio_s=1.0), MODEL)
+    app = create_app(make_registry(pipeline), make_settings(max_pending_audio_s=1.0))
     pipeline.hold = True
     async with client_of(app) as client:
         first = asyncio.create_task(post(client, bytes(20_000)))
@@ -214,7 +214,7 @@ async def test_wrong_methods_are_in_the_envelope(client: httpx.AsyncClient) -> N
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/demo", URL])
 async def test_the_api_key_is_needed_where_one_is_set(path: str, pipeline: FakePipeline) -> None:
-    app = create_app(pipeline, make_settings(api_key="schlüssel"), MODEL)
+    app = create_app(make_registry(pipeline), make_settings(api_key="schlüssel"))
     async with client_of(app) as client:
         method = "POST" if path == URL else "GET"
         key = "Bearer schlüssel".encode()

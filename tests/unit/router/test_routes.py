@@ -12,11 +12,12 @@ import pytest
 from router.routes import create_app
 from tests.unit.router.fakes import (
     AUDIO,
-    MODEL,
     MODEL_FORM,
+    NAMES,
     URL,
     FakePipeline,
     client_of,
+    make_registry,
     make_settings,
     post,
 )
@@ -77,7 +78,7 @@ async def test_the_spool_file_lives_exactly_as_long_as_the_work(
 async def test_models(client: httpx.AsyncClient) -> None:
     listing = (await client.get("/v1/models")).json()
     assert listing["object"] == "list"
-    assert [model["id"] for model in listing["data"]] == list(MODEL.names)
+    assert [model["id"] for model in listing["data"]] == list(NAMES)
     assert listing["data"][0] == {
         "id": "openai/whisper-large-v3",
         "object": "model",
@@ -146,7 +147,7 @@ async def test_every_answer_has_an_id_of_its_own(client: httpx.AsyncClient) -> N
 
 
 async def test_the_id_can_be_left_to_a_proxy(pipeline: FakePipeline) -> None:
-    app = create_app(pipeline, make_settings(), MODEL, echo_request_id=False)
+    app = create_app(make_registry(pipeline), make_settings(), echo_request_id=False)
     async with client_of(app) as client:
         answer = await client.get("/health", headers={"x-request-id": "a"})
     assert "x-request-id" not in answer.headers

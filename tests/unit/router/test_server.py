@@ -20,8 +20,9 @@ from cluster.errors import OverloadedError
 from router.routes import create_app
 from tests.unit.router.fakes import (
     LIMIT,
-    MODEL,
+    NAMES,
     FakePipeline,
+    make_registry,
     make_settings,
     running_server,
     wait_until,
@@ -43,7 +44,7 @@ def seen() -> list[Headers]:
 
 @pytest.fixture
 def url(pipeline: FakePipeline, tmp_path: Path, seen: list[Headers]) -> Iterator[str]:
-    app = create_app(pipeline, make_settings(api_key="key"), MODEL, spool_dir=tmp_path)
+    app = create_app(make_registry(pipeline), make_settings(api_key="key"), spool_dir=tmp_path)
 
     async def recording(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -147,7 +148,7 @@ def test_the_sdk_sees_413_for_uploads_over_the_limit(
 
 def test_the_sdk_finds_models_with_a_slash(client: openai.OpenAI) -> None:
     assert client.models.retrieve("openai/whisper-large-v3").id == "openai/whisper-large-v3"
-    assert [model.id for model in client.models.list()] == list(MODEL.names)
+    assert [model.id for model in client.models.list()] == list(NAMES)
 
 
 def test_the_sdk_retries_an_overload_and_nothing_deterministic(

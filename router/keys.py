@@ -1,0 +1,70 @@
+"""API keys: who may come in, and how many requests each key may have at once.
+
+Keys are compared as digests, each in constant time and all of them every time, so that the time
+of an answer tells nothing about them; they are never logged. Each router replica counts for
+itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from cluster.errors import AuthenticationError, RateLimitError
+
+RETRY_AFTER_S = 1.0
+
+
+class KeyRing:
+    """The keys of one router. Without any, everyone may come in. Used by one event loop."""
+
+    def __init__(self, keys: Sequence[str], max_requests: int = 0) -> None:
+        """`max_requests`: of one key at once; 0 sets no limit."""
+        self._digests = [_digest(key.encode()) for key in keys]
+        self._max_requests = max_requests
+        self._running = [0] * len(keys)
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def owner(self, sent: bytes | None) -> int:
+        """Number of the key that a client sent.
+
+        Raises:
+            AuthenticationError: it sent none, or one that is not here.
+        """
+        if sent is None:
+            raise AuthenticationError("no API key came; send 'Authorization: Bearer <key>'")
+        digest = _digest(sent)
+        equal = [hmac.compare_digest(digest, known) for known in self._digests]
+        if True not in equal:
+            raise AuthenticationError("the API key is not right")
+        return equal.index(True)
+
+    @contextmanager
+    def request_of(self, owner: int | None) -> Iterator[None]:
+        """Count a request while it runs; `owner` is None where there are no keys.
+
+        Raises:
+            RateLimitError: the key has as many as it may.
+        """
+        if owner is None:
+            yield
+            return
+        if self._max_requests and self._running[owner] >= self._max_requests:
+            raise RateLimitError(
+                f"This API key has {self._running[owner]} requests running, of at most "
+                f"{self._max_requests} at once. Please try again when one has ended.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._running[owner] += 1
+        try:
+            yield
+        finally:
+            self._running[owner] -= 1
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
