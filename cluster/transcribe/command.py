@@ -1,14 +1,14 @@
 """The flags of `splitscribe transcribe`, which are openai/whisper's and a few more, as a `Job`.
 
-What cannot work together is refused here, before a model is loaded. What the work needs is
-imported only when there is some: `--help` stays quick.
+Flags that say how to transcribe become the fields of the HTTP API and are checked by its rules,
+in this process as for a server, so that both mean the same. All is refused before a model is
+loaded. What the work needs is imported only when there is some: `--help` stays quick.
 """
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from enum import StrEnum
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,11 +16,12 @@ import typer
 from rich.console import Console
 
 from cluster.errors import InvalidRequestError
-from cluster.transcribe.flags import SWITCH, Switch, number
+from cluster.transcribe.flags import SWITCH, Switch, optional_int, optional_text
 
 if TYPE_CHECKING:
-    from cluster.transcribe.job import Job
-    from router.schemas import SequentialOptions
+    from cluster.transcribe.job import Form, Job, Place
+    from router.schemas import TranscriptionParams
+    from router.subtitles import CueOptions
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -28,7 +29,8 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 FORMATS = ("txt", "vtt", "srt", "tsv", "json")
 DEFAULT_JOBS = 4
 INTERRUPTED = 130  # the shell's status after Ctrl-C
-FALLBACK_STEP = 0.2  # between temperatures
+FALLBACK_STEP = "0.2"  # between the server's temperatures
+RATIO, LOGPROB, NO_SPEECH = "2.4", "-1.0", "0.6"  # `QualityGates`' thresholds
 
 SPEECH, PLACE, OUTPUT = "What is said", "Where the work is done", "What is written"
 SEARCH, AGAIN, LONG = "How text is found", "When a window is tried again", "How long files are read"
@@ -61,9 +63,18 @@ def _switch(panel: str, text: str) -> Any:
     return _flag(panel, text, case_sensitive=False, metavar=SWITCH)
 
 
-def _number(panel: str, text: str, kind: Any, **bounds: float) -> Any:
-    metavar = "INT" if kind is int else "FLOAT"
-    return _flag(panel, text, parser=number(kind, **bounds), metavar=metavar)
+def _number(panel: str, text: str) -> Any:
+    """A field of the API, which checks it; "None" is as if it had not been said."""
+    return _flag(panel, text, metavar="NUMBER", parser=optional_text)
+
+
+def _threshold(text: str) -> Any:
+    """A field of the API, too; "None" turns it off."""
+    return _flag(AGAIN, text, metavar="NUMBER|None")
+
+
+def _limit(text: str) -> Any:
+    return _flag(OUTPUT, text, metavar="INT", parser=optional_int)
 
 
 def transcribe(
@@ -94,15 +105,11 @@ def transcribe(
     highlight_words: Annotated[
         Switch, _switch(OUTPUT, "underline each word as it is spoken (srt, vtt)")
     ] = Switch.false,
-    max_line_width: Annotated[
-        int | None, _number(OUTPUT, "characters in a line of a subtitle", int, least=1)
-    ] = None,
+    max_line_width: Annotated[int | None, _limit("characters in a line of a subtitle")] = None,
     max_line_count: Annotated[
-        int | None, _number(OUTPUT, "lines in a subtitle, with --max-line-width", int, least=1)
+        int | None, _limit("lines in a subtitle, with --max-line-width")
     ] = None,
-    max_words_per_line: Annotated[
-        int | None, _number(OUTPUT, "words in a subtitle", int, least=1)
-    ] = None,
+    max_words_per_line: Annotated[int | None, _limit("words in a subtitle")] = None,
     decoding: Annotated[
         DecodingChoice,
         _flag(
@@ -127,50 +134,42 @@ def transcribe(
         ),
     ] = None,
     hallucination_silence_threshold: Annotated[
-        float | None,
+        str | None,
         _number(
             LONG,
             "sequential: skip silence longer than this many seconds around what may be made up",
-            float,
-            least=0,
         ),
     ] = None,
     temperature: Annotated[
-        float, _flag(SEARCH, "0 takes the likeliest token, above it samples", min=0, max=1)
-    ] = 0.0,
+        str, _number(SEARCH, "0 takes the likeliest token; up to 1, samples")
+    ] = "0",
     beam_size: Annotated[
-        int | None, _number(SEARCH, "beams at temperature 0 \\[1: greedy]", int, least=1, most=16)
+        str | None, _number(SEARCH, "beams at temperature 0 \\[1: greedy]")
     ] = None,
     patience: Annotated[
-        float | None, _number(SEARCH, "with --beam-size: how long beams go on \\[1]", float)
+        str | None, _number(SEARCH, "with --beam-size: how long beams go on \\[1]")
     ] = None,
-    best_of: Annotated[
-        int | None, _number(SEARCH, "candidates above temperature 0 \\[1]", int, least=1, most=16)
-    ] = None,
+    best_of: Annotated[str | None, _number(SEARCH, "candidates above temperature 0 \\[1]")] = None,
     length_penalty: Annotated[
-        float | None,
-        _number(SEARCH, "rank beams by Google's formula; omitted: by mean", float, least=0, most=1),
+        str | None, _number(SEARCH, "rank candidates by Google's formula; omitted: by mean")
     ] = None,
-    seed: Annotated[
-        int | None, _number(SEARCH, "the same seed samples the same text", int, least=0)
-    ] = None,
+    seed: Annotated[str | None, _number(SEARCH, "the same seed samples the same text")] = None,
     temperature_increment_on_fallback: Annotated[
-        float | None,
-        _number(AGAIN, "from temperature 0 on, go up by this; None: never try again", float),
+        str, _threshold("from temperature 0, go up by this to 1; None: never try again")
     ] = FALLBACK_STEP,
     compression_ratio_threshold: Annotated[
-        float | None, _number(AGAIN, "above it, text repeats itself; None: off", float)
-    ] = 2.4,
+        str, _threshold("above it, text repeats itself; None: off")
+    ] = RATIO,
     logprob_threshold: Annotated[
-        float | None, _number(AGAIN, "below it, the model is unsure; None: off", float)
-    ] = -1.0,
+        str, _threshold("below it, the model is unsure; None: off")
+    ] = LOGPROB,
     no_speech_threshold: Annotated[
-        float | None, _number(AGAIN, "above it, what is unsure is silence; None: off", float)
-    ] = 0.6,
+        str, _threshold("above it, what is unsure is silence; None: off")
+    ] = NO_SPEECH,
     device: Annotated[str, _flag(PLACE, "auto, cpu or cuda")] = "auto",
     threads: Annotated[int, _flag(PLACE, "torch threads; 0: every core", min=0)] = 0,
     fp16: Annotated[
-        Switch | None, _switch(PLACE, "False: compute in float32; omitted: as the device likes")
+        Switch | None, _switch(PLACE, "False: compute in float32; else as the device likes")
     ] = None,
     jobs: Annotated[int, _flag(PLACE, "files in work at a time", min=1)] = DEFAULT_JOBS,
     server: Annotated[
@@ -191,66 +190,60 @@ def transcribe(
 
     splitscribe transcribe talk.mp3 --server http://127.0.0.1:8000
     """
-    from cluster.messages import QualityGates
     from cluster.transcribe.job import Job, Place
-    from router.schemas import TranscriptionParams
     from router.subtitles import CueOptions
 
-    is_sequential = decoding is DecodingChoice.sequential
-    sequential = {
-        "condition_on_previous_text": _optional(condition_on_previous_text),
-        "carry_initial_prompt": _optional(carry_initial_prompt),
-        "clip_timestamps": _clips(clip_timestamps),
-        "hallucination_silence_threshold": hallucination_silence_threshold,
-    }
-    params = TranscriptionParams(
-        model=model,
-        language=_language(language),
-        prompt=initial_prompt or None,
-        hotwords=hotwords or None,
-        temperature=temperature,
-        fallback=_falls_back(temperature_increment_on_fallback),
-        seed=seed,
-        response_format="verbose_json",
-        task=task.value,
-        words=bool(word_timestamps),
-        decoding=decoding.value,
-        sequential=_sequential(is_sequential, sequential),
-        beam_size=beam_size or 1,
-        patience=1.0 if patience is None else patience,
-        best_of=best_of or 1,
-        length_penalty=length_penalty,
-        gates=QualityGates(
-            compression_ratio_threshold,
-            logprob_threshold,
-            no_speech_threshold,
-            keep="last" if is_sequential else "best",
-        ),
+    form = _form(
+        {
+            "language": language,
+            "prompt": initial_prompt,
+            "hotwords": hotwords,
+            "seed": seed,
+            "temperature": None if temperature == "0" else temperature,
+            "fallback": _fallback(temperature_increment_on_fallback),
+            "beam_size": beam_size,
+            "patience": patience,
+            "best_of": best_of,
+            "length_penalty": length_penalty,
+            "compression_ratio_threshold": _changed(compression_ratio_threshold, RATIO),
+            "logprob_threshold": _changed(logprob_threshold, LOGPROB),
+            "no_speech_threshold": _changed(no_speech_threshold, NO_SPEECH),
+        }
     )
+    following = _form(
+        {
+            "condition_on_previous_text": condition_on_previous_text,
+            "carry_initial_prompt": carry_initial_prompt,
+            "clip_timestamps": None if clip_timestamps == "0" else clip_timestamps,
+            "hallucination_silence_threshold": hallucination_silence_threshold,
+        }
+    )
+    if decoding is DecodingChoice.sequential:
+        form |= {"decoding": "sequential"} | following
+    else:
+        _check_parallel(following)
+    cues = CueOptions(max_line_width, max_line_count, bool(highlight_words), max_words_per_line)
+    _check_words(cues, bool(word_timestamps))
+    if word_timestamps:
+        form["timestamp_granularities"] = ("segment", "word")
     _run(
         Job(
             files=tuple(files),
-            params=params,
-            cues=CueOptions(
-                max_line_width, max_line_count, bool(highlight_words), max_words_per_line
-            ),
+            form=form,
+            params=_params(model, task, form),
+            cues=cues,
             output_dir=output_dir,
             formats=FORMATS if output_format is OutputFormat.all else (output_format.value,),
             verbose=bool(verbose),
             jobs=jobs,
-            place=Place(server, api_key, device, threads, _dtype(_optional(fp16))),
+            place=_place(Place(server, api_key, device, threads, _dtype(fp16))),
         )
     )
 
 
 def _run(job: Job) -> None:
-    """Check the job as a whole, and do it."""
     from cluster.transcribe.run import transcribe_files
 
-    _check_words(job)
-    _check_place(job)
-    if job.params.patience != 1 and job.params.beam_size == 1:
-        raise InvalidRequestError("--patience needs --beam-size")
     try:
         transcribe_files(job, out, err)
     except KeyboardInterrupt:
@@ -258,15 +251,64 @@ def _run(job: Job) -> None:
         raise typer.Exit(INTERRUPTED) from None
 
 
-def _check_words(job: Job) -> None:
-    """Whether what needs words, has them."""
-    from router.subtitles import CueOptions
+def _form(flags: dict[str, str | None]) -> Form:
+    """Fields of the API for what was said."""
+    return {name: str(value) for name, value in flags.items() if value is not None}
 
-    cues = job.cues
-    if not job.params.words:
-        for item in fields(cues):
-            if getattr(cues, item.name) != getattr(CueOptions(), item.name):
-                raise InvalidRequestError(f"{_spelled(item.name)} needs --word-timestamps")
+
+def _params(model: str, task: TaskChoice, form: Form) -> TranscriptionParams:
+    """The request that a server would make of the form.
+
+    Raises:
+        InvalidRequestError: what the API refuses, is refused here.
+    """
+    from cluster.model.languages import LANGUAGES
+    from router.forms import parse_transcription
+
+    pairs = [("model", model), ("response_format", "verbose_json")]
+    for name, content in form.items():
+        texts = (content,) if isinstance(content, str) else content
+        pairs += [(name, text) for text in texts]
+    return replace(parse_transcription(pairs, LANGUAGES), task=task.value)
+
+
+def _fallback(step: str) -> str | None:
+    if step.lower() == "none":
+        return "false"
+    if step != FALLBACK_STEP:
+        raise InvalidRequestError(
+            f"--temperature-increment-on-fallback is {FALLBACK_STEP} or None here, not {step}"
+        )
+    return None
+
+
+def _changed(text: str, usual: str) -> str | None:
+    """The API's spelling: "off" for None, nothing for what is so anyway."""
+    if text.lower() == "none":
+        return "null"
+    return None if text == usual else text
+
+
+PARALLEL_WAYS = {  # what parallel mode does anyway may be said
+    "condition_on_previous_text": "False",
+    "carry_initial_prompt": "True",
+}
+
+
+def _check_parallel(following: Form) -> None:
+    for name, value in following.items():
+        if PARALLEL_WAYS.get(name) != value:
+            raise InvalidRequestError(
+                f"{_spelled(name)} is for windows that follow one another: "
+                "add --decoding sequential"
+            )
+
+
+def _check_words(cues: CueOptions, has_words: bool) -> None:
+    """Whether what is made of words, has them, and has an effect."""
+    for item in fields(cues):
+        if not has_words and getattr(cues, item.name) != item.default:
+            raise InvalidRequestError(f"{_spelled(item.name)} needs --word-timestamps")
     if cues.max_line_count and not cues.max_line_width:
         raise InvalidRequestError("--max-line-count needs --max-line-width")
     if cues.max_words_per_line and cues.flows:
@@ -276,77 +318,17 @@ def _check_words(job: Job) -> None:
         )
 
 
-def _check_place(job: Job) -> None:
-    place = job.place
+def _place(place: Place) -> Place:
     if place.server and (place.device, place.threads, place.dtype) != ("auto", 0, None):
         raise InvalidRequestError(
             "--device, --threads and --fp16 are for work in this process: "
             "where --server is, they are its own settings"
         )
+    return place
 
 
-PARALLEL_WAYS = {  # what parallel mode does anyway, and may be said
-    "condition_on_previous_text": False,
-    "carry_initial_prompt": True,
-    "clip_timestamps": (),
-}
-
-
-def _sequential(is_sequential: bool, given: dict[str, Any]) -> SequentialOptions:
-    """Options of sequential mode, refused in the other one unless they change nothing there."""
-    from router.schemas import SequentialOptions
-
-    said = {name: value for name, value in given.items() if value is not None}
-    if is_sequential:
-        return SequentialOptions(**said)
-    for name, value in said.items():
-        if name not in PARALLEL_WAYS or PARALLEL_WAYS[name] != value:
-            raise InvalidRequestError(
-                f"{_spelled(name)} is for windows that follow one another: "
-                "add --decoding sequential"
-            )
-    return SequentialOptions()
-
-
-def _language(name: str | None) -> str | None:
-    from cluster.model.languages import language_code
-
-    code = language_code(name) if name else None
-    if name and code is None:
-        raise InvalidRequestError(f"{name!r} is no language that is known here")
-    return code
-
-
-def _falls_back(step: float | None) -> bool:
-    if step not in (None, FALLBACK_STEP):
-        raise InvalidRequestError(
-            f"--temperature-increment-on-fallback is {FALLBACK_STEP} or None here, not {step:g}"
-        )
-    return step is not None
-
-
-def _clips(text: str | None) -> tuple[float, ...] | None:
-    """Seconds of "start,end,start,end,..."; "0", which is the whole file, is ()."""
-    if text is None:
-        return None
-    try:
-        times = tuple(float(part) for part in text.split(","))
-        bounds = (0.0, *times, float("inf"))
-        if not all(earlier <= later for earlier, later in pairwise(bounds)):
-            raise ValueError(text)
-    except ValueError:
-        raise InvalidRequestError(
-            f"--clip-timestamps takes rising seconds such as 0,10,60,75, not {text!r}"
-        ) from None
-    return () if times == (0.0,) else times
-
-
-def _dtype(fp16: bool | None) -> str | None:
-    return "float32" if fp16 is False else None
-
-
-def _optional(value: Switch | None) -> bool | None:
-    return None if value is None else bool(value)
+def _dtype(fp16: Switch | None) -> str | None:
+    return "float32" if fp16 is Switch.false else None
 
 
 def _spelled(name: str) -> str:

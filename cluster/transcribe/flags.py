@@ -6,16 +6,14 @@ so do underscores and dashes everywhere. Knows no single flag.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 import typer
 from typer.core import TyperCommand
 
 SWITCH = "True|False"  # the metavar by which a command's switches are known
-
-T = TypeVar("T")
 
 
 class Switch(StrEnum):
@@ -63,27 +61,14 @@ def _is_bool(args: Sequence[str]) -> bool:
     return bool(args) and args[0].lower() in ("true", "false")
 
 
-def number(
-    kind: Callable[[str], T], least: float | None = None, most: float | None = None
-) -> Callable[[str], T | None]:
-    """A parser of numbers within bounds, which takes None too, as openai/whisper's do."""
-    wanted = "a whole number" if kind is int else "a number"
-    if least is not None:
-        wanted += f" from {least:g}"
-    if most is not None:
-        wanted += f" to {most:g}"
+def optional_text(text: str) -> str | None:
+    """None for openai/whisper's None."""
+    return None if text.lower() == "none" else text
 
-    def parse(text: str) -> T | None:
-        if str(text).lower() == "none":
-            return None
-        try:
-            value: Any = kind(text)
-        except ValueError:
-            value = None
-        is_below = value is None or (least is not None and not value >= least)
-        if is_below or (most is not None and not value <= most):
-            raise typer.BadParameter(f"{text!r} is not {wanted}")
-        parsed: T = value
-        return parsed
 
-    return parse
+def optional_int(text: str) -> int | None:
+    """A whole number, or None for openai/whisper's None."""
+    try:
+        return None if optional_text(text) is None else int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no whole number") from None

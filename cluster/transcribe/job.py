@@ -14,6 +14,8 @@ from router.gather import Segment, Transcript
 from router.schemas import TranscriptionParams
 from router.subtitles import CueOptions
 
+Form = dict[str, str | tuple[str, ...]]
+
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -31,9 +33,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the command line asked for. `jobs`: files in work at a time."""
+    """What the command line asked for.
+
+    form: the request's fields as the HTTP API takes them, without model, file and format: only
+        what is not as usual, so that other OpenAI-compatible servers can be asked too.
+    params: the same, parsed. jobs: files in work at a time.
+    """
 
     files: tuple[Path, ...]
+    form: Form
     params: TranscriptionParams
     cues: CueOptions
     output_dir: Path

@@ -1,8 +1,7 @@
 """Transcription through a running server, by OpenAI's client.
 
-The same parameters as in this process, as form fields: those that have their default are left
-out, so that other OpenAI-compatible servers can be asked too. A verbose_json answer becomes a
-`Transcript` again.
+Sends a job's form with each file, several at a time, and makes a `Transcript` again of the
+verbose_json that comes back. Knows nothing of what the fields mean.
 """
 
 from __future__ import annotations
@@ -11,14 +10,13 @@ import json
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import openai
 
 from cluster.errors import InvalidRequestError, SplitscribeError
-from cluster.messages import QualityGates
 from cluster.model.languages import language_code
 from cluster.settings import BUNDLED_MODEL
 from cluster.transcribe.job import Job, Transcriber, Watcher
@@ -30,13 +28,6 @@ ALIAS = "whisper-1"  # every server's default model
 CONNECT_S = 10.0
 ANSWER_S = 24 * 3600.0  # the server has its own, shorter deadline
 RETRIES = 5  # where the server is full
-GATE_FIELDS = {
-    "compression_ratio": "compression_ratio_threshold",
-    "avg_logprob": "logprob_threshold",
-    "no_speech_prob": "no_speech_threshold",
-}
-PLAIN_FIELDS = ("language", "prompt", "hotwords", "temperature", "seed", "fallback", "decoding")
-SEARCH_FIELDS = ("beam_size", "patience", "best_of", "length_penalty")
 
 
 @asynccontextmanager
@@ -53,7 +44,7 @@ async def through_server(job: Job) -> AsyncIterator[Transcriber]:
         timeout=openai.Timeout(ANSWER_S, connect=CONNECT_S),
         max_retries=RETRIES,
     )
-    form = form_fields(job.params)
+    form = {name: text if isinstance(text, str) else list(text) for name, text in job.form.items()}
     model = ALIAS if job.params.model == BUNDLED_MODEL else job.params.model
     audio = client.audio
     translates = job.params.task == "translate"
@@ -80,35 +71,6 @@ async def through_server(job: Job) -> AsyncIterator[Transcriber]:
         except openai.APIStatusError:
             pass  # a server without that list may still transcribe
         yield transcribe_one
-
-
-def form_fields(params: TranscriptionParams) -> dict[str, Any]:
-    """The form of a request, without model, file and format: what differs from the default."""
-    usual = TranscriptionParams(params.model)
-    form: dict[str, Any] = {
-        name: getattr(params, name)
-        for name in (*PLAIN_FIELDS, *SEARCH_FIELDS)
-        if getattr(params, name) != getattr(usual, name)
-    }
-    gates, usual_gates = params.gates, QualityGates()
-    for name, field_name in GATE_FIELDS.items():
-        if (value := getattr(gates, name)) != getattr(usual_gates, name):
-            form[field_name] = "none" if value is None else value
-    if params.words:
-        form["timestamp_granularities"] = ["segment", "word"]
-    if params.decoding == "sequential":
-        form |= _sequential_fields(params)
-    return form
-
-
-def _sequential_fields(params: TranscriptionParams) -> dict[str, Any]:
-    usual = TranscriptionParams(params.model).sequential
-    form: dict[str, Any] = {}
-    for name in (item.name for item in fields(usual)):
-        value = getattr(params.sequential, name)
-        if value != getattr(usual, name):
-            form[name] = ",".join(map(str, value)) if name == "clip_timestamps" else value
-    return form
 
 
 def read_answer(content: bytes, params: TranscriptionParams) -> Transcript:
