@@ -1,16 +1,31 @@
-"""Words with times, from the tokens' alignment."""
+"""Words with times, from the tokens' alignment: openai/whisper's rules (`timing.py`).
+
+Alignment puts no pauses anywhere, so words at the edges of sentences and segments come out too
+long; they are shortened by what the window's words last in the median. Then words and segments
+settle on common edges. Knows one window at a time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import fmean, median
 from typing import TYPE_CHECKING
 
 from cluster.messages import TokenAlignment
 from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.words import split_words
 
 if TYPE_CHECKING:
     from router.gather import Segment
+
+MEDIAN_LIMIT_S = 0.7  # no word is thought to be longer than that as a rule
+EDGE_S = 0.5  # by which a word may reach over its segment's edge before it gives way
+DIGITS = 2  # of seconds: the alignment counts in 20 ms
+SENTENCE_ENDS = ".。!！?？"
+PREPENDED = "\"'“¿([{-"  # belongs to the word behind it
+APPENDED = "\"'.。,，!！?？:：”)]}、"  # belongs to the word before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +38,157 @@ class Word:
     probability: float
 
 
+@dataclass(slots=True)
+class _Timing:
+    """A word while it is worked on; `text` and `n_tokens` are empty once it joined another."""
+
+    text: str
+    n_tokens: int
+    start: float
+    end: float
+    probability: float
+
+    @property
+    def length(self) -> float:
+        return self.end - self.start
+
+
 def add_words(
     segments: Sequence[Segment],
     alignment: TokenAlignment,
     tokenizer: WhisperTokenizer,
     *,
+    language: str,
     offset_s: float,
     last_speech_s: float,
 ) -> list[Segment]:
-    """The segments with their words, and with their bounds set by them."""
-    raise NotImplementedError
+    """The segments of a window with their words, and with their bounds set by them.
+
+    Args:
+        segments: all of the window's, in order; their text tokens are the alignment's.
+        language: code that the window was decoded in.
+        offset_s: where the window begins in the upload.
+        last_speech_s: where the speech before this window ended in the upload.
+    """
+    timings = _timings(alignment, tokenizer, language)
+    median_s = _median_s(timings)
+    _shorten_at_sentence_ends(timings, median_s)
+    _join_prepended(timings)
+    _join_appended(timings)
+    settled: list[Segment] = []
+    first = 0
+    for segment in segments:
+        n_text = sum(token < tokenizer.special.eot for token in segment.tokens)
+        end = _end_of(timings, first, n_text)
+        words = [_placed(timing, offset_s) for timing in timings[first:end] if timing.text]
+        first = end
+        if words:
+            _shorten_after_pause(words, median_s, last_speech_s)
+            segment = _settle(segment, words, median_s)
+            last_speech_s = segment.end
+        found = tuple(Word(w.start, w.end, w.text, w.probability) for w in words)
+        settled.append(replace(segment, words=found))
+    return settled
+
+
+def _timings(
+    alignment: TokenAlignment, tokenizer: WhisperTokenizer, language: str
+) -> list[_Timing]:
+    timings = []
+    first = 0
+    for word in split_words(alignment.tokens, tokenizer, language):
+        end = first + len(word.tokens)
+        probability = fmean(alignment.probs[first:end])
+        start_s, end_s = alignment.times_s[first], alignment.times_s[end]
+        timings.append(_Timing(word.text, len(word.tokens), start_s, end_s, probability))
+        first = end
+    return timings
+
+
+def _median_s(timings: Sequence[_Timing]) -> float:
+    """What a word of this window lasts."""
+    lengths = [timing.length for timing in timings if timing.length]
+    return min(MEDIAN_LIMIT_S, median(lengths)) if lengths else 0.0
+
+
+def _shorten_at_sentence_ends(timings: Sequence[_Timing], median_s: float) -> None:
+    """The pause after a sentence belongs neither to its mark nor to the next one's first word."""
+    longest_s = 2 * median_s
+    if not longest_s:
+        return
+    for before, timing in pairwise(timings):
+        if timing.length <= longest_s:
+            continue
+        if timing.text in SENTENCE_ENDS:
+            timing.end = timing.start + longest_s
+        elif before.text in SENTENCE_ENDS:
+            timing.start = timing.end - longest_s
+
+
+def _join_prepended(timings: Sequence[_Timing]) -> None:
+    """Opening marks go to the word behind them, which keeps its times."""
+    behind = len(timings) - 1
+    for i in range(len(timings) - 2, -1, -1):
+        mark = timings[i]
+        if mark.text.startswith(" ") and mark.text.strip() in PREPENDED:
+            timings[behind].text = mark.text + timings[behind].text
+            timings[behind].n_tokens += mark.n_tokens
+            mark.text, mark.n_tokens = "", 0
+        else:
+            behind = i
+
+
+def _join_appended(timings: Sequence[_Timing]) -> None:
+    """Closing marks go to the word before them, which keeps its times."""
+    before = 0
+    for i in range(1, len(timings)):
+        mark = timings[i]
+        if not timings[before].text.endswith(" ") and mark.text in APPENDED:
+            timings[before].text += mark.text
+            timings[before].n_tokens += mark.n_tokens
+            mark.text, mark.n_tokens = "", 0
+        else:
+            before = i
+
+
+def _end_of(timings: Sequence[_Timing], first: int, n_tokens: int) -> int:
+    """Where the words end that hold the next `n_tokens` tokens from word `first` on."""
+    end = first
+    while end < len(timings) and n_tokens > 0:
+        n_tokens -= timings[end].n_tokens
+        end += 1
+    return end
+
+
+def _placed(timing: _Timing, offset_s: float) -> _Timing:
+    """The same word with rounded times of the upload."""
+    start, end = round(offset_s + timing.start, DIGITS), round(offset_s + timing.end, DIGITS)
+    return replace(timing, start=start, end=end)
+
+
+def _shorten_after_pause(words: Sequence[_Timing], median_s: float, last_speech_s: float) -> None:
+    """A pause in front of a segment does not belong to its first or second word."""
+    first, second = words[0], words[1] if len(words) > 1 else None
+    if first.end - last_speech_s <= 4 * median_s:
+        return
+    longest_s = 2 * median_s
+    if first.length <= longest_s and (second is None or second.end - first.start <= 2 * longest_s):
+        return
+    if second is not None and second.length > longest_s:
+        first.end = second.start = max(second.end / 2, second.end - longest_s)
+    first.start = max(0.0, first.end - longest_s)
+
+
+def _settle(segment: Segment, words: Sequence[_Timing], median_s: float) -> Segment:
+    """The segment takes its words' edges, unless they are far outside its own: then they do."""
+    first, last = words[0], words[-1]
+    start, end = segment.start, segment.end
+    if first.start < start - EDGE_S and start < first.end:
+        first.start = max(0.0, min(first.end - median_s, start))
+    else:
+        start = first.start
+    if end + EDGE_S < last.end and last.start < end:
+        last.end = max(last.start + median_s, end)
+    else:
+        end = last.end
+    return replace(segment, start=start, end=end)
