@@ -7,8 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from router.formats import render
-from router.schemas import TranscriptionResponse, VerboseTranscriptionResponse
+from router.formats import render, subtitles
+from router.gather import TokenLogprob
+from router.responses import (
+    TranscriptionResponse,
+    TranslationResponse,
+    VerboseTranscriptionResponse,
+    VerboseTranslationResponse,
+)
+from router.schemas import ResponseFormat
+from router.subtitles import srt, vtt
 from tests.unit.router.fakes import make_segment, make_transcript
 
 
@@ -51,6 +59,68 @@ def test_verbose_json_has_every_required_field() -> None:
     VerboseTranscriptionResponse.model_validate_json(answer.body)
 
 
+@pytest.mark.parametrize(
+    ("words", "segments", "keys"),
+    [(False, True, ["segments"]), (True, False, ["words"]), (True, True, ["segments", "words"])],
+)
+def test_verbose_json_lists_what_was_asked_for(
+    words: bool, segments: bool, keys: list[str]
+) -> None:
+    transcript = make_transcript(" Hello there.", " General.")
+    answer = render(transcript, "verbose_json", words=words, segments=segments)
+    body = json.loads(answer.body)
+    assert list(body) == ["task", "language", "duration", "text", *keys, "usage"]
+    VerboseTranscriptionResponse.model_validate_json(answer.body)
+    if words:
+        assert body["words"] == [
+            {"word": "Hello", "start": 0.0, "end": 0.5},
+            {"word": "there.", "start": 0.5, "end": 1.0},
+            {"word": "General.", "start": 2.0, "end": 2.5},
+        ]
+
+
+def test_json_has_logprobs_where_they_were_asked_for() -> None:
+    logprobs = [TokenLogprob(" Gr", -0.5, (32, 71, 114)), TokenLogprob("�", -0.1, (195,))]
+    answer = render(make_transcript(" Grü"), "json", logprobs=logprobs)
+    assert json.loads(answer.body)["logprobs"] == [
+        {"token": " Gr", "logprob": -0.5, "bytes": [32, 71, 114]},
+        {"token": "�", "logprob": -0.1, "bytes": [195]},
+    ]
+    TranscriptionResponse.model_validate_json(answer.body)
+    assert json.loads(render(make_transcript(), "json", logprobs=[]).body)["logprobs"] == []
+
+
+def test_subtitles_are_one_cue_per_segment_with_the_types_of_their_formats() -> None:
+    transcript = make_transcript(" Hello --> there.", " General.")
+    bare = [replace(segment, words=()) for segment in transcript.segments]
+    answer = render(transcript, "srt")
+    assert (answer.body.decode(), answer.media_type) == (srt(bare), "text/plain; charset=utf-8")
+    answer = render(transcript, "vtt")
+    assert (answer.body.decode(), answer.media_type) == (vtt(bare), "text/vtt; charset=utf-8")
+
+
+@pytest.mark.parametrize("response_format", ["srt", "vtt"])
+def test_cues_in_pieces_are_the_whole_file(response_format: ResponseFormat) -> None:
+    segments = make_transcript(" a", " b", " c").segments
+    pieces = [
+        subtitles(segments[:1], response_format),
+        subtitles(segments[1:], response_format, first_number=2),
+    ]
+    assert "".join(pieces) == subtitles(segments, response_format)
+
+
+def test_a_translation_is_in_english_and_has_no_usage() -> None:
+    translation = make_transcript(" Hello.", task="translate", language="de")
+    plain = render(translation, "json")
+    assert json.loads(plain.body) == {"text": "Hello."}
+    TranslationResponse.model_validate_json(plain.body)
+    verbose = render(translation, "verbose_json")
+    body = json.loads(verbose.body)
+    assert list(body) == ["task", "language", "duration", "text", "segments"]
+    assert (body["task"], body["language"]) == ("translate", "english")
+    VerboseTranslationResponse.model_validate_json(verbose.body)
+
+
 @pytest.mark.parametrize("duration_s", [8.0, 7.01])
 def test_usage_rounds_seconds_up(duration_s: float) -> None:
     body = json.loads(render(make_transcript(" a", duration_s=duration_s), "json").body)
@@ -62,6 +132,8 @@ def test_silence_is_empty_text() -> None:
     assert json.loads(render(silence, "json").body)["text"] == ""
     assert render(silence, "text").body == b"\n"
     assert json.loads(render(silence, "verbose_json").body)["segments"] == []
+    assert render(silence, "srt").body == b""
+    assert render(silence, "vtt").body == b"WEBVTT\n\n"
 
 
 def test_numbers_that_json_lacks_are_never_written() -> None:
