@@ -29,7 +29,7 @@ def whisper_json(transcript: Transcript) -> str:
         "segments": [_segment(segment) for segment in transcript.segments],
         "language": transcript.language,
     }
-    return json.dumps(content, ensure_ascii=False, allow_nan=False, indent=1) + "\n"
+    return json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 WRITERS: dict[str, Writer] = {

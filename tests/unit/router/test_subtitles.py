@@ -17,13 +17,17 @@ from router import subtitles
 from router.gather import Segment
 from router.subtitles import CueOptions, srt, srt_cue, tsv, txt, vtt, vtt_cue
 from router.words import Word
-from tests.unit.router.fakes import make_segment
+from tests.unit.router import fakes
 
 WRITERS = {"srt": srt, "vtt": vtt, "tsv": tsv, "txt": txt}
 LETTERS = st.text("abcdeäß語 .,?!'<&-", min_size=1, max_size=12)
 GAPS_S = st.sampled_from((0.0, 0.02, 0.3, 2.96, 3.0, 3.5, 40.0)) | st.floats(0, 5)
 WIDTHS = st.none() | st.integers(1, 40)
 COUNTS = st.none() | st.integers(1, 4)
+
+
+def make_segment(index: int, text: str, start: float = 0.0) -> Segment:
+    return replace(fakes.make_segment(index, text, start), words=())
 
 
 @st.composite
