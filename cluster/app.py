@@ -65,7 +65,7 @@ def build_app(settings: Settings, build: str) -> Any:
     pools = {
         name: _pools(deployment, own, build, suffix)
         for (name, own), suffix in zip(
-            settings.by_model().items(), _suffixes(settings.models), strict=True
+            settings.by_model().items(), deployment_suffixes(settings.models), strict=True
         )
     }
     return deployment(
@@ -102,7 +102,7 @@ def _pools(deployment: Any, settings: Settings, build: str, suffix: str) -> tupl
     return encoder, decoder
 
 
-def _suffixes(models: Iterable[str]) -> list[str]:
+def deployment_suffixes(models: Iterable[str]) -> list[str]:
     """What is put behind the names of each model's deployments: nothing where there is one model.
 
     "a/b" and "a b" become "-a-b" and "-a-b-2".
@@ -191,6 +191,7 @@ async def local_pipeline(
             WhisperTokenizer.from_checkpoint(checkpoint),
             settings.router,
             recorder,
+            dims=checkpoint.dims,
         )
     finally:
         await audio.close()

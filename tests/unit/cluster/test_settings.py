@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from cluster.app import deployment_suffixes
 from cluster.build import package_root
+from cluster.cli import as_yaml
 from cluster.errors import ConfigurationError
+from cluster.launch import resolve_settings
 from cluster.reference_config import reference_config
-from cluster.settings import Settings, load_settings
+from cluster.settings import Settings, load_settings, read_api_keys
 
 
 def test_defaults_serve_the_bundled_model_on_localhost() -> None:
@@ -58,6 +64,109 @@ def test_an_unknown_variable_is_refused() -> None:
 def test_settings_are_frozen() -> None:
     with pytest.raises(Exception, match="frozen"):
         Settings().model = "other"  # type: ignore[misc]
+
+
+def test_keys_come_as_a_text_a_list_or_a_variable_with_commas() -> None:
+    assert load_settings(flags={"router": {"api_key": "a,b"}}, environ={}).router.api_key == (
+        "a,b",
+    )
+    assert load_settings(flags={"router": {"api_key": ["a", "b"]}}, environ={}).router.api_key == (
+        "a",
+        "b",
+    )
+    environ = {"SPLITSCRIBE_ROUTER__API_KEY": "a, b,"}
+    assert load_settings(environ=environ).router.api_key == ("a", "b")
+    for nothing in ("", None, []):
+        assert load_settings(flags={"router": {"api_key": nothing}}, environ={}) == Settings()
+
+
+def test_keys_of_a_file_join_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\n\n  one  # of Ann\ntwo\n")
+    router = {"api_key": "zero", "api_key_file": str(file), "port": 0}
+    resolved = resolve_settings(load_settings(flags={"router": router}, environ={}))
+    assert resolved.router.api_key == ("zero", "one", "two")
+
+
+@pytest.mark.parametrize("content", [None, "# nobody\n", b"\xff\xfe"])
+def test_a_file_without_keys_is_told(tmp_path: Path, content: str | bytes | None) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ConfigurationError, match="API key"):
+        read_api_keys(file)
+
+
+def test_a_limit_per_key_needs_keys_and_never_shows_them() -> None:
+    with pytest.raises(ConfigurationError, match="max_requests_per_key"):
+        load_settings(flags={"router": {"max_requests_per_key": 2}}, environ={})
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(flags={"router": {"api_key": "secret", "port": -1}}, environ={})
+    assert "secret" not in str(caught.value)
+
+
+SEVERAL = {
+    "models": {
+        "large": {"model": "openai/whisper-large-v3", "aliases": "whisper-1"},
+        "small": {"model": "demo", "encoder": {"replicas": 3}, "decoder": {"max_batch": 2}},
+    },
+    "encoder": {"max_batch": 4},
+}
+
+
+def test_each_of_several_models_has_the_common_settings_under_its_own() -> None:
+    settings = pickle.loads(pickle.dumps(load_settings(flags=SEVERAL, environ={})))
+    large, small = settings.by_model().values()
+    assert list(settings.by_model()) == ["large", "small"]
+    assert (large.model, large.served_model_names) == ("openai/whisper-large-v3", ("large",))
+    assert settings.aliases_of("large") == ("whisper-1",)
+    assert (large.encoder.replicas, small.encoder.replicas) == (1, 3)
+    assert (large.encoder.max_batch, small.encoder.max_batch) == (4, 4)
+    assert (large.decoder.max_batch, small.decoder.max_batch) == (16, 2)
+
+
+def test_one_model_stands_for_itself() -> None:
+    (name,) = load_settings(flags={"model": "openai/whisper-tiny"}, environ={}).by_model()
+    assert name == "openai/whisper-tiny"
+    named = load_settings(flags={"served_model_names": ("a", "b")}, environ={}).by_model()
+    assert named["a"].served_model_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"model": "demo"}, "not both"),
+        ({"served_model_names": "x"}, "not both"),
+        ({"models": {"large": {"model": "demo", "aliases": ["small"]}}}, "'small'"),
+        ({"models": {"small": {"encoder": {"batch": 3}}}}, r"models\.small\.encoder\.batch"),
+        ({"models": {"none": {"aliases": "x"}}}, r"models\.none\.model"),
+    ],
+)
+def test_models_that_do_not_fit_are_named(tmp_path: Path, more: dict[str, Any], named: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump(SEVERAL))
+    with pytest.raises(ConfigurationError, match=named):
+        load_settings(file, more, environ={})
+
+
+def test_the_printed_settings_can_be_read_again_and_hide_keys(tmp_path: Path) -> None:
+    router = {"api_key": ["secret", "secret too"]}
+    settings = load_settings(
+        flags={**SEVERAL, "router": router, "cluster_key": "secret"}, environ={}
+    )
+    text = as_yaml(settings)
+    assert "secret" not in text
+    file = tmp_path / "printed.yaml"
+    file.write_text(text)
+    again = load_settings(file, {"router": router, "cluster_key": "secret"}, environ={})
+    assert again == settings
+
+
+def test_deployments_of_several_models_have_names_of_their_own() -> None:
+    assert deployment_suffixes([]) == [""]
+    names = ["openai/whisper-large-v3", "a b", "a/b", "a-b-2", "A.b"]
+    suffixes = ["-openai-whisper-large-v3", "-a-b", "-a-b-2", "-a-b-2-2", "-a.b"]
+    assert deployment_suffixes(names) == suffixes
 
 
 def test_the_shipped_settings_file_tells_the_defaults() -> None:

@@ -16,6 +16,7 @@ from cluster.errors import (
     InvalidAudioError,
     OverloadedError,
     PeerLostError,
+    RateLimitError,
     SplitscribeError,
 )
 from router.routes import create_app
@@ -41,16 +42,24 @@ from tests.unit.router.fakes import (
         ({"language": "klingon"}, 400, "language", "invalid_language_format"),
         ({"language": "fr"}, 400, "language", "unsupported_value"),
         ({"temperature": "2"}, 400, "temperature", None),
-        ({"response_format": "srt"}, 400, "response_format", "unsupported_value"),
-        ({"stream": "true"}, 400, "stream", "unsupported_value"),
+        ({"response_format": "xml"}, 400, "response_format", "invalid_value"),
+        ({"response_format": "diarized_json"}, 400, "response_format", "unsupported_value"),
+        ({"stream": "maybe"}, 400, "stream", None),
         (
             {"timestamp_granularities[]": "word"},
             400,
             "timestamp_granularities",
-            "unsupported_value",
+            "incompatible_parameters",
         ),
-        ({"include[]": "logprobs"}, 400, "include", "unsupported_value"),
-        ({"beam_size": "5"}, 400, "beam_size", "unknown_parameter"),
+        (
+            {"include[]": "logprobs", "response_format": "text"},
+            400,
+            "include",
+            "incompatible_parameters",
+        ),
+        ({"known_speaker_names[]": "Ann"}, 400, "known_speaker_names", "unsupported_value"),
+        ({"clip_timestamps": "1,2"}, 400, "clip_timestamps", "incompatible_parameters"),
+        ({"beams": "5"}, 400, "beams", "unknown_parameter"),
         ({"prompt": ["a", "b"]}, 400, "prompt", None),
     ],
 )
@@ -119,7 +128,9 @@ async def test_the_exact_limit_is_accepted_and_one_byte_more_refused(
             "server_error",
             {"retry-after": "3", "x-should-retry": "true"},
         ),
-        (DeadlineExceededError("late"), 504, "server_error", {}),
+        (OverloadedError("full"), 503, "server_error", {"retry-after": "1"}),
+        (RateLimitError("many"), 429, "requests", {"retry-after": "1", "x-should-retry": "true"}),
+        (DeadlineExceededError("late"), 504, "server_error", {"x-should-retry": "false"}),
         (PeerLostError("gone"), 500, "server_error", {}),
     ],
 )
@@ -214,7 +225,7 @@ async def test_wrong_methods_are_in_the_envelope(client: httpx.AsyncClient) -> N
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/demo", URL])
 async def test_the_api_key_is_needed_where_one_is_set(path: str, pipeline: FakePipeline) -> None:
-    app = create_app(make_registry(pipeline), make_settings(api_key="schlüssel"))
+    app = create_app(make_registry(pipeline), make_settings(api_key=("other", "schlüssel")))
     async with client_of(app) as client:
         method = "POST" if path == URL else "GET"
         key = "Bearer schlüssel".encode()

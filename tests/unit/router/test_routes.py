@@ -9,11 +9,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from router.openapi import TRANSCRIPTION_EXAMPLES, TRANSLATION_EXAMPLES, curl_line
 from router.routes import create_app
 from tests.unit.router.fakes import (
     AUDIO,
     MODEL_FORM,
     NAMES,
+    TRANSLATIONS_URL,
     URL,
     FakePipeline,
     client_of,
@@ -153,15 +155,85 @@ async def test_the_id_can_be_left_to_a_proxy(pipeline: FakePipeline) -> None:
     assert "x-request-id" not in answer.headers
 
 
-async def test_the_documentation_describes_the_form_and_the_answers(
+async def test_a_translation(client: httpx.AsyncClient, pipeline: FakePipeline) -> None:
+    answer = await post(client, url=TRANSLATIONS_URL)
+    assert (answer.status_code, answer.json()) == (200, {"text": "Hello there. General."})
+    assert pipeline.params[0].task == "translate"
+
+
+async def test_words_alone(client: httpx.AsyncClient) -> None:
+    form = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+    body = (await post(client, **form)).json()
+    assert "segments" not in body
+    assert body["words"][0] == {"word": "Hello", "start": 0.0, "end": 0.5}
+
+
+async def test_pages_of_other_origins_are_kept_out_unless_they_are_let_in(
+    client: httpx.AsyncClient, pipeline: FakePipeline
+) -> None:
+    origin = {"origin": "https://app.example"}
+    preflight = {**origin, "access-control-request-method": "POST"}
+    preflight["access-control-request-headers"] = "authorization"
+    assert (
+        "access-control-allow-origin" not in (await client.get("/health", headers=origin)).headers
+    )
+    assert (await client.options(URL, headers=preflight)).status_code == 405
+    settings = make_settings(cors_origins="https://app.example", api_key="key")
+    pipeline.error = RuntimeError("a bug")
+    async with client_of(create_app(make_registry(pipeline), settings)) as open_client:
+        answer = await open_client.options(URL, headers=preflight)
+        assert answer.status_code == 200
+        assert "authorization" in answer.headers["access-control-allow-headers"].lower()
+        refused = await open_client.get("/v1/models", headers=origin)
+        keyed = {**origin, "authorization": "Bearer key"}
+        crashed = await open_client.post(URL, data=MODEL_FORM, files={"file": AUDIO}, headers=keyed)
+        stranger = await open_client.get("/health", headers={"origin": "https://x.example"})
+    assert (refused.status_code, crashed.status_code) == (401, 500)
+    for answer in (refused, crashed):
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    assert "access-control-allow-origin" not in stranger.headers
+
+
+async def test_the_documentation_describes_the_forms_and_the_answers(
     client: httpx.AsyncClient,
 ) -> None:
     document = (await client.get("/openapi.json")).json()
-    operation = document["paths"][URL]["post"]
-    form = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
-    assert form["required"] == ["file", "model"]
-    assert form["additionalProperties"] is False
-    assert set(operation["responses"]) == {"200", "4XX", "5XX"}
-    assert set(operation["responses"]["200"]["content"]) == {"application/json", "text/plain"}
+    for url, types in (
+        (URL, {"application/json", "text/plain", "text/vtt", "text/event-stream"}),
+        (TRANSLATIONS_URL, {"application/json", "text/plain", "text/vtt"}),
+    ):
+        operation = document["paths"][url]["post"]
+        form = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
+        assert form["required"] == ["file", "model"]
+        assert form["additionalProperties"] is False
+        assert set(operation["responses"]) == {"200", "4XX", "5XX"}
+        assert set(operation["responses"]["200"]["content"]) == types
     assert "422" not in json.dumps(document["paths"])
     assert (await client.get("/docs")).status_code == 200
+
+
+async def test_everything_that_the_documentation_refers_to_is_in_it(
+    client: httpx.AsyncClient,
+) -> None:
+    text = (await client.get("/openapi.json")).text
+    schemas = json.loads(text)["components"]["schemas"]
+    refs = set(re.findall(r'"\$ref":\s*"([^"]+)"', text))
+    assert refs
+    assert refs <= {f"#/components/schemas/{name}" for name in schemas}
+
+
+@pytest.mark.parametrize(
+    ("url", "form"),
+    [
+        *((URL, form) for form in TRANSCRIPTION_EXAMPLES.values()),
+        *((TRANSLATIONS_URL, form) for form in TRANSLATION_EXAMPLES.values()),
+    ],
+)
+async def test_the_examples_of_the_documentation_run(
+    url: str, form: dict[str, str], client: httpx.AsyncClient
+) -> None:
+    answer = await post(client, url=url, **form)
+    assert answer.status_code == 200, answer.text
+    description = (await client.get("/openapi.json")).json()["info"]["description"]
+    assert curl_line(url, form) in description

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.errors import OverloadedError
 from router.routes import create_app
+from router.schemas import Chunking
 from tests.unit.router.fakes import (
     LIMIT,
     NAMES,
@@ -91,6 +92,59 @@ def test_the_sdk_reads_each_format(client: openai.OpenAI, pipeline: FakePipeline
     assert pipeline.params[1].seed == 5
 
 
+def test_the_sdk_reads_words_logprobs_and_subtitles(client: openai.OpenAI) -> None:
+    create = client.audio.transcriptions.create
+    verbose = create(
+        model="demo",
+        file=AUDIO,
+        response_format="verbose_json",
+        timestamp_granularities=["word"],
+    )
+    assert verbose.segments is None
+    assert [word.word for word in verbose.words or ()] == ["Hello", "there.", "General."]
+    plain = create(model="demo", file=AUDIO, include=["logprobs"])
+    assert [one.token for one in plain.logprobs or ()] == [" Hello there.", " General."]
+    assert str(create(model="demo", file=AUDIO, response_format="srt")).startswith(
+        "1\n00:00:00,000"
+    )
+    assert str(create(model="demo", file=AUDIO, response_format="vtt")).startswith("WEBVTT\n\n")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # so does the SDK call the endpoint
+def test_the_sdk_translates(client: openai.OpenAI, pipeline: FakePipeline) -> None:
+    pipeline.language = "de"
+    create = client.audio.translations.create
+    assert create(model="demo", file=AUDIO, prompt="p").text == "Hello there. General."
+    verbose = create(model="demo", file=AUDIO, response_format="verbose_json", temperature=0.2)
+    assert (verbose.language, len(verbose.segments or ())) == ("english", 2)
+    assert str(create(model="demo", file=AUDIO, response_format="text")).endswith("General.\n")
+    assert {params.task for params in pipeline.params} == {"translate"}
+
+
+def test_what_the_sdk_sends_as_objects_lists_and_extras_arrives(
+    client: openai.OpenAI, pipeline: FakePipeline
+) -> None:
+    client.audio.transcriptions.create(
+        model="demo",
+        file=AUDIO,
+        chunking_strategy={"type": "server_vad", "threshold": 0.25},
+        keywords=["Zoë", "kiwi"],
+        extra_body={"fallback": False, "beam_size": 4, "no_speech_threshold": "none"},
+    )
+    client.audio.transcriptions.create(
+        model="demo",
+        file=AUDIO,
+        chunking_strategy="auto",
+        extra_body={"decoding": "sequential", "clip_timestamps": [0, 1.5]},
+    )
+    first, second = pipeline.params
+    assert first.chunking == Chunking(threshold=0.25)
+    assert (first.hotwords, first.beam_size, first.temperatures) == ("Zoë, kiwi", 4, (0.0,))
+    assert first.gates.no_speech_prob is None
+    assert (second.chunking, second.decoding) == (None, "sequential")
+    assert second.sequential.clip_timestamps == (0.0, 1.5)
+
+
 def test_raw_bytes_and_unseekable_streams_arrive_whole(
     client: openai.OpenAI, pipeline: FakePipeline, seen: list[Headers]
 ) -> None:
@@ -130,9 +184,9 @@ def test_the_sdk_raises_typed_errors_with_message_code_and_request_id(
     with make_client(url, "no") as stranger, pytest.raises(openai.AuthenticationError) as denied:
         stranger.models.list()
     assert denied.value.code == "invalid_api_key"
-    with pytest.raises(openai.BadRequestError) as stream:
-        list(create(model="demo", file=AUDIO, stream=True))
-    assert (stream.value.param, stream.value.code) == ("stream", "unsupported_value")
+    with pytest.raises(openai.BadRequestError) as words:
+        create(model="demo", file=AUDIO, timestamp_granularities=["word"])
+    assert words.value.param == "timestamp_granularities"
 
 
 @pytest.mark.parametrize("size", [LIMIT + 1, LIMIT + 8_000_000])
