@@ -104,7 +104,7 @@ def serve(
         },
     )
     if print_config:
-        out.print(_as_yaml(settings), end="", markup=False)
+        out.print(as_yaml(settings), end="", markup=False)
         return
     from cluster.foreground import serve_foreground
 
@@ -136,7 +136,7 @@ def check() -> None:
     raise typer.Exit(check_machine(out))
 
 
-def _as_yaml(settings: Settings) -> str:
+def as_yaml(settings: Settings) -> str:
     import yaml
 
     fields: dict[str, Any] = settings.model_dump(mode="json")
