@@ -16,61 +16,15 @@ from numpy.typing import NDArray
 from whisper import timing
 
 from cluster.errors import CheckpointError, SequenceFailedError
-from cluster.kv.layout_for import kv_layout
-from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
-from cluster.model.weights import TORCH_DTYPES
 from decoder_worker.alignment import (
-    Aligner,
-    AlignmentItem,
     alignment_heads,
     first_columns,
     median_filter,
     standardise,
 )
-from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.model import TextDecoder
-from decoder_worker.model_runner import self_kv_layout
 from tests.checkpoints import cached_checkpoint, make_checkpoint
-from tests.unit.decoder_worker.engines import random_kv, write_window
-
-
-class Bench:
-    """An aligner over pools that hold some windows of random KV, pages in no order."""
-
-    def __init__(
-        self, folder: Path, n_windows: int = 4, *, page_frames: int = 0, page_tokens: int = 0
-    ) -> None:
-        checkpoint = open_checkpoint(str(folder))
-        self.tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
-        layout = kv_layout(checkpoint, page_frames)
-        own = self_kv_layout(checkpoint, "float32", page_tokens)
-        self.cross_pool = PagePool(layout, n_windows * layout.pages_per_window)
-        self.self_pool = PagePool(own, n_windows * own.pages_per_window)
-        self.self_pool.tensor.fill_(torch.nan)
-        self.cross_pages = self._shuffled(layout.pages_per_window, n_windows)
-        self.self_pages = self._shuffled(own.pages_per_window, n_windows)
-        for window, pages in enumerate(self.cross_pages):
-            write_window(self.cross_pool.tensor, pages, random_kv(layout, window))
-        model = TextDecoder.load(checkpoint, TORCH_DTYPES["float32"], "cpu")
-        attention = TorchAttention(self.self_pool.tensor, self.cross_pool.tensor)
-        self.aligner = Aligner(
-            checkpoint, self.tokenizer, model, attention, self.cross_pool, self.self_pool
-        )
-
-    def item(self, window: int, n_tokens: int, content_frames: int = 3000) -> AlignmentItem:
-        rng = np.random.default_rng(window)
-        tokens = tuple(rng.integers(0, self.tokenizer.special.eot, n_tokens).tolist())
-        return AlignmentItem(
-            self.cross_pages[window], self.self_pages[window], "en", "transcribe", tokens,
-            content_frames,
-        )  # fmt: skip
-
-    @staticmethod
-    def _shuffled(n_each: int, n: int) -> list[tuple[int, ...]]:
-        order = np.random.default_rng(7).permutation(n_each * n).tolist()
-        return [tuple(order[i * n_each : (i + 1) * n_each]) for i in range(n)]
+from tests.unit.decoder_worker.aligners import Bench
 
 
 def cheapest_path_by_trying_all(x: NDArray[np.float32]) -> list[int]:

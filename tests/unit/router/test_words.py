@@ -164,6 +164,15 @@ def test_the_pause_before_a_segment_does_not_belong_to_its_first_word() -> None:
     assert first.end - first.start == pytest.approx(0.8), "twice the median word"
 
 
+def test_nor_does_it_to_its_second_word() -> None:
+    segment = (60.0, 65.0, " and the thing and")
+    case = Case([segment], frames(0, 20, 180, 200, 220), seek=6000, last_speech_s=55.0)
+    assert_equal(case)
+    first, second = case.ours()[0].words[:2]
+    assert first.end == second.start == pytest.approx(63.6 - 0.8), "twice the median word"
+    assert first.start == pytest.approx(first.end - 0.8)
+
+
 def test_a_segment_keeps_its_edges_against_words_far_outside_and_else_takes_theirs() -> None:
     far = Case([(1.0, 1.5, " and the")], frames(0, 60, 120))
     assert_equal(far)
