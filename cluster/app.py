@@ -109,7 +109,7 @@ def deployment_suffixes(models: Iterable[str]) -> list[str]:
     """
     found: list[str] = []
     for name in models:
-        slug = suffix = "-" + re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+        slug = suffix = "-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
         number = 1
         while suffix in found:
             number += 1

@@ -44,7 +44,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
 class RouterSettings(_Frozen):

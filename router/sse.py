@@ -67,9 +67,9 @@ class EventWriter:
                 event["delta"] = subtitles(segments, subtitle_format, first) if segments else ""
             case "verbose_json" if self._params.segments and update.segments:
                 event["segments"] = segment_bodies(update.segments)
-            case "json" if self._params.logprobs:
+            case "json" if self._params.logprobs and update.logprobs:
                 event["logprobs"] = logprob_bodies(update.logprobs)
-        return _event(event) if event["delta"] or "segments" in event else None
+        return _event(event) if event["delta"] or len(event) > 2 else None
 
     def done(self, result: PipelineResult) -> bytes:
         """The last events. A subtitle file without a cue still has its header."""
