@@ -1,0 +1,140 @@
+"""OpenAI's whole audio surface behind Serve's proxy: streams, formats, several models and keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import httpx
+import openai
+import pytest
+import yaml
+
+from cluster.demo.samples import sample_path
+from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+
+KEY = "a-key-of-this-test"
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Two models, which are the bundled one twice, with pools of their own, and two keys."""
+    folder = tmp_path_factory.mktemp("several")
+    (folder / "keys").write_text(f"# keys\n{KEY}  # of this test\n")
+    settings = {
+        "models": {
+            "org/first": {"model": "demo", "aliases": "one"},
+            "second": {"model": "demo", "decoder": {"max_batch": 2}},
+        },
+        "router": {"api_key": "another", "api_key_file": str(folder / "keys")},
+    }
+    (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
+    server = start_server(folder, "--config", "settings.yaml")
+    yield server
+    assert stop_server(server) == 0, server.output()[-4000:]
+    assert KEY not in server.output()
+
+
+def client_of(server: Server, key: str = KEY) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
+def test_each_model_answers_under_its_names_and_all_alike(several: Server) -> None:
+    client = client_of(several)
+    assert [model.id for model in client.models.list()] == ["org/first", "second"]
+    assert client.models.retrieve("org/first").id == "org/first"
+    texts = {
+        client.audio.transcriptions.create(model=name, file=sample_path("short")).text
+        for name in ("org/first", "one", "whisper-1", "second")
+    }
+    assert len(texts) == 1
+    assert texts.pop()
+    with pytest.raises(openai.NotFoundError):
+        client.audio.transcriptions.create(model="third", file=sample_path("short"))
+
+
+def test_each_model_has_workers_of_its_own(several: Server) -> None:
+    health = several.health()
+    assert health["models"] == {
+        name: {"status": "ready", "replicas": {"encoder": 1, "decoder": 1}}
+        for name in ("org/first", "second")
+    }
+    assert len({worker["replica"] for worker in health["pools"]["decoder"]["workers"]}) == 2
+
+
+def test_either_key_opens_and_no_other(several: Server) -> None:
+    assert client_of(several, "another").models.list()
+    with pytest.raises(openai.AuthenticationError):
+        client_of(several, "nobody's").models.list()
+
+
+@pytest.mark.parametrize("name", ["short", "long"])
+def test_a_stream_says_what_the_whole_answer_says(server: Server, name: str) -> None:
+    create = server.client().audio.transcriptions.create
+    whole = create(model="whisper-1", file=sample_path(name))
+    events = list(create(model="whisper-1", file=sample_path(name), stream=True))
+    deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
+    assert events[-1].type == "transcript.text.done"
+    assert events[-1].text == "".join(deltas) == whole.text
+
+
+def test_a_stream_of_subtitles_is_the_file(server: Server) -> None:
+    create = server.client().audio.transcriptions.create
+    whole = create(model="whisper-1", file=sample_path("long"), response_format="vtt")
+    events = create(model="whisper-1", file=sample_path("long"), response_format="vtt", stream=True)
+    deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
+    assert "".join(deltas) == str(whole)
+    assert str(whole).startswith("WEBVTT\n\n00:0")
+
+
+def test_garbage_is_refused_before_a_stream_begins(server: Server) -> None:
+    create = server.client(max_retries=0).audio.transcriptions.create
+    for content in (b"", b"hello", bytes(4096)):
+        with pytest.raises(openai.BadRequestError):
+            create(model="whisper-1", file=("a.flac", content), stream=True)
+
+
+def test_leaving_a_stream_ends_its_work(server: Server) -> None:
+    form = {"model": "whisper-1", "stream": "true"}
+    with (
+        sample_path("long").open("rb") as file,
+        httpx.stream(
+            "POST",
+            f"{server.url}/v1/audio/transcriptions",
+            data=form,
+            files={"file": file},
+            timeout=60,
+        ) as answer,
+    ):
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        assert next(answer.iter_lines()).startswith("data: ")
+
+    def idle() -> bool:
+        health = server.health()
+        workers = [w for pool in health["pools"].values() for w in pool["workers"]]
+        return health["router"]["requests"] == 0 and all(
+            w["running"] == w["queued"] == 0 and w["pages_free"] == w["pages_total"]
+            for w in workers
+        )
+
+    wait_until(idle, 60, "everything is free again")
+
+
+def test_words_and_logprobs_are_those_of_the_text(server: Server) -> None:
+    create = server.client().audio.transcriptions.create
+    verbose = create(
+        model="whisper-1",
+        file=sample_path("short"),
+        response_format="verbose_json",
+        timestamp_granularities=["word"],
+    )
+    words = [word.word for word in verbose.words or ()]
+    assert " ".join(words) == verbose.text
+    plain = create(model="whisper-1", file=sample_path("short"), include=["logprobs"])
+    spoken = b"".join(bytes(map(int, one.bytes or ())) for one in plain.logprobs or ())
+    assert spoken.decode().strip() == plain.text
+
+
+def test_documentation_is_served(server: Server) -> None:
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    assert {"/v1/audio/transcriptions", "/v1/audio/translations"} <= set(document["paths"])
