@@ -52,6 +52,7 @@ class Router:
                 WhisperTokenizer.from_checkpoint(checkpoint),
                 settings.router,
                 recorder,
+                dims=checkpoint.dims,
             )
             models.append(served_model(settings, name, pipeline))
             logger.info("ready: model %s as %s", checkpoint.name, name)

@@ -228,7 +228,7 @@ class TranscriptBuilder:
         self._spoken_s.setdefault(part.language, 0.0)
         limit_s = part.offset_s + part.duration_s
         for segment in segments:
-            kept = _within(segment, part.offset_s, limit_s)
+            kept = within(segment, part.offset_s, limit_s)
             if (kept.start < kept.end or part.is_told) and kept.text.strip():
                 self._segments.append(replace(kept, id=len(self._segments)))
                 self._spoken_s[part.language] += kept.end - kept.start
@@ -274,7 +274,7 @@ def token_logprobs(
     return tuple(found)
 
 
-def _within(segment: Segment, first_s: float, last_s: float) -> Segment:
+def within(segment: Segment, first_s: float, last_s: float) -> Segment:
     """The segment and its words inside the audio, with rounded times."""
 
     def inside(seconds: float) -> float:

@@ -10,19 +10,25 @@ from __future__ import annotations
 import asyncio
 import secrets
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from cluster.messages import DecodeOptions
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.model.checkpoint import HOP_LENGTH
+from cluster.model.dims import ModelDims
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
-from router.audio import AudioStream
+from router.audio import AudioStream, WholeAudio
 from router.clients import DecoderClient, EncoderClient
+from router.context import TextContext
 from router.gather import TranscriptBuilder
 from router.parallel import ParallelRun
 from router.schemas import TranscriptionParams
 from router.seams import HealthReport, PipelineResult, PoolHealth, RequestContext
+from router.seeking import Seeker
+from router.sequential import SequentialRun
 from router.window_path import RequestRun, WindowPath
 
 
@@ -32,6 +38,10 @@ class AudioSource(Protocol):
     def open(
         self, upload: Path, *, request_id: str, timeout_s: float
     ) -> AbstractAsyncContextManager[AudioStream]: ...
+
+    def open_whole(
+        self, upload: Path, *, request_id: str, timeout_s: float, n_mels: int
+    ) -> AbstractAsyncContextManager[WholeAudio]: ...
 
 
 class TranscriptionPipeline:
@@ -45,11 +55,14 @@ class TranscriptionPipeline:
         tokenizer: WhisperTokenizer,
         settings: RouterSettings,
         recorder: Recorder | None = None,
+        *,
+        dims: ModelDims,
     ) -> None:
         self._audio = audio
         self._encoders = encoders
         self._decoders = decoders
         self.tokenizer = tokenizer
+        self._dims = dims
         self._settings = settings
         self._recorder = recorder or silent_recorder(ROUTER_METRICS)
         self._path = WindowPath(encoders, decoders, settings, self._recorder)
@@ -59,6 +72,8 @@ class TranscriptionPipeline:
     ) -> PipelineResult:
         """See `router.seams.Pipeline.transcribe`."""
         run = RequestRun(context)
+        if params.decoding == "sequential":
+            return await self._transcribe_sequential(upload, params, run)
         try:
             return await self._transcribe_parallel(upload, params, run)
         except BaseExceptionGroup as failures:
@@ -85,12 +100,56 @@ class TranscriptionPipeline:
                 context.expect_audio(stream.expected_s)
             await work.decode_all(stream, self._settings.max_windows_in_flight)
         context.found_audio(stream.duration_s)
-        self._recorder.add("splitscribe_audio_seconds_total", stream.duration_s)
-        self._recorder.observe("splitscribe_audio_decode_seconds", stream.decode_s)
+        self._record_audio(stream)
         transcript = builder.finish(
             duration_s=stream.duration_s, task=params.task, language=work.options.language
         )
         return PipelineResult(transcript, run.timings(stream.decode_s))
+
+    async def _transcribe_sequential(
+        self, upload: Path, params: TranscriptionParams, run: RequestRun
+    ) -> PipelineResult:
+        context = run.context
+        async with self._audio.open_whole(
+            upload,
+            request_id=context.request_id,
+            timeout_s=context.remaining_s(),
+            n_mels=self._dims.n_mels,
+        ) as audio:
+            if audio.expected_s is not None:
+                context.expect_audio(audio.expected_s)
+            await audio.load(context.found_audio)
+            self._record_audio(audio)
+            options = replace(self._options(params), gates=replace(params.gates, keep="last"))
+            seeker = self._seeker(params, options, audio.n_samples // HOP_LENGTH)
+            work = SequentialRun(
+                self._path, run, options, self.tokenizer, audio, seeker, params.logprobs
+            )
+            await work.decode_all()
+        return PipelineResult(work.transcript(params.task), run.timings(audio.decode_s))
+
+    def _seeker(
+        self, params: TranscriptionParams, options: DecodeOptions, content_frames: int
+    ) -> Seeker:
+        context = TextContext(
+            self.tokenizer,
+            self._dims.n_text_ctx,
+            prompt=params.prompt,
+            hotwords=params.hotwords,
+            carried=params.sequential.carry_initial_prompt,
+        )
+        return Seeker(
+            content_frames,
+            context,
+            self.tokenizer,
+            params.sequential,
+            options.gates,
+            aligned=options.words,
+        )
+
+    def _record_audio(self, audio: AudioStream | WholeAudio) -> None:
+        self._recorder.add("splitscribe_audio_seconds_total", audio.duration_s)
+        self._recorder.observe("splitscribe_audio_decode_seconds", audio.decode_s)
 
     async def health(self) -> HealthReport:
         """See `router.seams.Pipeline.health`."""
@@ -120,7 +179,7 @@ class TranscriptionPipeline:
             best_of=params.best_of,
             length_penalty=params.length_penalty,
             gates=params.gates,
-            words=params.words,
+            words=params.aligns,
         )
 
 

@@ -163,6 +163,7 @@ def pools(tokenizer: WhisperTokenizer) -> PlayedPools:
     return PlayedPools(tokenizer)
 
 
+DIMS = open_checkpoint(str(cached_checkpoint("micro"))).dims
 SETTINGS: RouterSettings = load_settings(environ={}).router
 PARAMS = TranscriptionParams(model="demo", language="en")
 
@@ -175,7 +176,9 @@ async def run(
     error: Exception | None = None,
 ) -> tuple[str, PlayedAudio]:
     audio = PlayedAudio(n, error)
-    pipeline = TranscriptionPipeline(audio, pools, pools, pools.tokenizer, SETTINGS)  # type: ignore[arg-type]
+    pipeline = TranscriptionPipeline(
+        audio, pools, pools, pools.tokenizer, SETTINGS, dims=DIMS,  # type: ignore[arg-type]
+    )  # fmt: skip
     result = await pipeline.transcribe(Path("none"), params, request_context("r1", seconds))
     return result.transcript.text, audio
 
@@ -207,7 +210,9 @@ async def test_what_is_certain_is_told_in_order_and_is_the_whole(pools: PlayedPo
     pools.delay_s = lambda window: 0.05 if window % 3 == 0 else 0.0
     updates: list[Update] = []
     audio = PlayedAudio(9)
-    pipeline = TranscriptionPipeline(audio, pools, pools, pools.tokenizer, SETTINGS)  # type: ignore[arg-type]
+    pipeline = TranscriptionPipeline(
+        audio, pools, pools, pools.tokenizer, SETTINGS, dims=DIMS,  # type: ignore[arg-type]
+    )  # fmt: skip
     context = request_context("r1", 30.0)
     context.on_update = updates.append
     params = replace(PARAMS, logprobs=True)

@@ -1,0 +1,224 @@
+"""Sequential mode as a state machine: which window is next, and what becomes of its tokens.
+
+openai/whisper's long-form algorithm (`transcribe.py`), to the letter: each window begins where the
+timestamps, or the words, of the one before ended, and sees its text. Without I/O: `next_window`
+and `take` alternate. Knows nothing of workers or PCM; `router.sequential` brings the two together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, DecodeResult, QualityGates
+from cluster.model.checkpoint import HOP_LENGTH
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.quality import is_silence
+from cluster.splitting import Split, split_tokens
+from router.context import TextContext
+from router.gather import FRAMES_PER_S, Segment, gather_window, within
+from router.hallucination import Surroundings, first_hallucination, silence_before_hallucination
+from router.schemas import SequentialOptions
+from router.words import add_words
+
+N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH  # 3000 mel frames in a window
+FRAMES_PER_STEP = 2  # mel frames in one timestamp step of 20 ms
+HIGHEST_CONTEXT_TEMPERATURE = 0.5  # text sampled above it misleads the windows after it
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedWindow:
+    """`n_frames` mel frames of the file from frame `seek` on, with the text before them."""
+
+    index: int
+    seek: int
+    n_frames: int
+    prompt_tokens: tuple[int, ...]
+
+    @property
+    def start_s(self) -> float:
+        return self.seek * HOP_LENGTH / SAMPLE_RATE
+
+    @property
+    def duration_s(self) -> float:
+        return self.n_frames * HOP_LENGTH / SAMPLE_RATE
+
+
+class Seeker:
+    """Goes through a file of `content_frames` mel frames.
+
+    gates: by which windows are decoded. aligned: results come with their words' alignment, which
+        then decides where windows begin.
+    """
+
+    def __init__(
+        self,
+        content_frames: int,
+        context: TextContext,
+        tokenizer: WhisperTokenizer,
+        options: SequentialOptions,
+        gates: QualityGates,
+        *,
+        aligned: bool = False,
+    ) -> None:
+        self._content_frames = content_frames
+        self._context = context
+        self._tokenizer = tokenizer
+        self._options = options
+        self._gates = gates
+        self._aligned = aligned
+        self._clips = clips_of(options.clip_timestamps, content_frames)
+        self._window = PlannedWindow(-1, 0, 0, ())
+        self._seek = self._clips[0][0] if self._clips else 0
+        self._last_speech_s = 0.0
+        self._n_segments = 0
+
+    @property
+    def seek(self) -> int:
+        """The mel frame up to which the file is done."""
+        return min(self._seek, self._content_frames)
+
+    def next_window(self) -> PlannedWindow | None:
+        """The window to decode now; None when all is done."""
+        while self._clips:
+            start, end = self._clips[0]
+            self._seek = max(self._seek, start)
+            if self._seek < end:
+                self._window = PlannedWindow(
+                    index=self._window.index + 1,
+                    seek=self._seek,
+                    n_frames=min(N_FRAMES, end - self._seek),
+                    prompt_tokens=self._context.prompt_tokens(),
+                )
+                return self._window
+            self._clips.pop(0)
+            if self._clips:
+                self._seek = self._clips[0][0]  # clips may go back in time
+        return None
+
+    def take(self, result: DecodeResult) -> tuple[Segment, ...]:
+        """Take the tokens of the window that `next_window` gave, and move on.
+
+        Returns:
+            The segments closed by it, with their final ids; none of them is empty.
+        """
+        window = self._window
+        self._seek = window.seek + window.n_frames
+        if is_silence(self._gates, result.avg_logprob, result.no_speech_prob):
+            return ()
+        split = split_tokens(result.tokens, self._tokenizer.special.timestamp_begin)
+        if split.next_start is not None:
+            self._seek = window.seek + split.next_start * FRAMES_PER_STEP
+        segments = self._segments(window, result)
+        if self._aligned:
+            spoken = self._settle_by_words(window, split, segments)
+            if spoken is None:
+                return ()
+            segments = spoken
+        kept = [s for s in segments if s.start != s.end and s.text.strip()]
+        for segment in kept:
+            self._context.add(segment.tokens)
+        is_wild = result.temperature > HIGHEST_CONTEXT_TEMPERATURE
+        if is_wild or not self._options.condition_on_previous_text:
+            self._context.forget()
+        self._insist_on_progress(window)
+        return tuple(map(self._numbered, kept))
+
+    def _segments(self, window: PlannedWindow, result: DecodeResult) -> Sequence[Segment]:
+        """All of the window's segments, empty ones too, with words if they are aligned."""
+        transcript = gather_window(
+            result,
+            self._gates,
+            offset_s=window.start_s,
+            duration_s=window.duration_s,
+            tokenizer=self._tokenizer,
+        )
+        if transcript.alignment is None:
+            return transcript.segments
+        return add_words(
+            transcript.segments,
+            transcript.alignment,
+            self._tokenizer,
+            language=result.language,
+            offset_s=window.start_s,
+            last_speech_s=self._last_speech_s,
+        )
+
+    # ------------------------------------------------------------------ where words decide
+
+    def _settle_by_words(
+        self, window: PlannedWindow, split: Split, segments: Sequence[Segment]
+    ) -> Sequence[Segment] | None:
+        """Seek by the window's words; None when it is to be decoded again further on."""
+        end_s = _end_of(segments)
+        goes_on = not split.ends_single and end_s is not None and end_s > window.start_s
+        if goes_on and end_s is not None:
+            self._seek = round(end_s * FRAMES_PER_S)
+        silence_s = self._options.hallucination_silence_threshold
+        if silence_s is not None:
+            around = self._surroundings(window, silence_s)
+            if goes_on and end_s is not None and around.limit_s - end_s <= silence_s:
+                self._seek = window.seek + window.n_frames
+            gap_s = silence_before_hallucination(segments, around)
+            if gap_s is not None:
+                self._seek = window.seek + round(gap_s * FRAMES_PER_S)
+                self._insist_on_progress(window)
+                return None
+            segments = self._without_hallucination(segments, around)
+        end_s = _end_of(segments)
+        if end_s is not None:
+            self._last_speech_s = end_s
+        return segments
+
+    def _without_hallucination(
+        self, segments: Sequence[Segment], around: Surroundings
+    ) -> Sequence[Segment]:
+        """Leave out what seems made up and all behind it, to be decoded again without the pause."""
+        first = first_hallucination(segments, around)
+        if first is None:
+            return segments
+        segment = segments[first]
+        self._seek = round(max(around.start_s + 1, segment.start) * FRAMES_PER_S)
+        if self._content_frames * HOP_LENGTH / SAMPLE_RATE - segment.end < around.silence_s:
+            self._seek = self._content_frames
+        return segments[:first]
+
+    def _surroundings(self, window: PlannedWindow, silence_s: float) -> Surroundings:
+        return Surroundings(
+            start_s=window.start_s,
+            end_s=window.start_s + window.duration_s,
+            limit_s=(window.seek + N_FRAMES) * HOP_LENGTH / SAMPLE_RATE,
+            last_speech_s=self._last_speech_s,
+            silence_s=silence_s,
+        )
+
+    def _insist_on_progress(self, window: PlannedWindow) -> None:
+        """Never decode from the same frame again, for which openai/whisper has no guard."""
+        if self._seek <= window.seek:
+            self._seek = window.seek + window.n_frames
+
+    def _numbered(self, segment: Segment) -> Segment:
+        """The segment as it is told: with its id, times rounded and not moved."""
+        self._n_segments += 1
+        return replace(within(segment, 0.0, math.inf), id=self._n_segments - 1)
+
+
+def clips_of(timestamps: Sequence[float], content_frames: int) -> list[tuple[int, int]]:
+    """Start and end of each stretch to transcribe, in mel frames.
+
+    A clip ends with the file at the latest; openai/whisper does not end where one is longer.
+    """
+    points = [round(seconds * FRAMES_PER_S) for seconds in timestamps] or [0]
+    if len(points) % 2:
+        points.append(content_frames)
+    pairs = zip(points[::2], points[1::2], strict=True)
+    return [(start, min(end, content_frames)) for start, end in pairs]
+
+
+def _end_of(segments: Sequence[Segment]) -> float | None:
+    """Where the last word ends; without words, the last segment."""
+    for segment in reversed(segments):
+        if segment.words:
+            return segment.words[-1].end
+    return segments[-1].end if segments else None

@@ -1,0 +1,85 @@
+"""Sequential mode: one window after another, each where the one before ended.
+
+Takes what `router.seeking` plans through the pools (`router.window_path`), with the samples and the
+file's maximum that make a window's features those of openai/whisper, and tells what became certain.
+The language, where it is not known, is that of the first 30 s. Knows no rule of the algorithm.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from cluster.messages import MEL_CONTEXT_SAMPLES, DecodeOptions, FileMel, Task
+from cluster.model.checkpoint import HOP_LENGTH
+from cluster.model.tokenizer import WhisperTokenizer
+from router.audio_whole import WholeAudio
+from router.gather import FRAMES_PER_S, Segment, Transcript, token_logprobs
+from router.seams import Update
+from router.seeking import N_FRAMES, Seeker
+from router.window_path import RequestRun, WindowAudio, WindowPath
+
+
+@dataclass(slots=True)
+class SequentialRun:
+    """One request in sequential mode.
+
+    options: their language is set once it is known. logprobs: tell those of the tokens as well.
+    """
+
+    path: WindowPath
+    run: RequestRun
+    options: DecodeOptions
+    tokenizer: WhisperTokenizer
+    audio: WholeAudio
+    seeker: Seeker
+    logprobs: bool = False
+    _segments: list[Segment] = field(default_factory=list)
+    _text: str = ""
+    _n_told: int = 0  # characters of the text, without the spaces around it
+
+    async def decode_all(self) -> None:
+        """Decode the whole file, which must be loaded."""
+        if self.options.language is None:
+            self.options = replace(self.options, language=await self._detect_language())
+        while (window := self.seeker.next_window()) is not None:
+            audio = await self._window_audio(window.index, window.seek, window.n_frames)
+            options = replace(self.options, prompt_tokens=window.prompt_tokens)
+            result = await self.path.decode(self.run, audio, options)
+            segments = self.seeker.take(result)
+            self.run.context.finished_audio((self.seeker.seek - window.seek) / FRAMES_PER_S)
+            self._tell(segments)
+
+    def transcript(self, task: Task) -> Transcript:
+        """The whole, after `decode_all`."""
+        return Transcript(
+            task=task,
+            language=self.options.language or "en",
+            duration_s=self.audio.duration_s,
+            text=self._text.strip(),
+            segments=tuple(self._segments),
+        )
+
+    async def _detect_language(self) -> str:
+        """Of the file's first 30 s, which silence fills up where it is shorter."""
+        audio = await self._window_audio(0, 0, N_FRAMES)
+        options = replace(
+            self.options, detect_only=True, temperatures=(0.0,), beam_size=1, best_of=1
+        )
+        return (await self.path.decode(self.run, audio, options)).language
+
+    async def _window_audio(self, index: int, seek: int, n_frames: int) -> WindowAudio:
+        first, last = seek * HOP_LENGTH, (seek + n_frames) * HOP_LENGTH
+        n_before = min(first, MEL_CONTEXT_SAMPLES)
+        pcm = await self.audio.read(first - n_before, last + MEL_CONTEXT_SAMPLES)
+        file_mel = FileMel(n_before, n_frames, self.audio.log_max)
+        return WindowAudio(index, pcm, n_frames, file_mel)
+
+    def _tell(self, segments: tuple[Segment, ...]) -> None:
+        """Joined, what is told is the transcript's text: a space at its end waits for the next."""
+        self._segments += segments
+        self._text += "".join(segment.text for segment in segments)
+        certain = self._text.strip()
+        fresh, self._n_told = certain[self._n_told :], len(certain)
+        if fresh or segments:
+            logprobs = token_logprobs(segments, self.tokenizer) if self.logprobs else ()
+            self.run.context.update(Update(fresh, segments, logprobs))
