@@ -122,14 +122,14 @@ class Aligner:
         texts = [(*s, *item.tokens, eot) for s, item in zip(starts, items, strict=True)]
         counts = [len(text) for text in texts]
         tap = QueryTap(self._attention, self._heads)
-        states = self._forward(items, texts, tap).split(counts)
+        states = self._forward(items, texts, tap)
         begins = list(accumulate(counts, initial=0))
         looks, probs = [], []
-        for item, start, own, begin, n in zip(items, starts, states, begins, counts, strict=False):
+        for item, start, begin, n in zip(items, starts, begins[:-1], counts, strict=True):
             queries = {layer: q[:, begin : begin + n] for layer, q in tap.queries.items()}
             n_sot = len(start) - 1  # without <|notimestamps|>, whose row predicts the first token
             looks.append(self._looks(item, queries)[n_sot:-1])
-            probs.append(self._probs(own[n_sot:-2], item.tokens))
+            probs.append(self._probs(states[begin + n_sot : begin + n - 2], item.tokens))
         return [
             self._alignment(item.tokens, look, prob)
             for item, look, prob in zip(items, looks, probs, strict=True)
