@@ -202,6 +202,7 @@ def _items(value: str) -> list[Any]:
     if value.lstrip().startswith("["):
         try:
             items = json.loads(value)
+            json.dumps(items, ensure_ascii=False).encode()  # JSON can spell half a character
         except (ValueError, RecursionError):
             return [value]
         return list(items)

@@ -284,7 +284,13 @@ def _listed(name: str, values: FormValues, choices: tuple[str, ...]) -> set[str]
 
 def _hotwords(values: FormValues) -> str | None:
     """`hotwords`, and OpenAI's `keywords[]` behind them."""
-    words = [values.text("hotwords") or "", *map(str, values.lists.get("keywords", ()))]
+    keywords = values.lists.get("keywords", [])
+    for word in keywords:
+        if not isinstance(word, str):
+            raise InvalidRequestError(
+                f"'keywords' must be texts, not {shown(word)}", param="keywords"
+            )
+    words = [values.text("hotwords") or "", *keywords]
     return ", ".join(word.strip() for word in words if word.strip()) or None
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.errors import InvalidRequestError, UnsupportedValueError
 from cluster.messages import QualityGates
@@ -320,6 +323,12 @@ def test_stream_is_a_boolean(value: str) -> None:
 def test_keywords_are_hotwords() -> None:
     assert parse(("keywords[]", "Zoë"), ("keywords[]", "kiwi")).hotwords == "Zoë, kiwi"
     assert parse(("keywords", '["a"]'), ("hotwords", "b")).hotwords == "b, a"
+    assert refusal(("keywords", '[{"a": 1}]')).param == "keywords"
+
+
+def test_half_a_character_never_becomes_a_text() -> None:
+    hotwords = parse(("keywords", '["\\ud800"]')).hotwords
+    assert hotwords == '["\\ud800"]', "no list of texts, so it is one text as it came"
 
 
 # ---------------------------------------------------------------------------- our own extensions
@@ -426,6 +435,34 @@ def test_what_would_have_no_effect_is_refused(fields: list[Field], param: str) -
 
 
 # -------------------------------------------------------------------------------- translations
+
+
+NAMES = [*TRANSCRIPTION_FORM.spellings, *TRANSCRIPTION_FORM.lists, "chunking_strategy[threshold]"]
+VALUES = st.one_of(
+    st.text(max_size=20),
+    st.sampled_from(
+        ["true", "none", "0", "0.5", "[", "{", "[" * 5000, "word", "sequential", "\ud800"]
+    ),
+    st.recursive(
+        st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=5), inner),
+        max_leaves=5,
+    ).map(json.dumps),
+    st.dictionaries(
+        st.sampled_from(["type", "threshold"]), st.none() | st.floats() | st.text()
+    ).map(json.dumps),
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(NAMES) | st.text(max_size=10), VALUES), max_size=5))
+def test_any_form_is_either_taken_or_refused_with_a_400(fields: list[Field]) -> None:
+    for check in (parse_transcription, parse_translation):
+        try:
+            params = check([("model", "m"), *fields], LANGUAGES)
+        except InvalidRequestError:
+            continue
+        assert params.model == "m"
+        assert params.temperatures[0] <= 1.0
 
 
 def test_a_translation_takes_the_same_apart_from_what_it_cannot_have() -> None:
