@@ -137,7 +137,7 @@ class EventStream:
             assert self._task is not None
             yield self._writer.done(await self._task)
         except ClientDisconnectedError:
-            return
+            logger.info("the client hung up in mid-stream")
         except SplitscribeError as error:
             logger.warning("the stream ends with %s: %s", type(error).__name__, error.message)
             yield _event(error_body(error))
