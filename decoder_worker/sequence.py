@@ -32,6 +32,9 @@ from decoder_worker.sampling import SlotOptions
 from decoder_worker.search import BeamSearch, CandidateSearch, Hypothesis, Row, Search
 
 
+SOT_TOKENS = 3  # start of transcript, language, task: the longest start sequence
+
+
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """The tokens before the first sampled one; `sot` is where `<|startoftranscript|>` stands."""
@@ -198,6 +201,9 @@ class PromptBuilder:
         """Tokens that may be sampled; the last one is never fed, so it needs no position."""
         prompt = self.prompt(options, options.language or self._any_language())
         wanted = options.max_new_tokens or self._dims.n_text_ctx // 2
+        if options.words:
+            # Their alignment feeds them between a start sequence, <|notimestamps|> and the end.
+            wanted = min(wanted, self._dims.n_text_ctx - SOT_TOKENS - 2)
         return min(wanted, self._dims.n_text_ctx + 1 - len(prompt.tokens))
 
     def prompt(self, options: DecodeOptions, language: str) -> Prompt:
