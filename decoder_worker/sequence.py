@@ -31,7 +31,6 @@ from decoder_worker.noise import noise_key
 from decoder_worker.sampling import SlotOptions
 from decoder_worker.search import BeamSearch, CandidateSearch, Hypothesis, Row, Search
 
-
 SOT_TOKENS = 3  # start of transcript, language, task: the longest start sequence
 
 

@@ -35,6 +35,7 @@ from router.audio_limits import AudioLimits
 from router.audio_process import AudioProcess
 from router.audio_stream import AudioStream
 from router.audio_whole import PcmFile, WholeAudio
+from router.schemas import Chunking
 from router.windows import Window
 
 __all__ = ["AudioPool", "AudioStream", "WholeAudio", "Window"]
@@ -105,21 +106,26 @@ class AudioPool:
 
     @contextlib.asynccontextmanager
     async def open(
-        self, path: Path, *, request_id: str, timeout_s: float
+        self,
+        path: Path,
+        *,
+        request_id: str,
+        timeout_s: float,
+        chunking: Chunking | None = None,
     ) -> AsyncIterator[AudioStream]:
         """Begin to decode the file at `path`, which must stay there until the block is left.
 
         Leaving the block, also by cancellation, ends the work on it.
 
         timeout_s: time to open it, with the wait for a worker.
+        chunking: how to cut it; None leaves that to us.
 
         Raises:
             SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died
                 on it; DeadlineExceededError if it could not be opened in time.
         """
-        async with self._opened(
-            AudioStream(next(self._jobs), path, request_id), timeout_s
-        ) as stream:
+        stream = AudioStream(next(self._jobs), path, request_id, chunking=chunking)
+        async with self._opened(stream, timeout_s):
             yield stream
 
     @contextlib.asynccontextmanager
@@ -133,7 +139,7 @@ class AudioPool:
         Raises:
             SplitscribeError: as from `open`.
         """
-        stream = AudioStream(next(self._jobs), path, request_id, n_mels)
+        stream = AudioStream(next(self._jobs), path, request_id, n_mels=n_mels)
         with contextlib.closing(PcmFile()) as file:
             async with self._opened(stream, timeout_s):
                 yield WholeAudio(stream, file, partial(self._release, stream))

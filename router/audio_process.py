@@ -39,22 +39,14 @@ class AudioProcess:
 
     @classmethod
     async def spawn(cls, limits: AudioLimits) -> AudioProcess:
-        ours, theirs = socket.socketpair()
-        slot_fd = JobSlot.make_file()
-        command = [sys.executable, "-c", BOOT, json.dumps([str(entry) for entry in sys.path])]
-        command += [str(theirs.fileno()), str(slot_fd), json.dumps(dataclasses.asdict(limits))]
+        starting = asyncio.ensure_future(asyncio.to_thread(_start, limits))
         try:
-            process = await asyncio.to_thread(
-                subprocess.Popen,
-                command,
-                pass_fds=(theirs.fileno(), slot_fd),
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
-            worker = cls(process, JobSlot(slot_fd))
-        finally:
-            theirs.close()
-            os.close(slot_fd)
+            process, slot, ours = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            # The thread forks whatever becomes of us: the child must not outlive it unseen.
+            starting.add_done_callback(_abandon)
+            raise
+        worker = cls(process, slot)
         worker._reader, worker._writer = await asyncio.open_unix_connection(
             sock=ours, limit=2 * WINDOW_SAMPLES
         )
@@ -95,6 +87,7 @@ class AudioProcess:
                 "credit": CREDIT - len(stream.waiting),
                 "skip": stream.received,
                 "n_mels": stream.n_mels,
+                "chunking": stream.chunking and dataclasses.asdict(stream.chunking),
             }
         )
 
@@ -112,3 +105,39 @@ class AudioProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             await asyncio.to_thread(self.process.wait)
+
+
+Started = tuple[subprocess.Popen[bytes], JobSlot, socket.socket]
+
+
+def _start(limits: AudioLimits) -> Started:
+    """Fork a worker; returns it with its job slot and our end of its socket."""
+    ours, theirs = socket.socketpair()
+    slot_fd = JobSlot.make_file()
+    command = [sys.executable, "-c", BOOT, json.dumps([str(entry) for entry in sys.path])]
+    command += [str(theirs.fileno()), str(slot_fd), json.dumps(dataclasses.asdict(limits))]
+    try:
+        process = subprocess.Popen(
+            command,
+            pass_fds=(theirs.fileno(), slot_fd),
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return process, JobSlot(slot_fd), ours
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+        os.close(slot_fd)
+
+
+def _abandon(starting: asyncio.Future[Started]) -> None:
+    """End a worker that nobody waits for any more."""
+    if starting.cancelled() or starting.exception() is not None:
+        return
+    process, slot, ours = starting.result()
+    slot.close()
+    ours.close()
+    process.kill()
+    process.wait()

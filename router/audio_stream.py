@@ -12,6 +12,7 @@ import numpy as np
 from cluster.errors import SplitscribeError
 from cluster.messages import SAMPLE_RATE
 from router.audio_protocol import Message, error_from_message
+from router.schemas import Chunking
 from router.windows import Window
 
 if TYPE_CHECKING:
@@ -28,13 +29,23 @@ class AudioStream:
         took; both are final when the iteration has ended.
     n_mels: None for windows cut at pauses; else the upload comes whole, in pieces of 30 s, and
         `log_max` is its largest log10 mel power in so many bins, when the iteration has ended.
+    chunking: a client's wishes for the cuts.
 
     The rest is between the pool and its workers.
     """
 
-    def __init__(self, job: int, path: Path, request_id: str, n_mels: int | None = None) -> None:
+    def __init__(
+        self,
+        job: int,
+        path: Path,
+        request_id: str,
+        *,
+        n_mels: int | None = None,
+        chunking: Chunking | None = None,
+    ) -> None:
         self.request_id = request_id
         self.n_mels = n_mels
+        self.chunking = chunking
         self.expected_s: float | None = None
         self.duration_s = 0.0
         self.decode_s = 0.0

@@ -19,7 +19,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -31,9 +31,10 @@ from router.audio_protocol import JobSlot, Message, WorkerSocket, error_to_messa
 from router.decode import AudioFile
 from router.mel_peak import MelPeak
 from router.vad import SpeechDetector
-from router.windows import Window, WindowCutter
+from router.windows import CutOptions, Window, WindowCutter
 
 MAX_MESSAGE_CHARS = 500
+FRAME_GRID_S = 0.01  # by which a pause may look shorter on the detector's grid
 OLDEST_EVERY = 4  # steps; the share that short uploads cannot take from long ones
 
 
@@ -93,7 +94,7 @@ class AudioWorker:
 
     def _take(self, message: Message) -> None:
         if message["kind"] == "open":
-            steps = self._steps(Path(message["path"]), message["n_mels"])
+            steps = self._steps(Path(message["path"]), message["n_mels"], message["chunking"])
             job = Job(message["job"], steps, message["credit"], message["skip"])
             self._jobs[job.id] = job
         elif job := self._jobs.get(message["job"]):  # type: ignore[assignment]
@@ -102,9 +103,11 @@ class AudioWorker:
             elif message["kind"] == "cancel":
                 self._drop(job)
 
-    def _steps(self, path: Path, n_mels: int | None) -> Iterator[Message | Window | None]:
+    def _steps(
+        self, path: Path, n_mels: int | None, chunking: Message | None
+    ) -> Iterator[Message | Window | None]:
         if n_mels is None:
-            return transcode(path, self._limits, self._detector)
+            return transcode(path, self._limits, self._detector, chunking)
         return transcode_whole(path, self._limits, n_mels)
 
     def _step(self, job: Job) -> None:
@@ -162,21 +165,44 @@ class AudioWorker:
 
 
 def transcode(
-    path: Path, limits: AudioLimits, detector: SpeechDetector
+    path: Path, limits: AudioLimits, detector: SpeechDetector, chunking: Message | None = None
 ) -> Iterator[Message | Window | None]:
     """Decode and cut one upload, step by step: "opened", windows, "done"; None is a step between.
+
+    chunking: a client's wishes for the cuts, the fields of `router.schemas.Chunking`.
 
     Raises:
         SplitscribeError: what `AudioFile` raises.
     """
     with AudioFile(path, limits) as file:
         yield {"kind": "opened", "expected_s": file.declared_s}
-        cutter = WindowCutter(detector)
+        cutter = make_cutter(detector, chunking)
         for pcm in file.blocks():
             yield from cutter.feed(pcm)
             yield None
         yield from cutter.finish()
         yield {"kind": "done", "n_samples": cutter.n_samples}
+
+
+def make_cutter(detector: SpeechDetector, chunking: Message | None) -> WindowCutter:
+    """Our own rules, bent to a client's wishes where there are any.
+
+    A pause must last `silence_duration_ms` for a cut, and `prefix_padding_ms` of a longer silence
+    stay in front of speech.
+    """
+    if chunking is None:
+        return WindowCutter(detector)
+    usual, threshold = CutOptions(), chunking["threshold"]
+    padding_s = chunking["prefix_padding_ms"] / 1000
+    pause_s = chunking["silence_duration_ms"] / 1000
+    options = replace(
+        usual,
+        pad_before_s=padding_s,
+        max_lead_s=padding_s + (usual.max_lead_s - usual.pad_before_s),
+        min_pause_s=max(0.0, pause_s - FRAME_GRID_S),
+    )
+    vad = replace(detector.options, threshold=threshold, release=threshold / 3)
+    return WindowCutter(detector, options, vad=vad)
 
 
 def transcode_whole(

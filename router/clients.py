@@ -105,12 +105,17 @@ class EnginePool:
             submitted = self._submit(request)
         else:
             loop = asyncio.get_running_loop()
-            submitted = self._submit(request, partial(loop.call_soon_threadsafe, on_token))
+            submitted = self._submit(request, partial(_tell, loop, on_token))
         result: DecodeResult = await asyncio.wrap_future(submitted)
         return result
 
     async def status(self) -> list[WorkerStatus]:
         return [self._status()]
+
+
+def _tell(loop: asyncio.AbstractEventLoop, on_token: OnToken, token: SampledToken) -> None:
+    """Runs on the engine's thread."""
+    loop.call_soon_threadsafe(lambda: on_token(token))
 
 
 async def call_worker(response: Any, cancel: Callable[[], Any] | None = None) -> Any:

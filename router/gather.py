@@ -232,7 +232,8 @@ class TranscriptBuilder:
             if (kept.start < kept.end or part.is_told) and kept.text.strip():
                 self._segments.append(replace(kept, id=len(self._segments)))
                 self._spoken_s[part.language] += kept.end - kept.start
-                self._last_speech_s = kept.end
+        if segments:
+            self._last_speech_s = last_word_end(segments)
 
     def _fresh_text(self) -> str:
         """What can be added to the text sent so far."""
@@ -259,6 +260,12 @@ class TranscriptBuilder:
     def _spoken_language(self) -> str:
         """The language with most seconds of speech; the earlier one of two that are even."""
         return max(self._spoken_s, key=lambda code: self._spoken_s[code], default="en")
+
+
+def last_word_end(segments: Sequence[Segment]) -> float:
+    """When the last word of segments ends, or the last segment where none has words."""
+    ends = (segment.words[-1].end for segment in reversed(segments) if segment.words)
+    return next(ends, segments[-1].end)
 
 
 def token_logprobs(

@@ -25,7 +25,7 @@ from router.clients import DecoderClient, EncoderClient
 from router.context import TextContext
 from router.gather import TranscriptBuilder
 from router.parallel import ParallelRun
-from router.schemas import TranscriptionParams
+from router.schemas import Chunking, TranscriptionParams
 from router.seams import HealthReport, PipelineResult, PoolHealth, RequestContext
 from router.seeking import Seeker
 from router.sequential import SequentialRun
@@ -36,7 +36,7 @@ class AudioSource(Protocol):
     """Where windows come from: `router.audio.AudioPool`."""
 
     def open(
-        self, upload: Path, *, request_id: str, timeout_s: float
+        self, upload: Path, *, request_id: str, timeout_s: float, chunking: Chunking | None
     ) -> AbstractAsyncContextManager[AudioStream]: ...
 
     def open_whole(
@@ -94,7 +94,10 @@ class TranscriptionPipeline:
             by_token=_tells_tokens(params, options),
         )
         async with self._audio.open(
-            upload, request_id=context.request_id, timeout_s=context.remaining_s()
+            upload,
+            request_id=context.request_id,
+            timeout_s=context.remaining_s(),
+            chunking=params.chunking,
         ) as stream:
             if stream.expected_s is not None:
                 context.expect_audio(stream.expected_s)

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
-from router.vad import FRAME_SAMPLES, SpeechDetector, runs, speech_mask
+from router.vad import FRAME_SAMPLES, SpeechDetector, VadOptions, runs, speech_mask
 
 BLOCK_SAMPLES = 64 * FRAME_SAMPLES  # 2.048 s: what one call of the detector takes
 PROBE_SAMPLES = 8 * FRAME_SAMPLES  # 0.256 s: the same, where the first speech is looked for
@@ -97,8 +97,10 @@ class WindowCutter:
         detector: SpeechDetector,
         options: CutOptions | None = None,
         max_samples: int = WINDOW_SAMPLES,
+        vad: VadOptions | None = None,
     ) -> None:
         self._detector = detector
+        self._vad = vad or detector.options
         self._stream = detector.stream()
         self._options = options or CutOptions()
         self._max_samples = max_samples
@@ -170,7 +172,7 @@ class WindowCutter:
 
     def _mask(self) -> NDArray[np.bool_]:
         """Speech by frame of the buffer; frames before `_start` belong to the last window."""
-        mask = speech_mask(self._probabilities, self._detector.options)
+        mask = speech_mask(self._probabilities, self._vad)
         mask[: -(-(self._start - self._base) // FRAME_SAMPLES)] = False
         return mask
 
@@ -316,7 +318,7 @@ class WindowCutter:
         probabilities = np.empty(0, np.float32)
         for at in range(0, pcm.shape[0], step):
             probabilities = np.concatenate((probabilities, stream.feed(pcm[at : at + step])))
-            yield at + step, speech_mask(probabilities, self._detector.options)
+            yield at + step, speech_mask(probabilities, self._vad)
 
     def _any_speech(self, pcm: Pcm, peak: int) -> bool:
         return any(mask.any() for _, mask in self._scan(pcm, peak, PROBE_SAMPLES))

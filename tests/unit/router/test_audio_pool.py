@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from cluster.errors import (
@@ -25,6 +26,7 @@ from cluster.errors import (
 from cluster.settings import RouterSettings
 from router.audio import AudioPool, AudioStream, Window
 from router.audio_stream import CREDIT
+from router.schemas import Chunking
 from tests.unit.router.pools import PATIENCE_S, freeze_on, pids, running, until
 from tests.unit.router.sounds import encode, encode_as, joined, silence, tone, voice, write_wav
 
@@ -55,6 +57,31 @@ def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 # ------------------------------------------------------------------------- one after another
+
+
+async def test_a_client_may_wish_how_it_is_cut(tmp_path: Path) -> None:
+    """The silence kept in front of speech, and what counts as speech."""
+    path = write_wav(tmp_path / "upload", joined(silence(5.0), voice(3.0)))
+    wishes = (None, Chunking(prefix_padding_ms=1500), Chunking(threshold=1.0))
+    async with running() as pool:
+        found = []
+        for chunking in wishes:
+            opened = pool.open(path, request_id="r", timeout_s=PATIENCE_S, chunking=chunking)
+            async with opened as stream:
+                found.append([window.start_s async for window in stream])
+    (usual,), (padded,), nothing = found
+    assert usual - padded == pytest.approx(1.0, abs=0.01)
+    assert nothing == []
+
+
+async def test_a_worker_whose_start_is_given_up_ends() -> None:
+    before = set(psutil.Process().children())
+    for pause_s in (0.0, 0.001, 0.01, 0.05):
+        starting = asyncio.ensure_future(AudioPool(RouterSettings(audio_workers=1)).start())
+        await asyncio.sleep(pause_s)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+    await until(lambda: not set(psutil.Process().children()) - before)
 
 
 async def test_an_upload_becomes_windows_with_true_offsets(tmp_path: Path) -> None:

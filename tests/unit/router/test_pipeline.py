@@ -56,7 +56,7 @@ class PlayedAudio:
 
     @asynccontextmanager
     async def open(
-        self, upload: Path, *, request_id: str, timeout_s: float
+        self, upload: Path, *, request_id: str, timeout_s: float, chunking: object = None
     ) -> AsyncIterator[PlayedStream]:
         try:
             yield PlayedStream(self.n, self.error)
