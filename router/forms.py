@@ -82,7 +82,7 @@ TRANSCRIPTION_FORM = FormShape(
     later=LATER_FIELDS,
 )
 TRANSLATION_FORM = FormShape(
-    scalars=("model", "prompt", "response_format", "temperature", *EXTENSION_FIELDS),
+    scalars=("model", "language", "prompt", "response_format", "temperature", *EXTENSION_FIELDS),
     lists=("clip_timestamps",),
 )
 
@@ -146,19 +146,22 @@ def parse_translation(
 ) -> TranscriptionParams:
     """Check a form of /v1/audio/translations; see `parse_transcription`.
 
+    `language`, the one that is spoken, is an extension of ours; OpenAI detects it always.
+
     Raises:
         UnsupportedValueError: the model knows English only.
     """
     fields = tuple(fields)
     model = requested_model(fields)
-    params = _common(model, collect(fields, TRANSLATION_FORM), "translate")
+    values = collect(fields, TRANSLATION_FORM)
+    params = _common(model, values, "translate")
     if len(languages) == 1:
         raise UnsupportedValueError(
             f"model {shown(model)} knows English only and cannot translate; "
             f"use /v1/audio/transcriptions",
             param="model",
         )
-    return params
+    return replace(params, language=language(values.scalars.get("language"), languages))
 
 
 def _common(model: str, values: FormValues, task: Task) -> TranscriptionParams:

@@ -473,12 +473,16 @@ def test_a_translation_takes_the_same_apart_from_what_it_cannot_have() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["language", "stream", "timestamp_granularities[]", "include[]", "chunking_strategy"]
+    "name", ["stream", "timestamp_granularities[]", "include[]", "chunking_strategy"]
 )
-def test_a_translation_has_neither_language_nor_stream_nor_granularities(name: str) -> None:
+def test_a_translation_has_neither_stream_nor_granularities(name: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse_translation([("model", "m"), (name, "en")], LANGUAGES)
     assert (caught.value.param, caught.value.code) == (name, "unknown_parameter")
+
+
+def test_a_translation_may_be_told_which_language_is_spoken() -> None:
+    assert parse_translation([("model", "m"), ("language", "German")], LANGUAGES).language == "de"
 
 
 def test_a_model_that_knows_english_only_cannot_translate() -> None:
