@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from router.chunking import MAX_CHUNKING_MS
+from router.fields import OFF
 from router.forms import (
     EXTENSION_FIELDS,
     GRANULARITIES,
@@ -102,9 +103,9 @@ def _list(items: Schema, text: str) -> Schema:
 
 
 def _threshold(low: float, high: float, text: str, default: float | None) -> Schema:
-    """A number that the text `none` turns off."""
+    """A number that the text `none` (or JSON's word for it) turns off."""
     number = {"type": "number", "minimum": low, "maximum": high}
-    off = {"type": "string", "enum": ["none"]}
+    off = {"type": "string", "enum": list(OFF)}
     schema: Schema = {"oneOf": [number, off], "description": f"{text} `none` turns it off."}
     return schema if default is None else {**schema, "default": default}
 
@@ -261,11 +262,27 @@ _TEXTS: Schema = {
         "example": "WEBVTT\n\n00:00.000 --> 00:01.500\nWhat was said.\n\n",
     },
 }
+_EVENT = {
+    "oneOf": [_event(TextDeltaEvent), _event(TextDoneEvent), _event(ErrorResponse)],
+}
 _EVENTS: Schema = {
-    "schema": {
-        "oneOf": [_event(TextDeltaEvent), _event(TextDoneEvent)],
-        "description": "What stands behind each `data: `; the last is `[DONE]`. A failure in the "
-        "middle is an event with an `error`, then the end. Lines with `:` are no events.",
+    "schema": {  # of one event, as OpenAPI 3.2 describes a stream's items
+        "type": "object",
+        "required": ["data"],
+        "properties": {
+            "data": {
+                "anyOf": [
+                    {
+                        "type": "string",
+                        "contentMediaType": "application/json",
+                        "contentSchema": _EVENT,
+                    },
+                    {"type": "string", "const": "[DONE]"},
+                ],
+            }
+        },
+        "description": "Each event has `data`; the last is `[DONE]`. A failure in the middle is an "
+        "event with an `error`, then the end. Lines with `:` are no events.",
     },
     "example": 'data: {"type":"transcript.text.delta","delta":"What was said."}\n\n'
     'data: {"type":"transcript.text.done","text":"What was said.",'
