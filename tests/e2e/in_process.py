@@ -1,0 +1,64 @@
+"""The whole server in this process: real HTTP, real audio workers, real engines, no Ray.
+
+For tests that send hundreds of requests or need limits of their own: it starts in a second, and
+a bug in it is a traceback here. KV moves in memory; `conftest.server` has the real transport.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+from cluster.app import local_pipeline
+from cluster.settings import Settings, load_settings
+from router.deployment import served_model
+from router.models import ModelRegistry
+from router.routes import create_app
+
+START_S = 60.0
+STOP_S = 30.0
+
+
+@contextmanager
+def in_process_server(**router: Any) -> Iterator[str]:
+    """Serve the bundled model with these router settings. Yields the base URL."""
+    settings = load_settings(None, {"router": {"audio_workers": 1, **router}}, environ={})
+    started: Future[tuple[uvicorn.Server, int]] = Future()
+    thread = threading.Thread(target=_run, args=(settings, started), daemon=True)
+    thread.start()
+    server, port = started.result(START_S)
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.should_exit = True
+        thread.join(STOP_S)
+        assert not thread.is_alive(), "the server did not end"
+
+
+def _run(settings: Settings, started: Future[tuple[uvicorn.Server, int]]) -> None:
+    try:
+        asyncio.run(_serve(settings, started))
+    except BaseException as error:
+        if started.done():
+            raise
+        started.set_exception(error)
+
+
+async def _serve(settings: Settings, started: Future[tuple[uvicorn.Server, int]]) -> None:
+    name, own = next(iter(settings.by_model().items()))
+    async with local_pipeline(own) as pipeline:
+        registry = ModelRegistry([served_model(settings, name, pipeline)])
+        app = create_app(registry, settings.router)
+        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
+        serving = asyncio.create_task(server.serve())
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.01)
+        if server.started:
+            started.set_result((server, server.servers[0].sockets[0].getsockname()[1]))
+        await serving
