@@ -110,7 +110,8 @@ class AudioStream:
             self.expected_s = message["expected_s"]
         elif kind == "window":
             samples = np.frombuffer(pcm, np.int16)
-            self.waiting.append(Window(message["index"], message["start_sample"], samples))
+            window = Window(message["index"], message["start_sample"], samples, message["is_faint"])
+            self.waiting.append(window)
             self.received += 1
         elif kind == "done":
             self.finished = True

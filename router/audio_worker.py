@@ -147,6 +147,7 @@ class AudioWorker:
                     "job": job.id,
                     "index": result.index,
                     "start_sample": result.start_sample,
+                    "is_faint": result.is_faint,
                 },
                 result.pcm.data.cast("B"),
             )

@@ -5,6 +5,7 @@ that none holds pages while another waits. While the language is unknown windows
 another, until the first with speech has told it. Where a decoder stopped before a window's end,
 the rest is decoded as a window of its own, so that nothing said is lost. Without fallback a window
 is decoded once, whatever comes: so its tokens can be told one by one, and a rest stays as it is.
+A window in which the voice detector was never sure of speech counts only if the decoder is sure.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE, DecodeOptions, SampledToken
+from cluster.messages import SAMPLE_RATE, DecodeOptions, QualityGates, SampledToken
 from cluster.model.tokenizer import WhisperTokenizer
 from router.audio_stream import AudioStream
 from router.gather import TranscriptBuilder, WindowTranscript, gather_window, token_logprobs
@@ -73,9 +74,9 @@ class ParallelRun:
         if text or segments:
             self.run.context.update(Update(text, segments, logprobs))
 
-    def _tell(self, index: int, token: SampledToken) -> None:
+    def _tell(self, index: int, gates: QualityGates, token: SampledToken) -> None:
         """Send a token's text at once, unless the window may yet turn out to hold no speech."""
-        limit = self.options.gates.no_speech_prob
+        limit = gates.no_speech_prob
         if limit is not None and token.no_speech_prob > limit:
             return
         if text := self.builder.add_token(index, token.token):
@@ -84,18 +85,26 @@ class ParallelRun:
     async def _decode_part(self, window: Window, start_s: float, number: int) -> WindowTranscript:
         """Decode the window from `start_s` on; `number` tells its parts apart."""
         pcm = _samples_from(window, start_s)
-        options = replace(self.options, seed=self.options.seed + number)
+        gates = _gates(self.options.gates, window)
+        options = replace(self.options, seed=self.options.seed + number, gates=gates)
         audio = WindowAudio.of_samples(window.index, pcm)
-        on_token = partial(self._tell, window.index) if self.by_token else None
+        on_token = partial(self._tell, window.index, gates) if self.by_token else None
         result = await self.path.decode(self.run, audio, options, on_token)
         return gather_window(
             result,
-            options.gates,
+            gates,
             offset_s=start_s,
             duration_s=pcm.shape[0] / SAMPLE_RATE,
             tokenizer=self.tokenizer,
             keep_tail=len(options.temperatures) == 1,
         )
+
+
+def _gates(gates: QualityGates, window: Window) -> QualityGates:
+    """Where the voice detector is not sure of speech, a model that is unsure too hears none."""
+    if not window.is_faint or None in (gates.no_speech_prob, gates.avg_logprob):
+        return gates
+    return replace(gates, no_speech_prob=0.0)
 
 
 def _rest(part: WindowTranscript, end_s: float) -> float | None:

@@ -35,6 +35,7 @@ class VadOptions:
     threshold: a frame at or above it is speech.
     release: a frame at or above it is speech if it touches speech on either side.
     min_speech_frames: a shorter run is a click.
+    sure, min_sure_frames: so many frames at or above it, and the detector is sure of speech.
     silence_peak: a block whose samples never exceed it skips the model.
     target_peak, max_gain: quiet audio is amplified for the model (never for the transcript) until
         its recent peak stands at the target; the model misses the first words of quiet speech.
@@ -43,6 +44,8 @@ class VadOptions:
     threshold: float = 0.3
     release: float = 0.1
     min_speech_frames: int = 2
+    sure: float = 0.5
+    min_sure_frames: int = 4
     silence_peak: int = 8
     target_peak: float = 0.4
     max_gain: float = 32.0
@@ -130,6 +133,12 @@ def speech_mask(probabilities: NDArray[np.float32], options: VadOptions) -> NDAr
         if loudest >= options.threshold and end - start >= options.min_speech_frames:
             mask[start:end] = True
     return mask
+
+
+def is_sure(probabilities: NDArray[np.float32], options: VadOptions) -> bool:
+    """Whether it is speech beyond doubt, and no hum that sounds like it for a moment."""
+    n_frames = np.count_nonzero(probabilities >= options.sure)
+    return bool(n_frames >= options.min_sure_frames)
 
 
 def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
-from router.vad import FRAME_SAMPLES, SpeechDetector, VadOptions, runs, speech_mask
+from router.vad import FRAME_SAMPLES, SpeechDetector, VadOptions, is_sure, runs, speech_mask
 
 BLOCK_SAMPLES = 64 * FRAME_SAMPLES  # 2.048 s: what one call of the detector takes
 PROBE_SAMPLES = 8 * FRAME_SAMPLES  # 0.256 s: the same, where the first speech is looked for
@@ -41,11 +41,13 @@ class Window:
     index: 0, 1, 2, ... in time order.
     start_sample: where it begins in the decoded upload.
     pcm: int16 [n_samples], 16 kHz mono, 1 <= n_samples <= WINDOW_SAMPLES; read-only in the router.
+    is_faint: the detector found something like speech and was not sure of it.
     """
 
     index: int
     start_sample: int
     pcm: Pcm
+    is_faint: bool = False
 
     @property
     def n_samples(self) -> int:
@@ -264,7 +266,9 @@ class WindowCutter:
         """Make the window from `_start` to `end`; the next one begins there."""
         assert 0 < end - self._start <= self._max_samples, (self._start, end)
         pcm = self._pcm[self._start - self._base : end - self._base]
-        window = Window(self._index, self._start, pcm)
+        first, last = (at - self._base for at in (self._start, end))
+        probabilities = self._probabilities[first // FRAME_SAMPLES : -(-last // FRAME_SAMPLES)]
+        window = Window(self._index, self._start, pcm, not is_sure(probabilities, self._vad))
         self._index += 1
         self._move_start(end)
         return window
@@ -286,42 +290,46 @@ class WindowCutter:
     # ----------------------------------------------------------- audio that fits one window
 
     def _only_window(self) -> Iterator[Window | None]:
-        """Look for the first speech, then only whether the last seconds hold any."""
+        """Look for speech beyond doubt, then only whether the last seconds hold any."""
         pcm, options = self._pcm, self._options
         if not pcm.shape[0]:
             return
         peak = max(int(pcm.max()), -int(pcm.min()))
-        first, end = None, pcm.shape[0]
-        for known, mask in self._scan(pcm, peak, PROBE_SAMPLES):
-            if speech := runs(mask):
-                first = speech[0][0] * FRAME_SAMPLES
+        end, is_faint = pcm.shape[0], True
+        for known, probabilities in self._scan(pcm, peak, PROBE_SAMPLES):
+            speech = runs(speech_mask(probabilities, self._vad))
+            if speech and is_sure(probabilities, self._vad):
+                is_faint = False
                 break
             if known % BLOCK_SAMPLES == 0:
                 yield None
-        if first is None:
+        if not speech:
             return
+        first = speech[0][0] * FRAME_SAMPLES
         tail = pcm.shape[0] - _samples(options.long_silence_s)
         if tail > known and not self._any_speech(pcm[tail:], peak):
             yield None
             for _, whole in self._scan(pcm, peak, BLOCK_SAMPLES):
-                mask = whole
+                probabilities = whole
                 yield None
-            if speech := runs(mask):
-                end = min(end, self._keep_tail(speech[-1][1] * FRAME_SAMPLES))
+            known, speech = end, runs(speech_mask(probabilities, self._vad)) or speech
+        if known >= end:  # all speech is known, the last as well
+            end = min(end, self._keep_tail(speech[-1][1] * FRAME_SAMPLES))
         if first > _samples(options.max_lead_s):
             self._start = first - _samples(options.pad_before_s)
-        yield Window(0, self._start, pcm[self._start : end])
+        yield Window(0, self._start, pcm[self._start : end], is_faint)
 
-    def _scan(self, pcm: Pcm, peak: int, step: int) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    def _scan(self, pcm: Pcm, peak: int, step: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Run the detector from the start, and yield how far it has been and what it found."""
         stream = self._detector.stream(peak)
         probabilities = np.empty(0, np.float32)
         for at in range(0, pcm.shape[0], step):
             probabilities = np.concatenate((probabilities, stream.feed(pcm[at : at + step])))
-            yield at + step, speech_mask(probabilities, self._vad)
+            yield at + step, probabilities
 
     def _any_speech(self, pcm: Pcm, peak: int) -> bool:
-        return any(mask.any() for _, mask in self._scan(pcm, peak, PROBE_SAMPLES))
+        scan = self._scan(pcm, peak, PROBE_SAMPLES)
+        return any(speech_mask(probabilities, self._vad).any() for _, probabilities in scan)
 
 
 def _samples(seconds: float) -> int:

@@ -17,13 +17,15 @@ from router.windows import Window, WindowCutter
 from tests.unit.router.sounds import Pcm, espeak, joined, silence, voice
 
 FRAME_S = FRAME_SAMPLES / SAMPLE_RATE
+TEXT = "Yes. Seven green birds are singing in the garden near my house. No, wait, stop"
 
 
 class LoudnessDetector:
     """Takes what is loud for speech: exact, so that properties can be."""
 
-    def __init__(self) -> None:
+    def __init__(self, certainty: float = 0.9) -> None:
         self.options = VadOptions()
+        self.certainty = certainty
 
     def stream(self, peak: int = 0) -> LoudnessDetector:
         return self
@@ -32,7 +34,7 @@ class LoudnessDetector:
         padded = np.zeros(-(-pcm.shape[0] // FRAME_SAMPLES) * FRAME_SAMPLES)
         padded[: pcm.shape[0]] = np.abs(pcm.astype(np.int32))
         loud = padded.reshape(-1, FRAME_SAMPLES).max(axis=1) > 100
-        return np.where(loud, 0.9, 0.0).astype(np.float32)
+        return np.where(loud, self.certainty, 0.0).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -220,7 +222,19 @@ def test_quiet_speech_is_kept(gain_db: int, detector: SpeechDetector) -> None:
     assert mask[34 * SAMPLE_RATE :].all()
 
 
-TEXT = "Yes. Seven green birds are singing in the garden near my house. No, wait, stop"
+@pytest.mark.parametrize("seconds", [0.3, 10.0, 70.0])
+def test_a_window_is_faint_where_the_detector_is_never_sure(seconds: float) -> None:
+    pcm = joined(silence(3.0), voice(seconds), silence(3.0))
+    assert {w.is_faint for w in cut(pcm, LoudnessDetector(0.4))} == {True}
+    assert {w.is_faint for w in cut(pcm, LoudnessDetector(0.9))} == {False}
+
+
+@pytest.mark.parametrize("gain_db", [0, -40])
+@pytest.mark.parametrize("text", ["Yes.", "Stop!", TEXT])
+def test_spoken_words_are_not_faint(text: str, gain_db: int, detector: SpeechDetector) -> None:
+    spoken = joined(silence(1.0), espeak(text), silence(4.0))
+    quiet = (spoken * 10 ** (gain_db / 20)).astype(np.int16)
+    assert [w.is_faint for w in cut(quiet, detector)] == [False]
 
 
 @pytest.mark.parametrize("name", ["en-us", "en-us+f3", "en-gb+m7", "de", "en-us+whisper"])
