@@ -293,10 +293,12 @@ def _audio_stream(container: InputContainer) -> AudioStream:
     stream = container.streams.best("audio")
     if not isinstance(stream, AudioStream):
         raise InvalidAudioError("The file holds no sound.", param="file")
-    name = stream.codec_context.name
-    if name not in DECODERS:
-        raise InvalidAudioError(f"The audio codec {name} is not supported.", param="file")
-    stream.codec_context.thread_count = 1
+    context = stream.codec_context
+    if context is None:  # libav has no decoder for it, and so no name either
+        raise InvalidAudioError("The audio codec is not supported.", param="file")
+    if context.name not in DECODERS:
+        raise InvalidAudioError(f"The audio codec {context.name} is not supported.", param="file")
+    context.thread_count = 1
     return stream
 
 

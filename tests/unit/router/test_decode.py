@@ -334,3 +334,13 @@ def test_the_library_is_the_one_that_was_tested() -> None:
     """The options that close the demuxers exist: libav ignores names that it does not know."""
     with pytest.raises(av.error.FFmpegError):
         av.open(__file__, options={"format_whitelist": "wav"})
+
+
+def test_a_codec_that_libav_does_not_know_is_refused(tmp_path: Path) -> None:
+    """A WAV whose format tag stands for nothing."""
+    path = write_wav(tmp_path / "unknown.wav", tone(1.0))
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<H", data, 20, 0x7777)
+    path.write_bytes(data)
+    with pytest.raises(InvalidAudioError, match="codec is not supported"):
+        decode(path)
