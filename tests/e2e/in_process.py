@@ -7,6 +7,7 @@ a bug in it is a traceback here. KV moves in memory; `conftest.server` has the r
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -29,36 +30,36 @@ STOP_S = 30.0
 def in_process_server(**router: Any) -> Iterator[str]:
     """Serve the bundled model with these router settings. Yields the base URL."""
     settings = load_settings(None, {"router": {"audio_workers": 1, **router}}, environ={})
-    started: Future[tuple[uvicorn.Server, int]] = Future()
-    thread = threading.Thread(target=_run, args=(settings, started), daemon=True)
-    thread.start()
-    server, port = started.result(START_S)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.should_exit = True
-        thread.join(STOP_S)
-        assert not thread.is_alive(), "the server did not end"
+    started: Future[uvicorn.Server] = Future()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=_run, args=(settings, listening, started), daemon=True)
+        thread.start()
+        server = started.result(START_S)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join(STOP_S)
+            assert not thread.is_alive(), "the server did not end"
 
 
-def _run(settings: Settings, started: Future[tuple[uvicorn.Server, int]]) -> None:
+def _run(settings: Settings, listening: socket.socket, started: Future[uvicorn.Server]) -> None:
     try:
-        asyncio.run(_serve(settings, started))
+        asyncio.run(_serve(settings, listening, started))
     except BaseException as error:
         if started.done():
             raise
         started.set_exception(error)
 
 
-async def _serve(settings: Settings, started: Future[tuple[uvicorn.Server, int]]) -> None:
+async def _serve(
+    settings: Settings, listening: socket.socket, started: Future[uvicorn.Server]
+) -> None:
+    """Serve until `should_exit`; clients may connect before, they wait in the socket's queue."""
     name, own = next(iter(settings.by_model().items()))
     async with local_pipeline(own) as pipeline:
         registry = ModelRegistry([served_model(settings, name, pipeline)])
         app = create_app(registry, settings.router)
-        server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-        serving = asyncio.create_task(server.serve())
-        while not server.started and not serving.done():
-            await asyncio.sleep(0.01)
-        if server.started:
-            started.set_result((server, server.servers[0].sockets[0].getsockname()[1]))
-        await serving
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
+        started.set_result(server)
+        await server.serve(sockets=[listening])

@@ -56,7 +56,8 @@ def wav_of(pcm: Pcm, size_bytes: int | None = None) -> bytes:
     if size_bytes is None:
         return whole
     junk = size_bytes - len(whole) - 8
-    assert junk >= 0 and junk % 2 == 0, "chunks have even lengths"
+    assert junk >= 0
+    assert junk % 2 == 0, "chunks have even lengths"
     riff = (size_bytes - 8).to_bytes(4, "little")
     chunk = b"JUNK" + junk.to_bytes(4, "little") + bytes(junk)
     return whole[:4] + riff + whole[8:36] + chunk + whole[36:]

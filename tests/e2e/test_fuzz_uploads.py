@@ -1,0 +1,183 @@
+"""Uploads with errors in them, through the whole server: an answer for each, and no harm done.
+
+Truncations, flipped bits, lies in headers and pieces of several files, of every container that is
+taken. Whatever comes, the answer is a 200 or a typed 4xx, the audio workers stay the processes
+that they were, and others' requests, which run at the same time, get their own texts. Seeded: a
+failure names its case, which `broken(case)` makes again.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import random
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from router.responses import ErrorResponse
+from tests.e2e.in_process import in_process_server
+from tests.e2e.speech import sentence_pcm, sentences_of, wav_of
+from tests.unit.router.sounds import FORMATS, encode_as
+
+ANSWER_S = 60.0
+AT_ONCE = 4
+GOOD_EVERY = 12  # of so many uploads one is another caller's good one
+HEAD_BYTES = 512  # where containers keep their sizes and rates
+EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
+
+Mutation = Callable[[bytearray, random.Random], bytes]
+
+
+@functools.cache
+def base_files() -> dict[str, bytes]:
+    """The caller's sentence in every format."""
+    pcm = sentence_pcm("short", 1, margin_s=0.4)
+    with tempfile.TemporaryDirectory() as folder:
+        return {name: encode_as(name, Path(folder), pcm).read_bytes() for name in FORMATS}
+
+
+def truncated(data: bytearray, dice: random.Random) -> bytes:
+    """Without its end, or without its beginning."""
+    at = dice.randrange(len(data))
+    return bytes(data[at:] if dice.random() < 0.2 else data[:at])
+
+
+def flipped(data: bytearray, dice: random.Random) -> bytes:
+    """Up to 200 bits, anywhere or in the header alone."""
+    reach = len(data) if dice.random() < 0.5 else min(HEAD_BYTES, len(data))
+    for _ in range(dice.choice((1, 2, 8, 40, 200))):
+        data[dice.randrange(reach)] ^= 1 << dice.randrange(8)
+    return bytes(data)
+
+
+def lying(data: bytearray, dice: random.Random) -> bytes:
+    """A header's numbers replaced by extreme ones, in either byte order."""
+    for _ in range(dice.choice((1, 1, 2, 4))):
+        width = dice.choice((1, 2, 4, 8))
+        value = dice.choice(EXTREMES) % (1 << 8 * width)
+        at = dice.randrange(min(HEAD_BYTES, len(data)) - width)
+        data[at : at + width] = value.to_bytes(width, dice.choice(("big", "little")))
+    return bytes(data)
+
+
+def repeated(data: bytearray, dice: random.Random) -> bytes:
+    """A piece of it twice, or left out, or zeros in its place."""
+    first, last = sorted(dice.randrange(len(data)) for _ in range(2))
+    piece = dice.choice((2 * data[first:last], bytearray(), bytearray(last - first)))
+    return bytes(data[:first] + piece + data[last:])
+
+
+def spliced(data: bytearray, dice: random.Random) -> bytes:
+    """The beginning of one file and the rest of another, which may be of another format."""
+    other = dice.choice(list(base_files().values()))
+    return bytes(data[: dice.randrange(len(data))] + other[dice.randrange(len(other)) :])
+
+
+MUTATIONS: tuple[Mutation, ...] = (truncated, flipped, lying, repeated, spliced)
+
+
+def broken(case: int) -> tuple[str, bytes]:
+    """One broken upload: what was done to which format, and the bytes."""
+    dice = random.Random(case)
+    names = list(base_files())
+    name, mutation = names[case % len(names)], dice.choice(MUTATIONS)
+    return f"case {case}: {name}, {mutation.__name__}", mutation(
+        bytearray(base_files()[name]), dice
+    )
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with in_process_server(audio_workers=2) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=url, timeout=ANSWER_S) as client:
+        yield client
+
+
+def upload(client: httpx.Client, content: bytes) -> httpx.Response:
+    form = {"model": "whisper-1", "language": "en", "fallback": "false"}
+    return client.post("/v1/audio/transcriptions", data=form, files={"file": ("upload", content)})
+
+
+def audio_workers() -> set[int]:
+    children = psutil.Process().children(recursive=True)
+    return {child.pid for child in children if "router.audio_worker" in " ".join(child.cmdline())}
+
+
+def runs_of_words(text: str, length: int = 4) -> set[tuple[str, ...]]:
+    words = text.lower().split()
+    return {tuple(words[i : i + length]) for i in range(len(words) - length + 1)}
+
+
+class OtherCaller:
+    """Sends its own good file again and again, and knows what is said in it."""
+
+    def __init__(self, client: httpx.Client) -> None:
+        self._client = client
+        self._file = wav_of(sentence_pcm("medium", 0))
+        self.text = upload(client, self._file).json()["text"]
+        assert self.text == sentences_of("medium")[0].text
+        self._runs = runs_of_words(self.text)
+
+    def check(self) -> None:
+        answer = upload(self._client, self._file)
+        assert (answer.status_code, answer.json()["text"]) == (200, self.text)
+
+    def is_heard_in(self, text: str) -> bool:
+        return bool(self._runs & runs_of_words(text))
+
+
+def send_broken(client: httpx.Client, cases: range) -> Counter[int]:
+    """Send them, some at once, and check each answer. Returns the statuses."""
+    other = OtherCaller(client)
+    workers = audio_workers()
+    assert len(workers) == 2
+
+    def send(case: int) -> int:
+        if case % GOOD_EVERY == 0:
+            other.check()
+        what, content = broken(case)
+        answer = upload(client, content)
+        assert answer.status_code in (200, 400, 413), f"{what}: {answer.status_code} {answer.text}"
+        if answer.status_code == 200:
+            assert not other.is_heard_in(answer.json()["text"]), f"{what}: {answer.text}"
+        else:
+            error = ErrorResponse.model_validate_json(answer.content).error
+            assert error.message, what
+        return answer.status_code
+
+    with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
+        statuses = Counter(pool.map(send, cases))
+    other.check()
+    assert audio_workers() == workers
+    return statuses
+
+
+def test_each_base_file_reads_as_spoken(client: httpx.Client) -> None:
+    """So that what the broken ones are made of is good."""
+    said = sentences_of("short")[1].text
+    for name, content in base_files().items():
+        assert upload(client, content).json()["text"] == said, name
+
+
+def test_300_broken_uploads_harm_nobody(client: httpx.Client) -> None:
+    statuses = send_broken(client, range(300))
+    assert min(statuses[200], statuses[400]) > 50, statuses
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(5))
+def test_5000_broken_uploads_harm_nobody(client: httpx.Client, part: int) -> None:
+    statuses = send_broken(client, range(1000 * (part + 1), 1000 * (part + 2)))
+    assert min(statuses[200], statuses[400]) > 150, statuses
