@@ -49,6 +49,16 @@ class Server:
         """Process id of one replica: the last part of its name."""
         return int(self.workers(role)[index]["replica"].rsplit("-", 1)[1])
 
+    def is_idle(self) -> bool:
+        """No request, nothing running or queued in any worker, and every page free."""
+        health = self.health()
+        workers = [worker for pool in health["pools"].values() for worker in pool["workers"]]
+        return health["router"]["requests"] == 0 and all(
+            worker["running"] == worker["queued"] == 0
+            and worker["pages_free"] == worker["pages_total"]
+            for worker in workers
+        )
+
     def output(self) -> str:
         return "".join(self.lines)
 
