@@ -1,0 +1,349 @@
+"""Where nobody speaks splitscribe writes nothing that openai-whisper would not on the same weights.
+
+Noise, music, hum, clicks, clipped audio, babble, and a little speech in a long silence, all made
+from seeds; the table (`-s`) shows the words beyond what was said of each. Parallel mode with its
+defaults, openai-whisper's `transcribe` with its own.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import jiwer
+import numpy as np
+import pytest
+import pytest_asyncio
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from cluster.demo.samples import sample_path
+from cluster.demo.scores import words_of
+from cluster.messages import SAMPLE_RATE, QualityGates
+from cluster.model.checkpoint import open_checkpoint
+from router.pipeline import TranscriptionPipeline
+from router.schemas import TranscriptionParams
+from tests.transcribers import Pcm, float32_pipeline, ours, theirs
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Signal = NDArray[np.float64]  # [n_samples], full scale is 1
+
+DEMO = open_checkpoint("demo").path
+DEFAULTS = TranscriptionParams(model="demo", seed=0)
+UNGUARDED = replace(DEFAULTS, gates=QualityGates(None, None, None), fallback=False)
+SAID = "Victor gave that letter until my local street"  # the short recording's first sentence
+SAID_S = 0.5, 2.75
+SAID_BOTH = f"{SAID} Emma brought you on Sunday"
+LONG_S = 600.0
+
+
+# ------------------------------------------------------------------------------- sounds
+
+
+def seconds_of(seconds: float) -> Signal:
+    """The time axis."""
+    return np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
+
+
+def white(seconds: float, level_db: float, seed: int = 0) -> Signal:
+    """Noise with an effective value of `level_db` below full scale."""
+    n_samples = round(seconds * SAMPLE_RATE)
+    return 10 ** (level_db / 20) * np.random.default_rng(seed).standard_normal(n_samples)
+
+
+def pink(seconds: float, level_db: float, seed: int = 0) -> Signal:
+    """The same with equal power in every octave."""
+    spectrum = np.fft.rfft(white(seconds, 0.0, seed))
+    spectrum /= np.sqrt(np.maximum(1, np.arange(spectrum.shape[0])))
+    noise = np.fft.irfft(spectrum)
+    return noise * (10 ** (level_db / 20) / noise.std())
+
+
+def note(hz: float, seconds: float) -> Signal:
+    """A plucked string: harmonics that die away, the higher the sooner."""
+    t = seconds_of(seconds)
+    partials = (
+        np.exp(-(1.5 + 0.8 * k) * t) * np.sin(2 * np.pi * k * hz * t) / k for k in range(1, 8)
+    )
+    attack = np.minimum(1.0, t / 0.01)
+    return np.asarray(attack * sum(partials))
+
+
+def chords(seconds: float) -> Signal:
+    """Three-voiced chords, two seconds each."""
+    roots_hz = (220.0, 174.6, 261.6, 196.0)
+    n_chords = round(seconds / 2)
+    played = (
+        sum(note(roots_hz[i % 4] * ratio, 2.0) for ratio in (1.0, 1.26, 1.498))
+        for i in range(n_chords)
+    )
+    return 0.15 * np.concatenate([np.asarray(chord) for chord in played])
+
+
+def arpeggio(seconds: float) -> Signal:
+    """Eight notes a second, up and down."""
+    scale = (0, 4, 7, 12, 16, 12, 7, 4)
+    notes = (note(220.0 * 2 ** (scale[i % 8] / 12), 0.125) for i in range(round(seconds * 8)))
+    return 0.3 * np.concatenate(list(notes))
+
+
+def mains(seconds: float, hz: float, level_db: float = -20.0) -> Signal:
+    """Hum of the mains with its harmonics."""
+    t = seconds_of(seconds)
+    hum = sum(np.sin(2 * np.pi * hz * k * t + k) / k for k in range(1, 12))
+    return np.asarray(10 ** (level_db / 20) * hum) + white(seconds, -70.0)
+
+
+def clicks(seconds: float, per_s: float = 1.5) -> Signal:
+    """Short cracks at random moments in faint noise."""
+    rng = np.random.default_rng(5)
+    signal = white(seconds, -75.0)
+    crack = np.exp(-np.arange(160) / 25.0)
+    for at in rng.integers(0, signal.shape[0] - 160, round(seconds * per_s)):
+        signal[at : at + 160] += rng.uniform(0.2, 0.9) * crack * rng.standard_normal(160)
+    return signal
+
+
+def babble(seconds: float) -> Signal:
+    """Six readers at once, none of whom can be made out: the voice detector takes it for speech."""
+    text = speech("long")
+    n_samples = round(seconds * SAMPLE_RATE)
+    shifts = np.random.default_rng(6).integers(0, text.shape[0] - n_samples, 6)
+    voices = (text[at : at + n_samples][::-1] for at in shifts)
+    return np.asarray(sum(voices)) / 2.5
+
+
+@functools.cache
+def speech(name: str) -> Signal:
+    """One of the bundled recordings."""
+    import soundfile
+
+    signal, rate = soundfile.read(sample_path(name))
+    assert rate == SAMPLE_RATE
+    return np.asarray(signal)
+
+
+def sentence() -> Signal:
+    first_s, last_s = SAID_S
+    return speech("short")[round(first_s * SAMPLE_RATE) : round(last_s * SAMPLE_RATE)]
+
+
+def sentence_in(signal: Signal, at_s: float) -> Signal:
+    """The sentence laid over a long signal."""
+    laid, at = signal.copy(), round(at_s * SAMPLE_RATE)
+    laid[at : at + sentence().shape[0]] += sentence()
+    return laid
+
+
+def after_speech(signal: Signal) -> Signal:
+    return np.concatenate((speech("short"), signal))
+
+
+def around(signal: Signal) -> Signal:
+    """The same speech before and after."""
+    return np.concatenate((speech("short"), signal, speech("short")))
+
+
+def clipped(signal: Signal, gain_db: float) -> Signal:
+    return np.clip(signal * 10 ** (gain_db / 20), -1.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sound:
+    """A recording to be, and what is said in it."""
+
+    name: str
+    make: Callable[[], Signal]
+    said: str = ""
+
+    @property
+    def pcm(self) -> Pcm:
+        return np.asarray(np.clip(self.make(), -1.0, 1.0) * 32_767, np.int16)
+
+
+QUICK = (
+    Sound("silence, 12 s", lambda: np.zeros(12 * SAMPLE_RATE)),
+    *(Sound(f"white noise, {db} dB", lambda db=db: white(12.0, db)) for db in (-60, -40, -20, -8)),  # type: ignore[misc]
+    *(Sound(f"pink noise, {db} dB", lambda db=db: pink(12.0, db)) for db in (-60, -40, -20, -8)),  # type: ignore[misc]
+    Sound("white noise, clipped", lambda: clipped(white(12.0, -20.0), 30.0)),
+    Sound("pink noise, clipped", lambda: clipped(pink(12.0, -20.0), 30.0)),
+    Sound("chords", lambda: chords(12.0)),
+    Sound("arpeggio", lambda: arpeggio(12.0)),
+    Sound("hum, 50 Hz", lambda: mains(12.0, 50.0)),
+    Sound("hum, 60 Hz", lambda: mains(12.0, 60.0, -8.0)),
+    Sound("clicks", lambda: clicks(12.0)),
+    Sound("babble", lambda: babble(12.0)),
+    Sound("speech backwards", lambda: speech("short")[::-1]),
+    Sound("speech, clipped", lambda: clipped(speech("short"), 12.0), SAID_BOTH),
+    Sound("speech, clipped hard", lambda: clipped(speech("short"), 30.0), SAID_BOTH),
+    Sound("speech, then hum", lambda: after_speech(mains(20.0, 60.0, -14.0)), SAID_BOTH),
+    Sound("speech, then an arpeggio", lambda: after_speech(arpeggio(20.0)), SAID_BOTH),
+    Sound("speech, then chords, then speech", lambda: around(chords(6.0)), f"{SAID_BOTH} " * 2),
+    Sound("speech, then noise, then speech", lambda: around(pink(6.0, -26.0)), f"{SAID_BOTH} " * 2),
+    Sound(
+        "a sentence, then a minute of silence",
+        lambda: sentence_in(np.zeros(60 * SAMPLE_RATE), 2.0),
+        SAID,
+    ),
+    Sound(
+        "a sentence in ten minutes of silence",
+        lambda: sentence_in(np.zeros(round(LONG_S * SAMPLE_RATE)), 311.7),
+        SAID,
+    ),
+)
+LONG = (
+    Sound(
+        "a sentence in ten minutes of faint noise",
+        lambda: sentence_in(white(LONG_S, -60.0), 311.7),
+        SAID,
+    ),
+    Sound(
+        "a sentence in ten minutes of pink noise",
+        lambda: sentence_in(pink(LONG_S, -45.0), 102.3),
+        SAID,
+    ),
+    Sound(
+        "a sentence in ten minutes of hum",
+        lambda: sentence_in(mains(LONG_S, 50.0, -40.0), 590.0),
+        SAID,
+    ),
+    Sound("ten minutes of noise that swells", lambda: pink(LONG_S, -20.0) * swell(LONG_S)),
+)
+
+
+def swell(seconds: float) -> Signal:
+    return np.asarray(0.5 - 0.5 * np.cos(2 * np.pi * seconds_of(seconds) / 40.0))
+
+
+# ------------------------------------------------------------------------- three listeners
+
+
+def invented(said: str, heard: str) -> int:
+    """Words beyond those that were said, by the alignment with the fewest word errors."""
+    reference, found = " ".join(words_of(said)), " ".join(words_of(heard))
+    if not reference:
+        return len(found.split())
+    return int(jiwer.process_words(reference, found).insertions)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What each listener wrote for one sound. n_windows: that passed the voice detector."""
+
+    sound: Sound
+    guarded: str
+    unguarded: str
+    reference: str
+    n_windows: int
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Invented words: ours, ours without gates, openai-whisper's."""
+        texts = self.guarded, self.unguarded, self.reference
+        return tuple(invented(self.sound.said, text) for text in texts)  # type: ignore[return-value]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pipeline() -> AsyncIterator[TranscriptionPipeline]:
+    async with float32_pipeline() as pipeline:
+        yield pipeline
+
+
+async def listen(
+    pipeline: TranscriptionPipeline, sounds: Iterable[Sound], folder: Path
+) -> list[Heard]:
+    heard = []
+    for sound in sounds:
+        pcm = sound.pcm
+        guarded = await ours(pipeline, DEFAULTS, pcm, folder)
+        unguarded = await ours(pipeline, UNGUARDED, pcm, folder)
+        heard.append(
+            Heard(
+                sound,
+                guarded.transcript.text,
+                unguarded.transcript.text,
+                theirs(DEMO, pcm),
+                guarded.timings.windows,
+            )
+        )
+    return heard
+
+
+def totals(heard: list[Heard]) -> tuple[int, ...]:
+    """Of each listener."""
+    return tuple(map(sum, zip(*(one.counts for one in heard), strict=True)))
+
+
+def show(heard: list[Heard]) -> None:
+    table = Table(title="words beyond what was said", title_justify="left")
+    for column in ("sound", "windows", "ours", "without gates", "openai-whisper", "our text"):
+        table.add_column(column, no_wrap=column == "sound")
+    for one in heard:
+        table.add_row(one.sound.name, str(one.n_windows), *map(str, one.counts), one.guarded[:60])
+    n_windows = sum(one.n_windows for one in heard)
+    table.add_row("all", str(n_windows), *map(str, totals(heard)), "")
+    Console(width=150).print("", table)
+
+
+# ---------------------------------------------------------------------------------- tests
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def quick(
+    pipeline: TranscriptionPipeline, tmp_path_factory: pytest.TempPathFactory
+) -> list[Heard]:
+    heard = await listen(pipeline, QUICK, tmp_path_factory.mktemp("sounds"))
+    show(heard)
+    return heard
+
+
+def assert_no_more_than_the_reference(heard: list[Heard]) -> None:
+    """How many words a model makes of a sound that is none is luck; whether it makes any is not."""
+    for one in heard:
+        mine, _, reference = one.counts
+        assert reference or not mine, (one.sound.name, one.guarded)
+    mine, _, reference = totals(heard)
+    assert mine <= reference
+
+
+def assert_gates_add_nothing(heard: list[Heard]) -> None:
+    for one in heard:
+        mine, unguarded, _ = one.counts
+        assert unguarded or not mine, (one.sound.name, one.guarded)
+    mine, unguarded, _ = totals(heard)
+    assert mine <= unguarded
+
+
+async def test_nothing_is_invented_that_the_reference_does_not_invent(quick: list[Heard]) -> None:
+    assert_no_more_than_the_reference(quick)
+
+
+async def test_the_gates_invent_nothing(quick: list[Heard]) -> None:
+    assert_gates_add_nothing(quick)
+
+
+async def test_some_sounds_pass_the_voice_detector(quick: list[Heard]) -> None:
+    """Or the gates would not have been asked."""
+    wordless = [one for one in quick if not one.sound.said]
+    assert any(one.n_windows for one in wordless)
+
+
+async def test_the_sentence_in_the_silence_is_found(quick: list[Heard]) -> None:
+    alone = [one for one in quick if one.sound.said == SAID]
+    for one in alone:
+        assert words_of(one.guarded) == words_of(SAID), one.sound.name
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_ten_minutes_of_next_to_nothing(
+    pipeline: TranscriptionPipeline, tmp_path: Path
+) -> None:
+    heard = await listen(pipeline, LONG, tmp_path)
+    show(heard)
+    assert_no_more_than_the_reference(heard)
+    assert_gates_add_nothing(heard)
