@@ -28,6 +28,7 @@ from router.windows import Window
 MIN_TAIL_S = 0.1  # less than this cannot hold a word
 MIN_QUIET_TAIL_S = 2.0  # a rest that the decoder gave no text for: likely the pause before a cut
 MAX_TAILS = 16  # of one window
+FAINT_DOUBT = 0.5  # of the doubt that is allowed elsewhere
 
 
 @dataclass(slots=True)
@@ -101,10 +102,10 @@ class ParallelRun:
 
 
 def _gates(gates: QualityGates, window: Window) -> QualityGates:
-    """Where the voice detector is not sure of speech, a model that is unsure too hears none."""
-    if not window.is_faint or None in (gates.no_speech_prob, gates.avg_logprob):
+    """Where the voice detector is not sure of speech, the decoder has to be, or there is none."""
+    if not window.is_faint or gates.no_speech_prob is None or gates.avg_logprob is None:
         return gates
-    return replace(gates, no_speech_prob=0.0)
+    return replace(gates, no_speech_prob=0.0, avg_logprob=FAINT_DOUBT * gates.avg_logprob)
 
 
 def _rest(part: WindowTranscript, end_s: float) -> float | None:
