@@ -1,0 +1,133 @@
+// OpenAI's Node SDK against a running server: makes the calls, prints what came as one JSON
+// object, and judges nothing; tests/e2e/test_node_sdk.py does.
+//
+//     node client.mjs BASE_URL SHORT_RECORDING LONG_RECORDING
+
+import fs from "node:fs";
+import OpenAI, { toFile } from "openai";
+
+const [baseURL, short, long] = process.argv.slice(2);
+const client = new OpenAI({ baseURL, apiKey: "none", maxRetries: 0 });
+const transcriptions = client.audio.transcriptions;
+const model = "whisper-1";
+const bytes = fs.readFileSync(short);
+
+async function uploads() {
+  const files = {
+    "fs.createReadStream": fs.createReadStream(short),
+    "toFile of bytes": await toFile(bytes, "speech.flac"),
+    "toFile of a stream": await toFile(fs.createReadStream(short), "speech.flac"),
+    File: new File([bytes], "speech.flac", { type: "audio/flac" }),
+    Blob: await toFile(new Blob([bytes]), "speech.flac"),
+    Response: new Response(bytes),
+  };
+  const texts = {};
+  for (const [kind, file] of Object.entries(files)) {
+    texts[kind] = (await transcriptions.create({ model, file })).text;
+  }
+  return texts;
+}
+
+async function formats() {
+  const found = {};
+  for (const response_format of ["json", "text", "srt", "verbose_json", "vtt"]) {
+    const file = fs.createReadStream(short);
+    found[response_format] = await transcriptions.create({ model, file, response_format });
+  }
+  return found;
+}
+
+async function words() {
+  return await transcriptions.create({
+    model,
+    file: fs.createReadStream(short),
+    response_format: "verbose_json",
+    timestamp_granularities: ["word"],
+    chunking_strategy: { type: "server_vad", threshold: 0.4 },
+  });
+}
+
+async function logprobs() {
+  const file = fs.createReadStream(short);
+  return await transcriptions.create({ model, file, include: ["logprobs"] });
+}
+
+async function translation() {
+  return await client.audio.translations.create({ model, file: fs.createReadStream(short) });
+}
+
+async function stream(file) {
+  const events = [];
+  for await (const event of await transcriptions.create({ model, file, stream: true })) {
+    events.push(event);
+  }
+  return events;
+}
+
+// What the last call raised, and the events before it.
+async function failure(call) {
+  const before = [];
+  try {
+    const result = await call();
+    if (result?.[Symbol.asyncIterator]) {
+      for await (const event of result) before.push(event.type);
+    }
+    return { raised: null, before };
+  } catch (error) {
+    return {
+      raised: error.constructor.name,
+      isAPIError: error instanceof OpenAI.APIError,
+      status: error.status ?? null,
+      code: error.code ?? null,
+      param: error.param ?? null,
+      message: error.message,
+      requestID: error.requestID ?? null,
+      before,
+    };
+  }
+}
+
+async function failures() {
+  const garbage = await toFile(Buffer.from("no audio at all"), "speech.flac");
+  const damaged = fs.readFileSync(long);
+  const at = Math.floor(0.7 * damaged.length);
+  damaged.fill(0, at, at + 20_000);
+  const file = await toFile(damaged, "talk.flac");
+  return {
+    garbage: await failure(() => transcriptions.create({ model, file: garbage })),
+    "garbage, streamed": await failure(() =>
+      transcriptions.create({ model, file: garbage, stream: true }),
+    ),
+    model: await failure(() => transcriptions.create({ model: "whisper-99", file: garbage })),
+    temperature: await failure(() =>
+      transcriptions.create({ model, file: garbage, temperature: 7 }),
+    ),
+    "in mid-stream": await failure(() => transcriptions.create({ model, file, stream: true })),
+  };
+}
+
+// Leaves a stream after its first event.
+async function left() {
+  const file = fs.createReadStream(long);
+  const events = await transcriptions.create({ model, file, stream: true });
+  for await (const event of events) return event.type;
+}
+
+async function models() {
+  const listed = [];
+  for await (const one of client.models.list()) listed.push(one.id);
+  return { listed, slashed: (await client.models.retrieve(`openai/${listed[0]}`)).id };
+}
+
+async function headers() {
+  const file = fs.createReadStream(short);
+  const { data, response, request_id } = await transcriptions
+    .create({ model, file })
+    .withResponse();
+  return { text: data.text, request_id, timing: response.headers.get("server-timing") };
+}
+
+const parts = { uploads, formats, words, logprobs, translation, failures, left, models, headers };
+const report = { stream: await stream(fs.createReadStream(long)) };
+for (const [name, part] of Object.entries(parts)) report[name] = await part();
+console.log(JSON.stringify(report));

@@ -1,0 +1,139 @@
+"""OpenAI's Node SDK against a running cluster: `node/client.mjs` calls, these tests judge."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.demo.samples import sample_path
+from tests.e2e.conftest import Server, wait_until
+
+FOLDER = Path(__file__).with_name("node")
+INSTALL_S = 120
+CALLS_S = 120
+OFFLINE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "ENOTCACHED")
+
+
+def install() -> None:
+    """`npm ci`, unless what is locked is there. Skips the tests where it cannot be had."""
+    for tool in ("node", "npm"):
+        if shutil.which(tool) is None:
+            pytest.skip(f"{tool} is not installed")
+    locked, installed = FOLDER / "package-lock.json", FOLDER / "node_modules/.package-lock.json"
+    if installed.exists() and versions(locked).items() <= versions(installed).items():
+        return
+    run = subprocess.run(
+        ["npm", "ci", "--no-audit", "--no-fund"],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=INSTALL_S,
+    )
+    if any(code in run.stderr for code in OFFLINE):
+        pytest.skip("npm cannot reach its registry")
+    assert run.returncode == 0, run.stderr
+
+
+def versions(lock: Path) -> dict[str, str]:
+    packages = json.loads(lock.read_text())["packages"]
+    return {name: package["version"] for name, package in packages.items() if name}
+
+
+@pytest.fixture(scope="module")
+def report(server: Server) -> dict[str, Any]:
+    install()
+    arguments = [f"{server.url}/v1", str(sample_path("short")), str(sample_path("long"))]
+    run = subprocess.run(
+        ["node", "client.mjs", *arguments],
+        cwd=FOLDER,
+        capture_output=True,
+        text=True,
+        timeout=CALLS_S,
+    )
+    assert run.returncode == 0, run.stderr
+    found: dict[str, Any] = json.loads(run.stdout)
+    return found
+
+
+@pytest.fixture(scope="module")
+def said(server: Server) -> str:
+    create = server.client().audio.transcriptions.create
+    return create(model="whisper-1", file=sample_path("short")).text
+
+
+def test_whatever_the_file_is_given_as_its_text_is_the_same(
+    report: dict[str, Any], said: str
+) -> None:
+    assert len(report["uploads"]) == 6
+    assert set(report["uploads"].values()) == {said}
+
+
+def test_every_format_arrives_parsed_as_the_sdk_types_it(report: dict[str, Any], said: str) -> None:
+    formats = report["formats"]
+    assert formats["json"]["text"] == formats["verbose_json"]["text"] == said
+    assert formats["json"]["usage"] == {"type": "duration", "seconds": 6}
+    assert formats["text"] == f"{said}\n"
+    assert formats["srt"].startswith("1\n00:00:0")
+    assert formats["vtt"].startswith("WEBVTT\n\n00:0")
+    assert formats["verbose_json"]["segments"]
+    assert report["translation"]["text"]
+
+
+def test_words_and_log_probabilities_spell_the_text(report: dict[str, Any], said: str) -> None:
+    assert " ".join(word["word"] for word in report["words"]["words"]) == said
+    spelt = b"".join(bytes(token["bytes"]) for token in report["logprobs"]["logprobs"])
+    assert spelt.decode().strip() == said
+
+
+def test_a_stream_iterates_to_the_whole_text(report: dict[str, Any], server: Server) -> None:
+    create = server.client().audio.transcriptions.create
+    *deltas, done = report["stream"]
+    assert {event["type"] for event in deltas} == {"transcript.text.delta"}
+    assert done["type"] == "transcript.text.done"
+    whole = create(model="whisper-1", file=sample_path("long")).text
+    assert "".join(event["delta"] for event in deltas) == done["text"] == whole
+
+
+@pytest.mark.parametrize(
+    ("case", "raised", "status", "param", "code"),
+    [
+        ("garbage", "BadRequestError", 400, None, None),
+        ("garbage, streamed", "BadRequestError", 400, None, None),
+        ("model", "NotFoundError", 404, None, "model_not_found"),
+        ("temperature", "BadRequestError", 400, "temperature", None),
+        ("in mid-stream", "APIError", None, "file", "audio_truncated"),
+    ],
+)
+def test_failures_raise_the_sdk_s_classes(
+    report: dict[str, Any],
+    case: str,
+    raised: str,
+    status: int | None,
+    param: str | None,
+    code: str | None,
+) -> None:
+    failure = report["failures"][case]
+    assert failure["isAPIError"], failure
+    found = tuple(failure[name] for name in ("raised", "status", "param", "code"))
+    assert found == (raised, status, param, code), failure
+    assert failure["requestID"] or status is None
+    assert bool(failure["before"]) == (status is None)
+
+
+def test_leaving_a_stream_frees_everything(report: dict[str, Any], server: Server) -> None:
+    assert report["left"] == "transcript.text.delta"
+    wait_until(server.is_idle, 60, "every window of the request is gone")
+
+
+def test_models_ids_and_timings_are_there(report: dict[str, Any], said: str) -> None:
+    (name,) = report["models"]["listed"]
+    assert report["models"]["slashed"] == f"openai/{name}"
+    headers = report["headers"]
+    assert headers["text"] == said
+    assert headers["request_id"]
+    assert "transfer;dur=" in headers["timing"]
