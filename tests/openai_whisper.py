@@ -1,0 +1,185 @@
+"""openai-whisper with our checkpoints: the reference of sequential mode and of word times.
+
+    model = openai_model(folder)
+    with openai_vocabulary(folder):
+        whisper.transcribe(model, audio, **reference_options(folder))
+
+It reads its vocabulary from its own files and tells a model's kind by the size of it; here both
+come from the checkpoint instead, whose tokens are fewer.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numba
+import tiktoken
+import torch
+import whisper.model
+from safetensors.torch import load_file
+from whisper.tokenizer import Tokenizer
+
+from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.vocabulary import read_vocabulary
+
+# The package's attribute of that name is the function.
+TRANSCRIBE = sys.modules["whisper.transcribe"]
+DECODING = sys.modules["whisper.decoding"]
+TIMING = importlib.import_module("whisper.timing")
+
+# As it is, but on one thread: numba's would be torch's as well, and it compiles for seconds.
+TIMING.dtw_cpu = numba.njit(TIMING.dtw_cpu.py_func)
+
+GPT2_PIECES = r"""'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"""
+LAYER_NAMES = {
+    "self_attn_layer_norm": "attn_ln",
+    "encoder_attn_layer_norm": "cross_attn_ln",
+    "final_layer_norm": "mlp_ln",
+    "self_attn": "attn",
+    "encoder_attn": "cross_attn",
+    "q_proj": "query",
+    "k_proj": "key",
+    "v_proj": "value",
+    "out_proj": "out",
+    "fc1": "mlp.0",
+    "fc2": "mlp.2",
+}
+OUTER_NAMES = {
+    "embed_positions.weight": "positional_embedding",
+    "embed_tokens": "token_embedding",
+    "layers": "blocks",
+}
+LAST_NORM = {"encoder": "ln_post", "decoder": "ln"}
+
+
+class SmallWhisper(whisper.model.Whisper):
+    """Knows its languages from the checkpoint and not from the size of its vocabulary."""
+
+    languages: tuple[str, ...] = ()
+    multilingual = True
+
+    @property
+    def is_multilingual(self) -> bool:
+        return self.multilingual
+
+    @property
+    def num_languages(self) -> int:
+        return len(self.languages)
+
+
+@functools.lru_cache(maxsize=2)
+def openai_model(folder: Path) -> SmallWhisper:
+    """The folder's weights in openai-whisper's model, float32, with its alignment heads."""
+    checkpoint = open_checkpoint(str(folder))
+    tokenizer = tokenizer_of(folder)
+    model = SmallWhisper(_dimensions(checkpoint))
+    tensors = {
+        _openai_name(name): tensor.float()
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+        if "proj_out" not in name
+    }
+    model.load_state_dict(tensors)
+    model.multilingual = tokenizer.is_multilingual
+    model.languages = tokenizer.languages
+    heads = torch.zeros(model.dims.n_text_layer, model.dims.n_text_head, dtype=torch.bool)
+    for layer, head in checkpoint.generation_config["alignment_heads"]:
+        heads[layer, head] = True
+    model.register_buffer("alignment_heads", heads.to_sparse(), persistent=False)
+    return model.eval()
+
+
+@functools.lru_cache(maxsize=2)
+def tokenizer_of(folder: Path) -> WhisperTokenizer:
+    return WhisperTokenizer.from_checkpoint(open_checkpoint(str(folder)))
+
+
+def reference_options(folder: Path) -> dict[str, Any]:
+    """What `transcribe` is told so that it decodes as the checkpoint's own files say.
+
+    The suppressed tokens are the checkpoint's list: which symbols are one token, and so are
+    suppressed by openai-whisper's rule, depends on the vocabulary.
+    """
+    return {"fp16": False, "suppress_tokens": list(tokenizer_of(folder).suppress_tokens)}
+
+
+@contextmanager
+def openai_vocabulary(folder: Path) -> Iterator[None]:
+    """Let openai-whisper use the folder's tokens."""
+    encoding = _encoding(folder)
+    languages = tokenizer_of(folder).languages
+
+    def get_tokenizer(
+        multilingual: bool,
+        *,
+        num_languages: int = 99,
+        language: str | None = None,
+        task: str | None = None,
+    ) -> Tokenizer:
+        if not multilingual:
+            return Tokenizer(encoding=encoding, num_languages=num_languages)
+        return Tokenizer(
+            encoding=encoding,
+            num_languages=len(languages),
+            language=language or "en",
+            task=task or "transcribe",
+        )
+
+    with (
+        patch.object(TRANSCRIBE, "get_tokenizer", get_tokenizer),
+        patch.object(DECODING, "get_tokenizer", get_tokenizer),
+    ):
+        yield
+
+
+@functools.lru_cache(maxsize=2)
+def _encoding(folder: Path) -> tiktoken.Encoding:
+    """The folder's byte-level BPE, whose ids are the ranks of its merges."""
+    vocabulary = read_vocabulary(folder)
+    special = dict(vocabulary.added)
+    if "<|nocaptions|>" in special:  # its name until large-v3
+        special["<|nospeech|>"] = special.pop("<|nocaptions|>")
+    return tiktoken.Encoding(
+        name=str(folder),
+        pat_str=GPT2_PIECES,
+        mergeable_ranks={
+            piece: index
+            for index, piece in vocabulary.pieces.items()
+            if index < special["<|endoftext|>"]
+        },
+        special_tokens=special,
+    )
+
+
+def _dimensions(checkpoint: Checkpoint) -> whisper.model.ModelDimensions:
+    dims = checkpoint.dims
+    return whisper.model.ModelDimensions(
+        n_mels=dims.n_mels,
+        n_audio_ctx=dims.n_audio_ctx,
+        n_audio_state=dims.n_audio_state,
+        n_audio_head=dims.n_audio_head,
+        n_audio_layer=dims.n_audio_layer,
+        n_vocab=dims.n_vocab,
+        n_text_ctx=dims.n_text_ctx,
+        n_text_state=dims.n_text_state,
+        n_text_head=dims.n_text_head,
+        n_text_layer=dims.n_text_layer,
+    )
+
+
+def _openai_name(name: str) -> str:
+    """`model.decoder.layers.0.fc1.bias` is `decoder.blocks.0.mlp.0.bias` there."""
+    side, rest = name.removeprefix("model.").split(".", 1)
+    if rest.startswith("layer_norm."):
+        return f"{side}.{rest.replace('layer_norm', LAST_NORM[side])}"
+    for ours, theirs in (OUTER_NAMES | LAYER_NAMES).items():
+        rest = ".".join(theirs if part == ours else part for part in rest.split("."))
+    return f"{side}.{rest.replace('embed_positions.weight', 'positional_embedding')}"

@@ -1,0 +1,436 @@
+"""Sequential mode gives openai-whisper's segments, tokens, times and words, in float32.
+
+Both sides hear the same int16 samples and suppress the tokens that the checkpoint lists. The
+reference's sampler is given our noise, since its own is a generator's.
+"""
+
+from __future__ import annotations
+
+import itertools
+import wave
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+import whisper
+from numpy.typing import NDArray
+
+from cluster.app import local_pipeline
+from cluster.demo.samples import sample_path, sample_text
+from cluster.messages import SAMPLE_RATE, QualityGates
+from cluster.model.checkpoint import open_checkpoint
+from cluster.settings import load_settings
+from decoder_worker.noise import gumbel, noise_key
+from router.gather import Segment, Transcript
+from router.pipeline import TranscriptionPipeline
+from router.schemas import LADDER, SequentialOptions, TranscriptionParams
+from router.seams import Update
+from tests.checkpoints import cached_checkpoint
+from tests.openai_whisper import (
+    DECODING,
+    openai_model,
+    openai_vocabulary,
+    reference_options,
+    tokenizer_of,
+)
+from tests.reference import make_pcm
+from tests.requests import request_context
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+Pcm = NDArray[np.int16]
+
+SEED = 11
+NEVER = QualityGates(compression_ratio=None, avg_logprob=0.0, no_speech_prob=None)  # all fail
+PARAMS = TranscriptionParams(
+    model="demo",
+    language="en",
+    fallback=False,
+    seed=SEED,
+    decoding="sequential",
+    gates=QualityGates(),
+)
+
+
+# ------------------------------------------------------------------------- both sides
+
+
+@asynccontextmanager
+async def pipeline_of(model: str) -> AsyncIterator[TranscriptionPipeline]:
+    role = {"dtype": "float32", "device": "cpu", "threads": 1}
+    settings = {"model": model, "router": {"audio_workers": 1}, "encoder": role, "decoder": role}
+    async with local_pipeline(load_settings(None, settings, environ={})) as pipeline:
+        yield pipeline
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def demo() -> AsyncIterator[TranscriptionPipeline]:
+    async with pipeline_of("demo") as pipeline:
+        yield pipeline
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def micro() -> AsyncIterator[TranscriptionPipeline]:
+    async with pipeline_of(str(MICRO)) as pipeline:
+        yield pipeline
+
+
+DEMO = open_checkpoint("demo").path
+MICRO = cached_checkpoint("micro")
+
+
+async def ours(
+    pipeline: TranscriptionPipeline, params: TranscriptionParams, pcm: Pcm, folder: Path
+) -> tuple[Transcript, list[Update]]:
+    file = write_wav(folder / "upload", pcm)
+    context = request_context(seconds=600.0)
+    updates: list[Update] = []
+    context.on_update = updates.append
+    return (await pipeline.transcribe(file, params, context)).transcript, updates
+
+
+def theirs(checkpoint: Path, params: TranscriptionParams, pcm: Pcm) -> dict[str, Any]:
+    """openai-whisper's answer to the same parameters."""
+    options = reference_options(checkpoint)
+    if params.beam_size > 1:
+        options |= {"beam_size": params.beam_size, "patience": params.patience}
+    if params.best_of > 1:
+        options |= {"best_of": params.best_of}
+    model = openai_model(checkpoint)
+    with openai_vocabulary(checkpoint), our_noise(params):
+        answer: dict[str, Any] = whisper.transcribe(
+            model,
+            pcm.astype(np.float32) / 32_768,
+            language=params.language,
+            task=params.task,
+            temperature=params.temperatures,
+            initial_prompt=params.prompt,
+            carry_initial_prompt=params.sequential.carry_initial_prompt,
+            condition_on_previous_text=params.sequential.condition_on_previous_text,
+            clip_timestamps=list(params.sequential.clip_timestamps),
+            word_timestamps=params.words,
+            hallucination_silence_threshold=params.sequential.hallucination_silence_threshold,
+            compression_ratio_threshold=params.gates.compression_ratio,
+            logprob_threshold=params.gates.avg_logprob,
+            no_speech_threshold=params.gates.no_speech_prob,
+            length_penalty=params.length_penalty,
+            **options,
+        )
+    return answer
+
+
+@contextmanager
+def our_noise(params: TranscriptionParams) -> Iterator[None]:
+    """Give the reference's sampler noise by seed, window, attempt, candidate and step.
+
+    Windows and attempts are counted by the decodes: each window begins with the first temperature.
+    """
+    windows = itertools.count()
+    place: dict[str, Any] = {}
+    run = DECODING.DecodingTask.run
+
+    def counting_run(task: Any, mel: torch.Tensor) -> Any:
+        attempt = params.temperatures.index(task.options.temperature)
+        if attempt == 0:
+            place["window"] = next(windows)
+        place.update(attempt=attempt, steps=itertools.count())
+        return run(task, mel)
+
+    class OurCategorical:
+        def __init__(self, logits: torch.Tensor) -> None:
+            self._logits = logits
+
+        def sample(self) -> torch.Tensor:
+            n, n_vocab = self._logits.shape
+            keys = [noise_key(SEED, place["window"], place["attempt"], row) for row in range(n)]
+            steps = torch.full((n,), next(place["steps"]))
+            return (self._logits + gumbel(torch.tensor(keys), steps, n_vocab)).argmax(-1)
+
+    with (
+        patch.object(DECODING.DecodingTask, "run", counting_run),
+        patch.object(DECODING, "Categorical", OurCategorical),
+    ):
+        yield
+
+
+async def assert_equal(
+    pipeline: TranscriptionPipeline,
+    params: TranscriptionParams,
+    pcm: Pcm,
+    folder: Path,
+    checkpoint: Path = DEMO,
+) -> list[dict[str, Any]]:
+    """Compare all there is, and return the reference's segments."""
+    transcript, updates = await ours(pipeline, params, pcm, folder)
+    answer = theirs(checkpoint, params, pcm)
+    expected = [segment for segment in answer["segments"] if segment["text"]]
+    found = transcript.segments
+    assert [s.text for s in found] == [s["text"] for s in expected]
+    assert [list(s.tokens) for s in found] == [s["tokens"] for s in expected]
+    for segment, reference in zip(found, expected, strict=True):
+        assert_same_numbers(segment, reference)
+    assert [s.id for s in found] == list(range(len(found)))
+    assert transcript.text == answer["text"].strip()
+    assert transcript.language == answer["language"]
+    assert "".join(update.text for update in updates) == transcript.text
+    assert tuple(s for update in updates for s in update.segments) == found
+    return expected
+
+
+def assert_same_numbers(segment: Segment, reference: dict[str, Any]) -> None:
+    assert segment.seek == reference["seek"]
+    assert (segment.start, segment.end) == pytest.approx(
+        (reference["start"], reference["end"]), abs=6e-4
+    )
+    assert segment.temperature == reference["temperature"]
+    for score in ("avg_logprob", "compression_ratio", "no_speech_prob"):
+        assert getattr(segment, score) == pytest.approx(reference[score], abs=2e-3), score
+    words = reference.get("words", [])
+    assert [word.word for word in segment.words] == [word["word"] for word in words]
+    for ours, theirs in zip(segment.words, words, strict=True):
+        assert (ours.start, ours.end) == pytest.approx((theirs["start"], theirs["end"]), abs=6e-4)
+        assert ours.probability == pytest.approx(theirs["probability"], abs=2e-3)
+
+
+# ------------------------------------------------------------------------------- audio
+
+
+def write_wav(file: Path, pcm: Pcm) -> Path:
+    with wave.open(str(file), "wb") as wav:
+        wav.setnchannels(1)
+        wav.setsampwidth(2)
+        wav.setframerate(SAMPLE_RATE)
+        wav.writeframes(pcm.tobytes())
+    return file
+
+
+def sample(name: str) -> Pcm:
+    import soundfile
+
+    pcm, rate = soundfile.read(sample_path(name), dtype="int16")
+    assert rate == SAMPLE_RATE
+    return np.asarray(pcm)
+
+
+def hum(seconds: float) -> Pcm:
+    """A room in which nobody speaks."""
+    rng = np.random.default_rng(4)
+    return (rng.standard_normal(round(seconds * SAMPLE_RATE)) * 20).astype(np.int16)
+
+
+def chat() -> Pcm:
+    """Two windows: speech of half a minute, and a little after a pause."""
+    return np.concatenate((sample("medium"), hum(4.0), sample("short")))
+
+
+def talk() -> Pcm:
+    """Two minutes: speech, pauses, a faint part, and an end inside a hop."""
+    faint = sample("medium") // 8
+    parts = (sample("short"), hum(3.0), sample("long"), faint, hum(12.0), sample("short")[:-77])
+    return np.concatenate(parts)
+
+
+# ------------------------------------------------------------------------------- tests
+
+
+@pytest.mark.parametrize("name", ["short", "medium", "long"])
+async def test_recordings_equal_the_reference(
+    demo: TranscriptionPipeline, tmp_path: Path, name: str
+) -> None:
+    assert await assert_equal(demo, PARAMS, sample(name), tmp_path)
+
+
+@pytest.mark.parametrize("conditioned", [True, False])
+async def test_a_long_talk_equals_the_reference(
+    demo: TranscriptionPipeline, tmp_path: Path, conditioned: bool
+) -> None:
+    sequential = SequentialOptions(condition_on_previous_text=conditioned)
+    segments = await assert_equal(demo, replace(PARAMS, sequential=sequential), talk(), tmp_path)
+    assert len({segment["seek"] for segment in segments}) >= 3
+
+
+async def test_ten_seconds_from_inside_a_recording(
+    demo: TranscriptionPipeline, tmp_path: Path
+) -> None:
+    await assert_equal(demo, PARAMS, sample("long")[333_333:493_333], tmp_path)
+
+
+@pytest.mark.parametrize("n_samples", [1_600, 1_759, 16_000])
+async def test_files_of_a_moment(
+    demo: TranscriptionPipeline, tmp_path: Path, n_samples: int
+) -> None:
+    await assert_equal(demo, PARAMS, sample("short")[8_000 : 8_000 + n_samples], tmp_path)
+
+
+@pytest.mark.parametrize("carried", [True, False])
+async def test_prompts_equal_the_reference(
+    demo: TranscriptionPipeline, tmp_path: Path, carried: bool
+) -> None:
+    sequential = SequentialOptions(carry_initial_prompt=carried)
+    params = replace(PARAMS, prompt=" her silver captain\n", sequential=sequential)
+    await assert_equal(demo, params, chat(), tmp_path)
+
+
+@pytest.mark.parametrize("carried", [True, False])
+@pytest.mark.parametrize("n_words", [40, 45, 60])
+async def test_prompts_that_leave_no_room_equal_the_reference(
+    micro: TranscriptionPipeline, tmp_path: Path, n_words: int, carried: bool
+) -> None:
+    """Of 200, 225 and 300 tokens, where 223 fit: the decoder cuts them from the front."""
+    sequential = SequentialOptions(carry_initial_prompt=carried)
+    prompt = "boat " * n_words
+    assert len(tokenizer_of(MICRO).encode(f" {prompt.strip()}")) == 5 * n_words
+    gates = QualityGates(None, None)
+    params = replace(PARAMS, prompt=prompt, sequential=sequential, gates=gates)
+    await assert_equal(micro, params, make_pcm(65.0, seed=3), tmp_path, MICRO)
+
+
+@pytest.mark.parametrize(
+    "clips",
+    [(10.0,), (5.0, 20.5), (3.0, 9.99, 20.0, 23.0), (20.0, 23.5, 10.0), (8.0, 8.0, 12.0)],
+)
+async def test_clips_equal_the_reference(
+    demo: TranscriptionPipeline, tmp_path: Path, clips: tuple[float, ...]
+) -> None:
+    params = replace(PARAMS, sequential=SequentialOptions(clip_timestamps=clips))
+    await assert_equal(demo, params, sample("medium"), tmp_path)
+
+
+async def test_a_clip_past_the_end_ends_with_the_file(
+    demo: TranscriptionPipeline, tmp_path: Path
+) -> None:
+    """The reference never comes to an end there."""
+    longer = replace(PARAMS, sequential=SequentialOptions(clip_timestamps=(2.0, 1000.0)))
+    to_end = replace(PARAMS, sequential=SequentialOptions(clip_timestamps=(2.0,)))
+    first, _ = await ours(demo, longer, sample("medium"), tmp_path)
+    second, _ = await ours(demo, to_end, sample("medium"), tmp_path)
+    assert first == second
+
+
+@pytest.mark.parametrize("name", ["short", "long"])
+async def test_the_language_is_that_of_the_first_window(
+    demo: TranscriptionPipeline, tmp_path: Path, name: str
+) -> None:
+    await assert_equal(demo, replace(PARAMS, language=None), sample(name), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "gates",
+    [
+        QualityGates(compression_ratio=None, avg_logprob=None, no_speech_prob=0.0),
+        QualityGates(avg_logprob=-0.2, no_speech_prob=1e-6),
+        QualityGates(no_speech_prob=None),
+    ],
+)
+async def test_silence_is_what_the_reference_takes_for_it(
+    demo: TranscriptionPipeline, tmp_path: Path, gates: QualityGates
+) -> None:
+    pcm = np.concatenate((hum(31.0), sample("medium"), hum(20.0)))
+    await assert_equal(demo, replace(PARAMS, gates=gates), pcm, tmp_path)
+
+
+@pytest.mark.parametrize("threshold_s", [None, 0.2, 2.0])
+async def test_words_equal_the_reference_and_seek_by_it(
+    demo: TranscriptionPipeline, tmp_path: Path, threshold_s: float | None
+) -> None:
+    sequential = SequentialOptions(hallucination_silence_threshold=threshold_s)
+    params = replace(PARAMS, words=True, sequential=sequential)
+    segments = await assert_equal(demo, params, chat(), tmp_path)
+    assert sum(len(segment["words"]) for segment in segments) > 30
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"best_of": 3},
+        {"beam_size": 3, "best_of": 2},
+        {"gates": QualityGates(compression_ratio=1.3, avg_logprob=-0.3)},
+    ],
+)
+async def test_the_ladder_equals_the_reference(
+    demo: TranscriptionPipeline, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """To its end, where every attempt fails; the last one stands, and leaves no context."""
+    two_windows = SequentialOptions(clip_timestamps=(0.0, 2.5, 2.5))
+    params = replace(PARAMS, fallback=True, gates=NEVER, sequential=two_windows)
+    params = replace(params, **changes)
+    segments = await assert_equal(demo, params, sample("short"), tmp_path)
+    if params.gates is NEVER:
+        assert {segment["temperature"] for segment in segments} == {LADDER[-1]}
+
+
+async def test_one_temperature_above_zero(demo: TranscriptionPipeline, tmp_path: Path) -> None:
+    await assert_equal(demo, replace(PARAMS, temperature=0.3), sample("short"), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"beam_size": 4}, {"beam_size": 3, "patience": 2.0}, {"beam_size": 3, "length_penalty": 0.6}],
+)
+async def test_beams_equal_the_reference(
+    demo: TranscriptionPipeline, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    await assert_equal(demo, replace(PARAMS, **changes), sample("short"), tmp_path)
+
+
+@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.parametrize("conditioned", [True, False])
+async def test_a_model_that_says_anything(
+    micro: TranscriptionPipeline, tmp_path: Path, conditioned: bool, words: bool
+) -> None:
+    """Random weights give what speech does not: full windows, odd timestamps, split characters."""
+    sequential = SequentialOptions(condition_on_previous_text=conditioned)
+    params = replace(
+        PARAMS, language=None, words=words, sequential=sequential, gates=QualityGates(None, None)
+    )
+    pcm = make_pcm(47.3, seed=2)
+    await assert_equal(micro, params, pcm, tmp_path, MICRO)
+
+
+async def test_hotwords_are_in_front_of_what_was_said(
+    demo: TranscriptionPipeline, tmp_path: Path
+) -> None:
+    """As an initial prompt is that is carried: the reference has no hotwords."""
+    hotwords = replace(PARAMS, hotwords="her silver captain")
+    carried = replace(
+        PARAMS,
+        prompt="her silver captain",
+        sequential=SequentialOptions(carry_initial_prompt=True),
+    )
+    first, _ = await ours(demo, hotwords, sample("long"), tmp_path)
+    second, _ = await ours(demo, carried, sample("long"), tmp_path)
+    assert first == second
+
+
+async def test_both_sides_suppress_the_same_tokens_and_encode_alike() -> None:
+    """What the other tests rest on."""
+    tokenizer = tokenizer_of(DEMO)
+    with openai_vocabulary(DEMO):
+        options = DECODING.DecodingOptions(**reference_options(DEMO))
+        task = DECODING.DecodingTask(openai_model(DEMO), options)
+        assert task._get_suppress_tokens() == tokenizer.suppress_tokens
+        blank = (*task.tokenizer.encode(" "), task.tokenizer.eot)
+        assert sorted(blank) == sorted(tokenizer.begin_suppress_tokens)
+        for text in (f" {sample_text('long')}", " Don't, he said: 12 of 5!  Ça va?\n"):
+            assert task.tokenizer.encode(text) == tokenizer.encode(text)
+        assert task.tokenizer.sot_sequence == tokenizer.sot_sequence("en", "transcribe", True)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("words", [False, True])
+async def test_ten_minutes_equal_the_reference(
+    demo: TranscriptionPipeline, tmp_path: Path, words: bool
+) -> None:
+    pcm = np.concatenate([talk()[n * 5_333 :] for n in range(5)])
+    assert pcm.shape[0] > 600 * SAMPLE_RATE
+    params = replace(PARAMS, words=words, fallback=True)
+    await assert_equal(demo, params, pcm, tmp_path)
