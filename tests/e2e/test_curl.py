@@ -1,0 +1,168 @@
+"""The examples of README.md and /docs, run as they stand against a running cluster.
+
+Only the server's address is replaced, and the files that they name are put where they run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster.demo.samples import sample_path
+from tests.e2e.conftest import Server
+from tests.e2e.speech import pcm_of
+from tests.unit.router.sounds import encode_as, joined, write_wav
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+ADDRESS = re.compile(r"https?://(?:localhost|127\.0\.0\.1):8000")
+RUN_S = 120
+
+needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+
+
+def blocks(text: str, kind: str) -> list[str]:
+    """Fenced code blocks of one language; that of /docs has none."""
+    return re.findall(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def curl_lines(text: str, kind: str) -> list[str]:
+    """The curl commands of all blocks, without prompts; continued lines joined."""
+    lines = "\n".join(blocks(text, kind)).replace("\\\n", " ").splitlines()
+    commands = [line.strip().removeprefix("$ ") for line in lines]
+    return [command for command in commands if command.startswith("curl ")]
+
+
+def run(command: str, url: str, folder: Path) -> str:
+    """Run it in `folder`; what it printed. Fails where the answer is no success."""
+    assert ADDRESS.search(command), f"another server is asked: {command}"
+    arguments = shlex.split(ADDRESS.sub(url, command))
+    done = subprocess.run(
+        [*arguments, "--fail-with-body", "--silent", "--show-error"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+    )
+    assert done.returncode == 0, f"{command}: {done.stderr}{done.stdout}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where a reader would be, with the recordings that the examples name."""
+    folder = tmp_path_factory.mktemp("examples")
+    write_wav(folder / "speech.wav", pcm_of("short"))
+    encode_as("mp3", folder, pcm_of("medium")).rename(folder / "talk.mp3")
+    shutil.copytree(sample_path("short").parent, folder / "cluster/demo/samples")
+    return folder
+
+
+@needs_curl
+@pytest.mark.parametrize("command", curl_lines(README, "console"))
+def test_each_curl_line_of_the_readme_answers_with_a_text(
+    server: Server, folder: Path, command: str
+) -> None:
+    assert json.loads(run(command, server.url, folder))["text"]
+
+
+@needs_curl
+def test_each_curl_line_of_the_docs_answers_with_a_text(server: Server, folder: Path) -> None:
+    document = httpx.get(f"{server.url}/openapi.json").json()
+    commands = curl_lines(document["info"]["description"], "")
+    answers = {command: run(command, server.url, folder) for command in commands}
+    assert len(answers) >= 5
+    for command, answer in answers.items():
+        assert "Sunday" in answer, f"{command}: {answer}"
+    assert any(answer.startswith("1\n00:00:0") for answer in answers.values())
+    assert any(answer.rstrip().endswith("data: [DONE]") for answer in answers.values())
+
+
+def test_the_python_of_the_readme_runs(server: Server, folder: Path) -> None:
+    """All its blocks one after the other, as a reader would paste them."""
+    examples = [block for block in blocks(README, "python") if "client" in block]
+    assert examples
+    script = ADDRESS.sub(server.url, "\n".join(examples))
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=RUN_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^\d+\.\d+ \d+\.\d+  ?\S", done.stdout, re.MULTILINE), done.stdout
+
+
+@needs_curl
+def test_curl_sees_a_stream_as_it_comes(server: Server, folder: Path) -> None:
+    """The first event is there while the server still works on the rest."""
+    long = write_wav(folder / "long.wav", joined(pcm_of("long"), pcm_of("long")))
+    command = [
+        "curl",
+        "-sSN",
+        f"{server.url}/v1/audio/transcriptions",
+        *("-F", "model=whisper-1", "-F", "stream=true"),
+        *("-F", f"file=@{long}"),
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as curl:
+        assert curl.stdout is not None
+        first = curl.stdout.readline()
+        health = server.health()
+        rest = curl.stdout.read()
+    assert json.loads(first.removeprefix("data: "))["type"] == "transcript.text.delta"
+    assert health["router"]["requests"] == 1
+    events = [line for line in rest.splitlines() if line]
+    assert json.loads(events[-2].removeprefix("data: "))["type"] == "transcript.text.done"
+    assert events[-1] == "data: [DONE]"
+
+
+@needs_curl
+@pytest.mark.parametrize(
+    ("options", "status", "code"),
+    [
+        (["-F", "model=whisper-1"], 400, None),
+        (["-F", "model=whisper-99", "-F", "file=@speech.wav"], 404, "model_not_found"),
+        (["--json", "{}"], 400, None),
+        (["-X", "DELETE"], 405, "method_not_allowed"),
+    ],
+    ids=["no file", "no such model", "no form", "no such method"],
+)
+def test_mistakes_are_answered_in_openai_s_envelope(
+    server: Server, folder: Path, options: list[str], status: int, code: str | None
+) -> None:
+    done = subprocess.run(
+        ["curl", "-sS", "-w", "\n%{http_code}", f"{server.url}/v1/audio/transcriptions", *options],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+    )
+    body, seen = done.stdout.rsplit("\n", 1)
+    error = json.loads(body)["error"]
+    assert (int(seen), error["code"]) == (status, code)
+    assert set(error) == {"message", "type", "param", "code"}
+
+
+@needs_curl
+def test_curl_uploads_from_a_pipe(server: Server, folder: Path) -> None:
+    """`-F file=@-` has no length: the body comes in chunks."""
+    done = subprocess.run(
+        [
+            "curl",
+            "-sS",
+            f"{server.url}/v1/audio/transcriptions",
+            *("-H", "Transfer-Encoding: chunked"),
+            *("-F", "model=whisper-1"),
+            *("-F", "file=@-;filename=speech.wav"),
+        ],
+        cwd=folder,
+        input=(folder / "speech.wav").read_bytes(),
+        capture_output=True,
+        timeout=RUN_S,
+    )
+    assert json.loads(done.stdout)["text"], done.stderr
