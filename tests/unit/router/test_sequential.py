@@ -1,0 +1,242 @@
+"""What a sequential request tells while it runs, and what it leaves behind when it ends early.
+
+The decoder is played; the audio worker and its file are real. Texts and times are compared with
+openai-whisper's in `tests/parity/test_sequential.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.errors import DeadlineExceededError, OverloadedError, WorkerGoneError
+from cluster.messages import (
+    CrossKVHandle,
+    DecodeRequest,
+    DecodeResult,
+    DecodeTimings,
+    EncodeReply,
+    EncodeRequest,
+    EncodeTimings,
+    QualityGates,
+    WorkerStatus,
+)
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.settings import RouterSettings
+from router.audio import AudioPool
+from router.pipeline import TranscriptionPipeline
+from router.schemas import SequentialOptions, TranscriptionParams
+from router.seams import PipelineResult, RequestContext, Update
+from tests.checkpoints import cached_checkpoint
+from tests.requests import request_context
+from tests.unit.router.pools import running, until
+from tests.unit.router.sounds import tone, write_wav
+
+CHECKPOINT = open_checkpoint(str(cached_checkpoint("micro")))
+TOKENIZER = WhisperTokenizer.from_checkpoint(CHECKPOINT)
+BEGIN = TOKENIZER.special.timestamp_begin
+PARAMS = TranscriptionParams(
+    model="demo", language="en", decoding="sequential", gates=QualityGates(), seed=3
+)
+FILE_S = 70.5
+
+
+class PlayedPools:
+    """Both pools: each window says its number over 20 s, and a word that is not finished."""
+
+    def __init__(self) -> None:
+        self.encoded: list[EncodeRequest] = []
+        self.decoded: list[DecodeRequest] = []
+        self.fault: Callable[[DecodeRequest], Exception | None] = lambda request: None
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        self.encoded.append(request)
+        handle = CrossKVHandle(
+            request.request_id, request.window, request.attempt, "agent", b"", "", (1,), 1, 1500,
+            1, 1, f"lease-{len(self.encoded)}", 10.0,
+        )  # fmt: skip
+        return EncodeReply(handle, EncodeTimings(0.0, 0.0, 1))
+
+    async def decode(self, request: DecodeRequest, *_: object) -> DecodeResult:
+        self.decoded.append(request)
+        await self.gate.wait()
+        if error := self.fault(request):
+            raise error
+        text = TOKENIZER.encode(f" word{request.window}")
+        tokens = (BEGIN, *text, BEGIN + 1000, BEGIN + 1000, *TOKENIZER.encode(" unfin"))
+        if request.options.detect_only:
+            tokens = ()
+        return DecodeResult(
+            request.request_id, request.window, tokens, (-0.5,) * len(tokens), -0.5, 0.0,
+            request.options.language or "de", 0.0, "stop",
+            DecodeTimings(0.0, 0.0, 1, "memory", 0.0, 0.0, 1),
+        )  # fmt: skip
+
+    async def status(self) -> list[WorkerStatus]:
+        return []
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_wav(tmp_path_factory.mktemp("audio") / "file", tone(FILE_S))
+
+
+async def transcribe(
+    pool: AudioPool,
+    pools: PlayedPools,
+    file: Path,
+    params: TranscriptionParams = PARAMS,
+    context: RequestContext | None = None,
+) -> PipelineResult:
+    pipeline = TranscriptionPipeline(
+        pool, pools, pools, TOKENIZER, RouterSettings(), dims=CHECKPOINT.dims  # type: ignore[call-arg]
+    )  # fmt: skip
+    return await pipeline.transcribe(file, params, context or request_context())
+
+
+async def test_what_is_told_joins_to_the_transcript_and_progress_ends_at_the_end(
+    file: Path,
+) -> None:
+    """Segments are told as their windows end, and the unfinished ones never."""
+    updates: list[Update] = []
+    progress: list[tuple[float, float]] = []
+    context = request_context()
+    context.on_update = updates.append
+    context.on_progress = lambda done_s, known_s: progress.append((done_s, known_s))
+    async with running() as pool:
+        params = replace(PARAMS, logprobs=True)
+        result = await transcribe(pool, PlayedPools(), file, params, context)
+    transcript = result.transcript
+    assert transcript.text == "word0 word1 word2 word3"
+    assert [(s.start, s.end) for s in transcript.segments] == [
+        (0.0, 20.0),
+        (20.0, 40.0),
+        (40.0, 60.0),
+        (60.0, 80.0),
+    ]
+    assert transcript.duration_s == FILE_S
+    assert "".join(update.text for update in updates) == transcript.text
+    assert [s for update in updates for s in update.segments] == list(transcript.segments)
+    assert "".join(t.token for u in updates for t in u.logprobs).strip() == transcript.text
+    assert [done_s for done_s, _ in progress] == pytest.approx([20.0, 40.0, 60.0, FILE_S])
+    assert {known_s for _, known_s in progress} == {FILE_S}
+
+
+async def test_windows_bring_their_surroundings_and_their_files_maximum(file: Path) -> None:
+    pools = PlayedPools()
+    async with running() as pool:
+        await transcribe(pool, pools, file)
+    slices = [request.file_mel for request in pools.encoded]
+    assert [s and (s.n_before, s.n_frames) for s in slices] == [
+        (0, 3000),
+        (320, 3000),
+        (320, 3000),
+        (320, 1050),
+    ]
+    assert len({s and s.log_max for s in slices}) == 1
+    assert [request.n_samples for request in pools.encoded] == [480_320, 480_640, 480_640, 168_320]
+    assert [request.content_frames for request in pools.decoded] == [3000, 3000, 3000, 1050]
+    assert [request.window for request in pools.decoded] == [0, 1, 2, 3]
+
+
+async def test_an_unknown_language_is_asked_once_for_the_whole_file(file: Path) -> None:
+    pools = PlayedPools()
+    async with running() as pool:
+        params = replace(PARAMS, language=None, words=True, beam_size=4)
+        result = await transcribe(pool, pools, file, params)
+    asked, first = pools.decoded[:2]
+    assert asked.options.detect_only
+    assert asked.options.n_rows == 1
+    assert (first.options.detect_only, first.options.language) == (False, "de")
+    assert result.transcript.language == "de"
+    assert sum(request.options.detect_only for request in pools.decoded) == 1
+
+
+async def test_the_last_attempt_stands_as_in_the_reference(file: Path) -> None:
+    pools = PlayedPools()
+    async with running() as pool:
+        await transcribe(pool, pools, file, replace(PARAMS, gates=QualityGates(keep="best")))
+    assert {request.options.gates.keep for request in pools.decoded} == {"last"}
+
+
+async def test_a_window_that_is_decoded_again_says_what_it_would_have(file: Path) -> None:
+    """A worker that dies costs a retry, and moves no later window."""
+    pools, failed = PlayedPools(), []
+
+    def fail_once(request: DecodeRequest) -> Exception | None:
+        if request.window == 1 and not failed:
+            failed.append(request)
+            return WorkerGoneError("died")
+        return None
+
+    pools.fault = fail_once
+    async with running() as pool:
+        result = await transcribe(pool, pools, file)
+    assert failed
+    assert result.transcript.text == "word0 word1 word2 word3"
+
+
+async def test_a_file_outside_of_all_clips_has_no_text(file: Path) -> None:
+    pools = PlayedPools()
+    async with running() as pool:
+        sequential = SequentialOptions(clip_timestamps=(100.0, 120.0))
+        result = await transcribe(pool, pools, file, replace(PARAMS, sequential=sequential))
+    assert pools.decoded == []
+    assert (result.transcript.text, result.transcript.segments) == ("", ())
+    assert result.transcript.duration_s == FILE_S
+
+
+async def test_audio_that_does_not_fit_is_refused_before_it_is_decoded(file: Path) -> None:
+    class Full:
+        def expect(self, audio_s: float) -> None:
+            raise OverloadedError(f"no room for {audio_s} s")
+
+        def found(self, audio_s: float) -> None:
+            raise AssertionError("it was decoded")
+
+    context = RequestContext("r", Full(), 60.0, 1.0, 60.0)
+    async with running() as pool:
+        with pytest.raises(OverloadedError, match=r"70\.5 s"):
+            await transcribe(pool, PlayedPools(), file, context=context)
+        assert pool._workers[0].streams == {}
+
+
+async def test_the_deadline_ends_it(file: Path) -> None:
+    pools = PlayedPools()
+    pools.fault = lambda request: OverloadedError("full")
+    async with running() as pool:
+        with pytest.raises(DeadlineExceededError):
+            await transcribe(pool, pools, file, context=request_context(seconds=1.5))
+
+
+async def test_a_client_that_leaves_ends_it_between_two_windows(file: Path) -> None:
+    pools = PlayedPools()
+    pools.gate.clear()
+    async with running() as pool:
+        task = asyncio.create_task(transcribe(pool, pools, file))
+        await until(lambda: bool(pools.decoded))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert pool._workers[0].streams == {}
+    assert len(pools.decoded) == 1
+
+
+async def test_the_first_and_last_samples_are_the_files(file: Path) -> None:
+    import soundfile
+
+    pools = PlayedPools()
+    async with running() as pool:
+        await transcribe(pool, pools, file)
+    pcm, _ = soundfile.read(file, dtype="int16")
+    for request in pools.encoded:
+        start = request.window * 20 * 16_000 - min(320, request.window * 320)
+        assert np.array_equal(request.pcm, pcm[start : start + request.n_samples])
