@@ -147,7 +147,7 @@ def print_table(results: list[Result]) -> None:
     for result in results[: len(KINDS)]:
         print(f"ceiling, {result.kind}: {result.errors.wer:.2f} % ({result.way})")
     table = Table(title="long recordings: word error rate in %, and what it is made of")
-    for column in ("way", "recordings", "WER", "words", "mistaken", "lost", "added", "RTFx"):
+    for column in ("way", "kind", "WER", "words", "mistaken", "lost", "added", "RTFx"):
         table.add_column(column, no_wrap=True)
     for result in results:
         row = result.as_json()

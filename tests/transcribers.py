@@ -1,9 +1,4 @@
-"""The same samples through splitscribe and through openai-whisper, both in float32 in this process.
-
-    async with float32_pipeline() as pipeline:
-        heard = await ours(pipeline, params, pcm, folder)
-    text = theirs(checkpoint, pcm)
-"""
+"""The same samples through splitscribe and through openai-whisper, both in float32 in this process."""
 
 from __future__ import annotations
 

@@ -45,7 +45,10 @@ MODES = {
     ),
 }
 WER_POINTS = 0.3  # by which parallel mode may be worse
-WORDS_AT_A_CUT = 0.5  # lost or doubled beyond what is lost and added elsewhere
+WORDS_AT_A_CUT = {  # lost or doubled beyond what is lost and added elsewhere
+    "paused": 0.25,
+    "glued": 1.5,  # inside a sentence: the demo model has only heard windows that end with one
+}
 CUT_S = 0.3  # a sentence so close to a cut is at it
 
 
@@ -169,7 +172,7 @@ async def test_parallel_mode_is_as_accurate_as_sequential_mode(
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", ["paused", "glued"])
+@pytest.mark.parametrize("kind", WORDS_AT_A_CUT)
 async def test_no_words_are_lost_or_doubled_at_cuts(
     heard: dict[str, list[Heard]], kind: str
 ) -> None:
@@ -177,4 +180,7 @@ async def test_no_words_are_lost_or_doubled_at_cuts(
     at_cuts, elsewhere = total(one.at_cuts for one in mine), total(one.elsewhere for one in mine)
     usual = (elsewhere.lost + elsewhere.added) / elsewhere.words
     n_more = at_cuts.lost + at_cuts.added - usual * at_cuts.words
-    assert n_more <= WORDS_AT_A_CUT * sum(len(one.cuts_s) for one in mine), (at_cuts, elsewhere)
+    assert n_more <= WORDS_AT_A_CUT[kind] * sum(len(one.cuts_s) for one in mine), (
+        at_cuts,
+        elsewhere,
+    )
