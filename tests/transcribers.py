@@ -1,4 +1,4 @@
-"""The same samples through splitscribe and through openai-whisper, both in float32 in this process."""
+"""The same samples through splitscribe and through openai-whisper, both in float32, in process."""
 
 from __future__ import annotations
 
