@@ -92,7 +92,7 @@ class LogMel:
 
 def _frames_needed(window: NDArray[Any], file_mel: FileMel | None) -> int:
     """Frames to compute: 400 samples see the window's last one and more, up to its last frame."""
-    with_edges = -(-(window.shape[0] + N_FFT) // HOP_LENGTH)
+    with_edges = -(-(len(window) + N_FFT) // HOP_LENGTH)
     if file_mel is None:
         return min(with_edges, N_FRAMES)
     return min(with_edges, file_mel.n_before // HOP_LENGTH + file_mel.n_frames)

@@ -113,7 +113,7 @@ class PcmFile:
             self._file.close()
 
     def _write(self, pcm: NDArray[np.int16]) -> None:
-        view = memoryview(pcm).cast("B")
+        view = pcm.data.cast("B")
         with self._lock:
             while view and not self._file.closed:
                 written = os.pwrite(self._file.fileno(), view, self._n_bytes)
