@@ -1,0 +1,165 @@
+"""What vLLM's and SGLang's suites assert of their transcription servers, on our audio.
+
+Restated from their public tests (streams, chunks of long audio, prompts, usage, languages, size
+limits, aborted requests); where those compare with a fixed text, these compare two answers.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from cluster.demo.samples import sample_path, sample_text
+from cluster.messages import SAMPLE_RATE
+from tests.e2e.conftest import Server, wait_until
+from tests.e2e.speech import pcm_of, sentence_pcm, sentences_of, wav_of
+from tests.unit.router.sounds import joined, silence
+
+LIMIT_BYTES = 26_214_400
+COPIES = 10
+GAP_S = 23.0  # with the recording, too long for two copies in one window
+WORDS: dict[str, Any] = {
+    "response_format": "verbose_json",
+    "timestamp_granularities": ["word", "segment"],
+}
+
+
+def create(server: Server, file: Any, **options: Any) -> Any:
+    client = server.client(max_retries=0)
+    return client.audio.transcriptions.create(model="whisper-1", file=file, **options)
+
+
+@pytest.fixture(scope="module")
+def copies() -> bytes:
+    """The short recording ten times, with pauses between."""
+    return wav_of(joined(*(pcm_of("short"), silence(GAP_S)) * COPIES))
+
+
+@pytest.fixture(scope="module")
+def copies_heard(server: Server, copies: bytes) -> Any:
+    return create(server, copies, **WORDS)
+
+
+def test_ten_copies_of_a_phrase_are_the_phrase_ten_times(server: Server, copies_heard: Any) -> None:
+    alone = create(server, sample_path("short")).text
+    assert copies_heard.text == " ".join([alone] * COPIES)
+
+
+def test_times_in_later_chunks_are_true_ones(copies_heard: Any) -> None:
+    """The n-th copy's segments and words lie where the n-th copy does."""
+    sentences = sentences_of("short")
+    period_s = len(pcm_of("short")) / SAMPLE_RATE + GAP_S
+    spoken = [
+        (n * period_s + sentence.start, n * period_s + sentence.end)
+        for n in range(COPIES)
+        for sentence in sentences
+    ]
+    assert len(copies_heard.segments) == len(spoken)
+    for segment, (start, end) in zip(copies_heard.segments, spoken, strict=True):
+        assert segment.start == pytest.approx(start, abs=0.4)
+        assert segment.end == pytest.approx(end, abs=0.4)
+    for word in copies_heard.words:
+        assert any(start - 0.4 <= word.start <= word.end <= end + 0.4 for start, end in spoken)
+    assert copies_heard.duration == pytest.approx(COPIES * period_s, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"extra_body": {"fallback": False}},
+        {"extra_body": {"decoding": "sequential"}},
+        {"language": "en", "prompt": "It is April.", "response_format": "verbose_json"},
+    ],
+    ids=["by token", "sequential", "verbose with a prompt"],
+)
+def test_a_stream_says_what_a_plain_answer_says(server: Server, options: dict[str, Any]) -> None:
+    plain = create(server, sample_path("long"), **options).text
+    events = list(create(server, sample_path("long"), **options, stream=True))
+    assert "".join(event.delta for event in events[:-1]) == events[-1].text == plain
+
+
+def test_verbose_json_has_the_text_of_json(server: Server) -> None:
+    verbose = create(server, sample_path("long"), response_format="verbose_json")
+    assert verbose.text == create(server, sample_path("long")).text
+    assert "".join(segment.text for segment in verbose.segments).strip() == verbose.text
+
+
+@pytest.mark.parametrize("decoding", ["parallel", "sequential"])
+def test_a_prompt_is_not_heard(server: Server, decoding: str) -> None:
+    prompt = sentences_of("long")[3].text
+    heard = create(
+        server, sample_path("short"), prompt=prompt, extra_body={"decoding": decoding}
+    ).text
+    assert prompt not in heard
+    assert len(heard.split()) == len(sample_text("short").split())
+
+
+@pytest.mark.parametrize("seconds", [1.0, 4.99, 5.0, 5.01, 31.5])
+def test_usage_is_the_audio_s_seconds_rounded_up(server: Server, seconds: float) -> None:
+    samples = joined(pcm_of("short"), silence(30))[: round(seconds * SAMPLE_RATE)]
+    verbose = create(server, wav_of(samples), response_format="verbose_json")
+    assert verbose.duration == pytest.approx(seconds, abs=0.005)
+    usage = verbose.usage
+    assert (usage.type, usage.seconds) == ("duration", math.ceil(seconds))
+
+
+@pytest.mark.parametrize("name", ["short", "medium"])
+def test_a_language_that_is_detected_gives_what_a_named_one_gives(
+    server: Server, name: str
+) -> None:
+    detected = create(server, sample_path(name), response_format="verbose_json")
+    named = create(server, sample_path(name), response_format="verbose_json", language="en")
+    assert detected.language == named.language == "english"
+    assert detected.text == named.text
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0}, {"temperature": 0.7, "extra_body": {"seed": 7}}],
+    ids=["greedy", "sampled with a seed"],
+)
+def test_three_runs_are_the_same_to_the_last_number(
+    server: Server, options: dict[str, Any]
+) -> None:
+    runs = [create(server, sample_path("medium"), **WORDS, **options) for _ in range(3)]
+    assert runs[0].words
+    assert runs[1:] == runs[:1] * 2
+
+
+def test_one_beam_is_greedy(server: Server) -> None:
+    bodies = ({"fallback": False}, {"fallback": False, "beam_size": 1})
+    greedy, beam = (create(server, sample_path("medium"), extra_body=body) for body in bodies)
+    assert greedy.text == beam.text
+
+
+def test_an_upload_of_the_exact_limit_is_taken_and_one_byte_more_is_not(server: Server) -> None:
+    at_limit = wav_of(sentence_pcm("short", 1), LIMIT_BYTES)
+    assert len(at_limit) == LIMIT_BYTES
+    assert create(server, at_limit).text == create(server, wav_of(sentence_pcm("short", 1))).text
+    with pytest.raises(openai.APIStatusError) as refused:
+        create(server, at_limit + b"\0")
+    assert refused.value.status_code == 413
+    assert str(LIMIT_BYTES) in str(refused.value)
+
+
+def test_a_disconnect_aborts_every_window(server: Server, copies: bytes) -> None:
+    """A client that leaves while its windows are in both pools: soon there is none of them."""
+    request = httpx.Request(
+        "POST",
+        f"{server.url}/v1/audio/transcriptions",
+        data={"model": "whisper-1", "language": "en", "stream": "true"},
+        files={"file": ("talk.wav", copies * 1)},
+    )
+    with httpx.Client(timeout=60) as client:
+        answer = client.send(request, stream=True)
+        assert answer.status_code == 200
+        left_s = time.monotonic()
+        answer.close()
+    wait_until(server.is_idle, 30, "every window is gone and every page free")
+    assert time.monotonic() - left_s < 30
+    assert create(server, sample_path("short")).text
