@@ -23,13 +23,13 @@ from schemathesis.schemas import BaseSchema
 from tests.e2e.in_process import in_process_server
 from tests.e2e.speech import sentence_pcm, wav_of
 
-# Cases of each operation out of 100.
+# Cases of each operation, for 100 in all: those without parameters have next to nothing to vary.
 SHARES = {
-    ("POST", "/v1/audio/transcriptions"): 60,
-    ("POST", "/v1/audio/translations"): 20,
-    ("GET", "/v1/models"): 4,
+    ("POST", "/v1/audio/transcriptions"): 72,
+    ("POST", "/v1/audio/translations"): 24,
+    ("GET", "/v1/models"): 2,
     ("GET", "/v1/models/{model_id}"): 12,
-    ("GET", "/health"): 4,
+    ("GET", "/health"): 2,
 }
 # A schema cannot say that fields exclude each other, or that bytes are no audio.
 NEVER_CHECKED = ("positive_data_acceptance",)
@@ -68,12 +68,13 @@ def checks_of(case: Case) -> list[Any]:
     return [check for check in CHECKS.get_all() if check.__name__ not in unchecked]
 
 
-def send_generated(schema: BaseSchema, cases: int, run: int) -> Counter[int]:
-    """Send about `cases` in all, each answer checked. Returns the statuses."""
+def send_generated(schema: BaseSchema, cases: int, run: int) -> None:
+    """Send `cases` or a few more, each answer checked."""
     statuses: Counter[int] = Counter()
     for (method, path), share in SHARES.items():
         operation = schema[path][method]
-        modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
+        allowed = operation.as_strategy(GenerationMode.POSITIVE)
+        forbidden = operation.as_strategy(GenerationMode.NEGATIVE)
 
         @seed(run)
         @settings(
@@ -83,20 +84,20 @@ def send_generated(schema: BaseSchema, cases: int, run: int) -> Counter[int]:
             phases=[Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        @given(st.one_of(*(operation.as_strategy(mode) for mode in modes)))
+        @given(st.one_of(allowed, allowed, forbidden))
         def send(case: Case) -> None:
             answer = case.call(timeout=ANSWER_S)
             statuses[answer.status_code] += 1
             case.validate_response(answer, checks=checks_of(case))
 
         send()
-    return statuses
+    assert statuses.total() >= cases
+    assert statuses[200] > cases // 20, statuses
+    assert set(statuses) <= {200, 400, 404, 405}
 
 
 def test_every_answer_to_200_generated_requests_is_as_documented(schema: BaseSchema) -> None:
-    statuses = send_generated(schema, 200, run=1)
-    assert statuses[200] > 20, statuses
-    assert set(statuses) <= {200, 400, 404, 405}
+    send_generated(schema, 200, run=1)
 
 
 @pytest.mark.slow
@@ -105,6 +106,4 @@ def test_every_answer_to_200_generated_requests_is_as_documented(schema: BaseSch
 def test_every_answer_to_2000_generated_requests_is_as_documented(
     schema: BaseSchema, run: int
 ) -> None:
-    statuses = send_generated(schema, 500, run=100 + run)
-    assert statuses[200] > 50, statuses
-    assert set(statuses) <= {200, 400, 404, 405}
+    send_generated(schema, 500, run=100 + run)
