@@ -110,8 +110,15 @@ class AudioStream:
             self.expected_s = message["expected_s"]
         elif kind == "window":
             samples = np.frombuffer(pcm, np.int16)
-            window = Window(message["index"], message["start_sample"], samples, message["is_faint"])
-            self.waiting.append(window)
+            self.waiting.append(
+                Window(
+                    message["index"],
+                    message["start_sample"],
+                    samples,
+                    message["is_faint"],
+                    _spans(message["speech"]),
+                )
+            )
             self.received += 1
         elif kind == "done":
             self.finished = True
@@ -126,3 +133,7 @@ class AudioStream:
         if not self.ended:
             self.error = error
             self._changed.set()
+
+
+def _spans(found: list[list[int]] | None) -> tuple[tuple[int, int], ...] | None:
+    return None if found is None else tuple((first, last) for first, last in found)

@@ -148,6 +148,7 @@ class AudioWorker:
                     "index": result.index,
                     "start_sample": result.start_sample,
                     "is_faint": result.is_faint,
+                    "speech": result.speech,
                 },
                 result.pcm.data.cast("B"),
             )

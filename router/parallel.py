@@ -2,10 +2,10 @@
 
 A bounded number of windows runs at a time, each through its own chain of encodes and decodes, so
 that none holds pages while another waits. While the language is unknown windows go one after
-another, until the first with speech has told it. Where a decoder stopped before a window's end,
-the rest is decoded as a window of its own, so that nothing said is lost. Without fallback a window
-is decoded once, whatever comes: so its tokens can be told one by one, and a rest stays as it is.
-A window in which the voice detector was never sure of speech counts only if the decoder is sure.
+another, until the first with speech has told it. Where a decoder stopped before a window's end or
+before speech in it, the rest is decoded as a window of its own, so that nothing said is lost.
+Without fallback a window is decoded once, whatever comes: so its tokens can be told one by one, and
+a rest stays as it is. What text needs the voice detector's support is for `router.doubt` to say.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from cluster.messages import SAMPLE_RATE, DecodeOptions, QualityGates, SampledToken
 from cluster.model.tokenizer import WhisperTokenizer
 from router.audio_stream import AudioStream
+from router.doubt import gates_for, unheard_from, without_inventions
 from router.gather import TranscriptBuilder, WindowTranscript, gather_window, token_logprobs
 from router.seams import Update
 from router.window_path import RequestRun, WindowAudio, WindowPath
@@ -28,7 +29,6 @@ from router.windows import Window
 MIN_TAIL_S = 0.1  # less than this cannot hold a word
 MIN_QUIET_TAIL_S = 2.0  # a rest that the decoder gave no text for: likely the pause before a cut
 MAX_TAILS = 16  # of one window
-FAINT_DOUBT = 0.5  # of the doubt that is allowed elsewhere
 
 
 @dataclass(slots=True)
@@ -65,10 +65,10 @@ class ParallelRun:
         start_s: float | None = window.start_s
         while start_s is not None and len(parts) <= MAX_TAILS:
             part = await self._decode_part(window, start_s, len(parts))
-            if self.options.language is None and part.segments:
+            if self.options.language is None and any(s.text for s in part.segments):
                 self.options = replace(self.options, language=part.language)
             parts.append(part)
-            start_s = _rest(part, window.end_s)
+            start_s = _rest(part, window)
         self.run.context.finished_audio(window.n_samples / SAMPLE_RATE)
         text, segments = self.builder.add(window.index, parts)
         logprobs = token_logprobs(segments, self.tokenizer) if self.logprobs else ()
@@ -86,12 +86,12 @@ class ParallelRun:
     async def _decode_part(self, window: Window, start_s: float, number: int) -> WindowTranscript:
         """Decode the window from `start_s` on; `number` tells its parts apart."""
         pcm = _samples_from(window, start_s)
-        gates = _gates(self.options.gates, window)
+        gates = gates_for(window, self.options.gates)
         options = replace(self.options, seed=self.options.seed + number, gates=gates)
         audio = WindowAudio.of_samples(window.index, pcm)
         on_token = partial(self._tell, window.index, gates) if self.by_token else None
         result = await self.path.decode(self.run, audio, options, on_token)
-        return gather_window(
+        part = gather_window(
             result,
             gates,
             offset_s=start_s,
@@ -99,21 +99,17 @@ class ParallelRun:
             tokenizer=self.tokenizer,
             keep_tail=len(options.temperatures) == 1,
         )
+        return without_inventions(part, window, gates)
 
 
-def _gates(gates: QualityGates, window: Window) -> QualityGates:
-    """Where the voice detector is not sure of speech, the decoder has to be, or there is none."""
-    if not window.is_faint or gates.no_speech_prob is None or gates.avg_logprob is None:
-        return gates
-    return replace(gates, no_speech_prob=0.0, avg_logprob=FAINT_DOUBT * gates.avg_logprob)
-
-
-def _rest(part: WindowTranscript, end_s: float) -> float | None:
+def _rest(part: WindowTranscript, window: Window) -> float | None:
     """Where to go on after `part`; None when the window is done."""
-    if part.undecoded_s is None or part.undecoded_s <= part.offset_s:
+    if part.undecoded_s is None:
+        return unheard_from(part, window)
+    if part.undecoded_s <= part.offset_s:
         return None
     least_s = MIN_TAIL_S if part.has_tail else MIN_QUIET_TAIL_S
-    return part.undecoded_s if end_s - part.undecoded_s >= least_s else None
+    return part.undecoded_s if window.end_s - part.undecoded_s >= least_s else None
 
 
 def _samples_from(window: Window, start_s: float) -> NDArray[np.int16]:

@@ -42,12 +42,15 @@ class Window:
     start_sample: where it begins in the decoded upload.
     pcm: int16 [n_samples], 16 kHz mono, 1 <= n_samples <= WINDOW_SAMPLES; read-only in the router.
     is_faint: the detector found something like speech and was not sure of it.
+    speech: the samples of the upload from and to which the detector heard speech; None where it
+        has not been over the whole window.
     """
 
     index: int
     start_sample: int
     pcm: Pcm
     is_faint: bool = False
+    speech: tuple[tuple[int, int], ...] | None = None
 
     @property
     def n_samples(self) -> int:
@@ -167,6 +170,10 @@ class WindowCutter:
     def _sample(self, frame: int) -> int:
         return self._base + frame * FRAME_SAMPLES
 
+    def _spans(self, speech: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """Runs of frames as samples."""
+        return tuple((self._sample(first), self._sample(last)) for first, last in speech)
+
     def _detect(self, n_samples: int) -> None:
         start = self._known_end - self._base
         fresh = self._stream.feed(self._pcm[start : start + n_samples])
@@ -268,7 +275,9 @@ class WindowCutter:
         pcm = self._pcm[self._start - self._base : end - self._base]
         first, last = (at - self._base for at in (self._start, end))
         probabilities = self._probabilities[first // FRAME_SAMPLES : -(-last // FRAME_SAMPLES)]
-        window = Window(self._index, self._start, pcm, not is_sure(probabilities, self._vad))
+        is_faint = not is_sure(probabilities, self._vad)
+        speech = self._spans(runs(self._mask()))
+        window = Window(self._index, self._start, pcm, is_faint, speech)
         self._index += 1
         self._move_start(end)
         return window
@@ -313,11 +322,13 @@ class WindowCutter:
                 probabilities = whole
                 yield None
             known, speech = end, runs(speech_mask(probabilities, self._vad)) or speech
+        spans = None
         if known >= end:  # all speech is known, the last as well
+            spans = self._spans(speech)
             end = min(end, self._keep_tail(speech[-1][1] * FRAME_SAMPLES))
         if first > _samples(options.max_lead_s):
             self._start = first - _samples(options.pad_before_s)
-        yield Window(0, self._start, pcm[self._start : end], is_faint)
+        yield Window(0, self._start, pcm[self._start : end], is_faint, spans)
 
     def _scan(self, pcm: Pcm, peak: int, step: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
         """Run the detector from the start, and yield how far it has been and what it found."""

@@ -1,0 +1,100 @@
+"""Text that the decoder doubts needs the voice detector's support; unheard speech is heard again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from cluster.messages import SAMPLE_RATE, QualityGates
+from router.doubt import gates_for, unheard_from, without_inventions
+from router.gather import Segment, WindowTranscript
+from router.windows import Window
+
+GATES = QualityGates()
+OFF = QualityGates(None, None, None)
+START_S, LENGTH_S = 100.0, 20.0
+
+
+def make_window(*speech_s: tuple[float, float], is_faint: bool = False) -> Window:
+    """From 100 s to 120 s, with speech at the given times of the upload."""
+    speech = tuple((int(a * SAMPLE_RATE), int(b * SAMPLE_RATE)) for a, b in speech_s)
+    pcm = np.zeros(int(LENGTH_S * SAMPLE_RATE), np.int16)
+    return Window(0, int(START_S * SAMPLE_RATE), pcm, is_faint, speech)
+
+
+def make_part(*segments: tuple[float, float, float]) -> WindowTranscript:
+    """Segments of three tokens: start, end, and the log probability of each of them."""
+    made = tuple(
+        Segment(i, 0, start, end, " text", (1, 2, 3), 0.0, -0.4, 1.0, 0.0, (logprob,) * 3)
+        for i, (start, end, logprob) in enumerate(segments)
+    )
+    return WindowTranscript(START_S, LENGTH_S, "en", made)
+
+
+def kept(part: WindowTranscript) -> list[bool]:
+    return [bool(segment.text) for segment in part.segments]
+
+
+def test_in_a_faint_window_doubt_is_enough_for_silence() -> None:
+    clear = make_window((101, 103))
+    faint = replace(clear, is_faint=True)
+    assert gates_for(clear, GATES) is GATES
+    assert gates_for(faint, OFF) is OFF
+    strict = gates_for(faint, GATES)
+    assert (strict.no_speech_prob, strict.avg_logprob) == (0.0, -0.5)
+    assert strict.compression_ratio == GATES.compression_ratio
+
+
+def test_doubted_text_where_nobody_speaks_is_left_out() -> None:
+    part = make_part((101, 103, -0.3), (104, 110, -1.4), (111, 113, -1.4), (114, 116, -0.9))
+    found = without_inventions(part, make_window((101, 103), (111, 113)), GATES)
+    assert kept(found) == [True, False, True, True]
+    assert [s.tokens for s in found.segments] == [s.tokens for s in part.segments]
+
+
+def test_half_of_a_segment_must_be_speech_where_it_is_doubted() -> None:
+    part = make_part((104, 108, -1.4))
+    assert kept(without_inventions(part, make_window((103, 105.9)), GATES)) == [False]
+    assert kept(without_inventions(part, make_window((103, 105), (107, 109)), GATES)) == [True]
+
+
+def test_nothing_is_left_out_where_that_cannot_be_told() -> None:
+    part, window = make_part((104, 110, -1.4)), make_window((101, 103))
+    assert without_inventions(part, replace(window, speech=None), GATES) is part
+    assert without_inventions(part, window, OFF) is part
+    told = replace(part, is_told=True)
+    assert without_inventions(told, window, GATES) is told
+
+
+def test_the_rest_begins_shortly_before_the_speech_that_was_not_heard() -> None:
+    part = make_part((101, 103, -0.3))
+    assert unheard_from(part, make_window((101, 103), (110, 112))) == pytest.approx(109.7)
+    assert unheard_from(part, make_window((101, 105))) == pytest.approx(103.0)
+    assert unheard_from(part, make_window((103.1, 103.7), (110, 110.5))) == pytest.approx(103.0)
+
+
+def test_a_short_rest_is_a_matter_of_exactness() -> None:
+    part = make_part((101, 103, -0.3))
+    assert unheard_from(part, make_window((101, 103.9))) is None
+    assert unheard_from(part, make_window((101, 103))) is None
+
+
+def test_speech_behind_the_part_is_not_its_rest() -> None:
+    part = replace(make_part((101, 103, -0.3)), duration_s=4.0)
+    assert unheard_from(part, make_window((101, 103), (106, 112))) is None
+    beyond = make_part((101, 103, -0.3), (104, 129, -0.3))
+    assert unheard_from(beyond, make_window((101, 103), (110, 112))) is None
+
+
+def test_without_text_without_cuts_or_once_told_there_is_no_rest() -> None:
+    window = make_window((101, 103), (110, 112))
+    part = make_part((101, 103, -0.3))
+    assert unheard_from(make_part(), window) is None
+    assert unheard_from(part, replace(window, speech=None)) is None
+    assert unheard_from(replace(part, is_told=True), window) is None
+
+
+def test_a_rest_is_shorter_than_what_it_is_a_rest_of() -> None:
+    assert unheard_from(make_part((100, 100, -0.3)), make_window((100, 110))) is None
