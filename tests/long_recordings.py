@@ -1,8 +1,8 @@
 """Recordings of minutes by the demo model's own voices, with what is said when; and word errors.
 
 Stretches of 20 to 30 s (`cluster.demo.examples`) one after the other: with the recipe's pauses, or
-glued, so that nobody pauses between two sentences and cuts have to fall into speech. The same on
-every machine that has the same espeak-ng and flite.
+glued, so that nobody pauses between two sentences and cuts have to fall into speech. A process that
+makes the same ones in the same order, with the same espeak-ng and flite, makes the same samples.
 """
 
 from __future__ import annotations
