@@ -8,6 +8,7 @@ defaults, openai-whisper's `transcribe` with its own.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,18 +29,18 @@ from router.pipeline import TranscriptionPipeline
 from router.schemas import TranscriptionParams
 from tests.transcribers import Pcm, float32_pipeline, ours, theirs
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 Signal = NDArray[np.float64]  # [n_samples], full scale is 1
 
 DEMO = open_checkpoint("demo").path
 DEFAULTS = TranscriptionParams(model="demo", seed=0)
 UNGUARDED = replace(DEFAULTS, gates=QualityGates(None, None, None), fallback=False)
-SAID = "Victor gave that letter until my local street"  # the short recording's first sentence
-SAID_S = 0.5, 2.75
-SAID_BOTH = f"{SAID} Emma brought you on Sunday"
+FIRST = json.loads(sample_path("short").with_suffix(".json").read_text())["sentences"][0]
+SAID, SAID_BOTH = FIRST["text"], sample_text("short")
 TALK = " ".join(sample_text(name) for name in ("medium", "short", "medium"))
 LONG_S = 600.0
+EDGE_SAMPLES = SAMPLE_RATE // 10
 
 
 # ------------------------------------------------------------------------------- sounds
@@ -129,8 +130,9 @@ def speech(name: str) -> Signal:
 
 
 def sentence() -> Signal:
-    first_s, last_s = SAID_S
-    return speech("short")[round(first_s * SAMPLE_RATE) : round(last_s * SAMPLE_RATE)]
+    """The short recording's first sentence, with a little of the pauses around it."""
+    first, last = (round(FIRST[edge] * SAMPLE_RATE) for edge in ("start", "end"))
+    return speech("short")[first - EDGE_SAMPLES : last + EDGE_SAMPLES]
 
 
 def sentence_in(signal: Signal, at_s: float) -> Signal:
@@ -350,7 +352,6 @@ async def test_the_sentence_in_the_silence_is_found(quick: list[Heard]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 async def test_long_sounds_are_no_richer_in_words(
     pipeline: TranscriptionPipeline, tmp_path: Path
 ) -> None:

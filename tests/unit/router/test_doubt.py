@@ -1,4 +1,4 @@
-"""Text that the decoder doubts needs the voice detector's support; unheard speech is heard again."""
+"""Text that the decoder doubts needs the detector's support; unheard speech is heard again."""
 
 from __future__ import annotations
 
