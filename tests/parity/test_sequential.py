@@ -7,6 +7,7 @@ reference's sampler is given our noise, since its own is a generator's.
 from __future__ import annotations
 
 import itertools
+import re
 import wave
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -26,6 +27,7 @@ from cluster.app import local_pipeline
 from cluster.demo.samples import sample_path, sample_text
 from cluster.messages import SAMPLE_RATE, QualityGates
 from cluster.model.checkpoint import open_checkpoint
+from cluster.quality import compression_ratio
 from cluster.settings import load_settings
 from decoder_worker.noise import gumbel, noise_key
 from router.gather import Segment, Transcript
@@ -104,7 +106,7 @@ def theirs(checkpoint: Path, params: TranscriptionParams, pcm: Pcm) -> dict[str,
     if params.best_of > 1:
         options |= {"best_of": params.best_of}
     model = openai_model(checkpoint)
-    with openai_vocabulary(checkpoint), our_noise(params):
+    with openai_vocabulary(checkpoint), our_noise(params), text_alone():
         answer: dict[str, Any] = whisper.transcribe(
             model,
             pcm.astype(np.float32) / 32_768,
@@ -124,6 +126,25 @@ def theirs(checkpoint: Path, params: TranscriptionParams, pcm: Pcm) -> dict[str,
             **options,
         )
     return answer
+
+
+def without_names(text: str) -> str:
+    return re.sub(r"<\|\w+\|>", "", text).strip()
+
+
+@contextmanager
+def text_alone() -> Iterator[None]:
+    """Let the reference measure compression without the names of special tokens.
+
+    A model in despair samples language tokens as text, and the reference counts "<|en|>" there,
+    and has it in the text of the whole, not in that of segments.
+    """
+
+    def ratio(text: str) -> float:
+        return compression_ratio(without_names(text))
+
+    with patch.object(DECODING, "compression_ratio", ratio):
+        yield
 
 
 @contextmanager
@@ -177,7 +198,7 @@ async def assert_equal(
     for segment, reference in zip(found, expected, strict=True):
         assert_same_numbers(segment, reference)
     assert [s.id for s in found] == list(range(len(found)))
-    assert transcript.text == answer["text"].strip()
+    assert transcript.text == without_names(answer["text"])
     assert transcript.language == answer["language"]
     assert "".join(update.text for update in updates) == transcript.text
     assert tuple(s for update in updates for s in update.segments) == found
@@ -425,12 +446,35 @@ async def test_both_sides_suppress_the_same_tokens_and_encode_alike() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("words", [False, True])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fallback": True},
+        {"words": True},
+        {"sequential": SequentialOptions(condition_on_previous_text=False)},
+    ],
+)
 async def test_ten_minutes_equal_the_reference(
-    demo: TranscriptionPipeline, tmp_path: Path, words: bool
+    demo: TranscriptionPipeline, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
-    pcm = np.concatenate([talk()[n * 5_333 :] for n in range(5)])
+    pcm = np.concatenate([talk()[n * 5_333 :] for n in range(6)])
     assert pcm.shape[0] > 600 * SAMPLE_RATE
-    params = replace(PARAMS, words=words, fallback=True)
-    await assert_equal(demo, params, pcm, tmp_path)
+    segments = await assert_equal(demo, replace(PARAMS, **changes), pcm, tmp_path)
+    assert len({segment["seek"] for segment in segments}) >= 12
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"fallback": True, "gates": NEVER, "best_of": 5},
+        {"fallback": True, "gates": QualityGates(1.3, -0.3), "beam_size": 5, "best_of": 5},
+        {"words": True, "sequential": SequentialOptions(hallucination_silence_threshold=0.2)},
+    ],
+)
+async def test_two_minutes_of_all_that_is_costly(
+    demo: TranscriptionPipeline, tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    await assert_equal(demo, replace(PARAMS, **changes), talk(), tmp_path)
