@@ -1,7 +1,7 @@
 """Where nobody speaks splitscribe writes nothing that openai-whisper would not on the same weights.
 
 Noise, music, hum, clicks, clipped audio, babble, and a little speech in a long silence, all made
-from seeds; the table (`-s`) shows the words beyond what was said of each. Parallel mode with its
+from seeds; the table (`-s`) shows how many words of each answer nobody said. Parallel mode with its
 defaults, openai-whisper's `transcribe` with its own.
 """
 
@@ -236,11 +236,11 @@ def swell(seconds: float) -> Signal:
 
 
 def invented(said: str, heard: str) -> int:
-    """Words beyond those that were said, by the alignment with the fewest word errors."""
+    """Words that nobody said there, by the alignment with the fewest word errors."""
     reference, found = " ".join(words_of(said)), " ".join(words_of(heard))
     if not reference:
         return len(found.split())
-    return int(jiwer.process_words(reference, found).insertions)
+    return len(found.split()) - int(jiwer.process_words(reference, found).hits)
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,7 +292,7 @@ def totals(heard: list[Heard]) -> tuple[int, ...]:
 
 
 def show(heard: list[Heard]) -> None:
-    table = Table(title="words beyond what was said", title_justify="left")
+    table = Table(title="words that nobody said", title_justify="left")
     for column in ("sound", "windows", "ours", "without gates", "openai-whisper", "our text"):
         table.add_column(column, no_wrap=column == "sound")
     for one in heard:
