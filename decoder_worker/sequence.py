@@ -160,7 +160,7 @@ class PromptBuilder:
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """The text of sampled tokens, as openai/whisper measures its compression."""
-        return self._tokenizer.decode(tokens).strip()
+        return self._tokenizer.decode_with_names(tokens).strip()
 
     def check(self, options: DecodeOptions) -> None:
         """Raise UnsupportedValueError, naming the field, when the model cannot do this."""

@@ -153,6 +153,23 @@ class WhisperTokenizer:
         """
         return self.decode_bytes(tokens).decode("utf-8", errors="replace")
 
+    def decode_with_names(self, tokens: Sequence[int]) -> str:
+        """As `decode`, with special tokens by name, such as `<|en|>`; timestamps are skipped.
+
+        openai/whisper measures the compression of this text: a model in despair samples names.
+        """
+        pieces, begin = self._vocabulary.pieces, self.special.timestamp_begin
+        if all(token in pieces or token >= begin for token in tokens):
+            return self.decode(tokens)
+        names = {index: content for content, index in self._vocabulary.added.items()}
+        parts = []
+        for token in tokens:
+            if token in pieces:
+                parts.append(pieces[token])
+            elif token < begin:
+                parts.append(names.get(token, "").encode())
+        return b"".join(parts).decode("utf-8", errors="replace")
+
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
         """The bytes of `tokens`, perhaps ending inside a character."""
         pieces = self._vocabulary.pieces

@@ -27,7 +27,6 @@ from cluster.app import local_pipeline
 from cluster.demo.samples import sample_path, sample_text
 from cluster.messages import SAMPLE_RATE, QualityGates
 from cluster.model.checkpoint import open_checkpoint
-from cluster.quality import compression_ratio
 from cluster.settings import load_settings
 from decoder_worker.noise import gumbel, noise_key
 from router.gather import Segment, Transcript
@@ -106,7 +105,7 @@ def theirs(checkpoint: Path, params: TranscriptionParams, pcm: Pcm) -> dict[str,
     if params.best_of > 1:
         options |= {"best_of": params.best_of}
     model = openai_model(checkpoint)
-    with openai_vocabulary(checkpoint), our_noise(params), text_alone():
+    with openai_vocabulary(checkpoint), our_noise(params):
         answer: dict[str, Any] = whisper.transcribe(
             model,
             pcm.astype(np.float32) / 32_768,
@@ -129,22 +128,8 @@ def theirs(checkpoint: Path, params: TranscriptionParams, pcm: Pcm) -> dict[str,
 
 
 def without_names(text: str) -> str:
+    """The reference has the names of sampled special tokens in the whole text, not in segments."""
     return re.sub(r"<\|\w+\|>", "", text).strip()
-
-
-@contextmanager
-def text_alone() -> Iterator[None]:
-    """Let the reference measure compression without the names of special tokens.
-
-    A model in despair samples language tokens as text, and the reference counts "<|en|>" there,
-    and has it in the text of the whole, not in that of segments.
-    """
-
-    def ratio(text: str) -> float:
-        return compression_ratio(without_names(text))
-
-    with patch.object(DECODING, "compression_ratio", ratio):
-        yield
 
 
 @contextmanager
