@@ -12,8 +12,8 @@ Where it cuts:
   long silence. A half-full minimum keeps a file of short remarks from costing one encoder pass,
   which is always 30 s, for each.
 - Silence around a cut is left out only from 1.6 s on; a shorter pause is shared by both sides.
-- Audio that fits one window is one window, and its middle never needs the voice detector: speech
-  near its start and near its end is all there is to find.
+- Audio that fits one window is one window. The middle of a short clip never needs the voice
+  detector: speech near its start and near its end is all there is to find.
 - Without speech there is no window.
 """
 
@@ -76,6 +76,8 @@ class CutOptions:
     min_pause_s: a shorter one is a sound of speech.
     search_s: how far before its limit a window may end in a pause.
     drop_s: silence from here on belongs to no window.
+    short_s: a clip that its start and its end tell enough of; of a longer one the detector hears
+        all, so that doubted text in it can be held against the speech that is there.
     long_silence_s: ends a window of at least `half_full_s`; `skip_silence_s` ends any.
     """
 
@@ -86,6 +88,7 @@ class CutOptions:
     search_s: float = 10.0
     drop_s: float = 1.6
     half_full_s: float = 15.0
+    short_s: float = 10.0
     long_silence_s: float = 3.0
     skip_silence_s: float = 8.0
 
@@ -316,7 +319,8 @@ class WindowCutter:
             return
         first = speech[0][0] * FRAME_SAMPLES
         tail = pcm.shape[0] - _samples(options.long_silence_s)
-        if tail > known and not self._any_speech(pcm[tail:], peak):
+        is_long = pcm.shape[0] > _samples(options.short_s)
+        if tail > known and (is_long or not self._any_speech(pcm[tail:], peak)):
             yield None
             for _, whole in self._scan(pcm, peak, BLOCK_SAMPLES):
                 probabilities = whole
