@@ -25,7 +25,7 @@ from tests.e2e.in_process import in_process_server
 from tests.e2e.speech import sentence_pcm, sentences_of, wav_of
 from tests.unit.router.sounds import FORMATS, encode_as
 
-ANSWER_S = 60.0
+ANSWER_S = 120.0  # the least that a request gets
 AT_ONCE = 4
 GOOD_EVERY = 12  # of so many uploads one is another caller's good one
 HEAD_BYTES = 512  # where containers keep their sizes and rates
@@ -147,7 +147,10 @@ def send_broken(client: httpx.Client, cases: range) -> Counter[int]:
         if case % GOOD_EVERY == 0:
             other.check()
         what, content = broken(case)
-        answer = upload(client, content)
+        try:
+            answer = upload(client, content)
+        except httpx.HTTPError as error:
+            pytest.fail(f"{what}: no answer: {error!r}")
         assert answer.status_code in (200, 400, 413), f"{what}: {answer.status_code} {answer.text}"
         if answer.status_code == 200:
             assert not other.is_heard_in(answer.json()["text"]), f"{what}: {answer.text}"
