@@ -23,6 +23,7 @@ from tests.unit.router.sounds import joined, silence
 ROLES = ("encoder", "decoder")
 LIMIT_BYTES = 26_214_400
 COPIES = 10
+SLACK_S = 0.6
 GAP_S = 23.0  # with the recording, too long for two copies in one window
 WORDS: dict[str, Any] = {
     "response_format": "verbose_json",
@@ -52,7 +53,10 @@ def test_ten_copies_of_a_phrase_are_the_phrase_ten_times(server: Server, copies_
 
 
 def test_times_in_later_chunks_are_true_ones(copies_heard: Any) -> None:
-    """The n-th copy's segments and words lie where the n-th copy does."""
+    """The n-th copy's segments and words lie where the n-th copy does.
+
+    Within `SLACK_S`: a first word may reach back to where its window begins.
+    """
     sentences = sentences_of("short")
     period_s = len(pcm_of("short")) / SAMPLE_RATE + GAP_S
     spoken = [
@@ -62,10 +66,12 @@ def test_times_in_later_chunks_are_true_ones(copies_heard: Any) -> None:
     ]
     assert len(copies_heard.segments) == len(spoken)
     for segment, (start, end) in zip(copies_heard.segments, spoken, strict=True):
-        assert segment.start == pytest.approx(start, abs=0.4)
-        assert segment.end == pytest.approx(end, abs=0.4)
+        assert segment.start == pytest.approx(start, abs=SLACK_S)
+        assert segment.end == pytest.approx(end, abs=SLACK_S)
     for word in copies_heard.words:
-        assert any(start - 0.4 <= word.start <= word.end <= end + 0.4 for start, end in spoken)
+        assert any(
+            start - SLACK_S <= word.start <= word.end <= end + SLACK_S for start, end in spoken
+        )
     assert copies_heard.duration == pytest.approx(COPIES * period_s, abs=0.01)
 
 
@@ -96,8 +102,9 @@ def test_a_prompt_is_not_heard(server: Server, decoding: str) -> None:
     heard = create(
         server, sample_path("short"), prompt=prompt, extra_body={"decoding": decoding}
     ).text
-    assert prompt not in heard
-    assert len(heard.split()) == len(sample_text("short").split())
+    said = set(sample_text("short").lower().split())
+    assert len(said & set(heard.lower().split())) >= 0.8 * len(said)
+    assert not (set(prompt.lower().split()) - said) & set(heard.lower().split())
 
 
 @pytest.mark.parametrize("seconds", [1.0, 4.99, 5.0, 5.01, 31.5])
@@ -166,8 +173,11 @@ def test_a_disconnect_aborts_every_window(server: Server, copies: bytes) -> None
         )
     wait_until(server.is_idle, 30, "every window is gone and every page free")
 
-    def told() -> list[str]:
-        return [line for line in server.lines if "left-early" in line]
+    create(server, sample_path("short"), extra_headers={"X-Request-ID": "stayed-on"})
+    wait_until(lambda: logged(server, "stayed-on", "transcribed"), 30, "the log of a whole request")
+    assert not logged(server, "left-early", "transcribed")
+    assert len(logged(server, "left-early", "decoded")) < COPIES
 
-    wait_until(lambda: "hung up" in "".join(told()), 30, "the router's word on it")
-    assert "transcribed" not in "".join(told())
+
+def logged(server: Server, request_id: str, what: str) -> list[str]:
+    return [line for line in server.lines if request_id in line and what in line]
