@@ -199,9 +199,12 @@ class Seeker:
             self._seek = window.seek + window.n_frames
 
     def _numbered(self, segment: Segment) -> Segment:
-        """The segment as it is told: with its id, times rounded and not moved."""
+        """The segment as it is told: with its id, times rounded; words end with the audio."""
         self._n_segments += 1
-        return replace(within(segment, 0.0, math.inf), id=self._n_segments - 1)
+        told = replace(within(segment, 0.0, math.inf), id=self._n_segments - 1)
+        last_s = self._content_frames / FRAMES_PER_S
+        words = (replace(w, start=min(w.start, last_s), end=min(w.end, last_s)) for w in told.words)
+        return replace(told, words=tuple(words))
 
 
 def clips_of(timestamps: Sequence[float], content_frames: int) -> list[tuple[int, int]]:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,11 +33,13 @@ from cluster.messages import (
     EncodeReply,
     EncodeRequest,
     EncodeTimings,
+    SampledToken,
     WorkerStatus,
 )
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings, load_settings
+from router.clients import OnToken
 from router.pipeline import TranscriptionPipeline
 from router.schemas import TranscriptionParams
 from router.seams import Update
@@ -118,7 +121,7 @@ class PlayedPools:
         )  # fmt: skip
         return EncodeReply(handle, EncodeTimings(0.01, 0.02, 1))
 
-    async def decode(self, request: DecodeRequest) -> DecodeResult:
+    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
         nth = self.decodes[request.window] = self.decodes.get(request.window, 0) + 1
         self.languages[request.window] = request.options.language
         self.running += 1
@@ -131,10 +134,14 @@ class PlayedPools:
             raise
         finally:
             self.running -= 1
-        if error := self.decode_fault(request.window, nth):
-            raise error
         begin = self.tokenizer.special.timestamp_begin
         text = self.tokenizer.encode(f" word{request.window}")
+        error = self.decode_fault(request.window, nth)
+        if on_token is not None:  # a worker that fails has told nearly everything
+            for token in (begin, *text) if error is None else (begin, *text)[:-1]:
+                on_token(SampledToken(token, -0.1, self.no_speech(request.window)))
+        if error is not None:
+            raise error
         tokens = (
             (begin, *text, begin + 25, begin + 25)
             if self.breaks_off(request.window, nth)
@@ -168,6 +175,11 @@ SETTINGS: RouterSettings = load_settings(environ={}).router
 PARAMS = TranscriptionParams(model="demo", language="en")
 
 
+def make_pipeline(audio: PlayedAudio, pools: PlayedPools) -> TranscriptionPipeline:
+    parts: Any = (audio, pools, pools, pools.tokenizer, SETTINGS)
+    return TranscriptionPipeline(*parts, dims=DIMS)
+
+
 async def run(
     pools: PlayedPools,
     n: int = 3,
@@ -176,9 +188,7 @@ async def run(
     error: Exception | None = None,
 ) -> tuple[str, PlayedAudio]:
     audio = PlayedAudio(n, error)
-    pipeline = TranscriptionPipeline(
-        audio, pools, pools, pools.tokenizer, SETTINGS, dims=DIMS,  # type: ignore[arg-type]
-    )  # fmt: skip
+    pipeline = make_pipeline(audio, pools)
     result = await pipeline.transcribe(Path("none"), params, request_context("r1", seconds))
     return result.transcript.text, audio
 
@@ -210,9 +220,7 @@ async def test_what_is_certain_is_told_in_order_and_is_the_whole(pools: PlayedPo
     pools.delay_s = lambda window: 0.05 if window % 3 == 0 else 0.0
     updates: list[Update] = []
     audio = PlayedAudio(9)
-    pipeline = TranscriptionPipeline(
-        audio, pools, pools, pools.tokenizer, SETTINGS, dims=DIMS,  # type: ignore[arg-type]
-    )  # fmt: skip
+    pipeline = make_pipeline(audio, pools)
     context = request_context("r1", 30.0)
     context.on_update = updates.append
     params = replace(PARAMS, logprobs=True)
@@ -222,6 +230,21 @@ async def test_what_is_certain_is_told_in_order_and_is_the_whole(pools: PlayedPo
     told = "".join(each.token for update in updates for each in update.logprobs)
     assert told.strip() == transcript.text
     assert len(updates) > 1
+
+
+async def test_a_stream_goes_on_behind_what_a_dead_worker_had_told(pools: PlayedPools) -> None:
+    """Every window's first decoder dies after all tokens but one: each is told once."""
+    pools.decode_fault = lambda window, nth: WorkerGoneError("died") if nth == 1 else None
+    updates: list[Update] = []
+    audio = PlayedAudio(4)
+    pipeline = make_pipeline(audio, pools)
+    context = request_context("r1", 30.0)
+    context.on_update = updates.append
+    params = replace(PARAMS, stream=True, fallback=False)
+    transcript = (await pipeline.transcribe(Path("none"), params, context)).transcript
+    assert transcript.text == "word0 word1 word2 word3"
+    assert "".join(update.text for update in updates) == transcript.text
+    assert len(updates) > 4, "told by windows, not by tokens"
 
 
 async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
