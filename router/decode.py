@@ -83,8 +83,10 @@ class AudioFile:
             self._container = _open_container(self._file, self._kind)
             self._stream = _audio_stream(self._container)
             self.declared_s = self._declared_s(size)
-            if self._kind in SIZED and (self.declared_s or 0) > limits.max_audio_s + 1:
-                raise limits.too_long()
+            if (self.declared_s or 0) > limits.max_audio_s + 1:
+                if self._kind in SIZED:
+                    raise limits.too_long()
+                self.declared_s = None  # damaged time stamps say days; decoding finds out
         except BaseException:
             self.close()
             raise

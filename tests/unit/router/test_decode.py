@@ -344,3 +344,19 @@ def test_a_codec_that_libav_does_not_know_is_refused(tmp_path: Path) -> None:
     path.write_bytes(data)
     with pytest.raises(InvalidAudioError, match="codec is not supported"):
         decode(path)
+
+
+def test_a_length_over_the_limit_is_believed_only_of_containers_that_state_it(
+    tmp_path: Path,
+) -> None:
+    """Of others it comes from time stamps, and one damaged stamp makes seconds into days."""
+    limits = dataclasses.replace(LIMITS, max_audio_s=1.0)
+    with pytest.raises(InvalidAudioError, match="longer than"):
+        AudioFile(encode_as("m4a", tmp_path, tone(4.0)), limits)
+    path = encode_as("mpeg", tmp_path, tone(4.0))
+    with AudioFile(path, LIMITS) as file:
+        assert file.declared_s == pytest.approx(4.0, abs=0.1)
+    with AudioFile(path, limits) as file:
+        assert file.declared_s is None
+    with pytest.raises(InvalidAudioError, match="longer than"):
+        decode(path, limits)
