@@ -23,7 +23,7 @@ import pytest
 from router.responses import ErrorResponse
 from tests.e2e.in_process import in_process_server
 from tests.e2e.speech import sentence_pcm, sentences_of, wav_of
-from tests.unit.router.sounds import FORMATS, encode_as
+from tests.unit.router.sounds import FORMATS, encode_as, tone
 
 ANSWER_S = 120.0  # the least that a request gets
 AT_ONCE = 4
@@ -35,9 +35,9 @@ Mutation = Callable[[bytearray, random.Random], bytes]
 
 
 @functools.cache
-def base_files() -> dict[str, bytes]:
-    """The caller's sentence in every format."""
-    pcm = sentence_pcm("short", 1, margin_s=0.4)
+def base_files(speech: bool = True) -> dict[str, bytes]:
+    """The caller's sentence in every format, or a tone, which costs no encoder's time."""
+    pcm = sentence_pcm("short", 1, margin_s=0.4) if speech else tone(2.0)
     with tempfile.TemporaryDirectory() as folder:
         return {name: encode_as(name, Path(folder), pcm).read_bytes() for name in FORMATS}
 
@@ -85,11 +85,9 @@ MUTATIONS: tuple[Mutation, ...] = (truncated, flipped, lying, repeated, spliced)
 def broken(case: int) -> tuple[str, bytes]:
     """One broken upload: what was done to which format, and the bytes."""
     dice = random.Random(case)
-    names = list(base_files())
-    name, mutation = names[case % len(names)], dice.choice(MUTATIONS)
-    return f"case {case}: {name}, {mutation.__name__}", mutation(
-        bytearray(base_files()[name]), dice
-    )
+    files = base_files(speech=dice.random() < 0.3)
+    name, mutation = list(files)[case % len(files)], dice.choice(MUTATIONS)
+    return f"case {case}: {name}, {mutation.__name__}", mutation(bytearray(files[name]), dice)
 
 
 @pytest.fixture(scope="module")
@@ -126,8 +124,8 @@ class OtherCaller:
         self._client = client
         self._file = wav_of(sentence_pcm("medium", 0))
         self.text = upload(client, self._file).json()["text"]
-        assert self.text == sentences_of("medium")[0].text
         self._runs = runs_of_words(self.text)
+        assert self._runs
 
     def check(self) -> None:
         answer = upload(self._client, self._file)
@@ -166,11 +164,14 @@ def send_broken(client: httpx.Client, cases: range) -> Counter[int]:
     return statuses
 
 
-def test_each_base_file_reads_as_spoken(client: httpx.Client) -> None:
-    """So that what the broken ones are made of is good."""
-    said = sentences_of("short")[1].text
+def test_each_base_file_is_heard(client: httpx.Client) -> None:
+    """So that what the broken ones are made of is good, at the rate of a telephone too."""
+    said = set(sentences_of("short")[1].text.split())
     for name, content in base_files().items():
-        assert upload(client, content).json()["text"] == said, name
+        heard = set(upload(client, content).json()["text"].split())
+        assert len(said & heard) > len(said) / 2, name
+    for name, content in base_files(speech=False).items():
+        assert upload(client, content).json()["text"] == "", name
 
 
 def test_300_broken_uploads_harm_nobody(client: httpx.Client) -> None:
