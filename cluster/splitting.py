@@ -30,12 +30,14 @@ class Split:
         there; None when the window was decoded to its end.
     tail: the tokens behind the last closed segment, which belong to none.
     ends_single: the text ends with one timestamp: nothing is said after it.
+    is_cut: there were consecutive timestamps to cut at.
     """
 
     pieces: tuple[Piece, ...]
     next_start: int | None
     tail: tuple[int, ...]
     ends_single: bool
+    is_cut: bool
 
 
 def split_tokens(tokens: Sequence[int], timestamp_begin: int) -> Split:
@@ -52,7 +54,7 @@ def split_tokens(tokens: Sequence[int], timestamp_begin: int) -> Split:
     if not cuts:
         stamps = [token - timestamp_begin for token in own if token >= timestamp_begin]
         end = stamps[-1] if stamps and stamps[-1] > 0 else None
-        return Split((Piece(0, end, own),), None, (), ends_single)
+        return Split((Piece(0, end, own),), None, (), ends_single, is_cut=False)
     if ends_single:
         cuts.append(len(own))
     pieces = []
@@ -62,4 +64,4 @@ def split_tokens(tokens: Sequence[int], timestamp_begin: int) -> Split:
         pieces.append(Piece(*bounds, own[first:cut]))
         first = cut
     next_start = None if ends_single else own[first - 1] - timestamp_begin
-    return Split(tuple(pieces), next_start, own[first:], ends_single)
+    return Split(tuple(pieces), next_start, own[first:], ends_single, is_cut=True)

@@ -98,6 +98,7 @@ def gather_window(
     duration_s: float,
     tokenizer: WhisperTokenizer,
     keep_tail: bool = False,
+    trust_start: bool = False,
 ) -> WindowTranscript:
     """Split one window's tokens into segments.
 
@@ -109,6 +110,8 @@ def gather_window(
         tokenizer: of the checkpoint that decoded it.
         keep_tail: text behind the last closed segment becomes one that lasts to the window's
             end, instead of being left to be decoded again.
+        trust_start: a window that is one segment begins with its first timestamp; openai/whisper
+            lets it begin with the window.
     """
     window = WindowTranscript(offset_s, duration_s, result.language, ())
     if not result.tokens or is_silence(gates, result.avg_logprob, result.no_speech_prob):
@@ -116,6 +119,8 @@ def gather_window(
     step_s = tokenizer.timestamp_step_s
     split = split_tokens(result.tokens, tokenizer.special.timestamp_begin)
     pieces, next_start = split.pieces, split.next_start
+    if trust_start and not split.is_cut:
+        pieces = (replace(pieces[0], start=_first_step(result.tokens, tokenizer)),)
     if keep_tail and next_start is not None:
         if split.tail:
             pieces += (Piece(next_start, None, split.tail),)
@@ -149,6 +154,12 @@ def gather_window(
         has_tail=bool(tokenizer.decode(split.tail).strip()),
         is_told=keep_tail,
     )
+
+
+def _first_step(tokens: Sequence[int], tokenizer: WhisperTokenizer) -> int:
+    """The timestamp that the text begins with, in steps; 0 without one."""
+    is_stamp = tokenizer.is_timestamp(tokens[0])
+    return tokens[0] - tokenizer.special.timestamp_begin if is_stamp else 0
 
 
 class TranscriptBuilder:

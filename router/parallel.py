@@ -98,6 +98,7 @@ class ParallelRun:
             duration_s=pcm.shape[0] / SAMPLE_RATE,
             tokenizer=self.tokenizer,
             keep_tail=len(options.temperatures) == 1,
+            trust_start=True,
         )
         return without_inventions(part, window, gates)
 

@@ -30,6 +30,9 @@ class Words:
     special = SimpleNamespace(timestamp_begin=T0)
     timestamp_step_s = 0.02
 
+    def is_timestamp(self, token: int) -> bool:
+        return token >= T0
+
     def decode(self, tokens: Sequence[int]) -> str:
         return "".join(WORDS.get(token, "") for token in tokens)
 
@@ -102,6 +105,20 @@ def test_a_rest_without_closing_timestamp_is_left_to_be_decoded_again(
 
 def test_without_pairs_the_window_is_one_segment_until_its_last_timestamp() -> None:
     assert spans(gather(t(0.4), 1, 2, t(3.0))) == [(0.0, 3.0, " one two")]
+
+
+def test_such_a_window_begins_with_its_first_timestamp_where_that_is_trusted() -> None:
+    for tokens, start in (((t(0.4), 1, 2, t(3.0)), 0.4), ((t(0.4), 1), 0.4), ((1, t(3.0)), 0.0)):
+        result = make_result(*tokens)
+        window = gather_window(
+            result,
+            GATES,
+            offset_s=60.0,
+            duration_s=10.0,
+            tokenizer=TOKENIZER,
+            trust_start=True,
+        )
+        assert [s.start for s in window.segments] == [pytest.approx(60.0 + start)]
 
 
 @pytest.mark.parametrize("tokens", [(t(0.0), 1), (1, 2), (1, t(0.0))])
