@@ -120,7 +120,7 @@ def gather_window(
     split = split_tokens(result.tokens, tokenizer.special.timestamp_begin)
     pieces, next_start = split.pieces, split.next_start
     if trust_start and not split.is_cut:
-        pieces = (replace(pieces[0], start=_first_step(result.tokens, tokenizer)),)
+        pieces = (_from_first_step(pieces[0], tokenizer),)
     if keep_tail and next_start is not None:
         if split.tail:
             pieces += (Piece(next_start, None, split.tail),)
@@ -156,10 +156,16 @@ def gather_window(
     )
 
 
-def _first_step(tokens: Sequence[int], tokenizer: WhisperTokenizer) -> int:
-    """The timestamp that the text begins with, in steps; 0 without one."""
-    is_stamp = tokenizer.is_timestamp(tokens[0])
-    return tokens[0] - tokenizer.special.timestamp_begin if is_stamp else 0
+def _from_first_step(piece: Piece, tokenizer: WhisperTokenizer) -> Piece:
+    """A window's only piece, begun with the timestamp that its text begins with, if there is one.
+
+    Where that is the only timestamp, it is not the end as well.
+    """
+    if not tokenizer.is_timestamp(piece.tokens[0]):
+        return piece
+    start = piece.tokens[0] - tokenizer.special.timestamp_begin
+    end = piece.end if piece.end is not None and piece.end > start else None
+    return replace(piece, start=start, end=end)
 
 
 class TranscriptBuilder:

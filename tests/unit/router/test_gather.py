@@ -108,7 +108,12 @@ def test_without_pairs_the_window_is_one_segment_until_its_last_timestamp() -> N
 
 
 def test_such_a_window_begins_with_its_first_timestamp_where_that_is_trusted() -> None:
-    for tokens, start in (((t(0.4), 1, 2, t(3.0)), 0.4), ((t(0.4), 1), 0.4), ((1, t(3.0)), 0.0)):
+    cases = (
+        ((t(0.4), 1, 2, t(3.0)), 0.4, 3.0),
+        ((t(0.4), 1), 0.4, 10.0),
+        ((1, t(3.0)), 0.0, 3.0),
+    )
+    for tokens, start, end in cases:
         result = make_result(*tokens)
         window = gather_window(
             result,
@@ -118,7 +123,7 @@ def test_such_a_window_begins_with_its_first_timestamp_where_that_is_trusted() -
             tokenizer=TOKENIZER,
             trust_start=True,
         )
-        assert [s.start for s in window.segments] == [pytest.approx(60.0 + start)]
+        assert [(s.start, s.end) for s in whole(window).segments] == [(60.0 + start, 60.0 + end)]
 
 
 @pytest.mark.parametrize("tokens", [(t(0.0), 1), (1, 2), (1, t(0.0))])
