@@ -108,7 +108,8 @@ def upload(client: httpx.Client, content: bytes) -> httpx.Response:
 
 
 def audio_workers() -> set[int]:
-    children = psutil.Process().children(recursive=True)
+    """Those of the server in this process; a cluster's are children's children."""
+    children = psutil.Process().children()
     return {child.pid for child in children if "router.audio_worker" in " ".join(child.cmdline())}
 
 
