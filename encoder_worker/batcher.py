@@ -1,8 +1,10 @@
 """The encoder's queue of windows: which go next, and when a batch is closed.
 
-Order: windows whose time runs out first; then early windows of a request before late ones (so a
-two-second clip passes a two-hour file), short before long. A batch is closed when it is full or
-its oldest window has waited long enough; after an idle time, at once. Thread-safe; knows no torch.
+Order: windows whose time runs out first; the others by arrival, where late windows of a request and
+long ones count as having come some seconds later: so a two-second clip passes a two-hour file, and
+no stream of clips, however dense, keeps a window waiting for longer than that. A batch is closed
+when it is full or its oldest window has waited long enough; after an idle time, at once.
+Thread-safe; knows no torch.
 """
 
 from __future__ import annotations
@@ -14,8 +16,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
+from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, EncodeReply, EncodeRequest
 
+LATE_S, LATE_WINDOWS = 4.0, 8  # so much later counts a window that is the eighth or more
+LONG_S = 0.5  # and so much one of 30 s
 URGENT_SHARE = 0.25  # of its time left: from then on a window goes before all that have more
 
 
@@ -176,4 +180,6 @@ def _order(window: QueuedWindow, now: float) -> tuple[float, ...]:
     request = window.request
     if now >= window.urgent_from_s:
         return (0, window.deadline_s)
-    return (1, request.window, request.n_samples, window.arrived_s)
+    late = min(request.window, LATE_WINDOWS) / LATE_WINDOWS
+    handicap_s = LATE_S * late + LONG_S * request.n_samples / WINDOW_SAMPLES
+    return (1, window.arrived_s + handicap_s)

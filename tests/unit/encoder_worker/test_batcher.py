@@ -95,6 +95,20 @@ def test_a_short_clip_passes_a_long_file(clock: Clock) -> None:
     assert names(batcher.pop(3)) == ["file0", "second-file0", "file1"]
 
 
+def test_no_stream_of_clips_starves_a_late_window(clock: Clock) -> None:
+    """One clip comes for every window that leaves: the long file's window still has its turn."""
+    batcher = make_batcher(clock)
+    put(batcher, "file", window=9, n_samples=480_000, remaining_s=600.0)
+    order = []
+    for n in range(100):
+        put(batcher, f"clip{n}-")
+        clock.now += 0.1
+        taken = batcher.pop(1)
+        order += names(taken)
+        batcher.finish(taken)
+    assert 10 < order.index("file9") < 60
+
+
 def test_what_runs_out_of_time_goes_first(clock: Clock) -> None:
     batcher = make_batcher(clock)
     put(batcher, "late", window=9, n_samples=480_000, remaining_s=40.0)
