@@ -8,6 +8,7 @@ them.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable
@@ -83,6 +84,9 @@ class TranscriptionService:
         except ClientDisconnectedError:
             logger.info("the client hung up after %.1f s", time.monotonic() - started_s)
             return Response(status_code=CLIENT_CLOSED)
+        except asyncio.CancelledError:  # how Serve says so
+            logger.info("given up by its caller after %.1f s", time.monotonic() - started_s)
+            raise
 
     async def _receive(
         self, request: Request, parse: Parse, stack: AsyncExitStack, started_s: float
