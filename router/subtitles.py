@@ -230,7 +230,7 @@ def _word_text(word: str) -> str:
 
 def _without_arrow(text: str) -> str:
     """Text in which a player cannot take anything for a line of times."""
-    return text.replace("-->", "->")
+    return re.sub("-{2,}>", "->", text)
 
 
 def _milliseconds(seconds: float) -> int:
