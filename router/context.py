@@ -1,7 +1,7 @@
-"""The text before a window, as the decoder gets it in sequential mode: openai/whisper's rules.
+"""The text before a window, as the decoder gets it: openai/whisper's rules.
 
-Knows tokens and their order. What counts as text, and when it is forgotten, `router.seeking`
-decides; hotwords stand in front of all, as faster-whisper has it.
+Knows tokens and their order. In sequential mode text is added as it is decoded; what counts, and
+when it is forgotten, `router.seeking` decides. Hotwords stand in front, as faster-whisper has it.
 """
 
 from __future__ import annotations

@@ -134,20 +134,22 @@ class TranscriptionPipeline:
     def _seeker(
         self, params: TranscriptionParams, options: DecodeOptions, content_frames: int
     ) -> Seeker:
-        context = TextContext(
+        return Seeker(
+            content_frames,
+            self._context(params),
+            self.tokenizer,
+            params.sequential,
+            options.gates,
+            aligned=options.words,
+        )
+
+    def _context(self, params: TranscriptionParams) -> TextContext:
+        return TextContext(
             self.tokenizer,
             self._dims.n_text_ctx,
             prompt=params.prompt,
             hotwords=params.hotwords,
             carried=params.sequential.carry_initial_prompt,
-        )
-        return Seeker(
-            content_frames,
-            context,
-            self.tokenizer,
-            params.sequential,
-            options.gates,
-            aligned=options.words,
         )
 
     def _record_audio(self, audio: AudioStream | WholeAudio) -> None:
@@ -167,16 +169,14 @@ class TranscriptionPipeline:
         language = params.language
         if language is None and not self.tokenizer.is_multilingual:
             language = "en"
-        prompt = " ".join(
-            filter(None, ((params.hotwords or "").strip(), (params.prompt or "").strip()))
-        )
+        context = self._context(params)
         return DecodeOptions(
             language=language,
             task=params.task,
             timestamps=True,
-            prompt_tokens=tuple(self.tokenizer.encode(" " + prompt)) if prompt else (),
+            prompt_tokens=context.prompt_tokens(),
             temperatures=params.temperatures,
-            seed=params.seed if params.seed is not None else secrets.randbits(31),
+            seed=_seed(params),
             beam_size=params.beam_size,
             patience=params.patience,
             best_of=params.best_of,
@@ -184,6 +184,13 @@ class TranscriptionPipeline:
             gates=params.gates,
             words=params.aligns,
         )
+
+
+def _seed(params: TranscriptionParams) -> int:
+    """The client's; else chance where it asked for samples, and the same text every time if not."""
+    if params.seed is not None:
+        return params.seed
+    return secrets.randbits(31) if params.temperature > 0 else 0
 
 
 def _tells_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:

@@ -142,6 +142,7 @@ def export(work: Path, out: Path) -> Path:
     save_file(weights, part, metadata={"format": "pt"})
     if part.stat().st_size > MAX_BYTES:
         raise ValueError(f"{part} has {part.stat().st_size} bytes, more than {MAX_BYTES}")
+    part.chmod(0o644)  # the library writes for its owner alone
     part.replace(path)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(work / "tokenizer" / name, out / name)

@@ -38,11 +38,13 @@ from cluster.demo.synthesis import (
     Synthesizer,
     draw_manner,
 )
+from cluster.errors import ConfigurationError
 
 SAMPLES = Path(__file__).parent / "samples"
 RECORDINGS = (("short", 5.0, "slt"), ("medium", 25.0, "en-us+f2"), ("long", 70.0, "rms"))
 NOISE_DB = -60.0
 MAX_ROUNDS = 40
+MAX_SENTENCES = 200  # tried in vain
 
 
 @dataclass(slots=True)
@@ -106,8 +108,12 @@ class SampleMaker:
         return recording.wrong_sentences(heard.text)
 
     def sentence(self, voice: str) -> Spoken:
-        """A new sentence of the voice that is heard right on its own."""
-        while True:
+        """A new sentence of the voice that is heard right on its own.
+
+        Raises:
+            ConfigurationError: the checkpoint gets hardly any right.
+        """
+        for _ in range(MAX_SENTENCES):
             text = corpus.made_sentence(self.rng)
             try:
                 spoken = self.speaker.speak(text, draw_manner(self.rng, (voice,)))
@@ -116,6 +122,9 @@ class SampleMaker:
             audio = np.pad(spoken.samples, (4800, 4800)).astype(np.float32) / np.float32(32768)
             if len(text.split()) > 3 and self.heard_right(Example(audio, [(0.0, 0.0, text)])):
                 return spoken
+        raise ConfigurationError(
+            f"the checkpoint hears none of {MAX_SENTENCES} sentences right: train it longer"
+        )
 
     def recording(self, seconds: float, voice: str) -> Recording:
         """A recording of about `seconds`; it is heard right if `MAX_ROUNDS` suffice."""

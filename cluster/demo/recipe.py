@@ -3,6 +3,7 @@
     python -m cluster.demo.recipe --work DIR [--minutes 180] [--shards 20]
 
 Each step takes up what an earlier run left in DIR: finished shards of speech, the training's state.
+With --out the checkpoint, and recordings that suit it, are written there instead of here.
 Needs espeak-ng and flite; without a change of seed it speaks the same sentences again.
 """
 
@@ -28,15 +29,20 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=20, help="of 2,000 utterances")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--again", action="store_true", help="a new schedule on the old weights")
+    parser.add_argument("--start-from", type=Path, help="checkpoint to start from without a state")
     arguments = parser.parse_args()
     console = Console(soft_wrap=True)
     cores = os.cpu_count() or 1
     torch.set_num_threads(cores)
     make_store(arguments.work / "speech", arguments.shards, arguments.seed, cores)
-    trainer = resume_or_start(arguments.work, arguments.minutes, PEAK_LR, 0.0, arguments.again)
+    trainer = resume_or_start(
+        arguments.work, arguments.minutes, PEAK_LR, 0.0, arguments.again, arguments.start_from
+    )
     train(trainer, console, check_every_s=900)
     console.print(f"wrote {export(arguments.work, arguments.out)}")
-    make_samples.make(arguments.out, make_samples.SAMPLES, console)
+    is_bundled = arguments.out.resolve() == CHECKPOINT.resolve()
+    samples = make_samples.SAMPLES if is_bundled else arguments.out / "samples"
+    make_samples.make(arguments.out, samples, console)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from cluster.errors import (
 from cluster.messages import (
     SAMPLE_RATE,
     CrossKVHandle,
+    DecodeOptions,
     DecodeRequest,
     DecodeResult,
     DecodeTimings,
@@ -105,6 +106,7 @@ class PlayedPools:
         self.lengths: dict[int, list[int]] = {}
         self.decodes: dict[int, int] = {}
         self.languages: dict[int, str | None] = {}
+        self.options: dict[int, DecodeOptions] = {}
         self.running = 0
         self.most_running = 0
         self.cancelled = 0
@@ -124,6 +126,7 @@ class PlayedPools:
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
         nth = self.decodes[request.window] = self.decodes.get(request.window, 0) + 1
         self.languages[request.window] = request.options.language
+        self.options[request.window] = request.options
         self.running += 1
         self.started.set()
         self.most_running = max(self.most_running, self.running)
@@ -324,6 +327,26 @@ async def test_an_unknown_language_is_settled_by_the_first_speech(pools: PlayedP
     text, _ = await run(pools, 5, replace(PARAMS, language=None))
     assert text == "word1 word2 word3 word4"
     assert pools.languages == {0: None, 1: None, 2: "de", 3: "de", 4: "de"}
+
+
+async def test_every_window_sees_hotwords_and_the_end_of_the_prompt(pools: PlayedPools) -> None:
+    """Together they have half of the decoder's positions, less one."""
+    words, prompt = "alpha beta", "one two three " * 200
+    await run(pools, 3, replace(PARAMS, hotwords=words, prompt=prompt))
+    for options in pools.options.values():
+        text = pools.tokenizer.decode(options.prompt_tokens)
+        assert len(options.prompt_tokens) == DIMS.n_text_ctx // 2 - 1
+        assert text.startswith(" alpha beta")
+        assert text.endswith(" one two three")
+
+
+async def test_noise_differs_only_where_samples_were_asked_for(pools: PlayedPools) -> None:
+    seeds = []
+    for temperature in (0.0, 0.0, 0.5, 0.5):
+        await run(pools, 1, replace(PARAMS, temperature=temperature))
+        seeds.append(pools.options[0].seed)
+    assert seeds[0] == seeds[1]
+    assert seeds[2] != seeds[3]
 
 
 async def test_cancelling_the_request_cancels_its_windows(pools: PlayedPools) -> None:
