@@ -126,7 +126,14 @@ class TranscriptionPipeline:
             options = replace(self._options(params), gates=replace(params.gates, keep="last"))
             seeker = self._seeker(params, options, audio.n_samples // HOP_LENGTH)
             work = SequentialRun(
-                self._path, run, options, self.tokenizer, audio, seeker, params.logprobs
+                self._path,
+                run,
+                options,
+                self.tokenizer,
+                audio,
+                seeker,
+                logprobs=params.logprobs,
+                by_segment=_tells_tokens(params, options) and not options.words,
             )
             await work.decode_all()
         return PipelineResult(work.transcript(params.task), run.timings(audio.decode_s))

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from cluster.messages import MEL_CONTEXT_SAMPLES, DecodeOptions, FileMel, Task
+from cluster.messages import MEL_CONTEXT_SAMPLES, DecodeOptions, FileMel, SampledToken, Task
 from cluster.model.checkpoint import HOP_LENGTH
 from cluster.model.tokenizer import WhisperTokenizer
+from cluster.splitting import split_tokens
 from router.audio_whole import WholeAudio
 from router.gather import FRAMES_PER_S, Segment, Transcript, token_logprobs
 from router.seams import Update
@@ -24,6 +25,8 @@ class SequentialRun:
     """One request in sequential mode.
 
     options: their language is set once it is known. logprobs: tell those of the tokens as well.
+    by_segment: tell a segment's text when its closing timestamp comes; only where nothing replaces
+        it later: without fallback and without words, which may move the window's end.
     """
 
     path: WindowPath
@@ -33,9 +36,11 @@ class SequentialRun:
     audio: WholeAudio
     seeker: Seeker
     logprobs: bool = False
+    by_segment: bool = False
     _segments: list[Segment] = field(default_factory=list)
     _text: str = ""
     _n_told: int = 0  # characters of the text, without the spaces around it
+    _sampled: list[int] = field(default_factory=list)  # tokens of the window that is decoded
 
     async def decode_all(self) -> None:
         """Decode the whole file, which must be loaded."""
@@ -44,7 +49,9 @@ class SequentialRun:
         while (window := self.seeker.next_window()) is not None:
             audio = await self._window_audio(window.index, window.seek, window.n_frames)
             options = replace(self.options, prompt_tokens=window.prompt_tokens)
-            result = await self.path.decode(self.run, audio, options)
+            self._sampled.clear()
+            on_token = self._take_token if self.by_segment else None
+            result = await self.path.decode(self.run, audio, options, on_token)
             segments = self.seeker.take(result)
             self.run.context.finished_audio((self.seeker.seek - window.seek) / FRAMES_PER_S)
             self._tell(segments)
@@ -73,6 +80,21 @@ class SequentialRun:
         pcm = await self.audio.read(first - n_before, last + MEL_CONTEXT_SAMPLES)
         file_mel = FileMel(n_before, n_frames, self.audio.log_max)
         return WindowAudio(index, pcm, n_frames, file_mel)
+
+    def _take_token(self, token: SampledToken) -> None:
+        """Tell what a pair of timestamps closes, unless the window may turn out to be silent."""
+        limit = self.options.gates.no_speech_prob
+        self._sampled.append(token.token)
+        begin = self.tokenizer.special.timestamp_begin
+        is_pair = len(self._sampled) > 1 and min(self._sampled[-2:]) >= begin
+        if not is_pair or (limit is not None and token.no_speech_prob > limit):
+            return
+        pieces = split_tokens(self._sampled, begin).pieces
+        texts = [self.tokenizer.decode(p.tokens) for p in pieces if p.start != p.end]
+        certain = (self._text + "".join(text for text in texts if text.strip())).strip()
+        if fresh := certain[self._n_told :]:
+            self._n_told = len(certain)
+            self.run.context.update(Update(fresh))
 
     def _tell(self, segments: tuple[Segment, ...]) -> None:
         """Joined, what is told is the transcript's text: a space at its end waits for the next."""

@@ -24,12 +24,14 @@ from cluster.messages import (
     EncodeRequest,
     EncodeTimings,
     QualityGates,
+    SampledToken,
     WorkerStatus,
 )
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from router.audio import AudioPool
+from router.clients import OnToken
 from router.pipeline import TranscriptionPipeline
 from router.schemas import SequentialOptions, TranscriptionParams
 from router.seams import PipelineResult, RequestContext, Update
@@ -54,6 +56,8 @@ class PlayedPools:
         self.encoded: list[EncodeRequest] = []
         self.decoded: list[DecodeRequest] = []
         self.fault: Callable[[DecodeRequest], Exception | None] = lambda request: None
+        self.updates: list[Update] = []  # what the request told so far
+        self.told_at_pair: list[int] = []  # how many texts that were as closing timestamps came
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -65,7 +69,7 @@ class PlayedPools:
         )  # fmt: skip
         return EncodeReply(handle, EncodeTimings(0.0, 0.0, 1))
 
-    async def decode(self, request: DecodeRequest, *_: object) -> DecodeResult:
+    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
         self.decoded.append(request)
         await self.gate.wait()
         if error := self.fault(request):
@@ -74,6 +78,10 @@ class PlayedPools:
         tokens = (BEGIN, *text, BEGIN + 1000, BEGIN + 1000, *TOKENIZER.encode(" unfin"))
         if request.options.detect_only:
             tokens = ()
+        for token in tokens if on_token else ():
+            on_token(SampledToken(token, -0.5, 0.0))
+            n_told = sum(bool(update.text) for update in self.updates)
+            self.told_at_pair += [n_told] if token == BEGIN + 1000 else []
         return DecodeResult(
             request.request_id, request.window, tokens, (-0.5,) * len(tokens), -0.5, 0.0,
             request.options.language or "de", 0.0, "stop",
@@ -128,6 +136,20 @@ async def test_what_is_told_joins_to_the_transcript_and_progress_ends_at_the_end
     assert "".join(t.token for u in updates for t in u.logprobs).strip() == transcript.text
     assert [done_s for done_s, _ in progress] == pytest.approx([20.0, 40.0, 60.0, FILE_S])
     assert {known_s for _, known_s in progress} == {FILE_S}
+
+
+async def test_without_fallback_a_segment_is_told_at_its_closing_timestamp(file: Path) -> None:
+    """Before its window ends; with fallback only then, when its attempt is accepted."""
+    for fallback, told in ((False, [0, 1, 1, 2, 2, 3, 3, 4]), (True, [])):
+        pools = PlayedPools()
+        context = request_context()
+        context.on_update = pools.updates.append
+        params = replace(PARAMS, stream=True, fallback=fallback)
+        async with running() as pool:
+            result = await transcribe(pool, pools, file, params, context)
+        texts = [update.text for update in pools.updates if update.text]
+        assert "".join(texts) == result.transcript.text == "word0 word1 word2 word3"
+        assert pools.told_at_pair == told
 
 
 async def test_windows_bring_their_surroundings_and_their_files_maximum(file: Path) -> None:
