@@ -38,6 +38,7 @@ def client_of(server: Server, key: str = KEY) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
 
 
+@pytest.mark.slow
 def test_each_model_answers_under_its_names_and_all_alike(several: Server) -> None:
     client = client_of(several)
     assert [model.id for model in client.models.list()] == ["org/first", "second"]
@@ -52,6 +53,7 @@ def test_each_model_answers_under_its_names_and_all_alike(several: Server) -> No
         client.audio.transcriptions.create(model="third", file=sample_path("short"))
 
 
+@pytest.mark.slow
 def test_each_model_has_workers_of_its_own(several: Server) -> None:
     health = several.health()
     assert health["models"] == {
@@ -61,6 +63,7 @@ def test_each_model_has_workers_of_its_own(several: Server) -> None:
     assert len({worker["replica"] for worker in health["pools"]["decoder"]["workers"]}) == 2
 
 
+@pytest.mark.slow
 def test_either_key_opens_and_no_other(several: Server) -> None:
     assert client_of(several, "another").models.list()
     with pytest.raises(openai.AuthenticationError):

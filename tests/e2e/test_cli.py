@@ -89,6 +89,7 @@ def test_transcribe_in_process_and_through_a_server_agree(server: Server, tmp_pa
         assert (tmp_path / "alone" / f"{name}.txt").read_text().split() == one["text"].split()
 
 
+@pytest.mark.slow
 def test_one_process_serves_where_there_is_no_nixl(tmp_path: Path) -> None:
     running = start_server(tmp_path, "--transport", "memory")
     try:
