@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
+from router.admission import Unlimited
 from router.seams import RequestContext
-
-
-class Unlimited:
-    """An AudioLedger that lets every request in."""
-
-    def expect(self, audio_s: float) -> None:
-        """Any length is welcome."""
-
-    found = expect
 
 
 def request_context(request_id: str = "test", seconds: float = 300.0) -> RequestContext:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from cluster.app import local_pipeline
 from cluster.demo.mel import SAMPLE_RATE
 from cluster.settings import load_settings
+from router.admission import Unlimited
 from router.gather import Transcript
 from router.schemas import TranscriptionParams
 from router.seams import RequestContext
@@ -66,12 +67,3 @@ def write_wav(file: Path, audio: npt.NDArray[np.float32]) -> None:
         wav.setsampwidth(2)
         wav.setframerate(SAMPLE_RATE)
         wav.writeframes(pcm.tobytes())
-
-
-class Unlimited:
-    """An AudioLedger that lets every file in."""
-
-    def expect(self, audio_s: float) -> None:
-        """Any length is welcome."""
-
-    found = expect

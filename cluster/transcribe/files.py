@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import InvalidRequestError
+from router.formats import segment_bodies
 from router.gather import Segment, Transcript
 from router.subtitles import CueOptions, srt, tsv, txt, vtt
 from router.words import Word
@@ -82,18 +83,7 @@ def write_whole(target: Path, text: str) -> None:
 
 
 def _segment(segment: Segment) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "id": segment.id,
-        "seek": segment.seek,
-        "start": segment.start,
-        "end": segment.end,
-        "text": segment.text,
-        "tokens": list(segment.tokens),
-        "temperature": segment.temperature,
-        "avg_logprob": segment.avg_logprob,
-        "compression_ratio": segment.compression_ratio,
-        "no_speech_prob": segment.no_speech_prob,
-    }
+    (fields,) = segment_bodies([segment])
     if segment.words:
         fields["words"] = [_word(word) for word in segment.words]
     return fields

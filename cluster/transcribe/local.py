@@ -15,6 +15,7 @@ from cluster.errors import UnsupportedValueError
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import Settings, load_settings
 from cluster.transcribe.job import Job, Transcriber, Watcher
+from router.admission import Unlimited
 from router.gather import Transcript
 from router.schemas import TranscriptionParams
 from router.seams import RequestContext
@@ -47,7 +48,7 @@ async def in_process(job: Job) -> AsyncIterator[Transcriber]:
         async def transcribe_one(file: Path, watcher: Watcher) -> Transcript:
             context = RequestContext(
                 request_id=file.name,
-                ledger=_Unlimited(),
+                ledger=Unlimited(),
                 min_deadline_s=NO_DEADLINE_S,
                 deadline_factor=1.0,
                 max_deadline_s=NO_DEADLINE_S,
@@ -86,12 +87,3 @@ def check_model(params: TranscriptionParams, tokenizer: WhisperTokenizer) -> Non
             f"model {params.model} does not know language '{params.language}'; "
             f"it knows: {', '.join(sorted(tokenizer.languages))}"
         )
-
-
-class _Unlimited:
-    """An AudioLedger for one person's own files."""
-
-    def expect(self, audio_s: float) -> None:
-        """Any length is welcome."""
-
-    found = expect
