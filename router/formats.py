@@ -23,6 +23,7 @@ from router.words import Word
 JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain; charset=utf-8"
 VTT_TYPE = "text/vtt; charset=utf-8"
+POSITIONS_PER_S = 50  # of the encoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +128,20 @@ def logprob_bodies(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
 
 def usage(transcript: Transcript) -> dict[str, Any]:
     return {"type": "duration", "seconds": math.ceil(transcript.duration_s)}
+
+
+def token_usage(transcript: Transcript) -> dict[str, Any]:
+    """As OpenAI's streams tell it; see `router.responses.TokenUsage`."""
+    audio_tokens = math.ceil(transcript.duration_s * POSITIONS_PER_S)
+    output_tokens = sum(len(segment.tokens) for segment in transcript.segments)
+    return {
+        "type": "tokens",
+        "input_tokens": audio_tokens,
+        "output_tokens": output_tokens,
+        "total_tokens": audio_tokens + output_tokens,
+        "input_token_details": {"text_tokens": 0, "audio_tokens": audio_tokens},
+        "seconds": math.ceil(transcript.duration_s),
+    }
 
 
 def to_json(content: Any) -> str:

@@ -250,9 +250,19 @@ TRANSLATION_BODY = _body(
 
 
 def _event(event: type[BaseModel]) -> Schema:
-    """Its schema; what it refers to is in the document through the answers that are no events."""
-    schema = event.model_json_schema(ref_template="#/components/schemas/{model}")
-    return {name: part for name, part in schema.items() if name != "$defs"}
+    """Its schema with all that it refers to in place: not everything is an answer's as well."""
+    schema = event.model_json_schema()
+    parts = schema.pop("$defs", {})
+
+    def inline(node: Any) -> Any:
+        if isinstance(node, dict):
+            if name := node.get("$ref"):
+                return inline(parts[name.rpartition("/")[2]])
+            return {key: inline(value) for key, value in node.items()}
+        return [inline(item) for item in node] if isinstance(node, list) else node
+
+    found: Schema = inline(schema)
+    return found
 
 
 _TEXTS: Schema = {
@@ -286,7 +296,9 @@ _EVENTS: Schema = {
     },
     "example": 'data: {"type":"transcript.text.delta","delta":"What was said."}\n\n'
     'data: {"type":"transcript.text.done","text":"What was said.",'
-    '"usage":{"type":"duration","seconds":2}}\n\ndata: [DONE]\n\n',
+    '"usage":{"type":"tokens","input_tokens":75,"output_tokens":7,"total_tokens":82,'
+    '"input_token_details":{"text_tokens":0,"audio_tokens":75},"seconds":2}}\n\n'
+    "data: [DONE]\n\n",
 }
 _TIMING = "Header `server-timing` says where the time went, in ms."
 

@@ -18,6 +18,24 @@ class DurationUsage(BaseModel):
     seconds: int = Field(description="seconds of audio, rounded up")
 
 
+class InputTokens(BaseModel):
+    """What went into the model. A prompt is not counted."""
+
+    text_tokens: int
+    audio_tokens: int = Field(description="encoder positions, 50 for a second")
+
+
+class TokenUsage(BaseModel):
+    """What a stream is billed by: OpenAI's type allows no duration there, so it stands beside."""
+
+    type: Literal["tokens"] = "tokens"
+    input_tokens: int
+    output_tokens: int = Field(description="of the segments, their timestamps included")
+    total_tokens: int
+    input_token_details: InputTokens
+    seconds: int = Field(description="seconds of audio, rounded up")
+
+
 class LogprobResponse(BaseModel):
     """One token of the text (`include[]=logprobs`)."""
 
@@ -99,7 +117,7 @@ class TextDoneEvent(BaseModel):
 
     type: Literal["transcript.text.done"] = "transcript.text.done"
     text: str
-    usage: DurationUsage
+    usage: TokenUsage
     logprobs: list[LogprobResponse] | None = None
 
 

@@ -28,7 +28,7 @@ from router.formats import (
     segment_bodies,
     subtitles,
     to_json,
-    usage,
+    token_usage,
     verbose_body,
 )
 from router.gather import TokenLogprob
@@ -78,13 +78,14 @@ class EventWriter:
         match params.response_format:
             case "srt" | "vtt" as subtitle_format:
                 text = subtitles(transcript.segments, subtitle_format)
-                body = {"text": text, "usage": usage(transcript)}
+                body: dict[str, Any] = {"text": text}
                 if text and not self._n_cues:
                     rest = _event({"type": "transcript.text.delta", "delta": text})
             case "verbose_json":
                 body = verbose_body(transcript, words=params.words, segments=params.segments)
             case _:
                 body = json_body(transcript, self._logprobs if params.logprobs else None)
+        body["usage"] = token_usage(transcript)
         return rest + _event({"type": "transcript.text.done", **body}) + END
 
 

@@ -89,6 +89,8 @@ def test_the_sdk_reads_deltas_whose_texts_joined_are_the_answer(client: openai.O
     assert done.type == "transcript.text.done"
     assert done.text == "".join(deltas) == "Hello there. General."
     assert done.usage is not None
+    assert done.usage.type == "tokens"
+    assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens > 0
 
 
 async def test_the_asynchronous_sdk_reads_the_same(url: str) -> None:
@@ -254,7 +256,8 @@ def test_verbose_json_streams_closed_segments_and_ends_with_its_whole_body(url: 
     assert [segment["id"] for segment in segments] == [0, 1]
     assert done["segments"] == segments
     assert [word["word"] for word in done["words"]] == ["Hello", "there.", "General."]
-    VerboseTranscriptionResponse.model_validate(done)
+    usage = {"type": "duration", "seconds": done["usage"]["seconds"]}  # a stream's has tokens too
+    VerboseTranscriptionResponse.model_validate({**done, "usage": usage})
 
 
 def test_an_event_is_one_line_to_every_reader_of_lines() -> None:
