@@ -15,8 +15,8 @@ from torch import Tensor
 
 from cluster.messages import FileMel
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.cross_kv import CrossKVProjection
 from cluster.model.weights import TORCH_DTYPES
-from encoder_worker.cross_kv import CrossKVProjection
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cluster.model.checkpoint import open_checkpoint
-from encoder_worker.cross_kv import CrossKVProjection
+from cluster.model.cross_kv import CrossKVProjection
 from encoder_worker.model import AudioEncoder
 from tests.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
 from tests.reference import assert_close, hf_features, hf_model, make_pcm

@@ -17,8 +17,8 @@ from cluster.kv.memory import MemoryExporter
 from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.cross_kv import CrossKVProjection
 from cluster.settings import EncoderSettings
-from encoder_worker.cross_kv import CrossKVProjection
 from encoder_worker.engine import EncoderEngine
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder

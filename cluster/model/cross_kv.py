@@ -1,7 +1,8 @@
 """Cross-attention K and V of every decoder layer, from encoder states into pages.
 
 One matrix product for all layers. With a page per window (CPU) the product writes into the page
-itself; with smaller pages its result is scattered. Knows the page layout, not who owns a page.
+itself; with smaller pages its result is scattered. It runs in the encoder worker, or in the decoder
+worker where the states themselves travelled. Knows the page layout, not who owns a page.
 """
 
 from __future__ import annotations

@@ -7,10 +7,16 @@ import torch
 
 from cluster.errors import ConfigurationError
 from cluster.kv.layout_for import GPU_PAGE_FRAMES, kv_layout
-from cluster.model.checkpoint import Checkpoint
-from encoder_worker.cross_kv import CrossKVProjection, write_pages
+from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.model.cross_kv import CrossKVProjection, write_pages
+from tests.checkpoints import cached_checkpoint
 
 UNTOUCHED = -7.0
+
+
+@pytest.fixture
+def checkpoint() -> Checkpoint:
+    return open_checkpoint(str(cached_checkpoint()))
 
 
 def gather(pool: torch.Tensor, pages: list[int], frames: int) -> torch.Tensor:
