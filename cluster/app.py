@@ -18,11 +18,11 @@ from fastapi import FastAPI
 
 from cluster.errors import ConfigurationError
 from cluster.kv.connect import available_transport, make_exporter, make_importer
-from cluster.kv.layout_for import kv_layout
+from cluster.kv.layout_for import served_kv_layout
 from cluster.messages import WorkerStatus
 from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.device import resolve_device, resolve_dtype
+from cluster.model.device import resolve_device
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.replica import start_replica
 from cluster.settings import Settings
@@ -163,8 +163,7 @@ async def local_pipeline(
     checkpoint = await asyncio.to_thread(open_checkpoint, settings.model)
     key = os.urandom(32)
     device = resolve_device(settings.encoder.device)
-    dtype = resolve_dtype(settings.encoder.dtype, device)
-    layout = kv_layout(checkpoint, settings.page_frames, dtype, device)
+    layout = served_kv_layout(checkpoint, settings, device)
     windows = settings.encoder.export_windows, settings.decoder.kv_windows
     exported, held = (n * layout.pages_per_window for n in windows)
     exporter = make_exporter("memory", layout, exported, cluster_key=key, device=device)

@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Mapping
 
 from cluster.errors import WorkerError
 from cluster.kv.connect import make_importer
-from cluster.kv.layout_for import kv_layout
+from cluster.kv.layout_for import served_kv_layout
 from cluster.logs import request_scope
 from cluster.messages import DecodeRequest, DecodeResult, SampledToken, WorkerStatus
 from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.device import resolve_device, resolve_dtype
+from cluster.model.device import resolve_device
 from cluster.replica import report_gauges, start_replica
 from cluster.settings import Settings
 from decoder_worker.engine import DecoderEngine
@@ -35,9 +35,7 @@ class DecoderWorker:
         role = settings.decoder
         checkpoint = open_checkpoint(settings.model)
         self._device = resolve_device(role.device)
-        # The KV arrives as the encoder wrote it, so both ends use the encoder's dtype for it.
-        dtype = resolve_dtype(settings.encoder.dtype, self._device)
-        layout = kv_layout(checkpoint, settings.page_frames, dtype, self._device)
+        layout = served_kv_layout(checkpoint, settings, self._device)
         self._importer = make_importer(
             settings.transport,
             layout,

@@ -12,12 +12,12 @@ from collections.abc import Mapping
 
 from cluster.errors import WorkerError
 from cluster.kv.connect import make_exporter
-from cluster.kv.layout_for import kv_layout
+from cluster.kv.layout_for import served_kv_layout
 from cluster.logs import request_scope
 from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest, WorkerStatus
 from cluster.metrics import ENCODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.device import resolve_device, resolve_dtype
+from cluster.model.device import resolve_device
 from cluster.replica import report_gauges, start_replica
 from cluster.settings import Settings
 from encoder_worker.engine import EncoderEngine
@@ -35,8 +35,7 @@ class EncoderWorker:
         role = settings.encoder
         checkpoint = open_checkpoint(settings.model)
         self._device = resolve_device(role.device)
-        dtype = resolve_dtype(role.dtype, self._device)
-        layout = kv_layout(checkpoint, settings.page_frames, dtype, self._device)
+        layout = served_kv_layout(checkpoint, settings, self._device)
         self._exporter = make_exporter(
             settings.transport,
             layout,

@@ -11,7 +11,8 @@ from __future__ import annotations
 import hashlib
 from dataclasses import asdict, dataclass
 
-ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+FLOAT8 = "float8_e4m3fn"  # 1 sign, 4 exponent and 3 mantissa bits; up to 448, no infinity
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FLOAT8: 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,31 @@
-"""The KV layout that both roles derive from a checkpoint, so that they agree to the byte."""
+"""The KV layout that both roles derive from checkpoint and settings, to agree to the byte."""
 
 from __future__ import annotations
 
 from cluster.errors import ConfigurationError
-from cluster.kv.layout import ITEM_BYTES, KVLayout
+from cluster.kv.layout import FLOAT8, ITEM_BYTES, KVLayout
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.device import resolve_dtype
+from cluster.settings import Settings
 
 GPU_PAGE_FRAMES = 125  # 12 pages a window: flashinfer splits long KV by pages
+
+
+def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> KVLayout:
+    """Layout of the KV that a cluster with these settings hands over.
+
+    Args:
+        device: resolved; both roles are on the same kind.
+
+    Raises:
+        ConfigurationError: as `kv_layout`.
+    """
+    dtype: str = settings.kv_dtype
+    if dtype == "auto":
+        dtype = resolve_dtype(settings.encoder.dtype, device)
+    elif dtype == "float8":
+        dtype = FLOAT8
+    return kv_layout(checkpoint, settings.page_frames, dtype, device)
 
 
 def kv_layout(

@@ -17,13 +17,14 @@ from collections.abc import Sequence
 
 import torch
 
-from cluster.kv.layout import KVLayout
+from cluster.kv.layout import FLOAT8, KVLayout
 
 _FREE, _USED, _QUARANTINED = 0, 1, 2
 _TORCH_DTYPE = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
+    FLOAT8: torch.float8_e4m3fn,
 }
 
 

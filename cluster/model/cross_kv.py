@@ -49,7 +49,8 @@ class CrossKVProjection:
 
         Args:
             states: [B, T, n_audio_state].
-            pool: [n_pages, L, 2, page_frames, H, Dh] on the same device, any float dtype.
+            pool: [n_pages, L, 2, page_frames, H, Dh] on the same device, any float dtype; an
+                8-bit one saturates.
             pages: per window its pages in frame order.
         """
         whole = pool.shape[3] == states.shape[1]
@@ -88,10 +89,22 @@ def write_pages(kv: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> Non
     if n_full:
         full = kv[:, : n_full * page_frames].reshape(-1, page_frames, *kv.shape[2:])
         index = [page for own in pages for page in own[:n_full]]
-        pool[torch.tensor(index, device=pool.device)] = full.permute(0, 2, 3, 1, 4, 5).to(
-            pool.dtype
-        )
+        full = full.permute(0, 2, 3, 1, 4, 5)
+        pool[torch.tensor(index, device=pool.device)] = stored_as(full, pool.dtype)
     if n_rest:
         rest = kv[:, n_full * page_frames :].permute(0, 2, 3, 1, 4, 5)
         index = [own[n_full] for own in pages]
-        pool[torch.tensor(index, device=pool.device), :, :, :n_rest] = rest.to(pool.dtype)
+        at = torch.tensor(index, device=pool.device)
+        pool[at, :, :, :n_rest] = stored_as(rest, pool.dtype)
+
+
+def stored_as(kv: Tensor, dtype: torch.dtype) -> Tensor:
+    """`kv` in a pool's dtype.
+
+    float8_e4m3fn has no infinity: what is beyond its range becomes the largest number it has, for
+    a conversion alone makes NaN of it on some devices.
+    """
+    if dtype is torch.float8_e4m3fn:
+        most = torch.finfo(dtype).max  # 448
+        kv = kv.clamp(-most, most)  # keeps NaN
+    return kv.to(dtype)

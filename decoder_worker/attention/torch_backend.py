@@ -35,7 +35,8 @@ class TorchAttention:
 
     self_pool [page, layer, 2, page_tokens, head, head_dim], written by `self_attention`.
     cross_pool [page, layer, 2, page_frames, head, head_dim], only read; its dtype may differ
-        from the model's: queries are then converted to it and results back.
+        from the model's: queries are then converted to it and results back. An 8-bit one has no
+        arithmetic: what is read of it is converted to the model's dtype instead.
     """
 
     def __init__(self, self_pool: Tensor, cross_pool: Tensor) -> None:
@@ -70,6 +71,8 @@ class TorchAttention:
 
     def cross_attention(self, layer: int, q: Tensor) -> Tensor:
         kv = self._cross_pool[:, layer]  # [page, 2, page_frames, head, head_dim]
+        if kv.dtype.itemsize == 1:
+            return _attend(kv, self._cross_entries, q)
         return _attend(kv, self._cross_entries, q.to(kv.dtype)).to(q.dtype)
 
 
@@ -96,6 +99,7 @@ def _attend(kv: Tensor, entries: list[_Entry], q: Tensor) -> Tensor:
             own = kv[entry.pages[0], :, : entry.length]  # a view
         else:
             own = kv[entry.pages].transpose(0, 1).flatten(1, 2)[:, : entry.length]
+        own = own.to(q.dtype)  # a view still, unless the pool's dtype is another
         # own [2, length, head, head_dim]; SDPA takes [1, head, length, head_dim]
         mixed = F.scaled_dot_product_attention(
             q[entry.begin : entry.end].transpose(0, 1).unsqueeze(0),

@@ -22,11 +22,17 @@ class Bench:
     """An aligner over pools that hold some windows of random KV, pages in no order."""
 
     def __init__(
-        self, folder: Path, n_windows: int = 4, *, page_frames: int = 0, page_tokens: int = 0
+        self,
+        folder: Path,
+        n_windows: int = 4,
+        *,
+        page_frames: int = 0,
+        page_tokens: int = 0,
+        kv_dtype: str = "float32",
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         self.tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
-        layout = kv_layout(checkpoint, page_frames)
+        layout = kv_layout(checkpoint, page_frames, kv_dtype)
         own = self_kv_layout(checkpoint, "float32", page_tokens)
         self.cross_pool = PagePool(layout, n_windows * layout.pages_per_window)
         self.self_pool = PagePool(own, n_windows * own.pages_per_window)

@@ -126,6 +126,17 @@ def test_small_pages_give_what_whole_ones_give() -> None:
         assert one.probs == pytest.approx(other.probs, rel=1e-4)
 
 
+@pytest.mark.parametrize("page_frames", [0, 60])
+def test_8_bit_pages_are_aligned_as_the_numbers_they_hold(page_frames: int) -> None:
+    folder = cached_checkpoint("micro")
+    eighth = Bench(folder, page_frames=page_frames, kv_dtype="float8_e4m3fn")
+    wide = Bench(folder, page_frames=page_frames)
+    wide.cross_pool.tensor.copy_(eighth.cross_pool.tensor)
+    found, expected = (bench.aligner.align([bench.item(0, 30)])[0] for bench in (eighth, wide))
+    assert found.times_s == expected.times_s
+    assert found.probs == pytest.approx(expected.probs, rel=1e-4)
+
+
 @pytest.mark.parametrize("content_frames", [1, 2, 6, 7, 9, 331, 3000])
 def test_times_never_fall_and_stay_inside_the_audio(content_frames: int) -> None:
     bench = Bench(cached_checkpoint("micro"))

@@ -103,3 +103,19 @@ def test_pools_of_another_dtype_are_read_and_the_result_converted() -> None:
     mixed = attention.cross_attention(0, q)
     assert mixed.dtype == torch.float32
     torch.testing.assert_close(mixed, plain(q, *cross[0, 0]), atol=0.02, rtol=0.02)
+
+
+@pytest.mark.parametrize("page_frames", [60, 20])
+def test_a_pool_of_8_bit_floats_is_read_as_the_numbers_it_holds(page_frames: int) -> None:
+    own, cross = make_pools(32, page_frames, n=1)
+    cross.normal_()
+    q = torch.randn(1, N_HEAD, HEAD_DIM)
+    eighth = cross.to(torch.float8_e4m3fn)
+    pages = [list(range(len(cross)))]
+    table = PagedKV.make([1], pages, [FRAMES], page_frames)
+    mixed = []
+    for pool in (eighth, eighth.float()):
+        attention = TorchAttention(own, pool)
+        attention.plan(AttentionBatch(PagedKV.make([1], [[0]], [1], 32), table))
+        mixed.append(attention.cross_attention(1, q))
+    assert torch.equal(mixed[0], mixed[1])

@@ -35,7 +35,7 @@ def test_memory_is_one_contiguous_page_aligned_block() -> None:
         pool.address(8)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn"])
 def test_every_dtype_has_its_size(dtype: str) -> None:
     layout = KVLayout("pool", 1, 1, 8, 10, 10, dtype)
     pool = PagePool(layout, 2)

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from cluster.errors import ConfigurationError
-from cluster.kv.layout_for import GPU_PAGE_FRAMES, kv_layout
+from cluster.kv.layout import FLOAT8
+from cluster.kv.layout_for import GPU_PAGE_FRAMES, kv_layout, served_kv_layout
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.cross_kv import CrossKVProjection, write_pages
+from cluster.model.cross_kv import CrossKVProjection, stored_as, write_pages
+from cluster.settings import load_settings
 from tests.checkpoints import cached_checkpoint
 
 UNTOUCHED = -7.0
@@ -64,6 +66,42 @@ def test_a_pool_of_halves_takes_float32_states(checkpoint: Checkpoint, page_fram
     projection.write(states, pool, [pages])
     expected = projection.project(states)[0].to(torch.bfloat16)
     assert torch.equal(gather(pool, pages, 1500), expected)
+
+
+@pytest.mark.parametrize("page_frames", [1500, 125])
+def test_a_pool_of_8_bit_floats_saturates(checkpoint: Checkpoint, page_frames: int) -> None:
+    layout = kv_layout(checkpoint, page_frames, FLOAT8)
+    states = torch.randn(1, 1500, 32, generator=torch.Generator().manual_seed(3))
+    states[0, 1:3] *= 1e5
+    pool = torch.zeros((layout.pages_per_window, *layout.page_shape), dtype=torch.float8_e4m3fn)
+    projection = CrossKVProjection(checkpoint)
+    pages = list(range(layout.pages_per_window))
+    projection.write(states, pool, [pages])
+    exact = projection.project(states)[0]
+    found = gather(pool.float(), pages, 1500)
+    assert exact.abs().max() > 448
+    assert found.abs().max() == 448
+    error = (found - exact.clamp(-448, 448)).abs()
+    # Half a unit of the last of 3 mantissa bits; below 2**-6 the numbers stand 2**-9 apart.
+    assert (error <= (exact.abs() * 2**-4).clamp(min=2**-10)).all()
+    assert stored_as(torch.tensor([torch.nan]), torch.float8_e4m3fn).float().isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "encoder_dtype", "expected"),
+    [
+        ("auto", "auto", "float32"),
+        ("auto", "bfloat16", "bfloat16"),
+        ("float16", "bfloat16", "float16"),
+        ("float8", "auto", FLOAT8),
+    ],
+)
+def test_the_setting_for_kv_overrides_the_encoders_dtype(
+    checkpoint: Checkpoint, kv_dtype: str, encoder_dtype: str, expected: str
+) -> None:
+    flags = {"kv_dtype": kv_dtype, "encoder": {"dtype": encoder_dtype}}
+    settings = load_settings(flags=flags, environ={})
+    assert served_kv_layout(checkpoint, settings, "cpu").dtype == expected
 
 
 def test_layouts_follow_device_and_setting(checkpoint: Checkpoint) -> None:
