@@ -1,0 +1,229 @@
+"""An async client of `/v1/audio/transcriptions` that costs little and measures each request.
+
+Works with every server that has OpenAI's endpoint. Streams are read in OpenAI's events and in
+the chunks of vLLM and SGLang. A body is one block of bytes, made before the clock starts. Nothing
+is tried again: a failure is a result, told apart by its status. Knows nothing of rates and texts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+ENDPOINT = "/v1/audio/transcriptions"
+DONE = b"[DONE]"
+LONGEST_LINE = 16 << 20  # bytes of one event: the last one of a stream has the whole text
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of one request. Times in s; `start` is of this process's `perf_counter`.
+
+    failure: "" when it succeeded, else its status, such as "503", "timeout" or "stream".
+    ttft, itls: to the first text, and between the later ones; None, empty where nothing streams.
+    output_tokens: as the server counts them; None where it does not.
+    queue: from the request's arrival until it was sent, all of it this client's doing.
+    """
+
+    start: float
+    latency: float = 0.0
+    failure: str = ""
+    error: str = ""
+    text: str = ""
+    ttft: float | None = None
+    itls: list[float] = field(default_factory=list)
+    output_tokens: int | None = None
+    server_timing: str = ""
+    queue: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """A request's body, ready to send."""
+
+    body: bytes
+    content_type: str
+
+    @classmethod
+    def of(cls, audio: bytes, filename: str, fields: Mapping[str, str]) -> Upload:
+        boundary = uuid.uuid4().hex
+        parts = [
+            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
+            for name, value in fields.items()
+        ]
+        parts.append(
+            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; '
+            f'filename="{filename}"\r\nContent-Type: application/octet-stream\r\n\r\n'
+        )
+        body = "".join(parts).encode() + audio + f"\r\n--{boundary}--\r\n".encode()
+        return cls(body, f"multipart/form-data; boundary={boundary}")
+
+
+def form_text(value: object) -> str:
+    """A field's value as OpenAI's clients write it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def endpoint_of(url: str) -> str:
+    """The transcription endpoint of a server's URL, of its `/v1`, or of the endpoint itself."""
+    url = url.rstrip("/")
+    if not urlsplit(url).scheme:
+        url = f"http://{url}"
+    if "/audio/" in urlsplit(url).path:
+        return url
+    return url + (ENDPOINT.removeprefix("/v1") if url.endswith("/v1") else ENDPOINT)
+
+
+class Client:
+    """Sends uploads to one endpoint; as many at a time as it is asked to."""
+
+    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
+        self.endpoint = endpoint_of(url)
+        self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Client:
+        connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300)
+        self._session = aiohttp.ClientSession(
+            connector=connector,
+            headers=self._headers,
+            timeout=self._timeout,
+            read_bufsize=LONGEST_LINE,
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def first_model(self) -> str:
+        """The first model that the server lists.
+
+        Raises:
+            SystemExit: there is no server, or it lists none.
+        """
+        assert self._session is not None
+        url = self.endpoint.partition("/audio/")[0] + "/models"
+        try:
+            async with self._session.get(url) as answer:
+                answer.raise_for_status()
+                return str((await answer.json())["data"][0]["id"])
+        except (aiohttp.ClientError, TimeoutError, LookupError, ValueError) as error:
+            raise SystemExit(f"no model at {url}: {error!r}; name one with --model") from error
+
+    async def send(self, upload: Upload) -> Outcome:
+        """One request, whatever comes of it; only a cancellation is raised."""
+        assert self._session is not None
+        outcome = Outcome(start=time.perf_counter())
+        headers = {"Content-Type": upload.content_type}
+        try:
+            async with self._session.post(
+                self.endpoint, data=upload.body, headers=headers
+            ) as answer:
+                outcome.server_timing = answer.headers.get("server-timing", "")
+                if answer.status != 200:
+                    outcome.failure = str(answer.status)
+                    outcome.error = _message(await answer.read())
+                elif answer.content_type == "text/event-stream":
+                    await _read_stream(answer.content, outcome)
+                else:
+                    _read_answer(await answer.read(), answer.content_type, outcome)
+        except TimeoutError:
+            outcome.failure, outcome.error = "timeout", f"no answer in {self._timeout.total} s"
+        except (aiohttp.ClientError, OSError) as error:
+            outcome.failure, outcome.error = "connection", repr(error)
+        except (ValueError, LookupError, TypeError) as error:
+            outcome.failure, outcome.error = "malformed", repr(error)
+        outcome.latency = time.perf_counter() - outcome.start
+        return outcome
+
+
+def _message(body: bytes) -> str:
+    """OpenAI's error message, or the beginning of whatever came."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return body[:200].decode(errors="replace")
+
+
+def _read_answer(body: bytes, content_type: str, outcome: Outcome) -> None:
+    if content_type != "application/json":
+        outcome.text = body.decode()
+        return
+    content = json.loads(body)
+    outcome.text = str(content["text"])
+    outcome.output_tokens = _output_tokens(content)
+
+
+async def _read_stream(stream: aiohttp.StreamReader, outcome: Outcome) -> None:
+    """Read events to the end; a stream that ends without saying so has failed."""
+    last: float | None = None
+    deltas: list[str] = []
+    whole: str | None = None
+    complete = False
+    async for data in _events(stream):
+        if data == DONE:
+            complete = True
+            continue
+        event = json.loads(data)
+        if "error" in event:
+            outcome.failure, outcome.error = "stream", str(event["error"])
+            return
+        tokens = _output_tokens(event)
+        outcome.output_tokens = outcome.output_tokens if tokens is None else tokens
+        if event.get("type") == "transcript.text.done":
+            complete, whole = True, str(event.get("text", ""))
+        elif delta := _delta(event):
+            now = time.perf_counter()
+            if last is None:
+                outcome.ttft = now - outcome.start
+            else:
+                outcome.itls.append(now - last)
+            last = now
+            deltas.append(delta)
+    if not complete:
+        outcome.failure, outcome.error = "stream", "it ended without [DONE]"
+    elif outcome.ttft is None:  # nothing was said: the end is the first that there is to know
+        outcome.ttft = time.perf_counter() - outcome.start
+    outcome.text = whole or "".join(deltas)
+
+
+async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """The data of server-sent events, each of one line."""
+    while line := await stream.readline():
+        if line.startswith(b"data:"):
+            yield line[5:].strip()
+
+
+def _delta(event: Mapping[str, Any]) -> str:
+    """New text, in OpenAI's event or in a chat completion's chunk."""
+    if "delta" in event:
+        return str(event["delta"])
+    choices = event.get("choices") or [{}]
+    return str((choices[0].get("delta") or {}).get("content") or "")
+
+
+def _output_tokens(content: Mapping[str, Any]) -> int | None:
+    usage = content.get("usage") or {}
+    tokens = usage.get("output_tokens", usage.get("completion_tokens"))
+    return None if tokens is None else int(tokens)
+
+
+async def send_all(client: Client, uploads: list[Upload], in_flight: int) -> list[Outcome]:
+    """Every upload, `in_flight` at a time; the outcomes in the order of the uploads."""
+    slots = asyncio.Semaphore(in_flight)
+
+    async def one(upload: Upload) -> Outcome:
+        async with slots:
+            return await client.send(upload)
+
+    return await asyncio.gather(*(one(upload) for upload in uploads))

@@ -1,0 +1,103 @@
+"""Word error rates as Whisper's authors count them: their normaliser, then the words.
+
+Substitutions, deletions and insertions over the words said; a request that failed has lost every
+word. Intervals are by bootstrap over clips, so two runs over the same clips are compared pair by
+pair. Knows texts, nothing of where they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jiwer
+import numpy as np
+from numpy.typing import NDArray
+
+N_RESAMPLES = 5000
+
+
+@dataclass(frozen=True, slots=True)
+class WordErrors:
+    """Of one clip, or summed over several."""
+
+    words: int = 0
+    substitutions: int = 0
+    deletions: int = 0
+    insertions: int = 0
+
+    def __add__(self, other: WordErrors) -> WordErrors:
+        return WordErrors(
+            self.words + other.words,
+            self.substitutions + other.substitutions,
+            self.deletions + other.deletions,
+            self.insertions + other.insertions,
+        )
+
+    @property
+    def errors(self) -> int:
+        return self.substitutions + self.deletions + self.insertions
+
+    @property
+    def wer(self) -> float:
+        """In percent of the words said; more than 100 where more was invented than said."""
+        return 100 * self.errors / max(1, self.words)
+
+
+def normaliser(language: str | None) -> Callable[[str], str]:
+    """Whisper's: of spelling, numbers and contractions for English, of marks alone otherwise."""
+    from whisper.normalizers import BasicTextNormalizer, EnglishTextNormalizer  # imports torch
+
+    normalise: Callable[[str], str] = (
+        EnglishTextNormalizer() if language in (None, "en") else BasicTextNormalizer()
+    )
+    return normalise
+
+
+def count(reference: str, heard: str | None, normalise: Callable[[str], str]) -> WordErrors:
+    """The errors of one transcript; None: the request failed."""
+    said = normalise(reference)
+    found = jiwer.process_words(said, normalise(heard or ""))
+    return WordErrors(len(said.split()), found.substitutions, found.deletions, found.insertions)
+
+
+def total(counted: Sequence[WordErrors]) -> WordErrors:
+    return sum(counted, WordErrors())
+
+
+def interval(counted: Sequence[WordErrors]) -> tuple[float, float]:
+    """The 95 % interval of the word error rate, in percent."""
+    rates = _resampled(_array(counted))
+    return _bounds(rates[:, 0])
+
+
+def difference(
+    ours: Sequence[WordErrors], baseline: Sequence[WordErrors]
+) -> tuple[float, float, float]:
+    """Points that `ours` is above `baseline` on the same clips, and the 95 % interval of that."""
+    rates = _resampled(np.concatenate([_array(ours), _array(baseline)[:, :1]], axis=1))
+    return (
+        total(ours).wer - total(baseline).wer,
+        *_bounds(rates[:, 0] - rates[:, 1]),
+    )
+
+
+def _array(counted: Sequence[WordErrors]) -> NDArray[np.float64]:
+    """Errors and words, [n, 2]."""
+    return np.array([(c.errors, c.words) for c in counted], dtype=np.float64)
+
+
+def _resampled(columns: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Rates in percent of resampled clips: column 1 is the words, the others are errors."""
+    rng = np.random.default_rng(0)
+    n = len(columns)
+    drawn = rng.multinomial(n, np.full(n, 1 / n), size=N_RESAMPLES).astype(np.float64)
+    sums = drawn @ columns
+    words = np.maximum(1.0, sums[:, 1:2])
+    rates: NDArray[np.float64] = 100 * np.delete(sums, 1, axis=1) / words
+    return rates
+
+
+def _bounds(rates: NDArray[np.float64]) -> tuple[float, float]:
+    low, high = np.percentile(rates, (2.5, 97.5))
+    return float(low), float(high)

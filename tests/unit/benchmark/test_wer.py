@@ -1,0 +1,109 @@
+"""Word errors, their gate and their recordings. The server is the bare one: it says TEXT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmark import wer
+from benchmark.bare_server import TEXT, bare_server
+from benchmark.clips import folder_clips, wav_bytes
+from benchmark.word_errors import WordErrors, count, difference, interval, normaliser, total
+
+HALF = "a line that is nothing of the kind"
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with bare_server() as address:
+        yield address
+
+
+def make_folder(folder: Path, *references: str) -> Path:
+    for index, reference in enumerate(references):
+        (folder / f"{index}.wav").write_bytes(wav_bytes(np.zeros(1600, np.int16)))
+        (folder / f"{index}.txt").write_text(reference)
+    return folder
+
+
+def last_line(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    content: dict[str, object] = json.loads(capsys.readouterr().out.splitlines()[-1])
+    return content
+
+
+def test_spelling_numbers_and_marks_are_no_errors() -> None:
+    normalise = normaliser("en")
+    said, heard = "The colour's grey, twenty-three of them!", "the color is gray 23 of them"
+    assert count(said, heard, normalise).errors == 0
+
+
+def test_each_kind_of_error_is_counted_apart() -> None:
+    found = count("one red dog ran home", "one blue dog ran back home", str.lower)
+    assert found == WordErrors(words=5, substitutions=1, deletions=0, insertions=1)
+
+
+def test_a_failed_request_has_lost_every_word() -> None:
+    assert count("one red dog", None, str.lower) == WordErrors(words=3, deletions=3)
+
+
+def test_words_where_nothing_was_said_are_insertions() -> None:
+    assert count("", "thank you", str.lower) == WordErrors(insertions=2)
+
+
+def test_the_interval_holds_the_rate_and_narrows_with_more_clips() -> None:
+    few = [WordErrors(10, substitutions=n % 3) for n in range(20)]
+    many = few * 20
+    for clips in (few, many):
+        low, high = interval(clips)
+        assert low < total(clips).wer < high
+    assert interval(many)[1] - interval(many)[0] < interval(few)[1] - interval(few)[0]
+
+
+def test_a_difference_is_taken_clip_by_clip() -> None:
+    """The same errors on both sides differ by nothing, however much clips differ."""
+    clips = [WordErrors(10, substitutions=n % 7) for n in range(50)]
+    assert difference(clips, clips) == (0.0, 0.0, 0.0)
+
+
+def test_the_gate_decides_the_exit_status(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--url", url, "--model", "m", "--folder", str(make_folder(tmp_path, TEXT, HALF))]
+    assert wer.main([*flags, "--fail-above", "19+2"]) == 0
+    assert last_line(capsys)["wer"] == 20.0
+    assert wer.main([*flags, "--fail-above", "19"]) == 1
+    assert last_line(capsys)["passed"] is False
+
+
+def test_a_baseline_is_compared_with_and_may_be_the_gate(
+    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, kept = make_folder(tmp_path, TEXT, HALF), tmp_path / "kept.json"
+    flags = ["--url", url, "--model", "m", "--folder", str(folder)]
+    assert wer.main([*flags, "--save", str(kept)]) == 0
+    assert wer.main([*flags, "--baseline", str(kept), "--fail-above", "baseline+0.1"]) == 0
+    assert last_line(capsys)["above_baseline"] == [0.0, 0.0, 0.0]
+
+
+def test_failures_are_listed_and_count_as_lost_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_folder(tmp_path, "one two", "three")
+    assert wer.main(["--url", "http://127.0.0.1:9", "--model", "m", "--folder", str(folder)]) == 1
+    output = capsys.readouterr().out
+    assert "failed: 0.wav: connection" in output
+    assert json.loads(output.splitlines()[-1])["wer"] == 100.0
+
+
+@pytest.mark.parametrize("listed", ["references.tsv", "references.jsonl"])
+def test_a_folder_may_list_its_references_in_one_file(tmp_path: Path, listed: str) -> None:
+    (tmp_path / "a.wav").touch()
+    line = "a.wav\tsaid so\n" if listed.endswith("tsv") else '{"file": "a.wav", "text": "said so"}'
+    (tmp_path / listed).write_text(line)
+    assert [(clip.name, clip.reference) for clip in folder_clips(tmp_path)] == [
+        ("a.wav", "said so")
+    ]
