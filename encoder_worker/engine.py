@@ -1,9 +1,10 @@
 """The encoder worker's engine: windows in, handles to published KV out.
 
 One thread owns the device. Per batch: take windows, reserve their export pages, log-mel, encoder,
-cross K/V into the pages, publish. No window holds a page before it is encoded; a full export pool
-stops the loop until pages come free, which is the backpressure that reaches the client. Knows no
-Serve, no HTTP and no decoder.
+cross K/V into the pages, publish. On a GPU the next batch, if it is full, is launched before this
+one is waited for. No window holds a page before it is encoded; a full export pool stops the loop
+until pages come free, which is the backpressure that reaches the client. Knows no Serve, no HTTP
+and no decoder.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ import os
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import torch
 
 from cluster.errors import (
     ConfigurationError,
@@ -38,6 +41,7 @@ from cluster.settings import EncoderSettings
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error, check_layout, check_pcm
 from encoder_worker.forward import WindowEncoder
+from encoder_worker.static_encoder import Ready
 from encoder_worker.stats import Counts, EncoderStats
 
 logger = logging.getLogger(__name__)
@@ -50,6 +54,16 @@ GPU_BATCH = 8  # windows; large-v3 is near its compute bound from two on
 CORES_PER_WINDOW = 8  # on a CPU a batch has no more throughput than its windows one by one
 
 Pages = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A batch that the device works on, or has done."""
+
+    batch: list[QueuedWindow]
+    reserved: list[Pages]
+    started_s: float
+    ready: Ready
 
 
 def auto_batch(device: str) -> int:
@@ -84,10 +98,11 @@ class EncoderEngine:
         self._exporter = exporter
         self._threads = settings.threads
         self._recorder = recorder or silent_recorder(ENCODER_METRICS)
-        max_batch = settings.max_batch or auto_batch(self.device)
-        self._batcher = Batcher(max_batch, settings.batch_wait_ms / 1000)
+        self._max_batch = settings.max_batch or auto_batch(self.device)
+        self._batcher = Batcher(self._max_batch, settings.batch_wait_ms / 1000)
         self._counts = Counts()
         self._running: list[QueuedWindow] = []
+        self._done_s = 0.0  # when the device was last found done
         self._draining = False
         self._closing = False
         self._failure: str | None = None
@@ -197,51 +212,84 @@ class EncoderEngine:
         self._fail_expired()
         if not n_ready:
             return
-        reserved = self._reserve(n_ready)
-        self._running = batch = self._batcher.pop(len(reserved))
+        launched = self._take(n_ready, PAGE_WAIT_S)
+        while launched is not None:
+            # The device goes on with a full batch while the host publishes this one. A batch that
+            # is not full has nothing to gain from an early start: it may still grow.
+            full = self._forward.is_async and len(self._batcher) >= self._max_batch
+            following = self._take(self._max_batch, 0.0) if full else None
+            self._complete(launched)
+            launched = following
+
+    def _take(self, n_windows: int, page_wait_s: float) -> _Launched | None:
+        """Launch the next windows, as many as there are pages for; None when that is none."""
+        reserved = self._reserve(n_windows, page_wait_s)
+        batch = self._batcher.pop(len(reserved))
         for surplus in reserved[len(batch) :]:  # windows were cancelled meanwhile
             self._exporter.abandon(surplus)
-        if batch:
-            self._encode(batch, reserved)
-            self._running = []
-            self._batcher.finish(batch)
-            self._record_gauges()
+        if not batch:
+            return None
+        self._running += batch
+        return self._launch(batch, reserved[: len(batch)])
 
-    def _reserve(self, n_windows: int) -> list[Pages]:
+    def _reserve(self, n_windows: int, wait_s: float = PAGE_WAIT_S) -> list[Pages]:
         """Export pages for as many windows as there is room for, at most `n_windows`."""
         n_pages = self._exporter.layout.pages_per_window
         reserved: list[Pages] = []
         while len(reserved) < n_windows:
-            pages = self._exporter.reserve(n_pages, 0.0 if reserved else PAGE_WAIT_S)
+            pages = self._exporter.reserve(n_pages, 0.0 if reserved else wait_s)
             if pages is None:
                 break
             reserved.append(pages)
         return reserved
 
-    def _encode(self, batch: list[QueuedWindow], reserved: list[Pages]) -> None:
-        """Encode and publish; when a batch fails, its windows are tried one by one."""
+    def _launch(self, batch: list[QueuedWindow], reserved: list[Pages]) -> _Launched | None:
+        """Begin a batch; None when it could not be begun, and its windows were seen to alone."""
         started_s = time.monotonic()
+        pcm = [window.request.pcm for window in batch]
+        file_mels = [window.request.file_mel for window in batch]
         try:
-            pcm = [window.request.pcm for window in batch]
-            file_mels = [window.request.file_mel for window in batch]
-            self._forward(pcm, self._exporter.pool.tensor, reserved[: len(batch)], file_mels)
+            ready = self._forward(pcm, self._exporter.pool.tensor, reserved, file_mels)
+        except torch.AcceleratorError:
+            raise  # the device is lost to this process, not the batch: Serve replaces the replica
         except Exception as error:
-            if len(batch) > 1:
-                logger.warning("a batch of %d failed, trying one by one: %s", len(batch), error)
-                for window, pages in zip(batch, reserved, strict=False):
-                    self._encode([window], [pages])
-                return
-            self._exporter.abandon(reserved[0])
-            self._fail(batch[0], as_worker_error(error))
-            return
-        encode_s = time.monotonic() - started_s
+            self._encode_alone(batch, reserved, error)
+            return None
+        return _Launched(batch, reserved, started_s, ready)
+
+    def _complete(self, launched: _Launched) -> None:
+        """Wait for a batch and publish it."""
+        launched.ready.wait()
+        batch, now = launched.batch, time.monotonic()
+        encode_s = now - max(launched.started_s, self._done_s)  # not while it stood behind another
+        self._done_s = now
         self._counts.add_batch(len(batch), encode_s)
         self._recorder.observe("splitscribe_encode_seconds", encode_s)
         self._recorder.observe("splitscribe_encoder_batch_windows", len(batch))
-        for window, pages in zip(batch, reserved, strict=False):
-            queue_s = started_s - window.arrived_s
+        for window, pages in zip(batch, launched.reserved, strict=True):
+            queue_s = launched.started_s - window.arrived_s
             self._recorder.observe("splitscribe_encoder_queue_seconds", queue_s)
             self._publish(window, pages, EncodeTimings(queue_s, encode_s, len(batch)))
+        self._finish(batch)
+
+    def _encode_alone(
+        self, batch: list[QueuedWindow], reserved: list[Pages], error: Exception
+    ) -> None:
+        """Try the windows of a batch that failed one by one, so that only the culprits fail."""
+        if len(batch) == 1:
+            self._exporter.abandon(reserved[0])
+            self._fail(batch[0], as_worker_error(error))
+            self._finish(batch)
+            return
+        logger.warning("a batch of %d failed, trying one by one: %s", len(batch), error)
+        for window, pages in zip(batch, reserved, strict=True):
+            if launched := self._launch([window], [pages]):
+                self._complete(launched)
+
+    def _finish(self, batch: list[QueuedWindow]) -> None:
+        self._running = [window for window in self._running if window not in batch]
+        self._batcher.finish(batch)
+        self._record_gauges()
 
     def _publish(self, window: QueuedWindow, pages: Pages, timings: EncodeTimings) -> None:
         if window.future.cancelled():
@@ -272,7 +320,8 @@ class EncoderEngine:
             raise ConfigurationError("the export pool has no free page at start")
         silence = np.zeros(WINDOW_SAMPLES, dtype=np.int16)
         try:
-            self._forward([silence], self._exporter.pool.tensor, reserved)
+            self._forward.prepare(self._exporter.pool.tensor, self._max_batch)
+            self._forward([silence], self._exporter.pool.tensor, reserved).wait()
         finally:
             self._exporter.abandon(reserved[0])
 

@@ -21,9 +21,9 @@ from cluster.model.checkpoint import HOP_LENGTH, N_FFT
 N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH  # 3000 mel frames in a window, 10 ms each
 INT16_SCALE = 32_768.0
 _HALF = N_FFT // 2  # a frame looks 200 samples to each side of its middle
-_FLOOR = 1e-10  # power below which the logarithm is cut
+FLOOR = 1e-10  # power below which the logarithm is cut
 _LOG_FLOOR = -10.0  # log10 of it: every frame that sees only padding
-_RANGE = 8.0  # decades kept below the maximum
+RANGE = 8.0  # decades kept below the maximum
 
 
 class LogMel:
@@ -35,8 +35,8 @@ class LogMel:
         self.device = torch.device(device)
         self.n_mels = n_mels
         filters = librosa.filters.mel(sr=SAMPLE_RATE, n_fft=N_FFT, n_mels=n_mels)
-        self._filters = torch.from_numpy(filters).to(self.device)  # [n_mels, 201]
-        self._hann = torch.hann_window(N_FFT, device=self.device)
+        self.filters = torch.from_numpy(filters).to(self.device)  # [n_mels, 201]
+        self.hann = torch.hann_window(N_FFT, device=self.device)
 
     def __call__(
         self,
@@ -56,10 +56,10 @@ class LogMel:
         slices = [None] * len(windows) if file_mels is None else file_mels
         pcm = self._pad(windows, slices)
         spectrum = torch.stft(
-            pcm, N_FFT, HOP_LENGTH, window=self._hann, center=False, return_complex=True
+            pcm, N_FFT, HOP_LENGTH, window=self.hann, center=False, return_complex=True
         )
         power = spectrum.abs() ** 2  # [B, 201, n]
-        log_mel = (self._filters @ power).clamp(min=_FLOOR).log10()
+        log_mel = (self.filters @ power).clamp(min=FLOOR).log10()
         features = log_mel.new_zeros(len(windows), self.n_mels, N_FRAMES)
         for row, frames, file_mel in zip(features, log_mel, slices, strict=True):
             if file_mel is None:
@@ -109,7 +109,7 @@ def _reflect_end(row: NDArray[np.float32]) -> None:
 def _scale_window(row: Tensor, frames: Tensor) -> None:
     """Write a window that stands for itself; frames [n_mels, n], of padding from some point on."""
     own = frames[:, :N_FRAMES]
-    floor = own.max() - _RANGE
+    floor = own.max() - RANGE
     row[:, : own.shape[1]] = torch.maximum(own, floor)
     row[:, own.shape[1] :] = floor.clamp(min=_LOG_FLOOR)
     row.add_(4.0).div_(4.0)
@@ -119,7 +119,7 @@ def _scale_slice(row: Tensor, frames: Tensor, file_mel: FileMel) -> None:
     """Write a slice of a file; what lies behind it stays 0.0."""
     first = file_mel.n_before // HOP_LENGTH
     own = frames[:, first : first + file_mel.n_frames]
-    floor = file_mel.log_max - _RANGE
+    floor = file_mel.log_max - RANGE
     filled = row[:, : file_mel.n_frames]
     filled[:, : own.shape[1]] = own.clamp(min=floor)
     filled[:, own.shape[1] :] = max(floor, _LOG_FLOOR)

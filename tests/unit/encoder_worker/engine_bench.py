@@ -22,9 +22,21 @@ from cluster.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
+from encoder_worker.static_encoder import Ready
 from tests.reference import make_pcm
 
 PATIENCE_S = 30.0
+
+
+class Replaced:
+    """Stands for a `WindowEncoder` that was prepared."""
+
+    def __init__(self, call: Callable[..., Ready], is_async: bool = False) -> None:
+        self._call = call
+        self.is_async = is_async
+
+    def __call__(self, *args: Any) -> Ready:
+        return self._call(*args)
 
 
 class Bench:
@@ -51,8 +63,9 @@ class Bench:
         self.entered = threading.Event()
         self.batch_sizes: list[int] = []
         self.poison: int | None = None  # a batch with a window of this many samples raises
+        self.poisoned_by: Exception = RuntimeError("this one cannot be")
         self._forward = self.engine._forward
-        self.engine._forward = self._gated  # type: ignore[assignment]
+        self.engine._forward = Replaced(self._gated)  # type: ignore[assignment]
 
     def _gated(
         self,
@@ -60,13 +73,13 @@ class Bench:
         pool: torch.Tensor,
         pages: Sequence[Sequence[int]],
         file_mels: Sequence[FileMel | None] | None = None,
-    ) -> None:
+    ) -> Ready:
         self.batch_sizes.append(len(windows))
         self.entered.set()
         assert self.gate.wait(PATIENCE_S)
         if any(len(window) == self.poison for window in windows):
-            raise RuntimeError("this one cannot be")
-        self._forward(windows, pool, pages, file_mels)
+            raise self.poisoned_by
+        return self._forward(windows, pool, pages, file_mels)
 
     def submit(
         self,

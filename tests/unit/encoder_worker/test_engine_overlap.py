@@ -1,0 +1,87 @@
+"""An engine whose device works by itself: what is launched when, and what a lost device means."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.errors import WorkerError
+from encoder_worker.static_encoder import Ready
+from tests.reference import make_pcm
+from tests.unit.encoder_worker.engine_bench import PATIENCE_S, Bench, Replaced, until
+
+
+class Device:
+    """Batches are launched at once and done when `let_go` is called."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._forward = bench.engine._forward
+        self._free = threading.Semaphore(0)
+        self.events: list[tuple[str, int]] = []
+        bench.engine._forward = Replaced(self.launch, is_async=True)  # type: ignore[assignment]
+
+    def let_go(self, n: int = 1) -> None:
+        self._free.release(n)
+
+    def launch(self, windows: Any, *args: Any) -> Ready:
+        device, n = self, len(windows)
+        self.events.append(("launched", n))
+        ready = self._forward(windows, *args)
+
+        class Later:
+            def wait(self) -> None:
+                assert device._free.acquire(timeout=PATIENCE_S)
+                ready.wait()
+                device.events.append(("done", n))
+
+        return Later()
+
+
+def test_a_full_batch_is_launched_before_the_last_one_is_done(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(n_windows=8, max_batch=2)
+    device = Device(b)
+    first = b.hold("first")
+    rest = [b.submit(make_pcm(0.1), f"r{n}") for n in range(5)]
+    b.gate.set()
+    until(lambda: len(device.events) == 2)
+    assert device.events == [("launched", 1), ("launched", 2)]
+    assert b.engine.stats().running == 3
+    device.let_go()
+    until(lambda: len(device.events) == 4)
+    assert device.events[2:] == [("done", 1), ("launched", 2)]
+    device.let_go(3)
+    sizes = [future.result(PATIENCE_S).timings.batch_size for future in (first, *rest)]
+    assert sizes == [1, 2, 2, 2, 2, 1]
+    # The last window is no full batch, so it waited for what was under way.
+    assert device.events[4:] == [("done", 2), ("done", 2), ("launched", 1), ("done", 1)]
+    until(lambda: b.engine.stats().running == 0)
+    assert b.engine.stats().windows == 6
+    b.exporter.pool.check_integrity(6)
+
+
+def test_a_full_pool_holds_the_next_batch_back(bench: Callable[..., Bench]) -> None:
+    b = bench(n_windows=2, max_batch=1)
+    device = Device(b)
+    device.let_go(4)
+    futures = [b.submit(make_pcm(0.1), f"r{n}") for n in range(4)]
+    for future in futures:
+        b.engine.revoke(future.result(PATIENCE_S).handle)
+    b.exporter.pool.check_integrity()
+
+
+def test_a_device_error_ends_the_replica_and_every_window(bench: Callable[..., Bench]) -> None:
+    """After such an error no call of this process succeeds: the replica must be replaced."""
+    b = bench()
+    b.poisoned_by, b.poison = torch.AcceleratorError("an illegal memory access"), 1_600
+    future = b.submit(make_pcm(0.1))
+    with pytest.raises(WorkerError, match="illegal memory access"):
+        future.result(PATIENCE_S)
+    until(lambda: b.engine.healthy() is not None)
+    with pytest.raises(WorkerError, match="thread died"):
+        b.submit(make_pcm(0.2))

@@ -1,0 +1,152 @@
+"""The way that a GPU's graphs take, run eagerly on the CPU, equals the plain way."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.kv.layout_for import kv_layout
+from cluster.messages import FileMel
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.cross_kv import CrossKVProjection
+from encoder_worker.fixed_mel import N_MARKS, ROW_SAMPLES, FixedLogMel
+from encoder_worker.forward import WindowEncoder
+from encoder_worker.graphs import BatchGraphs, sizes_up_to
+from encoder_worker.mel import LogMel
+from encoder_worker.model import AudioEncoder
+from encoder_worker.scatter import NO_PAGE, scatter_pages
+from encoder_worker.staging import Staging
+from encoder_worker.static_encoder import StaticEncoder
+from tests.reference import make_pcm
+
+UNTOUCHED = -7.0
+WINDOWS = [make_pcm(seconds, seed) for seed, seconds in enumerate((0.0001, 4.9973, 29.995, 30.0))]
+WINDOWS += [np.zeros(8_000, np.int16)]
+SLICES = [None] * len(WINDOWS)
+# With context on both sides; a file's last window, shorter than its frames say; the shortest.
+SLICED = [make_pcm(30.04, 7), make_pcm(2.0, 8), make_pcm(0.03, 9)]
+FILE_MELS = [FileMel(320, 3000, 1.5), FileMel(160, 250, 2.0), FileMel(0, 1, -3.0)]
+
+
+def staged_mel(windows: list[Any], file_mels: list[FileMel | None], n_mels: int) -> torch.Tensor:
+    """Features by way of the staging's tables, with noise behind each window's samples."""
+    staging = Staging(len(windows), 1, torch.device("cpu"))
+    staging.inputs.pcm.random_(-32_768, 32_767)
+    staging.put(windows, [[0]] * len(windows), file_mels, len(windows))
+    assert staging.inputs.pcm.shape == (len(windows), ROW_SAMPLES)
+    assert staging.inputs.marks.shape == (len(windows), N_MARKS)
+    return FixedLogMel(LogMel(n_mels))(staging.inputs.pcm, staging.inputs.marks)
+
+
+@pytest.mark.parametrize("n_mels", [80, 128])
+def test_the_fixed_shape_gives_the_same_features(n_mels: int) -> None:
+    """Whole windows, slices of files, silence, and all of them in one batch."""
+    windows, file_mels = WINDOWS + SLICED, SLICES + FILE_MELS
+    ours = staged_mel(windows, file_mels, n_mels)
+    expected = LogMel(n_mels)(windows, file_mels)
+    for row in range(len(windows)):
+        largest = (ours[row] - expected[row]).abs().max().item()
+        assert largest < 1e-5, f"window {row} differs by {largest}"
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_a_batch_lands_in_its_pages_and_its_padding_nowhere(checkpoint: Checkpoint, n: int) -> None:
+    layout = kv_layout(checkpoint, 125)
+    mel, encoder = LogMel(checkpoint.dims.n_mels), AudioEncoder(checkpoint)
+    projection = CrossKVProjection(checkpoint)
+    pool = torch.full((8 * 12, *layout.page_shape), UNTOUCHED)
+    static = StaticEncoder(mel, encoder, projection, pool, max_batch=8)
+    pages = torch.randperm(8 * 12, generator=torch.Generator().manual_seed(n)).view(8, 12).tolist()
+    static(WINDOWS, pages[3:8]).wait()  # leaves its rows behind in the static inputs
+    pool.fill_(UNTOUCHED)
+    windows, file_mels = ([*SLICED, *WINDOWS][:n], [*FILE_MELS, *SLICES][:n])
+    static(windows, pages[:n], file_mels).wait()
+    plain = torch.full_like(pool, UNTOUCHED)
+    WindowEncoder(checkpoint, "float32", "cpu")(windows, plain, pages[:n], file_mels).wait()
+    largest = (pool - plain).abs().max().item()
+    assert largest < 1e-4, f"differs by {largest}"
+    assert (pool[[page for own in pages[n:] for page in own]] == UNTOUCHED).all()
+
+
+def test_sizes_and_the_batch_they_are_run_at() -> None:
+    assert sizes_up_to(16) == (1, 2, 4, 8, 16)
+    assert sizes_up_to(6) == (1, 2, 4, 6)
+    assert sizes_up_to(1) == (1,)
+    ran: list[int] = []
+    graphs = BatchGraphs(ran.append, sizes_up_to(8), None)
+    graphs.capture()
+    assert [graphs.launch(n) for n in (1, 3, 5, 8)] == ran == [1, 4, 8, 8]
+    assert graphs.captured == ()
+
+
+def kernel(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The Triton kernel, interpreted: a copy of the module, since what is compiled stays so."""
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    spec = importlib.util.find_spec("encoder_worker.scatter_kernel")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("pool_dtype", [torch.float32, torch.float16])
+def test_the_kernel_equals_torch(monkeypatch: pytest.MonkeyPatch, pool_dtype: torch.dtype) -> None:
+    """37 frames in pages of 8: the fifth page gets 5; a window of no pages writes nothing."""
+    kv = torch.randn(3, 37, 2, 2, 3, 8)
+    table = torch.tensor([[4, 9, 0, 2, 7], [NO_PAGE] * 5, [1, 3, 5, NO_PAGE, 8]], dtype=torch.int32)
+    ours = torch.full((11, 2, 2, 8, 3, 8), UNTOUCHED, dtype=pool_dtype)
+    expected = ours.clone()
+    kernel(monkeypatch).launch(kv, ours, table)
+    scatter_pages(kv, expected, table)
+    assert torch.equal(ours, expected)
+    assert (ours[[6, 10]] == UNTOUCHED).all()
+    assert (ours[7, :, :, 5:] == UNTOUCHED).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("n", [1, 3, 5, 16])
+def test_graphs_on_a_gpu_equal_the_cpu(checkpoint: Checkpoint, n: int) -> None:
+    """float32 within 2e-3 of the CPU's; a second replay gives the same bits."""
+    layout = kv_layout(checkpoint, 125)
+    on_cpu = WindowEncoder(checkpoint, "float32", "cpu")
+    on_gpu = WindowEncoder(checkpoint, "float32", "cuda")
+    pool = torch.full((17 * 12, *layout.page_shape), UNTOUCHED)
+    gpu_pool = pool.cuda()
+    on_gpu.prepare(gpu_pool, 16)
+    assert on_gpu._static is not None
+    assert on_gpu._static.graphs.captured == (1, 2, 4, 8, 16)
+    windows = [make_pcm(0.5 + 1.7 * i, seed=i) for i in range(n)]
+    file_mels = [FileMel(0, 100, 1.0) if i % 3 == 2 else None for i in range(n)]
+    pages = torch.randperm(16 * 12).view(16, 12).tolist()[:n]
+    on_cpu(windows, pool, pages, file_mels).wait()
+    on_gpu(windows, gpu_pool, pages, file_mels).wait()
+    once = gpu_pool.cpu()
+    largest = (once - pool).abs().max().item()
+    assert largest < 2e-3, f"differs by {largest}"
+    on_gpu(windows, gpu_pool, pages, file_mels).wait()
+    assert torch.equal(gpu_pool.cpu(), once)
+    assert math.isfinite(once.sum().item())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("pool_dtype", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("page_frames", [1500, 125, 50])
+def test_the_kernel_on_a_gpu_equals_torch(page_frames: int, pool_dtype: torch.dtype) -> None:
+    kv = torch.randn(3, 1500, 4, 2, 20, 64, device="cuda", dtype=torch.bfloat16)
+    kv[0, 7] = 1_000.0  # beyond what 8 bits hold
+    n_pages = 1500 // page_frames
+    table = torch.randperm(4 * n_pages, dtype=torch.int32).view(4, n_pages)[:3]
+    table[1] = NO_PAGE
+    ours = torch.full((4 * n_pages, 4, 2, page_frames, 20, 64), UNTOUCHED).to(pool_dtype)
+    expected, on_gpu = ours.clone(), ours.cuda()
+    scatter_pages(kv, on_gpu, table.cuda())
+    scatter_pages(kv.cpu(), expected, table)
+    assert torch.equal(on_gpu.cpu().float(), expected.float())
