@@ -74,7 +74,7 @@ def wav_bytes(pcm: NDArray[np.int16]) -> bytes:
     return buffer.getvalue()
 
 
-def add_clip_flags(parser: argparse.ArgumentParser) -> None:
+def add_clip_flags(parser: argparse._ActionsContainer) -> None:
     """The flags that `clips_of` reads."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--folder", type=Path, help="audio files with their references")

@@ -29,7 +29,7 @@ class Outcome:
 
     failure: "" when it succeeded, else its status, such as "503", "timeout" or "stream".
     ttft, itls: to the first text, and between the later ones; None, empty where nothing streams.
-    output_tokens: as the server counts them; None where it does not.
+    input_tokens, output_tokens: as the server counts them; None where it does not.
     queue: from the request's arrival until it was sent, all of it this client's doing.
     """
 
@@ -40,6 +40,7 @@ class Outcome:
     text: str = ""
     ttft: float | None = None
     itls: list[float] = field(default_factory=list)
+    input_tokens: int | None = None
     output_tokens: int | None = None
     server_timing: str = ""
     queue: float = 0.0
@@ -161,7 +162,7 @@ def _read_answer(body: bytes, content_type: str, outcome: Outcome) -> None:
         return
     content = json.loads(body)
     outcome.text = str(content["text"])
-    outcome.output_tokens = _output_tokens(content)
+    _take_usage(content, outcome)
 
 
 async def _read_stream(stream: aiohttp.StreamReader, outcome: Outcome) -> None:
@@ -178,8 +179,7 @@ async def _read_stream(stream: aiohttp.StreamReader, outcome: Outcome) -> None:
         if "error" in event:
             outcome.failure, outcome.error = "stream", str(event["error"])
             return
-        tokens = _output_tokens(event)
-        outcome.output_tokens = outcome.output_tokens if tokens is None else tokens
+        _take_usage(event, outcome)
         if event.get("type") == "transcript.text.done":
             complete, whole = True, str(event.get("text", ""))
         elif delta := _delta(event):
@@ -212,10 +212,16 @@ def _delta(event: Mapping[str, Any]) -> str:
     return str((choices[0].get("delta") or {}).get("content") or "")
 
 
-def _output_tokens(content: Mapping[str, Any]) -> int | None:
+def _take_usage(content: Mapping[str, Any], outcome: Outcome) -> None:
+    """Token counts under OpenAI's names for audio, or for chat; the last ones that came stand."""
     usage = content.get("usage") or {}
-    tokens = usage.get("output_tokens", usage.get("completion_tokens"))
-    return None if tokens is None else int(tokens)
+    for ours, names in (
+        ("input_tokens", ("input_tokens", "prompt_tokens")),
+        ("output_tokens", ("output_tokens", "completion_tokens")),
+    ):
+        for name in names:
+            if usage.get(name) is not None:
+                setattr(outcome, ours, int(usage[name]))
 
 
 async def send_all(client: Client, uploads: list[Upload], in_flight: int) -> list[Outcome]:
