@@ -18,16 +18,19 @@ from fastapi import FastAPI
 
 from cluster.errors import ConfigurationError
 from cluster.kv.connect import available_transport, make_exporter, make_importer
+from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.layout_for import served_kv_layout
 from cluster.messages import WorkerStatus
 from cluster.metrics import ROUTER_METRICS, Recorder
-from cluster.model.checkpoint import open_checkpoint
+from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_device
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.replica import start_replica
 from cluster.settings import Settings
+from decoder_worker import memory as decoder_memory
 from decoder_worker.deployment import DecoderWorker
 from decoder_worker.engine import DecoderEngine
+from encoder_worker import memory as encoder_memory
 from encoder_worker.deployment import EncoderWorker
 from encoder_worker.engine import EncoderEngine
 from router.audio import AudioPool
@@ -40,6 +43,7 @@ from router.routes import create_app
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
 DRAIN_S = 60.0  # above the longest decode of a window, so that none is cut
+EXPORT_PORTION = 0.25  # of a GPU's room, where the other role's pool comes after it
 DEEPEST_BATCH = 16  # of any encoder whose batch follows its device
 ROUTER_MAX_ONGOING = 1024  # admission is by audio-seconds, in the router
 
@@ -155,6 +159,15 @@ def _replica_options(device: str) -> dict[str, Any]:
     }
 
 
+def sized_together(settings: Settings, checkpoint: Checkpoint, device: str) -> Settings:
+    """Both pools' sizes filled in, for one process: the decoder's takes what the encoder leaves."""
+    budget = gpu_budget(device)
+    settings = encoder_memory.sized(settings, checkpoint, device, budget, EXPORT_PORTION)
+    if budget is not None:
+        budget = budget.less(encoder_memory.taken_bytes(settings, checkpoint, device))
+    return decoder_memory.sized(settings, checkpoint, device, budget)
+
+
 @asynccontextmanager
 async def local_pipeline(
     settings: Settings, recorder: Recorder | None = None
@@ -163,6 +176,7 @@ async def local_pipeline(
     checkpoint = await asyncio.to_thread(open_checkpoint, settings.model)
     key = os.urandom(32)
     device = resolve_device(settings.encoder.device)
+    settings = sized_together(settings, checkpoint, device)
     layout = served_kv_layout(checkpoint, settings, device)
     windows = settings.encoder.export_windows, settings.decoder.kv_windows
     exported, held = (n * layout.pages_per_window for n in windows)

@@ -58,6 +58,7 @@ DECODER_METRICS = (
     MetricSpec(
         "splitscribe_kv_transfer_seconds", "histogram", "READ and check", ("transport",), _SECONDS
     ),
+    MetricSpec("splitscribe_kv_transfer_gb_per_second", "gauge", "Mean rate of a READ, 10^9 B/s"),
     MetricSpec("splitscribe_decode_queue_seconds", "histogram", "Wait of a sequence", (), _SECONDS),
     MetricSpec("splitscribe_decode_seconds", "histogram", "Steps of a sequence", (), _SECONDS),
     MetricSpec("splitscribe_decode_steps_total", "counter", "Decode steps run"),

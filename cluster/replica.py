@@ -53,6 +53,14 @@ async def report_gauges(recorder: Recorder, gauges: Callable[[], Mapping[str, fl
         await asyncio.sleep(REPORT_PERIOD_S)
 
 
+def gpu_share() -> float:
+    """The part of its GPU that Ray gave this replica; the whole one where nothing was asked for."""
+    import ray
+
+    resources = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+    return min(1.0, float(resources.get("GPU", 0.0))) or 1.0
+
+
 def _serve_id() -> str:
     from ray import serve
 

@@ -96,7 +96,9 @@ class EncoderSettings(_Frozen):
     dtype: DType = Field("auto", description="auto, float32, bfloat16 or float16")
     max_batch: int = Field(0, ge=0, description="windows in one encoder batch; 0: by device")
     batch_wait_ms: float = Field(5.0, ge=0, description="longest wait for a batch to fill")
-    export_windows: int = Field(16, ge=1, description="windows the export pool holds")
+    export_windows: int = Field(
+        0, ge=0, description="windows the export pool holds; 0: 16, on a GPU by its free memory"
+    )
     threads: int = Field(0, ge=0, description="torch threads; 0 takes every core")
 
 
@@ -107,7 +109,11 @@ class DecoderSettings(_Frozen):
     device: Device = Field("auto", description="auto, cpu or cuda")
     dtype: DType = Field("auto", description="auto, float32, bfloat16 or float16")
     max_batch: int = Field(16, ge=1, description="sequences in one decode step")
-    kv_windows: int = Field(16, ge=1, description="windows of cross-attention KV held")
+    kv_windows: int = Field(
+        0,
+        ge=0,
+        description="windows of cross-attention KV held; 0: 16, on a GPU by its free memory",
+    )
     max_waiting: int = Field(256, ge=1, description="sequences that may wait for pages")
     threads: int = Field(0, ge=0, description="torch threads; 0 takes every core")
     fetch_timeout_s: float = Field(10.0, gt=0, description="longest READ of one window's KV")

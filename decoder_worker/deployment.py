@@ -12,15 +12,17 @@ from collections.abc import AsyncIterator, Mapping
 
 from cluster.errors import WorkerError
 from cluster.kv.connect import make_importer
+from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.layout_for import served_kv_layout
 from cluster.logs import request_scope
 from cluster.messages import DecodeRequest, DecodeResult, SampledToken, WorkerStatus
 from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
-from cluster.replica import report_gauges, start_replica
+from cluster.replica import gpu_share, report_gauges, start_replica
 from cluster.settings import Settings
 from decoder_worker.engine import DecoderEngine
+from decoder_worker.memory import sized
 
 logger = logging.getLogger(__name__)
 
@@ -32,9 +34,11 @@ class DecoderWorker:
 
     def __init__(self, settings: Settings, build: str) -> None:
         self._name, self._recorder = start_replica("decoder", settings, build, DECODER_METRICS)
-        role = settings.decoder
         checkpoint = open_checkpoint(settings.model)
-        self._device = resolve_device(role.device)
+        self._device = resolve_device(settings.decoder.device)
+        budget = gpu_budget(self._device, gpu_share())
+        settings = sized(settings, checkpoint, self._device, budget)
+        role = settings.decoder
         layout = served_kv_layout(checkpoint, settings, self._device)
         self._importer = make_importer(
             settings.transport,
@@ -145,4 +149,5 @@ class DecoderWorker:
             "splitscribe_decoder_running": stats.running,
             "splitscribe_kv_pages_free": stats.pages_free,
             "splitscribe_kv_pages_quarantined": stats.pages_quarantined,
+            "splitscribe_kv_transfer_gb_per_second": stats.transfer_gb_per_s,
         }

@@ -52,6 +52,11 @@ class DecoderStats:
     cancelled: int
     fallbacks: int
 
+    @property
+    def transfer_gb_per_s(self) -> float:
+        """10^9 bytes per second of a READ, the check of its generation included; 0: none yet."""
+        return self.transfer_bytes / self.transfer_s / 1e9 if self.transfer_s else 0.0
+
     def as_status(
         self, *, replica: str, model: str, transport: str, device: str, healthy: bool
     ) -> WorkerStatus:
@@ -67,5 +72,8 @@ class DecoderStats:
             pages_total=self.pages_total,
             queued=self.waiting + self.loading,
             running=self.running,
-            extra={"pages_quarantined": self.pages_quarantined},
+            extra={
+                "pages_quarantined": self.pages_quarantined,
+                "transfer_gb_per_s": round(self.transfer_gb_per_s, 3),
+            },
         )

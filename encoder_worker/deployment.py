@@ -12,15 +12,17 @@ from collections.abc import Mapping
 
 from cluster.errors import WorkerError
 from cluster.kv.connect import make_exporter
+from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.layout_for import served_kv_layout
 from cluster.logs import request_scope
 from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest, WorkerStatus
 from cluster.metrics import ENCODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
-from cluster.replica import report_gauges, start_replica
+from cluster.replica import gpu_share, report_gauges, start_replica
 from cluster.settings import Settings
 from encoder_worker.engine import EncoderEngine
+from encoder_worker.memory import sized
 
 logger = logging.getLogger(__name__)
 
@@ -30,11 +32,14 @@ DRAIN_S = 30.0  # leases live 10 s from their last renewal, so this is enough fo
 class EncoderWorker:
     """Serve deployment class of the encoder pool."""
 
-    def __init__(self, settings: Settings, build: str) -> None:
+    def __init__(self, settings: Settings, build: str, portion: float = 1.0) -> None:
+        """portion: see `encoder_worker.memory.sized`."""
         self._name, recorder = start_replica("encoder", settings, build, ENCODER_METRICS)
-        role = settings.encoder
         checkpoint = open_checkpoint(settings.model)
-        self._device = resolve_device(role.device)
+        self._device = resolve_device(settings.encoder.device)
+        budget = gpu_budget(self._device, gpu_share())
+        settings = sized(settings, checkpoint, self._device, budget, portion)
+        role = settings.encoder
         layout = served_kv_layout(checkpoint, settings, self._device)
         self._exporter = make_exporter(
             settings.transport,

@@ -19,10 +19,11 @@ from numpy.typing import NDArray
 
 from cluster.errors import HandleRefusedError, PeerLostError
 from cluster.kv.exporter import Exporter
+from cluster.kv.gpu_memory import check_allocator
 from cluster.kv.importer import Importer
 from cluster.kv.layout import KVLayout
 from cluster.kv.leases import COUNTER_BYTES, GenerationCounters
-from cluster.kv.nixl_agent import make_agent, ucx_log, unique_name
+from cluster.kv.nixl_agent import make_agent, ucx_log, unique_name, warn_if_slow
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer import LEASE_S, RENEW_S
 from cluster.kv.wire import Span
@@ -221,6 +222,8 @@ class _NixlWire:
             if name != self.transport:
                 logger.info("UCX moves KV by %s", lanes)
                 self.transport = name
+                if self._registration and self._registration.place.memory == "VRAM":
+                    warn_if_slow(lanes)
 
 
 class NixlExporter(Exporter):
@@ -236,6 +239,8 @@ class NixlExporter(Exporter):
         device: str = "cpu",
         lease_s: float = LEASE_S,
     ) -> None:
+        if device != "cpu":
+            check_allocator()
         super().__init__(
             layout,
             n_pages,
@@ -260,6 +265,8 @@ class NixlImporter(Importer):
         fetch_timeout_s: float = 10.0,
         renew_s: float = RENEW_S,
     ) -> None:
+        if device != "cpu":
+            check_allocator()
         super().__init__(
             layout,
             n_pages,

@@ -36,6 +36,7 @@ _ENVIRONMENT = {
 }
 # Best first: what a connection that has several of these moves bulk data by.
 _LANES = ("cuda_ipc", "rc", "dc", "ud", "srd", "gdr_copy", "xpmem", "cma", "knem", "sysv", "posix")
+_FAST_FOR_GPUS = frozenset(("cuda_ipc", "rc", "dc", "srd", "gdr_copy"))
 _CONNECTED = re.compile(rb"UCX\s+INFO\s+(\S+) int(?:ra|er)-node cfg#\d+ (.*)")
 _PROBLEM = re.compile(rb"UCX\s+(?:WARN|ERROR)\s.*")
 
@@ -165,6 +166,16 @@ def _bulk_lanes(config: str) -> str:
     if any(device == "tcp" for device in devices):
         best.append("tcp")
     return "+".join(best) or config
+
+
+def warn_if_slow(lanes: str) -> None:
+    """Log when a GPU's KV is moved past NVLink and RDMA: UCX falls back without a word."""
+    if not set(lanes.split("+")) & _FAST_FOR_GPUS:
+        logger.warning(
+            "KV moves between GPU pools by %s, neither NVLink (cuda_ipc) nor RDMA: look at "
+            "UCX_TLS, UCX_NET_DEVICES, and whether both processes see each other's GPUs",
+            lanes,
+        )
 
 
 ucx_log = UcxLog()

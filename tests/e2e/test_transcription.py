@@ -173,12 +173,15 @@ async def test_a_client_that_hangs_up_frees_everything(server: Server) -> None:
 
 
 def test_health_names_every_worker(server: Server) -> None:
+    server.client().audio.transcriptions.create(model="whisper-1", file=sample_path("short"))
     health = server.health()
     assert health["status"] == "ready"
     for role in ("encoder", "decoder"):
         workers = health["pools"][role]["workers"]
         assert len(workers) == 2
         assert all(worker["transport"].startswith("nixl") for worker in workers)
+    # What READs ran at, where there was one.
+    assert any(worker["extra"]["transfer_gb_per_s"] > 0 for worker in workers)
 
 
 def test_the_dashboard_shows_the_application_and_its_metrics(server: Server) -> None:

@@ -1,0 +1,54 @@
+"""How much of a GPU a decoder takes beside its cross-attention pool, from shapes alone."""
+
+from __future__ import annotations
+
+import math
+
+from cluster.kv.gpu_memory import GpuBudget, pool_windows
+from cluster.kv.layout import ITEM_BYTES
+from cluster.kv.layout_for import served_kv_layout
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.device import resolve_dtype
+from cluster.model.dims import ModelDims
+from cluster.model.shapes import decoder_shapes
+from cluster.settings import Settings
+
+POOL_BATCHES = 2  # one runs while the KV of the next is read
+_LOGIT_COPIES = 6  # float32 logits, their masks and sorted copies
+_WORKSPACE_BYTES = 512 << 20  # attention kernels' plans and split results
+
+
+def sized(
+    settings: Settings, checkpoint: Checkpoint, device: str, budget: GpuBudget | None
+) -> Settings:
+    """The settings with the cross-attention pool's size filled in; `budget` is None on a CPU.
+
+    Raises:
+        ConfigurationError: so many windows do not fit.
+    """
+    role, needs = settings.decoder, {}
+    if budget is not None:
+        dtype = resolve_dtype(role.dtype, device)
+        needs["weights"] = weight_bytes(checkpoint.dims, dtype)
+        needs[f"{role.max_batch} rows"] = working_bytes(checkpoint.dims, dtype, role.max_batch)
+    n_windows = pool_windows(
+        "decoder.kv_windows",
+        role.kv_windows,
+        POOL_BATCHES * role.max_batch,
+        served_kv_layout(checkpoint, settings, device),
+        budget,
+        needs,
+    )
+    decoder = role.model_copy(update={"kv_windows": n_windows})
+    return settings.model_copy(update={"decoder": decoder})
+
+
+def weight_bytes(dims: ModelDims, dtype: str) -> int:
+    return sum(math.prod(shape) for shape in decoder_shapes(dims).values()) * ITEM_BYTES[dtype]
+
+
+def working_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:
+    """Self-attention KV of every row, logits and workspaces."""
+    self_kv = 2 * dims.n_text_layer * dims.n_text_ctx * dims.n_text_state * ITEM_BYTES[dtype]
+    logits = _LOGIT_COPIES * dims.n_vocab * 4
+    return max_batch * (self_kv + logits) + _WORKSPACE_BYTES

@@ -1,0 +1,88 @@
+"""How much of a GPU an encoder takes beside its export pool, from shapes alone."""
+
+from __future__ import annotations
+
+import math
+
+from cluster.kv.gpu_memory import GpuBudget, pool_windows
+from cluster.kv.layout import ITEM_BYTES
+from cluster.kv.layout_for import served_kv_layout
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.device import resolve_dtype
+from cluster.model.dims import ModelDims
+from cluster.model.shapes import cross_kv_shapes, encoder_shapes
+from cluster.settings import EncoderSettings, Settings
+from encoder_worker.engine import auto_batch
+from encoder_worker.fixed_mel import ROW_SAMPLES
+from encoder_worker.static_encoder import PROJECTED_WINDOWS
+
+POOL_BATCHES = 4  # batches that the export pool holds at most: published KV is soon read
+_MEL_FLOATS = 6 * 201 * 3002  # per window: complex spectrum, power, and what they are made of
+
+
+def sized(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    device: str,
+    budget: GpuBudget | None,
+    portion: float = 1.0,
+) -> Settings:
+    """The settings with the export pool's size filled in.
+
+    Args:
+        budget: of the GPU; None on a CPU.
+        portion: of the room that is left, where the other role's pool comes after this one.
+
+    Raises:
+        ConfigurationError: so many windows do not fit.
+    """
+    role = settings.encoder
+    n_windows = pool_windows(
+        "encoder.export_windows",
+        role.export_windows,
+        POOL_BATCHES * _max_batch(role, device),
+        served_kv_layout(checkpoint, settings, device),
+        budget,
+        {} if budget is None else _needs(role, checkpoint.dims, device),
+        portion,
+    )
+    encoder = role.model_copy(update={"export_windows": n_windows})
+    return settings.model_copy(update={"encoder": encoder})
+
+
+def taken_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
+    """All that an encoder with these sized settings takes of its GPU."""
+    layout = served_kv_layout(checkpoint, settings, device)
+    pool = settings.encoder.export_windows * layout.pages_per_window * layout.page_bytes
+    return pool + sum(_needs(settings.encoder, checkpoint.dims, device).values())
+
+
+def _needs(role: EncoderSettings, dims: ModelDims, device: str) -> dict[str, int]:
+    dtype, max_batch = resolve_dtype(role.dtype, device), _max_batch(role, device)
+    return {
+        "weights": weight_bytes(dims, dtype),
+        f"batches of {max_batch}": working_bytes(dims, dtype, max_batch),
+    }
+
+
+def _max_batch(role: EncoderSettings, device: str) -> int:
+    return role.max_batch or auto_batch(device)
+
+
+def weight_bytes(dims: ModelDims, dtype: str) -> int:
+    shapes = encoder_shapes(dims) | cross_kv_shapes(dims)
+    return sum(math.prod(shape) for shape in shapes.values()) * ITEM_BYTES[dtype]
+
+
+def working_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:
+    """Of the largest graph, whose memory the smaller ones share.
+
+    At its widest a layer holds the residual stream, its norm, and the feed-forward's four widths
+    before and after the activation.
+    """
+    d, frames, item = dims.n_audio_state, dims.n_audio_ctx, ITEM_BYTES[dtype]
+    layer = max_batch * frames * 10 * d * item
+    kv_width = 2 * dims.n_text_layer * dims.n_text_state
+    projected = min(max_batch, PROJECTED_WINDOWS) * frames * kv_width * item
+    mel = max_batch * (4 * _MEL_FLOATS + 3 * 4 * ROW_SAMPLES)
+    return layer + projected + mel

@@ -1,0 +1,109 @@
+"""Which allocators a GPU pool accepts, and how many windows fit; worked out without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from cluster.app import sized_together
+from cluster.errors import ConfigurationError
+from cluster.kv.gpu_memory import CPU_WINDOWS, GpuBudget, check_allocator, gpu_budget
+from cluster.kv.nixl_agent import warn_if_slow
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.dims import ModelDims
+from cluster.settings import DecoderSettings, EncoderSettings, Settings
+from decoder_worker import memory as decoder_memory
+from encoder_worker import memory as encoder_memory
+
+LARGE_V3 = ModelDims(128, 51_866, 1500, 1280, 20, 32, 5120, 448, 1280, 20, 32, 5120)
+H200 = GpuBudget("NVIDIA H200", 140_000_000_000)
+SMALL = GpuBudget("8 GB", 8_000_000_000)
+
+
+class Large:
+    """As much of large-v3's checkpoint as sizes are made of."""
+
+    dims = LARGE_V3
+    fingerprint = "large-v3"
+
+
+CHECKPOINT = cast(Checkpoint, Large())
+
+
+def exported(budget: GpuBudget | None, portion: float = 1.0, **encoder: Any) -> int:
+    settings = Settings(encoder=EncoderSettings(**encoder))
+    device = "cpu" if budget is None else "cuda"
+    sized = encoder_memory.sized(settings, CHECKPOINT, device, budget, portion)
+    return sized.encoder.export_windows
+
+
+def held(budget: GpuBudget | None, **decoder: Any) -> int:
+    settings = Settings(decoder=DecoderSettings(**decoder))
+    device = "cpu" if budget is None else "cuda"
+    return decoder_memory.sized(settings, CHECKPOINT, device, budget).decoder.kv_windows
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize(
+    "value", ["expandable_segments:True", "max_split_size_mb:64,expandable_segments: true"]
+)
+def test_memory_that_moves_is_refused(variable: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{variable}.*take it out"):
+        check_allocator({variable: value})
+
+
+def test_other_allocators() -> None:
+    check_allocator({})
+    check_allocator({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False,backend:native"})
+    with pytest.raises(ConfigurationError, match="cudaMallocAsync"):
+        check_allocator({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
+
+
+def test_a_cpu_s_pools_are_as_large_as_the_settings_say() -> None:
+    assert gpu_budget("cpu") is None
+    assert exported(None) == held(None) == CPU_WINDOWS
+    assert exported(None, export_windows=10_000) == held(None, kv_windows=10_000) == 10_000
+
+
+def test_on_a_gpu_pools_follow_the_batch_and_what_is_free() -> None:
+    assert exported(H200, max_batch=16) == 64
+    # 8.0 GB less 1.7 of weights, 1.7 of batches and 2.1 of reserve leave 2.5: ten windows.
+    few = exported(SMALL)
+    assert 8 <= few <= 12
+    assert exported(SMALL, 0.5) == few // 2
+    assert 400 < held(H200, max_batch=256) < 512  # all that fits, fewer than two batches
+    assert held(H200, max_batch=16) == 32
+
+
+def test_one_process_shares_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The export pool takes a quarter of the room; the decoder's what is left by all of it."""
+    monkeypatch.setattr("cluster.app.gpu_budget", lambda device: GpuBudget("16 GB", 16 * 10**9))
+    sized = sized_together(Settings(decoder=DecoderSettings(max_batch=64)), CHECKPOINT, "cuda")
+    taken = encoder_memory.taken_bytes(sized, CHECKPOINT, "cuda")
+    left = GpuBudget("left", 16 * 10**9 - taken)
+    assert 8 <= sized.encoder.export_windows <= 12
+    assert sized.decoder.kv_windows == held(left, max_batch=64)
+    assert sized.decoder.kv_windows > 1
+
+
+def test_what_does_not_fit_is_refused_with_the_figures() -> None:
+    for budget, asked in ((H200, 10_000), (GpuBudget("tiny", 10**9), 0)):
+        with pytest.raises(ConfigurationError) as refused:
+            held(budget, kv_windows=asked)
+        for part in ("decoder.kv_windows", "0.25 GB", "for weights", "room for", budget.name):
+            assert part in refused.value.message
+
+
+def test_the_largest_models_weigh_what_is_published() -> None:
+    """1.55 billion parameters, in both roles together; 2 bytes each."""
+    total = encoder_memory.weight_bytes(LARGE_V3, "bfloat16")
+    total += decoder_memory.weight_bytes(LARGE_V3, "bfloat16")
+    assert total == pytest.approx(2 * 1.5435e9, rel=0.005)
+
+
+def test_a_gpu_s_kv_over_sockets_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    warn_if_slow("cuda_ipc+tcp")
+    assert not caplog.records
+    warn_if_slow("tcp")
+    assert "neither NVLink" in caplog.text
