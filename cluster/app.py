@@ -17,9 +17,9 @@ from typing import Any
 from fastapi import FastAPI
 
 from cluster.errors import ConfigurationError
-from cluster.kv.connect import available_transport, make_exporter, make_importer
+from cluster.kv.connect import available_transport
 from cluster.kv.gpu_memory import gpu_budget
-from cluster.kv.layout_for import served_kv_layout
+from cluster.kv.handoff import make_exporters, make_handoff_importer
 from cluster.messages import WorkerStatus
 from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
@@ -177,12 +177,10 @@ async def local_pipeline(
     key = os.urandom(32)
     device = resolve_device(settings.encoder.device)
     settings = sized_together(settings, checkpoint, device)
-    layout = served_kv_layout(checkpoint, settings, device)
-    windows = settings.encoder.export_windows, settings.decoder.kv_windows
-    exported, held = (n * layout.pages_per_window for n in windows)
-    exporter = make_exporter("memory", layout, exported, cluster_key=key, device=device)
-    importer = make_importer("memory", layout, held, cluster_key=key, device=device)
-    encoder = EncoderEngine(checkpoint, exporter, settings.encoder)
+    own = settings.model_copy(update={"transport": "memory"})
+    exporters = make_exporters(checkpoint, own, device, cluster_key=key, name="encoder")
+    importer = make_handoff_importer(checkpoint, own, device, cluster_key=key, name="decoder")
+    encoder = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
     decoder = DecoderEngine(checkpoint, importer, settings.decoder)
     audio = AudioPool(settings.router)
     await audio.start()
@@ -208,8 +206,10 @@ async def local_pipeline(
         )
     finally:
         await audio.close()
-        for part in (encoder, decoder, importer, exporter):
+        for part in (encoder, decoder, importer):
             await asyncio.to_thread(part.close)
+        for exporter in exporters:
+            await asyncio.to_thread(exporter.close)
 
 
 class ColocatedRouter:

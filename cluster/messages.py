@@ -19,6 +19,7 @@ MEL_CONTEXT_SAMPLES = 320  # two hops of 160: an n_fft of 400 looks 200 samples 
 
 Task = Literal["transcribe", "translate"]
 FinishReason = Literal["stop", "length"]
+Payload = Literal["cross_kv", "encoder_states"]  # what an encoder hands to a decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,9 @@ class EncodeRequest:
 
 @dataclass(frozen=True, slots=True)
 class CrossKVHandle:
-    """The right to read one window's published cross-attention KV.
+    """The right to read what an encoder published of one window.
+
+    That is its cross-attention KV, or the encoder states from which a decoder can project it.
 
     Everything in it is untrusted until `signature` has been checked against the cluster's key.
 
@@ -71,6 +74,7 @@ class CrossKVHandle:
     generation: the value that counter must still have after the payload was read.
     lease: nonce that names the lease in notifications.
     remaining_s: lease time left when the handle was made.
+    payload: what the pages hold; `layout_hash` is that of its layout.
     signature: HMAC-SHA256 over all other fields.
     """
 
@@ -87,6 +91,7 @@ class CrossKVHandle:
     generation: int
     lease: str
     remaining_s: float
+    payload: Payload = "cross_kv"
     signature: bytes = b""
 
 

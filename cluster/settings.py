@@ -29,6 +29,7 @@ BUNDLED_MODEL = "demo"
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16"]
+Handoff = Literal["cross_kv", "encoder_states", "auto"]
 KVDType = Literal["auto", "float32", "bfloat16", "float16", "float8"]
 Transport = Literal["auto", "nixl", "memory"]
 LIST_VARIABLES = ("served_model_names", "api_key", "cors_origins")  # texts with commas
@@ -142,6 +143,11 @@ class Settings(_Frozen):
         "auto", description="how KV moves between workers: auto, nixl or memory"
     )
     page_frames: int = Field(0, ge=0, description="encoder frames in a KV page; 0: by device")
+    handoff: Handoff = Field(
+        "cross_kv",
+        description="what an encoder hands to a decoder: cross_kv, encoder_states (less to move, "
+        "the decoder projects), or auto (by the link's bandwidth)",
+    )
     kv_dtype: KVDType = Field(
         "auto",
         description="of cross-attention KV: auto (the encoder's dtype), float32, bfloat16, "

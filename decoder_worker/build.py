@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.errors import ConfigurationError
+from cluster.kv.layout import KVLayout
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer import KVImporter
 from cluster.model.checkpoint import Checkpoint
@@ -52,11 +53,15 @@ def build_parts(
         settings.max_batch,
     )
     runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, settings.max_batch)
+    if (landing := importer.landing_pool) is not None:
+        runner.landing.load(landing.tensor.dtype)
     return EngineParts(device, runner, scheduler)
 
 
 def _check_layout(checkpoint: Checkpoint, importer: KVImporter) -> None:
     layout, dims = importer.layout, checkpoint.dims
+    if not isinstance(layout, KVLayout):
+        raise ConfigurationError("a decoder needs a pool of cross-attention KV, also for states")
     found = (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames)
     expected = (dims.n_text_layer, dims.n_text_head, dims.text_head_dim, dims.n_audio_ctx)
     if found != expected:

@@ -11,9 +11,8 @@ import logging
 from collections.abc import AsyncIterator, Mapping
 
 from cluster.errors import WorkerError
-from cluster.kv.connect import make_importer
 from cluster.kv.gpu_memory import gpu_budget
-from cluster.kv.layout_for import served_kv_layout
+from cluster.kv.handoff import make_handoff_importer
 from cluster.logs import request_scope
 from cluster.messages import DecodeRequest, DecodeResult, SampledToken, WorkerStatus
 from cluster.metrics import DECODER_METRICS
@@ -39,15 +38,12 @@ class DecoderWorker:
         budget = gpu_budget(self._device, gpu_share())
         settings = sized(settings, checkpoint, self._device, budget)
         role = settings.decoder
-        layout = served_kv_layout(checkpoint, settings, self._device)
-        self._importer = make_importer(
-            settings.transport,
-            layout,
-            role.kv_windows * layout.pages_per_window,
+        self._importer = make_handoff_importer(
+            checkpoint,
+            settings,
+            self._device,
             cluster_key=(settings.cluster_key or "").encode(),
             name=self._name,
-            device=self._device,
-            fetch_timeout_s=role.fetch_timeout_s,
         )
         self._engine = DecoderEngine(checkpoint, self._importer, role)
         self._model = checkpoint.name

@@ -124,6 +124,8 @@ class DecoderEngine:
             self._n_live += 1
         try:
             self._importer.accept(request.handle)
+            pool = self._importer.pool_for(request.handle)
+            sequence.landing_pool = pool if pool is not self._importer.pool else None
         except Exception as error:
             self._on_leave(SequenceState.WAITING)
             self._on_leave(SequenceState.FINISHED)
@@ -174,6 +176,8 @@ class DecoderEngine:
         if self._n_live:
             raise RuntimeError(f"{self._n_live} sequences are live")
         self._loop.scheduler.check_integrity()
+        if landing := self._importer.landing_pool:
+            landing.check_integrity()
 
     def _check(self, options: DecodeOptions, on_token: OnToken | None) -> None:
         self._prompts.check(options)

@@ -116,7 +116,7 @@ class DecodeLoop:
             self._on_leave(SequenceState.WAITING)
             sequence.load_started = time.monotonic()
             try:
-                fetch = self._importer.fetch(sequence.request.handle, sequence.cross_pages)
+                fetch = self._importer.fetch(sequence.request.handle, sequence.fetched_pages)
             except Exception as error:
                 self._end(sequence, _as_failure("the READ could not begin", error))
                 continue
@@ -132,7 +132,7 @@ class DecodeLoop:
         error = KVLostError("the READ was given up") if fetch.cancelled() else fetch.exception()
         if error is not None:
             if isinstance(error, TransferTimeoutError):
-                sequence.cross_pages = ()  # in quarantine: the importer gives them back
+                sequence.forget_fetched()
             self._end(sequence, error)
             return
         stats = sequence.fetched = fetch.result()
@@ -145,6 +145,7 @@ class DecodeLoop:
     def _prefill(self, started: list[DecodeSequence]) -> None:
         """Find the languages that are not known, then run the prompts."""
         begun = time.monotonic()
+        started = self._land(started)
         unknown = [sequence for sequence in started if sequence.language is None]
         for sequence, output in self._run(self._runner.detect_language, unknown):
             if not math.isfinite(output.logprob):
@@ -169,6 +170,15 @@ class DecodeLoop:
             sequence.decode_started = sequence.decode_started or now
             sequence.no_speech_prob = rows[0].no_speech_prob
             self._take_outputs(sequence, rows)
+
+    def _land(self, started: list[DecodeSequence]) -> list[DecodeSequence]:
+        """Project the states that arrived, and give their pages back; those still running."""
+        landed = [sequence for sequence in started if sequence.landing_pages]
+        for sequence, _ in self._run(self._runner.landing.project, landed):
+            self.scheduler.release_landing(sequence)
+        if landed:
+            self._importer.projection_s = self._runner.landing.projection_s
+        return [sequence for sequence in started if sequence.state is SequenceState.RUNNING]
 
     def _decode(self, running: list[DecodeSequence]) -> None:
         begun = time.monotonic()

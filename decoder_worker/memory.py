@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 
 from cluster.kv.gpu_memory import GpuBudget, pool_windows
-from cluster.kv.layout import ITEM_BYTES
-from cluster.kv.layout_for import served_kv_layout
+from cluster.kv.handoff import LANDING_WINDOWS
+from cluster.kv.layout import ITEM_BYTES, window_bytes
+from cluster.kv.layout_for import served_kv_layout, served_states_layout
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_dtype
 from cluster.model.dims import ModelDims
-from cluster.model.shapes import decoder_shapes
+from cluster.model.shapes import cross_kv_shapes, decoder_shapes
 from cluster.settings import Settings
 
 POOL_BATCHES = 2  # one runs while the KV of the next is read
@@ -30,12 +31,14 @@ def sized(
     if budget is not None:
         dtype = resolve_dtype(role.dtype, device)
         needs["weights"] = weight_bytes(checkpoint.dims, dtype)
+        if settings.handoff != "cross_kv":
+            needs["encoder states"] = landing_bytes(settings, checkpoint, device)
         needs[f"{role.max_batch} rows"] = working_bytes(checkpoint.dims, dtype, role.max_batch)
     n_windows = pool_windows(
         "decoder.kv_windows",
         role.kv_windows,
         POOL_BATCHES * role.max_batch,
-        served_kv_layout(checkpoint, settings, device),
+        window_bytes(served_kv_layout(checkpoint, settings, device)),
         budget,
         needs,
     )
@@ -45,6 +48,13 @@ def sized(
 
 def weight_bytes(dims: ModelDims, dtype: str) -> int:
     return sum(math.prod(shape) for shape in decoder_shapes(dims).values()) * ITEM_BYTES[dtype]
+
+
+def landing_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
+    """The landing pool at its largest, and the weights that make KV of what lands."""
+    layout = served_states_layout(checkpoint, settings, device)
+    weights = sum(math.prod(shape) for shape in cross_kv_shapes(checkpoint.dims).values())
+    return LANDING_WINDOWS * window_bytes(layout) + weights * ITEM_BYTES[layout.dtype]
 
 
 def working_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:

@@ -27,6 +27,7 @@ from decoder_worker.alignment import Aligner, AlignmentItem
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.fallback import chosen_attempt
+from decoder_worker.landing import Landing
 from decoder_worker.logit_rules import LogitRules
 from decoder_worker.model import TextDecoder
 from decoder_worker.sampling import Sampled, Sampler, SamplingState, best_of
@@ -91,6 +92,7 @@ class ModelRunner:
         self._aligner = Aligner(
             checkpoint, tokenizer, self.model, self.attention, cross_pool, self_pool
         )
+        self.landing = Landing(checkpoint, cross_pool)
         self._language_tokens = torch.tensor(
             list(tokenizer.special.languages.values()), dtype=torch.int64, device=self._device
         )

@@ -1,8 +1,9 @@
 """Who waits, who loads, who runs; and the pages and slots that they hold.
 
-Admission is by deadline and all or nothing: a sequence gets its cross-attention pages, its
-self-attention pages for the longest text of each of its rows, and their slots in the batch, or it
-waits holding nothing. So whoever was admitted can always finish, and nothing is ever preempted.
+Admission is by deadline and all or nothing: a sequence gets its cross-attention pages, those that
+its encoder states land in where these travel, its self-attention pages for the longest text of
+each of its rows, and their slots in the batch, or it waits holding nothing. So whoever was admitted
+can always finish, and nothing is ever preempted.
 `release` is the only way back for pages and slots. Knows no tensors and no transfers.
 """
 
@@ -66,19 +67,30 @@ class Scheduler:
         """Move waiting sequences to LOADING, earliest deadline first, while there is room."""
         admitted = []
         while self._waiting:
-            n_rows = self._waiting[0][2].options.n_rows
-            if n_rows > len(self._free_slots):
+            sequence = self._waiting[0][2]
+            n_rows = sequence.options.n_rows
+            if n_rows > len(self._free_slots) or not self._reserve(sequence):
                 break
-            cross = self._cross_pool.allocate(self._cross_pages)
-            if cross is None:
-                break
-            _, _, sequence = heapq.heappop(self._waiting)
+            heapq.heappop(self._waiting)
             sequence.state = SequenceState.LOADING
-            sequence.cross_pages = cross
             sequence.rows = [self._new_row(candidate) for candidate in range(n_rows)]
             self._loading[sequence] = None
             admitted.append(sequence)
         return admitted
+
+    def _reserve(self, sequence: DecodeSequence) -> bool:
+        """Give it cross-attention and landing pages, or neither."""
+        cross = self._cross_pool.allocate(self._cross_pages)
+        if cross is None:
+            return False
+        if (landing := sequence.landing_pool) is not None:
+            landed = landing.allocate(landing.layout.pages_per_window)
+            if landed is None:
+                self._cross_pool.release(cross)
+                return False
+            sequence.landing_pages = landed
+        sequence.cross_pages = cross
+        return True
 
     def _new_row(self, candidate: int) -> Row:
         own = self._self_pool.allocate(self._self_pages)
@@ -119,12 +131,19 @@ class Scheduler:
         self._running.pop(sequence, None)
         if sequence.cross_pages:
             self._cross_pool.release(sequence.cross_pages)
+        self.release_landing(sequence)
         for row in sequence.rows:
             self._self_pool.release(row.self_pages)
             self._free_slots.append(row.slot)
         self._free_slots.sort(reverse=True)
         sequence.cross_pages, sequence.rows = (), []
         sequence.state = SequenceState.FINISHED
+
+    def release_landing(self, sequence: DecodeSequence) -> None:
+        """Take back the pages that its states landed in; idempotent."""
+        if sequence.landing_pool is not None and sequence.landing_pages:
+            sequence.landing_pool.release(sequence.landing_pages)
+        sequence.landing_pages = ()
 
     def expired(self, now: float) -> list[DecodeSequence]:
         """Sequences past their deadline, in any state."""

@@ -17,6 +17,7 @@ from enum import Enum
 from math import inf
 
 from cluster.errors import UnsupportedValueError
+from cluster.kv.pool import PagePool
 from cluster.kv.transfer import FetchStats
 from cluster.messages import (
     DecodeOptions,
@@ -65,8 +66,10 @@ class DecodeSequence:
     language: the code asked for; None until the runner detected it.
     n_new_max: tokens that may be sampled.
     on_token: told of each token as it is sampled, on the engine's thread; None: nobody waits.
-    rows, cross_pages: set by the scheduler at admission, taken back by its `release`.
-    reading: a READ may still write to cross_pages; the pages stay held while it is True.
+    landing_pool: where its encoder states land; None where its KV itself travels.
+    rows, cross_pages, landing_pages: set by the scheduler at admission, taken back by its
+        `release`; landing pages once their states are projected.
+    reading: a READ may still write to its pages, which stay held while it is True.
     fetched: set by the engine when the READ ended well.
     prompt: set by the engine when the language is known.
     search: the attempt that runs; attempts: those that ended.
@@ -81,7 +84,9 @@ class DecodeSequence:
     on_token: Callable[[SampledToken], None] | None = None
     state: SequenceState = SequenceState.WAITING
     rows: list[Row] = field(default_factory=list)
+    landing_pool: PagePool | None = None
     cross_pages: tuple[int, ...] = ()
+    landing_pages: tuple[int, ...] = ()
     reading: bool = False
     fetched: FetchStats | None = None
     prompt: Prompt = Prompt((), 0)
@@ -104,6 +109,18 @@ class DecodeSequence:
     @property
     def options(self) -> DecodeOptions:
         return self.request.options
+
+    @property
+    def fetched_pages(self) -> tuple[int, ...]:
+        """What the READ writes to: landing pages for states, else its cross-attention pages."""
+        return self.cross_pages if self.landing_pool is None else self.landing_pages
+
+    def forget_fetched(self) -> None:
+        """The importer quarantined what the READ writes to, and gives it back itself."""
+        if self.landing_pool is None:
+            self.cross_pages = ()
+        else:
+            self.landing_pages = ()
 
     @property
     def resolved(self) -> bool:

@@ -13,6 +13,7 @@ from cluster.errors import (
     SequenceFailedError,
     WorkerError,
 )
+from cluster.kv.layout import KVLayout
 from cluster.kv.transfer import KVExporter
 from cluster.messages import MEL_CONTEXT_SAMPLES, WINDOW_SAMPLES, EncodeRequest, FileMel
 from cluster.model.checkpoint import HOP_LENGTH, Checkpoint
@@ -55,12 +56,18 @@ def _check_slice(pcm: NDArray[np.int16], file_mel: FileMel) -> None:
 def check_layout(checkpoint: Checkpoint, exporter: KVExporter) -> None:
     """Raise ConfigurationError unless the exporter's pages are for this checkpoint."""
     layout, dims = exporter.layout, checkpoint.dims
-    expected = (dims.n_text_layer, dims.n_text_head, dims.text_head_dim, dims.n_audio_ctx)
-    found = (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames)
+    expected: tuple[int, ...]
+    found: tuple[int, ...]
+    if isinstance(layout, KVLayout):
+        expected = (dims.n_text_layer, dims.n_text_head, dims.text_head_dim, dims.n_audio_ctx)
+        found = (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames)
+    else:
+        expected = (dims.n_audio_state, dims.n_audio_ctx)
+        found = (layout.n_state, layout.n_frames)
     if found != expected or layout.model != checkpoint.fingerprint:
         raise ConfigurationError(
-            f"the KV exporter's layout is of another checkpoint: layers, heads, width and frames "
-            f"are {found}, expected {expected}"
+            f"the exporter's layout is of another checkpoint: its {layout.payload} has sizes "
+            f"{found}, expected {expected}"
         )
     if exporter.pool.n_pages < layout.pages_per_window:
         raise ConfigurationError(

@@ -11,9 +11,8 @@ import logging
 from collections.abc import Mapping
 
 from cluster.errors import WorkerError
-from cluster.kv.connect import make_exporter
 from cluster.kv.gpu_memory import gpu_budget
-from cluster.kv.layout_for import served_kv_layout
+from cluster.kv.handoff import make_exporters
 from cluster.logs import request_scope
 from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest, WorkerStatus
 from cluster.metrics import ENCODER_METRICS
@@ -40,22 +39,22 @@ class EncoderWorker:
         budget = gpu_budget(self._device, gpu_share())
         settings = sized(settings, checkpoint, self._device, budget, portion)
         role = settings.encoder
-        layout = served_kv_layout(checkpoint, settings, self._device)
-        self._exporter = make_exporter(
-            settings.transport,
-            layout,
-            role.export_windows * layout.pages_per_window,
+        self._exporters = make_exporters(
+            checkpoint,
+            settings,
+            self._device,
             cluster_key=(settings.cluster_key or "").encode(),
             name=self._name,
-            device=self._device,
         )
-        self._engine = EncoderEngine(checkpoint, self._exporter, role, recorder)
+        self._engine = EncoderEngine(
+            checkpoint, self._exporters[0], role, recorder, *self._exporters[1:]
+        )
         self._model = checkpoint.name
         self._reporting = asyncio.get_running_loop().create_task(
             report_gauges(recorder, self._gauges)
         )
         logger.info(
-            "ready: %s on %s, KV by %s", self._model, self._device, self._exporter.transport
+            "ready: %s on %s, KV by %s", self._model, self._device, self._exporters[0].transport
         )
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
@@ -86,7 +85,7 @@ class EncoderWorker:
         return self._engine.stats().as_status(
             replica=self._name,
             model=self._model,
-            transport=self._exporter.transport,
+            transport=self._exporters[0].transport,
             device=self._device,
             healthy=self._engine.healthy() is None,
         )
@@ -104,7 +103,8 @@ class EncoderWorker:
         if not await asyncio.to_thread(self._engine.drain, DRAIN_S):
             logger.warning("shutting down with windows still leased")
         await asyncio.to_thread(self._engine.close)
-        await asyncio.to_thread(self._exporter.close)
+        for exporter in self._exporters:
+            await asyncio.to_thread(exporter.close)
 
     def _gauges(self) -> Mapping[str, float]:
         stats = self._engine.stats()

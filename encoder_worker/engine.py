@@ -41,6 +41,7 @@ from cluster.settings import EncoderSettings
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error, check_layout, check_pcm
 from encoder_worker.forward import WindowEncoder
+from encoder_worker.handoff import HandoffChoice
 from encoder_worker.static_encoder import Ready
 from encoder_worker.stats import Counts, EncoderStats
 
@@ -58,8 +59,9 @@ Pages = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class _Launched:
-    """A batch that the device works on, or has done."""
+    """A batch that the device works on, or has done; `reserved` are pages of `exporter`."""
 
+    exporter: KVExporter
     batch: list[QueuedWindow]
     reserved: list[Pages]
     started_s: float
@@ -74,9 +76,9 @@ def auto_batch(device: str) -> int:
 
 
 class EncoderEngine:
-    """Encodes windows on its own thread and publishes their KV through `exporter`.
+    """Encodes windows on its own thread and publishes their KV, or states, by an exporter.
 
-    The exporter belongs to the caller, who closes it after the engine.
+    Exporters belong to the caller, who closes them after the engine.
     """
 
     def __init__(
@@ -85,17 +87,25 @@ class EncoderEngine:
         exporter: KVExporter,
         settings: EncoderSettings,
         recorder: Recorder | None = None,
+        other: KVExporter | None = None,
     ) -> None:
         """Load the weights, run one window to warm up, and start.
+
+        Args:
+            exporter: its pool's payload is what is published.
+            other: of the other payload; given both, `HandoffChoice` says which a batch takes.
 
         Raises:
             ConfigurationError: checkpoint, device or layout do not fit each other.
         """
-        check_layout(checkpoint, exporter)
+        self._exporters = {one.layout.payload: one for one in (exporter, other) if one is not None}
+        for one in self._exporters.values():
+            check_layout(checkpoint, one)
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
-        self._forward = WindowEncoder(checkpoint, self.dtype, self.device)
-        self._exporter = exporter
+        projects = "cross_kv" in self._exporters
+        self._forward = WindowEncoder(checkpoint, self.dtype, self.device, projects=projects)
+        self._choice: HandoffChoice | None = None  # made by `_warm_up`, where there is one
         self._threads = settings.threads
         self._recorder = recorder or silent_recorder(ENCODER_METRICS)
         self._max_batch = settings.max_batch or auto_batch(self.device)
@@ -141,7 +151,7 @@ class EncoderEngine:
 
     def revoke(self, handle: CrossKVHandle) -> bool:
         """Free the pages of a reply that nobody will use; False when they are free already."""
-        return self._exporter.revoke(handle.lease)
+        return self._exporters[handle.payload].revoke(handle.lease)
 
     def stats(self) -> EncoderStats:
         counts = self._counts
@@ -149,9 +159,9 @@ class EncoderEngine:
             queued=len(self._batcher),
             queued_audio_s=self._batcher.queued_audio_s,
             running=self._batcher.n_in_flight,
-            leases=self._exporter.active_leases(),
-            pages_free=self._exporter.pool.n_free,
-            pages_total=self._exporter.pool.n_pages,
+            leases=self._n_leases(),
+            pages_free=self._n_free_pages(),
+            pages_total=sum(one.pool.n_pages for one in self._exporters.values()),
             batches=counts.batches,
             windows=counts.windows,
             failed=counts.failed,
@@ -161,7 +171,8 @@ class EncoderEngine:
 
     def healthy(self) -> str | None:
         """None when well, else why not."""
-        return self._failure or self._exporter.healthy()
+        reasons = (self._failure, *(one.healthy() for one in self._exporters.values()))
+        return next((reason for reason in reasons if reason is not None), None)
 
     def drain(self, timeout_s: float) -> bool:
         """Take nothing new, finish what is queued, wait until every exported page is free.
@@ -185,9 +196,13 @@ class EncoderEngine:
         self._fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
 
     def _is_idle(self) -> bool:
-        return not len(self._batcher) and not (
-            self._batcher.n_in_flight or self._exporter.active_leases()
-        )
+        return not len(self._batcher) and not (self._batcher.n_in_flight or self._n_leases())
+
+    def _n_leases(self) -> int:
+        return sum(one.active_leases() for one in self._exporters.values())
+
+    def _n_free_pages(self) -> int:
+        return sum(one.pool.n_free for one in self._exporters.values())
 
     def _run(self, started: Future[None]) -> None:
         try:
@@ -223,39 +238,37 @@ class EncoderEngine:
 
     def _take(self, n_windows: int, page_wait_s: float) -> _Launched | None:
         """Launch the next windows, as many as there are pages for; None when that is none."""
-        reserved = self._reserve(n_windows, page_wait_s)
+        exporter = self._next_exporter()
+        reserved = _reserve(exporter, n_windows, page_wait_s)
         batch = self._batcher.pop(len(reserved))
         for surplus in reserved[len(batch) :]:  # windows were cancelled meanwhile
-            self._exporter.abandon(surplus)
+            exporter.abandon(surplus)
         if not batch:
             return None
         self._running += batch
-        return self._launch(batch, reserved[: len(batch)])
+        return self._launch(exporter, batch, reserved[: len(batch)])
 
-    def _reserve(self, n_windows: int, wait_s: float = PAGE_WAIT_S) -> list[Pages]:
-        """Export pages for as many windows as there is room for, at most `n_windows`."""
-        n_pages = self._exporter.layout.pages_per_window
-        reserved: list[Pages] = []
-        while len(reserved) < n_windows:
-            pages = self._exporter.reserve(n_pages, 0.0 if reserved else wait_s)
-            if pages is None:
-                break
-            reserved.append(pages)
-        return reserved
+    def _next_exporter(self) -> KVExporter:
+        """Of what the next batch publishes."""
+        if self._choice is not None:
+            return self._exporters[self._choice.payload]
+        return next(iter(self._exporters.values()))
 
-    def _launch(self, batch: list[QueuedWindow], reserved: list[Pages]) -> _Launched | None:
+    def _launch(
+        self, exporter: KVExporter, batch: list[QueuedWindow], reserved: list[Pages]
+    ) -> _Launched | None:
         """Begin a batch; None when it could not be begun, and its windows were seen to alone."""
         started_s = time.monotonic()
         pcm = [window.request.pcm for window in batch]
         file_mels = [window.request.file_mel for window in batch]
         try:
-            ready = self._forward(pcm, self._exporter.pool.tensor, reserved, file_mels)
+            ready = self._forward(pcm, exporter.pool.tensor, reserved, file_mels)
         except torch.AcceleratorError:
             raise  # the device is lost to this process, not the batch: Serve replaces the replica
         except Exception as error:
-            self._encode_alone(batch, reserved, error)
+            self._encode_alone(exporter, batch, reserved, error)
             return None
-        return _Launched(batch, reserved, started_s, ready)
+        return _Launched(exporter, batch, reserved, started_s, ready)
 
     def _complete(self, launched: _Launched) -> None:
         """Wait for a batch and publish it."""
@@ -269,21 +282,26 @@ class EncoderEngine:
         for window, pages in zip(batch, launched.reserved, strict=True):
             queue_s = launched.started_s - window.arrived_s
             self._recorder.observe("splitscribe_encoder_queue_seconds", queue_s)
-            self._publish(window, pages, EncodeTimings(queue_s, encode_s, len(batch)))
+            timings = EncodeTimings(queue_s, encode_s, len(batch))
+            self._publish(launched.exporter, window, pages, timings)
         self._finish(batch)
 
     def _encode_alone(
-        self, batch: list[QueuedWindow], reserved: list[Pages], error: Exception
+        self,
+        exporter: KVExporter,
+        batch: list[QueuedWindow],
+        reserved: list[Pages],
+        error: Exception,
     ) -> None:
         """Try the windows of a batch that failed one by one, so that only the culprits fail."""
         if len(batch) == 1:
-            self._exporter.abandon(reserved[0])
+            exporter.abandon(reserved[0])
             self._fail(batch[0], as_worker_error(error))
             self._finish(batch)
             return
         logger.warning("a batch of %d failed, trying one by one: %s", len(batch), error)
         for window, pages in zip(batch, reserved, strict=True):
-            if launched := self._launch([window], [pages]):
+            if launched := self._launch(exporter, [window], [pages]):
                 self._complete(launched)
 
     def _finish(self, batch: list[QueuedWindow]) -> None:
@@ -291,39 +309,55 @@ class EncoderEngine:
         self._batcher.finish(batch)
         self._record_gauges()
 
-    def _publish(self, window: QueuedWindow, pages: Pages, timings: EncodeTimings) -> None:
+    def _publish(
+        self, exporter: KVExporter, window: QueuedWindow, pages: Pages, timings: EncodeTimings
+    ) -> None:
         if window.future.cancelled():
-            self._exporter.abandon(pages)
+            exporter.abandon(pages)
             return
         request = window.request
         try:
-            handle = self._exporter.publish(
+            handle = exporter.publish(
                 pages,
                 request_id=request.request_id,
                 window=request.window,
                 attempt=request.attempt,
-                frames=self._exporter.layout.n_frames,  # Whisper attends to the padding too
+                frames=exporter.layout.n_frames,  # Whisper attends to the padding too
             )
         except Exception as error:
-            self._exporter.abandon(pages)
+            exporter.abandon(pages)
             self._fail(window, as_worker_error(error))
             return
         if window.future.set_running_or_notify_cancel():
             window.future.set_result(EncodeReply(handle, timings))
         else:
-            self._exporter.revoke(handle.lease)
+            exporter.revoke(handle.lease)
 
     def _warm_up(self) -> None:
         """One window of silence, so that the first request does not pay for first calls."""
-        reserved = self._reserve(1)
-        if not reserved:
-            raise ConfigurationError("the export pool has no free page at start")
         silence = np.zeros(WINDOW_SAMPLES, dtype=np.int16)
-        try:
-            self._forward.prepare(self._exporter.pool.tensor, self._max_batch)
-            self._forward([silence], self._exporter.pool.tensor, reserved).wait()
-        finally:
-            self._exporter.abandon(reserved[0])
+        for exporter in self._exporters.values():
+            pool, reserved = exporter.pool.tensor, _reserve(exporter, 1)
+            if not reserved:
+                raise ConfigurationError("the export pool has no free page at start")
+            try:
+                self._forward.prepare(pool, self._max_batch)
+                self._forward([silence], pool, reserved).wait()
+                if len(self._exporters) > 1 and exporter.layout.payload == "cross_kv":
+                    projection_s = self._forward.time_projection(pool, reserved[0])
+                    self._choice = self._make_choice(projection_s)
+            finally:
+                exporter.abandon(reserved[0])
+
+    def _make_choice(self, projection_s: float) -> HandoffChoice:
+        window_bytes = {
+            payload: one.layout.pages_per_window * one.layout.page_bytes
+            for payload, one in self._exporters.items()
+        }
+        choice = HandoffChoice(window_bytes, projection_s)
+        for exporter in self._exporters.values():
+            exporter.on_read = choice.note
+        return choice
 
     def _drop_cancelled(self, window: QueuedWindow, future: Future[EncodeReply]) -> None:
         if future.cancelled():
@@ -349,5 +383,17 @@ class EncoderEngine:
         record = self._recorder.set
         record("splitscribe_encoder_queue_windows", len(self._batcher))
         record("splitscribe_encoder_queue_audio_seconds", self._batcher.queued_audio_s)
-        record("splitscribe_export_pages_free", self._exporter.pool.n_free)
-        record("splitscribe_export_leases", self._exporter.active_leases())
+        record("splitscribe_export_pages_free", self._n_free_pages())
+        record("splitscribe_export_leases", self._n_leases())
+
+
+def _reserve(exporter: KVExporter, n_windows: int, wait_s: float = PAGE_WAIT_S) -> list[Pages]:
+    """Pages of `exporter` for as many windows as there is room for, at most `n_windows`."""
+    n_pages = exporter.layout.pages_per_window
+    reserved: list[Pages] = []
+    while len(reserved) < n_windows:
+        pages = exporter.reserve(n_pages, 0.0 if reserved else wait_s)
+        if pages is None:
+            break
+        reserved.append(pages)
+    return reserved

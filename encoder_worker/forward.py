@@ -1,12 +1,14 @@
-"""From windows of PCM to cross K/V in pages: mel, encoder and projection on one device.
+"""From windows of PCM to what is published: mel, encoder and projection on one device.
 
-The computation of a batch and nothing else; who owns the pages and who waits for them is the
-engine's business. On a CPU it happens in the call; on a GPU the call launches it.
+Pages get the cross K/V of all layers or, where the decoder projects, the encoder's states. The
+computation of a batch and nothing else; who owns the pages and who waits for them is the engine's
+business. On a CPU it happens in the call; on a GPU the call launches it.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch import Tensor
 
 from cluster.messages import FileMel
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.cross_kv import CrossKVProjection
+from cluster.model.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
 from cluster.model.streams import ENCODE_PRIORITY, new_stream
 from cluster.model.weights import TORCH_DTYPES
 from encoder_worker.mel import LogMel
@@ -26,20 +28,28 @@ from encoder_worker.static_encoder import AlreadyDone, EventReady, Ready, Static
 
 logger = logging.getLogger(__name__)
 
+TIMED_PROJECTIONS = 3  # of which the fastest counts
+
 
 class WindowEncoder:
     """All of the encoder worker's weights, with a call."""
 
-    def __init__(self, checkpoint: Checkpoint, dtype: str, device: str) -> None:
-        """Load onto `device` ("cpu" or "cuda"), computing in `dtype`, a key of TORCH_DTYPES."""
+    def __init__(
+        self, checkpoint: Checkpoint, dtype: str, device: str, *, projects: bool = True
+    ) -> None:
+        """Load onto `device` ("cpu" or "cuda"), computing in `dtype`, a key of TORCH_DTYPES.
+
+        projects: whether K/V will be asked for; the weights for it are large.
+        """
         torch_dtype = TORCH_DTYPES[dtype]
         self.device = device
         self.dtype = dtype
+        self._states_shape = (1, checkpoint.dims.n_audio_ctx, checkpoint.dims.n_audio_state)
         self._mel = LogMel(checkpoint.dims.n_mels, device)
         self._encoder = AudioEncoder(checkpoint, torch_dtype, device)
-        self._projection = CrossKVProjection(checkpoint, torch_dtype, device)
+        self._projection = CrossKVProjection(checkpoint, torch_dtype, device) if projects else None
         self._stream = new_stream(device, ENCODE_PRIORITY)
-        self._static: StaticEncoder | None = None  # made by `prepare`
+        self._static: dict[int, StaticEncoder] = {}  # by dimensions of the pool; see `prepare`
 
     @property
     def is_async(self) -> bool:
@@ -47,16 +57,19 @@ class WindowEncoder:
         return self._stream is not None
 
     def prepare(self, pool: Tensor, max_batch: int) -> None:
-        """On a GPU: capture the graphs that write to `pool`. Call on the thread that will call."""
+        """On a GPU: capture the graphs that write to `pool`. Call on the thread that will call.
+
+        There may be one pool of K/V and one of states.
+        """
         if self._stream is None:
             return
         if not has_kernel():
             logger.warning("Triton does not load: the encoder runs without CUDA graphs")
             return
-        self._static = StaticEncoder(
-            self._mel, self._encoder, self._projection, pool, max_batch, self._stream
-        )
-        logger.info("CUDA graphs for batches of %s", self._static.graphs.captured)
+        projection, paged = self._output(pool)
+        static = StaticEncoder(self._mel, self._encoder, projection, paged, max_batch, self._stream)
+        self._static[pool.dim()] = static
+        logger.info("CUDA graphs for batches of %s", static.graphs.captured)
 
     @torch.inference_mode()
     def __call__(
@@ -70,7 +83,8 @@ class WindowEncoder:
 
         Args:
             windows: each int16 [n], n <= 480000, and its context where it has a `FileMel`.
-            pool: [n_pages, L, 2, page_frames, H, Dh], the pool's tensor. Mutated.
+            pool: the pool's tensor: [n_pages, L, 2, page_frames, H, Dh] takes K/V,
+                [n_pages, T, n_audio_state] takes the states. Mutated.
             pages: per window its pages in frame order.
             file_mels: per window what makes it a slice of its file; None where nothing does.
 
@@ -78,12 +92,34 @@ class WindowEncoder:
             What to wait for before anyone may read the pages: a reader comes as soon as its
             handle is out, past any stream's order.
         """
-        if self._static is not None:
-            return self._static(windows, pages, file_mels)
+        if static := self._static.get(pool.dim()):
+            return static(windows, pages, file_mels)
+        projection, paged = self._output(pool)
         if self._stream is None:
-            self._projection.write(self._encoder(self._mel(windows, file_mels)), pool, pages)
+            projection.write(self._encoder(self._mel(windows, file_mels)), paged, pages)
             return AlreadyDone()
         self._stream.wait_stream(torch.cuda.default_stream())  # that loaded the weights
         with torch.cuda.stream(self._stream):
-            self._projection.write(self._encoder(self._mel(windows, file_mels)), pool, pages)
+            projection.write(self._encoder(self._mel(windows, file_mels)), paged, pages)
         return EventReady(self._stream)
+
+    @torch.inference_mode()
+    def time_projection(self, pool: Tensor, pages: Sequence[int]) -> float:
+        """Seconds that the K/V of one window take on an idle device. Overwrites `pages`."""
+        projection, paged = self._output(pool)
+        states = torch.zeros(self._states_shape, dtype=TORCH_DTYPES[self.dtype], device=self.device)
+        seconds = []
+        for _ in range(TIMED_PROJECTIONS):
+            begun = time.perf_counter()
+            projection.write(states, paged, [pages])
+            if self._stream is not None:
+                torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - begun)
+        return min(seconds)
+
+    def _output(self, pool: Tensor) -> tuple[CrossKVProjection | Unprojected, Tensor]:
+        """What turns states into what `pool` holds, and the pool as that writes to it."""
+        if pool.dim() == 3:
+            return Unprojected(), as_kv_pool(pool)
+        assert self._projection is not None
+        return self._projection, pool

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 from cluster.kv.gpu_memory import GpuBudget, pool_windows
-from cluster.kv.layout import ITEM_BYTES
-from cluster.kv.layout_for import served_kv_layout
+from cluster.kv.layout import ITEM_BYTES, window_bytes
+from cluster.kv.layout_for import exported_layouts
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_dtype
 from cluster.model.dims import ModelDims
@@ -41,7 +41,7 @@ def sized(
         "encoder.export_windows",
         role.export_windows,
         POOL_BATCHES * _max_batch(role, device),
-        served_kv_layout(checkpoint, settings, device),
+        _window_bytes(settings, checkpoint, device),
         budget,
         {} if budget is None else _needs(role, checkpoint.dims, device),
         portion,
@@ -52,9 +52,13 @@ def sized(
 
 def taken_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
     """All that an encoder with these sized settings takes of its GPU."""
-    layout = served_kv_layout(checkpoint, settings, device)
-    pool = settings.encoder.export_windows * layout.pages_per_window * layout.page_bytes
+    pool = settings.encoder.export_windows * _window_bytes(settings, checkpoint, device)
     return pool + sum(_needs(settings.encoder, checkpoint.dims, device).values())
+
+
+def _window_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
+    """A window's room in all export pools."""
+    return sum(map(window_bytes, exported_layouts(checkpoint, settings, device)))
 
 
 def _needs(role: EncoderSettings, dims: ModelDims, device: str) -> dict[str, int]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cluster.messages import FileMel
-from cluster.model.cross_kv import CrossKVProjection
+from cluster.model.cross_kv import CrossKVProjection, Unprojected
 from cluster.model.streams import new_event, on_stream
 from encoder_worker.fixed_mel import FixedLogMel
 from encoder_worker.graphs import BatchGraphs, sizes_up_to
@@ -70,7 +70,7 @@ class StaticEncoder:
         self,
         mel: LogMel,
         encoder: AudioEncoder,
-        projection: CrossKVProjection,
+        projection: CrossKVProjection | Unprojected,
         pool: Tensor,
         max_batch: int,
         stream: torch.cuda.Stream | None = None,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from cluster.errors import ConfigurationError
-from cluster.kv.layout import KVLayout
+from cluster.kv.layout import PageLayout
 from cluster.kv.memory import MemoryExporter, MemoryImporter
 from cluster.kv.nixl_agent import load_api
 from cluster.kv.transfer import LEASE_S, RENEW_S, KVExporter, KVImporter
@@ -28,7 +28,7 @@ def available_transport() -> Literal["nixl", "memory"]:
 
 def make_exporter(
     transport: TransportName,
-    layout: KVLayout,
+    layout: PageLayout,
     n_pages: int,
     *,
     cluster_key: bytes,
@@ -54,7 +54,7 @@ def make_exporter(
 
 def make_importer(
     transport: TransportName,
-    layout: KVLayout,
+    layout: PageLayout,
     n_pages: int,
     *,
     cluster_key: bytes,

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 
 from cluster.errors import WorkerDrainingError
 from cluster.kv.handles import check_key, sign
-from cluster.kv.layout import KVLayout
+from cluster.kv.layout import PageLayout
 from cluster.kv.leases import GenerationCounters, LeaseTable
 from cluster.kv.pool import PagePool
-from cluster.kv.transfer import LEASE_S
+from cluster.kv.transfer import LEASE_S, ReadReport
 from cluster.kv.wire import (
     CLOSE_TIMEOUT_S,
     OPEN_TIMEOUT_S,
@@ -38,7 +38,7 @@ class Exporter:
 
     def __init__(
         self,
-        layout: KVLayout,
+        layout: PageLayout,
         n_pages: int,
         inbox: Inbox,
         *,
@@ -49,6 +49,7 @@ class Exporter:
         self.layout = layout
         self.pool = PagePool(layout, n_pages, device)
         self.transport = inbox.transport
+        self.on_read: Callable[[ReadReport], None] | None = None
         self.n_malformed = 0  # notifications that were none of ours
         self._layout_hash = layout.hash
         self._cluster_key = check_key(cluster_key)
@@ -130,6 +131,7 @@ class Exporter:
             generation=generation,
             lease=lease.id,
             remaining_s=self._leases.lease_s,
+            payload=self.layout.payload,
         )
         return sign(unsigned, self._cluster_key)
 
@@ -166,11 +168,13 @@ class Exporter:
             if message is None:
                 self.n_malformed += 1
                 continue
-            kind, leases = message
-            if kind == "REN":
-                self._leases.renew(leases)
-            else:
-                self.revoke(leases[0])
+            if message.kind == "REN":
+                self._leases.renew(message.leases)
+            elif (pages := self._leases.end(message.leases[0])) is not None:
+                self._free(pages)
+                if message.times_s is not None and self.on_read is not None:
+                    n_bytes = len(pages) * self.pool.page_bytes
+                    self.on_read(ReadReport(n_bytes, *message.times_s))
 
     def _run(self, opened: Future[None]) -> None:
         try:

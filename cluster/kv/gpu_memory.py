@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 
 from cluster.errors import ConfigurationError
-from cluster.kv.layout import KVLayout
 
 CPU_WINDOWS = 16  # where the settings leave it open
 RESERVE_BYTES = 2 << 30  # for CUDA's context, libraries' workspaces and fragmentation
@@ -67,7 +66,7 @@ def pool_windows(
     field: str,
     asked: int,
     most: int,
-    layout: KVLayout,
+    window_bytes: int,
     budget: GpuBudget | None,
     needs: Mapping[str, int],
     portion: float = 1.0,
@@ -78,6 +77,7 @@ def pool_windows(
         field: the setting's name, for messages.
         asked: its value; 0 leaves it open.
         most: what is of use, where it is left open.
+        window_bytes: of the pool, or of pools that hold equally many.
         needs: bytes that the worker's other parts will take, by what they are.
         portion: of the room, where it is left open and another pool comes after this one.
 
@@ -86,7 +86,6 @@ def pool_windows(
     """
     if budget is None:
         return asked or CPU_WINDOWS
-    window_bytes = layout.pages_per_window * layout.page_bytes
     needs = {**needs, "reserve": RESERVE_BYTES}
     room = budget.free_bytes - sum(needs.values())
     fits = max(0, room // window_bytes)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from cluster.errors import HandleRefusedError
 from cluster.messages import CrossKVHandle
 
-_DOMAIN = b"splitscribe cross-kv handle v1\0"
+_DOMAIN = b"splitscribe cross-kv handle v2\0"
 
 
 def canonical_bytes(handle: CrossKVHandle) -> bytes:
@@ -34,6 +34,7 @@ def canonical_bytes(handle: CrossKVHandle) -> bytes:
         int(handle.generation),
         handle.lease,
         float(handle.remaining_s),
+        handle.payload,
     ]
     return _DOMAIN + json.dumps(fields, separators=(",", ":")).encode()
 

@@ -15,7 +15,7 @@ from functools import partial
 
 from cluster.errors import HandleRefusedError, KVLostError, PeerLostError, WorkerDrainingError
 from cluster.kv.handles import check_key, verify
-from cluster.kv.layout import KVLayout
+from cluster.kv.layout import PageLayout
 from cluster.kv.pool import PagePool
 from cluster.kv.reader import Reader
 from cluster.kv.reads import Fetch, Ledger
@@ -35,7 +35,7 @@ class Importer:
 
     def __init__(
         self,
-        layout: KVLayout,
+        layout: PageLayout,
         n_pages: int,
         wire: Wire,
         *,
@@ -73,6 +73,24 @@ class Importer:
     def n_held(self) -> int:
         """Handles whose leases are being renewed."""
         return len(self._ledger)
+
+    @property
+    def projection_s(self) -> float:
+        """Told to exporters with each release; see `ReadReport`."""
+        return self._reader.projection_s
+
+    @projection_s.setter
+    def projection_s(self, seconds: float) -> None:
+        self._reader.projection_s = seconds
+
+    @property
+    def landing_pool(self) -> PagePool | None:
+        """None: it has one payload."""
+        return None
+
+    def pool_for(self, handle: CrossKVHandle) -> PagePool:
+        """Its only pool; see `KVImporter`."""
+        return self.pool
 
     def accept(self, handle: CrossKVHandle) -> None:
         """Verify `handle` and keep its lease alive until it is fetched or dropped.
@@ -147,10 +165,12 @@ class Importer:
 
     def _verify(self, handle: CrossKVHandle) -> None:
         verify(handle, self._cluster_key)
-        if handle.layout_hash != self._layout_hash:
+        expected = (self.layout.payload, self._layout_hash)
+        if (handle.payload, handle.layout_hash) != expected:
             raise HandleRefusedError(
-                f"the KV handle of {handle.agent} has layout {handle.layout_hash}, expected "
-                f"{self._layout_hash}: encoder and decoder run different models or settings"
+                f"the KV handle of {handle.agent} is for {handle.payload} in layout "
+                f"{handle.layout_hash}, expected {expected[0]} in {expected[1]}: encoder and "
+                f"decoder run different models or settings"
             )
         fits = self.layout.pages_for(handle.frames) <= len(handle.addresses)
         if handle.page_bytes != self.pool.page_bytes or not fits or handle.frames < 1:

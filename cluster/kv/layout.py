@@ -1,7 +1,8 @@
-"""Page-major layout of cross-attention KV: one page holds all layers' K and V.
+"""What lies in a page, for each payload: cross-attention KV, or encoder states.
 
-A page is `[layer, 2, page_frames, head, head_dim]`, contiguous, so that one page is one
-descriptor for a transfer and neighbouring pages coalesce. Knows no torch and no transport.
+A page of KV is page-major, `[layer, 2, page_frames, head, head_dim]` with all layers' K and V,
+contiguous, so that one page is one descriptor for a transfer and neighbouring pages coalesce. A
+page of states is a whole window, `[n_frames, n_state]`. Knows no torch and no transport.
 
 Example: 1500 frames in pages of 64 frames take 24 pages; the last holds 28 frames.
 """
@@ -9,7 +10,11 @@ Example: 1500 frames in pages of 64 frames take 24 pages; the last holds 28 fram
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from cluster.messages import Payload
 
 FLOAT8 = "float8_e4m3fn"  # 1 sign, 4 exponent and 3 mantissa bits; up to 448, no infinity
 ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FLOAT8: 1}
@@ -21,6 +26,8 @@ class KVLayout:
 
     model: fingerprint of the checkpoint, so that equal shapes of other weights are refused.
     """
+
+    payload: ClassVar[Payload] = "cross_kv"
 
     model: str
     n_layer: int
@@ -42,10 +49,7 @@ class KVLayout:
 
     @property
     def page_bytes(self) -> int:
-        n = 1
-        for size in self.page_shape:
-            n *= size
-        return n * ITEM_BYTES[self.dtype]
+        return math.prod(self.page_shape) * ITEM_BYTES[self.dtype]
 
     @property
     def pages_per_window(self) -> int:
@@ -58,5 +62,56 @@ class KVLayout:
     @property
     def hash(self) -> str:
         """Hex digest that differs whenever any field differs."""
-        text = repr(sorted(asdict(self).items()))
-        return hashlib.sha256(text.encode()).hexdigest()[:32]
+        return _hash(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StatesLayout:
+    """The encoder's final states of one window, in the encoder's dtype; fields as in `KVLayout`."""
+
+    payload: ClassVar[Payload] = "encoder_states"
+
+    model: str
+    n_state: int
+    n_frames: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"dtype {self.dtype!r} is none of {sorted(ITEM_BYTES)}")
+
+    @property
+    def page_frames(self) -> int:
+        return self.n_frames
+
+    @property
+    def page_shape(self) -> tuple[int, int]:
+        return (self.n_frames, self.n_state)
+
+    @property
+    def page_bytes(self) -> int:
+        return math.prod(self.page_shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def pages_per_window(self) -> int:
+        return 1
+
+    def pages_for(self, frames: int) -> int:
+        return 1
+
+    @property
+    def hash(self) -> str:
+        return _hash(self)
+
+
+PageLayout = KVLayout | StatesLayout
+
+
+def window_bytes(layout: PageLayout) -> int:
+    """What one window takes, the unfilled end of its last page included."""
+    return layout.pages_per_window * layout.page_bytes
+
+
+def _hash(layout: Any) -> str:
+    text = repr(sorted(asdict(layout).items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,9 +1,9 @@
-"""The KV layout that both roles derive from checkpoint and settings, to agree to the byte."""
+"""The layouts that both roles derive from checkpoint and settings, to agree to the byte."""
 
 from __future__ import annotations
 
 from cluster.errors import ConfigurationError
-from cluster.kv.layout import FLOAT8, ITEM_BYTES, KVLayout
+from cluster.kv.layout import FLOAT8, ITEM_BYTES, KVLayout, PageLayout, StatesLayout
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_dtype
 from cluster.settings import Settings
@@ -26,6 +26,29 @@ def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) ->
     elif dtype == "float8":
         dtype = FLOAT8
     return kv_layout(checkpoint, settings.page_frames, dtype, device)
+
+
+def exported_layouts(
+    checkpoint: Checkpoint, settings: Settings, device: str
+) -> tuple[PageLayout, ...]:
+    """One for each payload that an encoder may publish; it begins with the first."""
+    layouts: list[PageLayout] = []
+    if settings.handoff != "encoder_states":
+        layouts.append(served_kv_layout(checkpoint, settings, device))
+    if settings.handoff != "cross_kv":
+        layouts.append(served_states_layout(checkpoint, settings, device))
+    return tuple(layouts)
+
+
+def served_states_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> StatesLayout:
+    """Layout of the encoder states that a cluster with these settings hands over."""
+    return states_layout(checkpoint, resolve_dtype(settings.encoder.dtype, device))
+
+
+def states_layout(checkpoint: Checkpoint, dtype: str = "float32") -> StatesLayout:
+    """Layout of one window's encoder states; `dtype` is the encoder's, resolved."""
+    dims = checkpoint.dims
+    return StatesLayout(checkpoint.fingerprint, dims.n_audio_state, dims.n_audio_ctx, dtype)
 
 
 def kv_layout(

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from cluster.errors import HandleRefusedError, PeerLostError
 from cluster.kv.exporter import Exporter
 from cluster.kv.importer import Importer
-from cluster.kv.layout import KVLayout
+from cluster.kv.layout import PageLayout
 from cluster.kv.leases import COUNTER_BYTES, GenerationCounters
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer import LEASE_S, RENEW_S
@@ -174,7 +174,7 @@ class MemoryExporter(Exporter):
 
     def __init__(
         self,
-        layout: KVLayout,
+        layout: PageLayout,
         n_pages: int,
         *,
         cluster_key: bytes,
@@ -206,7 +206,7 @@ class MemoryImporter(Importer):
 
     def __init__(
         self,
-        layout: KVLayout,
+        layout: PageLayout,
         n_pages: int,
         *,
         cluster_key: bytes,

@@ -21,7 +21,7 @@ from cluster.errors import HandleRefusedError, PeerLostError
 from cluster.kv.exporter import Exporter
 from cluster.kv.gpu_memory import check_allocator
 from cluster.kv.importer import Importer
-from cluster.kv.layout import KVLayout
+from cluster.kv.layout import PageLayout
 from cluster.kv.leases import COUNTER_BYTES, GenerationCounters
 from cluster.kv.nixl_agent import make_agent, ucx_log, unique_name, warn_if_slow
 from cluster.kv.pool import PagePool
@@ -231,7 +231,7 @@ class NixlExporter(Exporter):
 
     def __init__(
         self,
-        layout: KVLayout,
+        layout: PageLayout,
         n_pages: int,
         *,
         cluster_key: bytes,
@@ -256,7 +256,7 @@ class NixlImporter(Importer):
 
     def __init__(
         self,
-        layout: KVLayout,
+        layout: PageLayout,
         n_pages: int,
         *,
         cluster_key: bytes,

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import torch
 
-from cluster.kv.layout import FLOAT8, KVLayout
+from cluster.kv.layout import FLOAT8, PageLayout
 
 _FREE, _USED, _QUARANTINED = 0, 1, 2
 _TORCH_DTYPE = {
@@ -31,11 +31,11 @@ _TORCH_DTYPE = {
 class PagePool:
     """`n_pages` pages of `layout`, as one tensor and one table of states.
 
-    tensor: [n_pages, layer, 2, page_frames, head, head_dim], `layout.dtype`, on `device`,
-        contiguous; on axis 2, index 0 is K and 1 is V.
+    tensor: [n_pages, *layout.page_shape], `layout.dtype`, on `device`, contiguous. Of KV that is
+        [n_pages, layer, 2, page_frames, head, head_dim]; on axis 2, index 0 is K and 1 is V.
     """
 
-    def __init__(self, layout: KVLayout, n_pages: int, device: str = "cpu") -> None:
+    def __init__(self, layout: PageLayout, n_pages: int, device: str = "cpu") -> None:
         if n_pages < 1:
             raise ValueError(f"a pool needs at least one page, got {n_pages}")
         self.layout = layout
@@ -187,7 +187,7 @@ class PagePool:
         self._freed.notify_all()
 
 
-def _make_tensor(layout: KVLayout, n_pages: int, device: torch.device) -> torch.Tensor:
+def _make_tensor(layout: PageLayout, n_pages: int, device: torch.device) -> torch.Tensor:
     shape = (n_pages, *layout.page_shape)
     dtype = _TORCH_DTYPE[layout.dtype]
     if device.type != "cpu":

@@ -26,7 +26,7 @@ from cluster.kv.peers import Peers
 from cluster.kv.pool import PagePool
 from cluster.kv.reads import Fetch, Ledger, Peer, Read
 from cluster.kv.transfer import FetchStats
-from cluster.kv.wire import Wire, release_message, spans
+from cluster.kv.wire import Wire, read_message, spans
 from cluster.messages import CrossKVHandle
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,7 @@ class Reader:
         # Where counters land, by the first page of the fetch; the last is for warming reads.
         self._landing = np.zeros(pool.n_pages + 1, dtype=np.uint64)
         self._peers = Peers(wire, ledger, renew_s)
+        self.projection_s = 0.0  # set by any thread; see `ReadReport`
         self._reads: list[Read] = []
         self._fetches: set[Fetch] = set()  # whose futures are not resolved yet
         self._closed = False
@@ -146,7 +147,8 @@ class Reader:
     def _read_counter(self, fetch: Fetch, peer: Peer) -> None:
         handle, slot = fetch.handle, fetch.pages[0]
         self._landing[slot] = handle.generation ^ 0xFFFF  # anything but what is expected
-        message = release_message(handle.lease)
+        read_s = time.monotonic() - fetch.posted
+        message = read_message(handle.lease, read_s, self.projection_s)
         self._ledger.let_go(handle.lease)  # a renewal after the release would be for nothing
         here, there = self._landing_address(slot), handle.counter_address
         post = partial(self._wire.read_counter, peer.agent, here, there, message)

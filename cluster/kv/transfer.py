@@ -1,5 +1,6 @@
 """The seam between a role and the way KV moves: exporter, importer, and their contract.
 
+Each has a pool of one layout, whose payload is what it moves: cross-attention KV or encoder states.
 Two transports implement it: `cluster.kv.nixl` (RDMA, NVLink, shared memory, TCP) and
 `cluster.kv.memory` (same process). Both pass the tests in `tests/contract`.
 
@@ -8,12 +9,12 @@ All methods may be called from any thread; none blocks on a transfer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.kv.layout import KVLayout
+from cluster.kv.layout import PageLayout
 from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle
 
@@ -30,6 +31,19 @@ class FetchStats:
     transport: str
 
 
+@dataclass(frozen=True, slots=True)
+class ReadReport:
+    """What a reader's release tells of the link: `n_bytes` of payload were read in `read_s`.
+
+    projection_s: how long the reader's worker takes to project one window's states; 0.0: it does
+        not know, for it has not had any.
+    """
+
+    n_bytes: int
+    read_s: float
+    projection_s: float
+
+
 class KVExporter(Protocol):
     """Encoder side: owns the export pool, publishes filled pages, frees them on release.
 
@@ -38,9 +52,10 @@ class KVExporter(Protocol):
     never published.
     """
 
-    layout: KVLayout
+    layout: PageLayout
     pool: PagePool
     transport: str
+    on_read: Callable[[ReadReport], None] | None  # called on the exporter's thread
 
     def reserve(self, n_pages: int, timeout_s: float = 0.0) -> tuple[int, ...] | None:
         """Take `n_pages` free pages, waiting up to `timeout_s`; None when they are not free.
@@ -80,12 +95,20 @@ class KVImporter(Protocol):
     importer's own pool -> done, which releases the lease; or `drop` at any point.
     """
 
-    layout: KVLayout
+    layout: PageLayout
     pool: PagePool
+    projection_s: float  # set by the decoder, told with each release; see `ReadReport`
 
     @property
     def transport(self) -> str:
         """What moves the bytes; may become more precise once a peer was read from."""
+
+    @property
+    def landing_pool(self) -> PagePool | None:
+        """Where encoder states land; None where (so far) only KV comes."""
+
+    def pool_for(self, handle: CrossKVHandle) -> PagePool:
+        """The pool whose pages `fetch` takes for this handle, once it was accepted."""
 
     def accept(self, handle: CrossKVHandle) -> None:
         """Verify and begin to renew.
@@ -98,7 +121,7 @@ class KVImporter(Protocol):
         """
 
     def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
-        """READ an accepted handle's payload into own `pages`, then check its generation.
+        """READ an accepted handle's payload into `pages` of its pool, then check its generation.
 
         The future cannot be cancelled. It raises StaleGenerationError, PeerLostError,
         TransferTimeoutError, KVLostError (the handle is not held: never accepted, fetched or
@@ -110,7 +133,7 @@ class KVImporter(Protocol):
 
         Raises:
             ValueError: `pages` are not as many as the handle's.
-            RuntimeError: they are not in use in this importer's pool.
+            RuntimeError: they are not in use in that pool.
         """
 
     def drop(self, handle: CrossKVHandle) -> None:

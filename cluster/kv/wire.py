@@ -2,8 +2,9 @@
 
 `Inbox` (exporter side) makes memory readable and hands over notifications; `Wire` (importer side)
 reads. Each is used by one thread only, the one that opened it. A notification is `REL:<lease>`
-(the reader is done) or `REN:<lease>,<lease>` (keep these alive); whoever knows a lease's nonce may
-send it, everything else in it is untrusted.
+(the handle is not wanted), `REL:<lease>:<us>:<us>` (it was read, in so many microseconds; so long
+does the reader take to project a window) or `REN:<lease>,<lease>` (keep these alive); whoever knows
+a lease's nonce may send it, everything else in it is untrusted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,9 @@ CLOSE_TIMEOUT_S = 10.0  # and to stop
 MAX_NOTIFICATION_BYTES = 7_000  # NIXL delivers up to 8 KB
 _LEASE_BYTES = 33  # 32 hex digits and a comma
 _LEASES_PER_NOTIFICATION = (MAX_NOTIFICATION_BYTES - 4) // _LEASE_BYTES
-_NOTIFICATION = re.compile(rb"(REL|REN):([0-9a-f]{32}(?:,[0-9a-f]{32})*)")
+_RENEWAL = re.compile(rb"REN:([0-9a-f]{32}(?:,[0-9a-f]{32})*)")
+_RELEASE = re.compile(rb"REL:([0-9a-f]{32})(?::([0-9]{1,9}):([0-9]{1,9}))?")
+_MAX_US = 999_999_999  # nine digits
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,12 @@ def release_message(lease: str) -> bytes:
     return b"REL:" + lease.encode()
 
 
+def read_message(lease: str, read_s: float, projection_s: float) -> bytes:
+    """A release that tells how the READ went; see `cluster.kv.transfer.ReadReport`."""
+    read_us, projection_us = (min(round(s * 1e6), _MAX_US) for s in (read_s, projection_s))
+    return b"%b:%d:%d" % (release_message(lease), read_us, projection_us)
+
+
 def renewal_messages(leases: Sequence[str]) -> Iterator[bytes]:
     """Renewals of all `leases`, in as few notifications as their size allows."""
     for start in range(0, len(leases), _LEASES_PER_NOTIFICATION):
@@ -65,17 +74,27 @@ def renewal_messages(leases: Sequence[str]) -> Iterator[bytes]:
         yield b"REN:" + ",".join(batch).encode()
 
 
-def parse_notification(payload: bytes) -> tuple[Literal["REL", "REN"], list[str]] | None:
+class Notification(NamedTuple):
+    """What a peer asks for. A release has one lease, and `times_s` where it was read.
+
+    times_s: of the READ and of a projection, as in `ReadReport`.
+    """
+
+    kind: Literal["REL", "REN"]
+    leases: list[str]
+    times_s: tuple[float, float] | None = None
+
+
+def parse_notification(payload: bytes) -> Notification | None:
     """What a peer asks for, or None when the payload is none of ours."""
     if len(payload) > MAX_NOTIFICATION_BYTES:
         return None
-    match = _NOTIFICATION.fullmatch(payload)
-    if match is None:
-        return None
-    leases = match[2].decode().split(",")
-    if match[1] == b"REN":
-        return "REN", leases
-    return ("REL", leases) if len(leases) == 1 else None
+    if match := _RENEWAL.fullmatch(payload):
+        return Notification("REN", match[1].decode().split(","))
+    if match := _RELEASE.fullmatch(payload):
+        times_s = (int(match[2]) / 1e6, int(match[3]) / 1e6) if match[2] else None
+        return Notification("REL", [match[1].decode()], times_s)
+    return None
 
 
 class Inbox(Protocol):

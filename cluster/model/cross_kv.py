@@ -73,6 +73,25 @@ class CrossKVProjection:
         out[1::2] += self._bias.view(n_layer * 2, 1, d)[1::2]  # V alone has a bias
 
 
+class Unprojected:
+    """Stands for a `CrossKVProjection` where states travel as they are: one layer, block and head.
+
+    `write` and what `project` gives are for a pool that `as_kv_pool` made.
+    """
+
+    def project(self, states: Tensor) -> Tensor:
+        """states [B, T, n_audio_state] -> [B, T, 1, 1, 1, n_audio_state], a view."""
+        return states[:, :, None, None, None]
+
+    def write(self, states: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> None:
+        write_pages(self.project(states), pool, pages)
+
+
+def as_kv_pool(pool: Tensor) -> Tensor:
+    """A pool of states [n_pages, T, n] as [n_pages, 1, 1, T, 1, n], a view."""
+    return pool[:, None, None, :, None]
+
+
 def write_pages(kv: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> None:
     """Scatter projected KV into pages. Mutates `pool`.
 

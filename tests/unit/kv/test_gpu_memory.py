@@ -76,6 +76,21 @@ def test_on_a_gpu_pools_follow_the_batch_and_what_is_free() -> None:
     assert held(H200, max_batch=16) == 32
 
 
+def test_pools_are_sized_for_what_travels() -> None:
+    """States take a sixtieth of the KV's room; a decoder that projects has less for its pool."""
+    states = Settings(handoff="encoder_states", encoder=EncoderSettings(max_batch=16))
+    assert encoder_memory.sized(states, CHECKPOINT, "cuda", SMALL).encoder.export_windows == 64
+    kv, both = exported(SMALL, max_batch=8), Settings(handoff="auto")
+    assert encoder_memory.sized(both, CHECKPOINT, "cuda", SMALL).encoder.export_windows in (
+        kv - 1,
+        kv,
+    )
+    lands = Settings(handoff="auto", decoder=DecoderSettings(max_batch=256))
+    held_so = decoder_memory.sized(lands, CHECKPOINT, "cuda", H200).decoder.kv_windows
+    # 210 MB of weights and 123 MB of landing pool are more than one window's 246 MB.
+    assert 1 <= held(H200, max_batch=256) - held_so <= 2
+
+
 def test_one_process_shares_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The export pool takes a quarter of the room; the decoder's what is left by all of it."""
     monkeypatch.setattr("cluster.app.gpu_budget", lambda device: GpuBudget("16 GB", 16 * 10**9))

@@ -42,6 +42,7 @@ ALTERED: dict[str, Any] = {
     "generation": (1 << 62) + 6,
     "lease": "00112233445566778899aabbccddee00",
     "remaining_s": 10.5,
+    "payload": "encoder_states",
     "signature": b"\0" * 32,
 }
 

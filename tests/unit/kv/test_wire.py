@@ -10,6 +10,7 @@ from cluster.kv.wire import (
     MAX_NOTIFICATION_BYTES,
     Span,
     parse_notification,
+    read_message,
     release_message,
     renewal_messages,
     spans,
@@ -38,7 +39,11 @@ def test_spans_move_every_page_to_its_place(pairs: list[tuple[int, int]]) -> Non
 
 
 def test_messages_come_back_as_they_were_sent() -> None:
-    assert parse_notification(release_message(LEASE)) == ("REL", [LEASE])
+    assert parse_notification(release_message(LEASE)) == ("REL", [LEASE], None)
+    assert parse_notification(read_message(LEASE, 0.0015, 0.0)) == ("REL", [LEASE], (0.0015, 0.0))
+    endless = parse_notification(read_message(LEASE, 1e9, 2.0))
+    assert endless is not None
+    assert endless.times_s == (999.999999, 2.0)
     leases = [f"{n:032x}" for n in range(1000)]
     messages = list(renewal_messages(leases))
     assert all(len(message) <= MAX_NOTIFICATION_BYTES for message in messages)
@@ -61,6 +66,11 @@ def test_messages_come_back_as_they_were_sent() -> None:
         b"REL:" + LEASE.upper().encode(),
         b"REL:" + LEASE.encode() + b"\n",
         b"REL:" + LEASE.encode() * 2,
+        b"REL:" + LEASE.encode() + b":",
+        b"REL:" + LEASE.encode() + b":1",
+        b"REL:" + LEASE.encode() + b":-1:2",
+        b"REL:" + LEASE.encode() + b":1:" + b"9" * 10,
+        b"REN:" + LEASE.encode() + b":1:2",
         b"REL:" + LEASE.encode() + b"," + LEASE.encode(),
         b"REN:" + LEASE.encode() + b",",
         b"DEL:" + LEASE.encode(),
