@@ -1,8 +1,8 @@
 """The only place where the roles meet: as a Serve application, or in one process.
 
-`build_app` composes router, encoder pool and decoder pool for `serve.run`. `local_pipeline` builds
-the same path in this process, with the in-memory transport: for offline transcription, and where
-there is no NIXL.
+`build_app` composes router, encoder pool and decoder pool for `serve.run`, each role in workers of
+its own or both in one (`cluster.colocated`). `local_pipeline` builds the same path in this process,
+with the in-memory transport, for offline transcription.
 """
 
 from __future__ import annotations
@@ -11,21 +11,18 @@ import asyncio
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
-from fastapi import FastAPI
-
-from cluster.errors import ConfigurationError
-from cluster.kv.connect import available_transport
+from cluster.colocated import EXPORT_PORTION, ColocatedWorker
 from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.handoff import make_exporters, make_handoff_importer
 from cluster.messages import WorkerStatus
-from cluster.metrics import ROUTER_METRICS, Recorder
+from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_device
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.replica import start_replica
+from cluster.placement import Placement
 from cluster.settings import Settings
 from decoder_worker import memory as decoder_memory
 from decoder_worker.deployment import DecoderWorker
@@ -35,39 +32,30 @@ from encoder_worker.deployment import EncoderWorker
 from encoder_worker.engine import EncoderEngine
 from router.audio import AudioPool
 from router.clients import EnginePool
-from router.deployment import Router, served_model
-from router.models import ModelRegistry
+from router.deployment import Router
 from router.pipeline import TranscriptionPipeline
-from router.routes import create_app
 
 HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
 DRAIN_S = 60.0  # above the longest decode of a window, so that none is cut
-EXPORT_PORTION = 0.25  # of a GPU's room, where the other role's pool comes after it
 DEEPEST_BATCH = 16  # of any encoder whose batch follows its device
 ROUTER_MAX_ONGOING = 1024  # admission is by audio-seconds, in the router
+UNBOUNDED = 1_000_000
 
 
-def build_app(settings: Settings, build: str) -> Any:
+def build_app(settings: Settings, build: str, placement: Placement) -> Any:
     """Compose the Serve application.
 
     Args:
         settings: resolved (cluster key and port filled in).
         build: `cluster.build.build_id()` of this process; replicas with another refuse.
+        placement: of these settings.
     """
     from ray import serve
 
     deployment: Any = serve.deployment  # its overloads do not know a class with options
-    if in_one_process(settings):
-        device = next(iter(settings.by_model().values())).decoder.device
-        return deployment(
-            serve.ingress()(ColocatedRouter),
-            name="router",
-            max_ongoing_requests=ROUTER_MAX_ONGOING,
-            **_replica_options(device),
-        ).bind(settings, build)
     pools = {
-        name: _pools(deployment, own, build, suffix)
+        name: _pools(deployment, own, build, suffix, placement)
         for (name, own), suffix in zip(
             settings.by_model().items(), deployment_suffixes(settings.models), strict=True
         )
@@ -77,7 +65,7 @@ def build_app(settings: Settings, build: str) -> Any:
         name="router",
         num_replicas=settings.router.replicas,
         max_ongoing_requests=ROUTER_MAX_ONGOING,
-        **_replica_options("cpu"),
+        **_replica_options(0.0),
     ).bind(
         settings,
         build,
@@ -86,22 +74,35 @@ def build_app(settings: Settings, build: str) -> Any:
     )
 
 
-def _pools(deployment: Any, settings: Settings, build: str, suffix: str) -> tuple[Any, Any]:
-    """The encoder pool and the decoder pool of one model."""
+def _pools(
+    deployment: Any, settings: Settings, build: str, suffix: str, placement: Placement
+) -> tuple[Any, Any]:
+    """The encoder pool and the decoder pool of one model; the same one where they are colocated."""
+    gpus = placement.gpus_for(settings.encoder.device)
+    if placement.kind == "colocated":
+        worker = deployment(
+            ColocatedWorker,
+            name=f"worker{suffix}",
+            # Each engine has a bound of its own. With one for both, windows that wait for pages
+            # could keep out the decodes that would free them.
+            max_ongoing_requests=UNBOUNDED,
+            **_replica_options(gpus),
+        ).bind(settings, build)
+        return worker, worker
     encoder = deployment(
         EncoderWorker,
         name=f"encoder{suffix}",
         num_replicas=settings.encoder.replicas,
         # Windows queue inside the replica by deadline, so Serve's own queue must stay shallow.
         max_ongoing_requests=4 * (settings.encoder.max_batch or DEEPEST_BATCH),
-        **_replica_options(settings.encoder.device),
+        **_replica_options(gpus),
     ).bind(settings, build)
     decoder = deployment(
         DecoderWorker,
         name=f"decoder{suffix}",
         num_replicas=settings.decoder.replicas,
         max_ongoing_requests=settings.decoder.max_waiting + settings.decoder.max_batch,
-        **_replica_options(settings.decoder.device),
+        **_replica_options(placement.gpus_for(settings.decoder.device)),
     ).bind(settings, build)
     return encoder, decoder
 
@@ -122,30 +123,8 @@ def deployment_suffixes(models: Iterable[str]) -> list[str]:
     return found or [""]
 
 
-def in_one_process(settings: Settings) -> bool:
-    """Whether this machine's transport keeps both roles in one process.
-
-    Raises:
-        ConfigurationError: several workers were asked for and could not share their KV.
-    """
-    transport = settings.transport
-    if transport == "auto":
-        transport = available_transport()
-    if transport != "memory":
-        return False
-    each = settings.by_model().values()
-    workers = max(max(one.encoder.replicas, one.decoder.replicas) for one in each)
-    if max(workers, settings.router.replicas) > 1:
-        raise ConfigurationError(
-            "the 'memory' transport keeps router, encoder and decoder in one process, so there "
-            "can be one of each; several need NIXL, which has wheels for Linux"
-        )
-    return True
-
-
-def _replica_options(device: str) -> dict[str, Any]:
+def _replica_options(gpus: float) -> dict[str, Any]:
     """Options that all deployments share. A CPU worker claims no core: roles share them."""
-    gpus = 1 if device == "cuda" else 0
     return {
         "ray_actor_options": {
             "num_cpus": 0,
@@ -210,27 +189,3 @@ async def local_pipeline(
             await asyncio.to_thread(part.close)
         for exporter in exporters:
             await asyncio.to_thread(exporter.close)
-
-
-class ColocatedRouter:
-    """Serve deployment class of a whole cluster in one process.
-
-    For machines without NIXL, whose workers could not reach each other's KV.
-    """
-
-    async def __init__(self, settings: Settings, build: str) -> None:  # type: ignore[misc]
-        _, recorder = start_replica("router", settings, build, ROUTER_METRICS)
-        self._settings = settings
-        self._parts = AsyncExitStack()
-        models = []
-        for name, own in settings.by_model().items():
-            pipeline = await self._parts.enter_async_context(local_pipeline(own, recorder))
-            models.append(served_model(settings, name, pipeline))
-        self._registry = ModelRegistry(models)
-
-    def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._registry, self._settings.router, echo_request_id=False)
-
-    async def __del__(self) -> None:
-        if hasattr(self, "_parts"):
-            await self._parts.aclose()

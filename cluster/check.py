@@ -19,7 +19,7 @@ Row = tuple[str, str, bool]  # what, finding, whether it is well
 def check_machine(console: Console) -> int:
     """Print a table; 0 when a cluster can run here, else 1."""
     rows: list[Row] = []
-    for probe in (_system, _packages, _torch, _attention, _transport, _model, _memory):
+    for probe in (_system, _packages, _torch, _attention, _transport, _placement, _model, _memory):
         try:
             rows.extend(probe())
         except SplitscribeError as error:
@@ -81,8 +81,15 @@ def _transport() -> list[Row]:
     transport = available_transport()
     if transport == "nixl":
         return [("transport", "nixl (UCX picks shared memory, TCP or RDMA for each pair)", True)]
-    note = "memory: NIXL has wheels for Linux only, so both roles run in one process here"
+    note = "memory: NIXL has wheels for Linux only, so both roles are one worker here"
     return [("transport", note, platform.system() != "Linux")]
+
+
+def _placement() -> list[Row]:
+    from cluster.placement import place, this_machine
+    from cluster.settings import Settings
+
+    return [("placement", str(place(Settings(), this_machine())), True)]
 
 
 def _model() -> list[Row]:

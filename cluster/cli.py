@@ -49,6 +49,12 @@ class TransportChoice(StrEnum):
     memory = "memory"
 
 
+class PlacementChoice(StrEnum):
+    AUTO = "auto"
+    SPLIT = "split"
+    COLOCATED = "colocated"
+
+
 class LogLevel(StrEnum):
     DEBUG = "DEBUG"
     INFO = "INFO"
@@ -71,6 +77,9 @@ def serve(
     decoders: Annotated[int | None, typer.Option(help="decoder workers [1]")] = None,
     device: Annotated[DeviceChoice | None, typer.Option(help="for both roles [auto]")] = None,
     dtype: Annotated[DTypeChoice | None, typer.Option(help="for both roles [auto]")] = None,
+    placement: Annotated[
+        PlacementChoice | None, typer.Option(help="roles in one process or apart [auto]")
+    ] = None,
     transport: Annotated[TransportChoice | None, typer.Option(help="how KV moves [auto]")] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help="bearer key that clients must send; repeatable")
@@ -95,6 +104,7 @@ def serve(
         config,
         {
             "model": model,
+            "placement": placement,
             "transport": transport,
             "log_level": log_level,
             "served_model_names": tuple(served_model_name) if served_model_name else None,

@@ -37,6 +37,7 @@ def serve_foreground(settings: Settings, ray_address: str | None, console: Conso
         for name in (signal.SIGINT, signal.SIGTERM):
             signal.signal(name, on_signal)
         console.print(f"splitscribe: ready at {cluster.url}", style="bold green", markup=False)
+        console.print(f"  placement  {cluster.placement}", markup=False)
         if cluster.dashboard_url:
             console.print(
                 f"  dashboard  {cluster.dashboard_url}  (its token: ray get-auth-token)",

@@ -26,6 +26,7 @@ import httpx
 
 from cluster.build import build_id, package_root
 from cluster.errors import ConfigurationError
+from cluster.placement import Placement, joined_machine, place, this_machine
 from cluster.settings import Settings, read_api_keys
 
 APP_NAME = "splitscribe"
@@ -56,6 +57,7 @@ class RunningCluster:
     url: str
     dashboard_url: str | None
     settings: Settings
+    placement: Placement
 
 
 def resolve_settings(settings: Settings) -> Settings:
@@ -124,25 +126,29 @@ def running_cluster(
         import ray
         from ray import serve
 
-        from cluster.app import build_app, in_one_process
+        from cluster.app import build_app
 
-        in_one_process(settings)  # what cannot be is told before Ray starts
-
+        # What cannot be is told before Ray starts, where the GPUs are this machine's.
+        placement = place(settings, this_machine()) if address is None else None
         say("starting Ray" if address is None else f"joining Ray at {address}")
         context = _start_ray(ray, address, log_to_driver)
         started = True
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
-        say("starting router, encoder and decoder workers")
+        if placement is None:
+            resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+            n_gpus = resources.get("GPU", 0.0)
+            placement = place(settings, joined_machine(n_gpus))
+        say(f"starting router, encoder and decoder workers; placement: {placement}")
         serve.start(
             http_options={"host": settings.router.host, "port": settings.router.port},
             logging_config={"log_level": _serve_level(settings), "enable_access_log": False},
         )
         with _telling_progress(say):
-            _deploy(serve, build_app(settings, build_id()))
+            _deploy(serve, build_app(settings, build_id(), placement))
         url = f"http://{_client_host(settings.router.host)}:{settings.router.port}"
         _wait_ready(url, ready_timeout_s, say)
         dashboard = context.dashboard_url
-        yield RunningCluster(url, f"http://{dashboard}" if dashboard else None, settings)
+        yield RunningCluster(url, f"http://{dashboard}" if dashboard else None, settings, placement)
     finally:
         if started:
             say("shutting down")

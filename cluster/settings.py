@@ -32,6 +32,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Handoff = Literal["cross_kv", "encoder_states", "auto"]
 KVDType = Literal["auto", "float32", "bfloat16", "float16", "float8"]
 Transport = Literal["auto", "nixl", "memory"]
+PlacementName = Literal["auto", "split", "colocated"]
 LIST_VARIABLES = ("served_model_names", "api_key", "cors_origins")  # texts with commas
 
 
@@ -138,6 +139,11 @@ class Settings(_Frozen):
     )
     models: Mapping[str, ModelSettings] = Field(
         {}, description="several models in place of one: NAME: {model, aliases, encoder, decoder}"
+    )
+    placement: PlacementName = Field(
+        "auto",
+        description="split: a worker for each role; colocated: one process for both, on one "
+        "device; auto: colocated on a single GPU without NVIDIA MPS",
     )
     transport: Transport = Field(
         "auto", description="how KV moves between workers: auto, nixl or memory"

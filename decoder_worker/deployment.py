@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 
 from cluster.errors import WorkerError
 from cluster.kv.gpu_memory import gpu_budget
@@ -64,7 +64,7 @@ class DecoderWorker:
 
     async def decode_stream(
         self, request: DecodeRequest
-    ) -> AsyncIterator[tuple[SampledToken, ...] | DecodeResult]:
+    ) -> AsyncGenerator[tuple[SampledToken, ...] | DecodeResult, None]:
         """As `decode`, with the tokens in small groups as they are sampled; the result is last."""
         loop = asyncio.get_running_loop()
         sampled: asyncio.Queue[SampledToken | None] = asyncio.Queue()
@@ -103,8 +103,8 @@ class DecoderWorker:
         if reason := self._engine.healthy():
             raise WorkerError(reason)
 
-    async def __del__(self) -> None:
-        """Serve's hook on shutdown: nothing new, finish what is here, then free."""
+    async def shut_down(self) -> None:
+        """Nothing new, finish what is here, then free."""
         if not hasattr(self, "_engine"):
             return  # the constructor failed
         self._reporting.cancel()
@@ -112,6 +112,10 @@ class DecoderWorker:
             logger.warning("shutting down with sequences unfinished")
         await asyncio.to_thread(self._engine.close)
         await asyncio.to_thread(self._importer.close)
+
+    async def __del__(self) -> None:
+        """Serve's hook on shutdown."""
+        await self.shut_down()
 
     def _record(self, result: DecodeResult) -> None:
         timings, record = result.timings, self._recorder

@@ -95,8 +95,8 @@ class EncoderWorker:
         if reason := self._engine.healthy():
             raise WorkerError(reason)
 
-    async def __del__(self) -> None:
-        """Serve's hook on shutdown: nothing new, finish, wait for readers, then free."""
+    async def shut_down(self) -> None:
+        """Nothing new, finish, wait for readers, then free."""
         if not hasattr(self, "_engine"):
             return  # the constructor failed
         self._reporting.cancel()
@@ -105,6 +105,10 @@ class EncoderWorker:
         await asyncio.to_thread(self._engine.close)
         for exporter in self._exporters:
             await asyncio.to_thread(exporter.close)
+
+    async def __del__(self) -> None:
+        """Serve's hook on shutdown."""
+        await self.shut_down()
 
     def _gauges(self) -> Mapping[str, float]:
         stats = self._engine.stats()

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from cluster.errors import OverloadedError, SplitscribeError, WorkerGoneError
 from cluster.messages import (
@@ -49,10 +49,14 @@ class DecoderClient(Protocol):
 
 
 class ServePool:
-    """One pool behind a Serve deployment handle; implements both protocols."""
+    """One pool behind a Serve deployment handle; implements both protocols.
 
-    def __init__(self, handle: Any) -> None:
+    Its workers are of `role`, or of both: then they tell their status as either.
+    """
+
+    def __init__(self, handle: Any, role: Literal["encoder", "decoder"]) -> None:
         self._handle = handle
+        self._role = role
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         reply: EncodeReply = await call_worker(self._handle.encode.remote(request))
@@ -84,7 +88,13 @@ class ServePool:
         except Exception as error:  # a pool in turmoil is a fact to report, not a failure
             logger.info("pool status is not to be had: %s", error)
             return []
-        return [answer for answer in answers if isinstance(answer, WorkerStatus)]
+        each = (answer if isinstance(answer, tuple) else (answer,) for answer in answers)
+        return [
+            status
+            for statuses in each
+            for status in statuses
+            if isinstance(status, WorkerStatus) and status.role == self._role
+        ]
 
 
 class EnginePool:

@@ -47,8 +47,8 @@ class Router:
             checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
             pipeline = TranscriptionPipeline(
                 self._audio,
-                ServePool(encoders[name]),
-                ServePool(decoders[name]),
+                ServePool(encoders[name], "encoder"),
+                ServePool(decoders[name], "decoder"),
                 WhisperTokenizer.from_checkpoint(checkpoint),
                 settings.router,
                 recorder,

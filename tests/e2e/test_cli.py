@@ -13,7 +13,7 @@ import pytest
 
 from cluster.build import package_root
 from cluster.demo.samples import SAMPLES, sample_path
-from tests.e2e.conftest import SPLITSCRIBE, Server, start_server, stop_server
+from tests.e2e.conftest import SPLITSCRIBE, Server, start_server, stop_server, wait_until
 
 
 def splitscribe(
@@ -90,14 +90,27 @@ def test_transcribe_in_process_and_through_a_server_agree(server: Server, tmp_pa
 
 
 @pytest.mark.slow
-def test_one_process_serves_where_there_is_no_nixl(tmp_path: Path) -> None:
-    running = start_server(tmp_path, "--transport", "memory")
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [(("--placement", "colocated"), "as set"), (("--transport", "memory"), "KV moves in memory")],
+)
+def test_one_worker_is_both_pools(tmp_path: Path, flags: tuple[str, ...], reason: str) -> None:
+    running = start_server(tmp_path, *flags)
     try:
-        answer = running.client().audio.transcriptions.create(
-            model="demo", file=sample_path("short")
-        )
+        client = running.client()
+        answer = client.audio.transcriptions.create(model="demo", file=sample_path("short"))
         assert answer.text
+        stream = client.audio.transcriptions.create(
+            model="demo",
+            file=sample_path("short"),
+            stream=True,
+            extra_body={"fallback": False},
+        )
+        assert list(stream)[-1].text == answer.text
+        assert f"colocated ({reason})" in running.output()
         assert running.workers("decoder")[0]["transport"] == "memory"
+        assert running.pid("encoder") == running.pid("decoder")
+        wait_until(running.is_idle, 15.0, "every page free again")
     finally:
         assert stop_server(running) == 0
 

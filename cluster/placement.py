@@ -1,0 +1,161 @@
+"""Where the two roles run: in workers of their own, or both in one process on one GPU.
+
+Two processes take turns on a GPU unless NVIDIA's MPS runs; one process with two streams overlaps
+the encoder's arithmetic with the decoder's memory traffic. So `auto` puts both roles into one
+worker where there is exactly one GPU and no MPS, and apart everywhere else. Decided once, where
+the cluster is started. Knows no role and no Serve.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cluster.errors import ConfigurationError
+from cluster.settings import Device, Settings
+
+MPS_DIRECTORY = "/tmp/nvidia-mps"
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What decides: GPUs to run on, whether NVIDIA's MPS is there, whether NIXL loads."""
+
+    n_gpus: int
+    has_mps: bool
+    has_nixl: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """gpus: of each worker that runs on a GPU, perhaps a part of one; reason: for a person."""
+
+    kind: Literal["split", "colocated"]
+    reason: str
+    gpus: float = 0.0
+
+    def __str__(self) -> str:
+        share = f", {self.gpus:g} GPU for each worker" if self.gpus else ""
+        return f"{self.kind} ({self.reason}{share})"
+
+    def gpus_for(self, device: Device) -> float:
+        """What a worker of this setting asks Ray for."""
+        return 0.0 if device == "cpu" else self.gpus
+
+
+def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
+    """Of this process: the GPUs that torch sees."""
+    import torch
+
+    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return joined_machine(n_gpus, environ)
+
+
+def joined_machine(n_gpus: float, environ: Mapping[str, str] = os.environ) -> Machine:
+    """Of a Ray cluster with so many GPUs; whether MPS runs, this host must tell for all."""
+    from cluster.kv.connect import available_transport
+
+    return Machine(int(n_gpus), n_gpus > 0 and mps_runs(environ), available_transport() == "nixl")
+
+
+def mps_runs(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether NVIDIA's MPS runs where clients look for it.
+
+    Its control pipe must be there. Whoever names the place in CUDA_MPS_PIPE_DIRECTORY wants it
+    used (a container does not see the daemon); in the default place the daemon that left its
+    process id must be alive, since a pipe outlives one that was killed.
+    """
+    named = environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    folder = Path(named or MPS_DIRECTORY)
+    try:
+        if not stat.S_ISFIFO((folder / "control").stat().st_mode):
+            return False
+        if named:
+            return True
+        os.kill(int((folder / "nvidia-cuda-mps-control.pid").read_text()), 0)
+    except PermissionError:
+        return True  # alive, and another user's
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def place(settings: Settings, machine: Machine) -> Placement:
+    """Decide, as `settings.placement` says or by the machine.
+
+    Raises:
+        ConfigurationError: what was asked for contradicts itself or cannot run there.
+    """
+    models = list(settings.by_model().values())
+    devices = [one.encoder.device for one in models] + [one.decoder.device for one in models]
+    n_gpus = machine.n_gpus if "cuda" in devices or "auto" in devices else 0
+    several = max(max(one.encoder.replicas, one.decoder.replicas) for one in models) > 1
+    # An explicit "nixl" that does not load is told by the worker, with the remedy.
+    in_memory = settings.transport == "memory" or (
+        settings.transport == "auto" and not machine.has_nixl
+    )
+    kind, reason = _kind(settings, machine, n_gpus, several)
+    if in_memory and kind == "split":
+        if settings.placement == "split" or several:
+            raise ConfigurationError(
+                "the 'memory' transport keeps encoder and decoder in one process, so there can be "
+                "one of each, colocated; several, or split ones, need NIXL, which has wheels for "
+                "Linux"
+            )
+        kind, reason = "colocated", "KV moves in memory"
+    if kind == "colocated":
+        _check_colocated(settings, several)
+    if "cuda" in devices:
+        n_gpus = max(1, n_gpus)  # Ray, or the worker, tells that there is none
+    return Placement(kind, reason, _gpus_each(models, kind, n_gpus))
+
+
+def _kind(
+    settings: Settings, machine: Machine, n_gpus: int, several: bool
+) -> tuple[Literal["split", "colocated"], str]:
+    if settings.placement != "auto":
+        return settings.placement, "as set"
+    if n_gpus == 0:
+        return "split", "no GPU"
+    if n_gpus > 1:
+        return "split", f"{n_gpus} GPUs"
+    if machine.has_mps:
+        return "split", "one GPU, shared by MPS"
+    if several or settings.transport == "nixl":
+        return "split", "one GPU without MPS: workers take turns, but they were asked for"
+    return "colocated", "one GPU without MPS: processes would take turns"
+
+
+def _check_colocated(settings: Settings, several: bool) -> None:
+    if several:
+        raise ConfigurationError(
+            "placement 'colocated' has one worker for each model, which is encoder and decoder: "
+            "set both replicas to 1, or placement to 'split'"
+        )
+    if settings.transport == "nixl":
+        raise ConfigurationError(
+            "placement 'colocated' moves KV in memory: leave transport at 'auto', or set "
+            "placement to 'split'"
+        )
+    for one in settings.by_model().values():
+        if one.encoder.device != one.decoder.device:
+            raise ConfigurationError(
+                f"placement 'colocated' has one device: encoder.device is "
+                f"{one.encoder.device!r}, decoder.device {one.decoder.device!r}"
+            )
+
+
+def _gpus_each(models: list[Settings], kind: str, n_gpus: int) -> float:
+    """A whole GPU for each worker, or as much of one as lets all of them run at once."""
+    if n_gpus == 0:
+        return 0.0
+    n_workers = 0
+    for one in models:
+        roles = (one.encoder,) if kind == "colocated" else (one.encoder, one.decoder)
+        n_workers += sum(role.replicas for role in roles if role.device != "cpu")
+    per_gpu = -(-n_workers // n_gpus)
+    return 1.0 if per_gpu <= 1 else int(1e4 / per_gpu) / 1e4  # rounded down: the sum must fit

@@ -1,0 +1,86 @@
+"""One worker that is both pools, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from cluster.colocated import ColocatedWorker
+from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
+from cluster.metrics import silent_recorder
+from cluster.settings import load_settings
+from router.clients import ServePool
+from tests.checkpoints import cached_checkpoint
+from tests.reference import make_pcm
+
+
+@pytest.fixture
+def as_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a replica asks of Serve is answered here."""
+
+    def start(role: str, settings: Any, build: str, specs: Any) -> Any:
+        return f"{role}-1", silent_recorder(specs)
+
+    for module in ("cluster.colocated", "encoder_worker.deployment", "decoder_worker.deployment"):
+        monkeypatch.setattr(f"{module}.start_replica", start)
+    for module in ("encoder_worker.deployment", "decoder_worker.deployment"):
+        monkeypatch.setattr(f"{module}.gpu_share", lambda: 1.0)
+
+
+class Worker(ColocatedWorker):
+    def __del__(self) -> None:  # type: ignore[override]
+        """Serve's hook, which Serve alone calls."""
+
+
+class Handle:
+    """As much of Serve's handle as `ServePool.status` calls."""
+
+    def __init__(self, worker: ColocatedWorker) -> None:
+        self._worker = worker
+
+    def broadcast(self, method: str) -> Handle:
+        assert method == "status"
+        return self
+
+    async def results_async(self, **options: Any) -> list[Any]:
+        return [await self._worker.status(), RuntimeError("a replica that died")]
+
+
+@pytest.mark.usefixtures("as_replica")
+async def test_one_worker_encodes_decodes_streams_and_drains() -> None:
+    settings = load_settings(
+        None,
+        {
+            "model": str(cached_checkpoint()),
+            "cluster_key": "k" * 32,
+            "encoder": {"threads": 1, "device": "cpu", "export_windows": 2},
+            "decoder": {"threads": 1, "device": "cpu", "kv_windows": 2},
+        },
+        environ={},
+    )
+    worker = Worker(settings, "build")
+    options = DecodeOptions(language="en", max_new_tokens=8)
+
+    async def handed_over() -> DecodeRequest:
+        reply = await worker.encode(EncodeRequest("r", 0, 0, make_pcm(1.0), 30.0))
+        return DecodeRequest("r", 0, 0, reply.handle, options, 30.0)
+
+    plain = await worker.decode(await handed_over())
+    assert plain.timings.transport == "memory"
+    streamed = [group async for group in worker.decode_stream(await handed_over())]
+    result = streamed[-1]
+    assert isinstance(result, DecodeResult)
+    assert result.tokens == plain.tokens
+    requests = [await handed_over() for _ in range(2)]
+    results = await asyncio.gather(*map(worker.decode, requests))
+    assert all(one.tokens == plain.tokens for one in results)
+
+    worker.check_health()
+    handle = Handle(worker)
+    (encoder,) = await ServePool(handle, "encoder").status()
+    (decoder,) = await ServePool(handle, "decoder").status()
+    assert (encoder.role, encoder.replica) == ("encoder", "encoder-1")
+    assert (decoder.role, decoder.replica) == ("decoder", "decoder-1")
+    await worker.shut_down()
