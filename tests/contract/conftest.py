@@ -1,7 +1,8 @@
 """Encoders and readers for the KV contract tests, on every transport.
 
 memory runs in this process; nixl has each exporter in a process of its own (shared memory), and
-nixl-tcp the same over sockets, as between hosts.
+nixl-tcp the same over sockets, as between hosts. What is handed over is KV, or encoder states
+where the mode says so.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from cluster.kv.transfer import LEASE_S
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kv_host import KEY, LAYOUT, LocalHost, MakeHost, ProcessHost, WorkerProcess
+from kv_host import KEY, LAYOUTS, LocalHost, MakeHost, ProcessHost, WorkerProcess
 
 
 @pytest.fixture(scope="session")
@@ -30,9 +31,17 @@ def processes() -> Iterator[list[WorkerProcess]]:
         process.end()
 
 
-@pytest.fixture(params=["memory", "nixl", pytest.param("nixl-tcp", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=[
+        "memory",
+        "memory-states",
+        "nixl",
+        pytest.param("nixl-states", marks=pytest.mark.slow),
+        pytest.param("nixl-tcp", marks=pytest.mark.slow),
+    ]
+)
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param != "memory" and available_transport() != "nixl":
+    if request.param.startswith("nixl") and available_transport() != "nixl":
         pytest.skip("NIXL does not load on this machine")
     if request.param == "nixl-tcp":
         monkeypatch.setenv("UCX_TLS", "tcp")
@@ -45,14 +54,21 @@ def transport(mode: str) -> str:
 
 
 @pytest.fixture
-def make_host(mode: str, processes: list[WorkerProcess]) -> Iterator[MakeHost]:
+def payload(mode: str) -> str:
+    return "encoder_states" if mode.endswith("-states") else "cross_kv"
+
+
+@pytest.fixture
+def make_host(
+    mode: str, transport: str, payload: str, processes: list[WorkerProcess]
+) -> Iterator[MakeHost]:
     hosts: list[Any] = []
     taken: list[WorkerProcess] = []
     environment = {"UCX_TLS": "tcp"} if mode == "nixl-tcp" else {}
 
     def make(n_windows: int = 4, lease_s: float = LEASE_S, kind: str = "exporter") -> Any:
-        args = (n_windows, lease_s) if kind == "exporter" else ()
-        if mode == "memory":
+        args = (payload, n_windows, lease_s) if kind == "exporter" else (payload,)
+        if transport == "memory":
             hosts.append(LocalHost("memory", *args))
         else:
             taken.append(processes.pop() if processes else WorkerProcess())
@@ -70,11 +86,11 @@ def make_host(mode: str, processes: list[WorkerProcess]) -> Iterator[MakeHost]:
 
 
 @pytest.fixture
-def make_reader(transport: str) -> Iterator[MakeHost]:
+def make_reader(transport: str, payload: str) -> Iterator[MakeHost]:
     importers = []
 
     def make(n_windows: int = 4, **settings: Any) -> Any:
-        settings = {"cluster_key": KEY, "layout": LAYOUT, **settings}
+        settings = {"cluster_key": KEY, "layout": LAYOUTS[payload], **settings}
         layout = settings.pop("layout")
         importer = make_importer(transport, layout, n_windows * layout.pages_per_window, **settings)
         importers.append(importer)

@@ -17,23 +17,39 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 
 from cluster.kv.connect import make_exporter, make_importer
-from cluster.kv.layout import KVLayout
+from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
+from cluster.kv.transfer import ReadReport
 from cluster.messages import CrossKVHandle
 
 KEY = b"the cluster's key"
-LAYOUT = KVLayout("contract", 2, 2, 16, 1500, 125, "float32")  # 64 kB pages, 12 to a window
-WINDOW = LAYOUT.pages_per_window
+LAYOUTS: dict[str, PageLayout] = {
+    "cross_kv": KVLayout("contract", 2, 2, 16, 1500, 125, "float32"),  # 12 pages of 64 kB
+    "encoder_states": StatesLayout("contract", 64, 1500, "float32"),  # one of 384 kB
+}
+# Where sockets differ most: what is in flight when a process stops or dies.
+over_sockets_too = pytest.mark.parametrize(
+    "mode",
+    [
+        "memory",
+        "memory-states",
+        "nixl",
+        "nixl-tcp",
+        pytest.param("nixl-states", marks=pytest.mark.slow),
+    ],
+    indirect=True,
+)
 REPLY_TIMEOUT_S = 60.0
 DEADLINE_S = 30.0
 
 MakeHost = Callable[..., Any]
 
 
-def kv_of(seed: int, layout: KVLayout = LAYOUT) -> torch.Tensor:
-    """The KV of a window that the encoder of `seed` would make: [pages, *page_shape]."""
+def kv_of(seed: int, layout: PageLayout) -> torch.Tensor:
+    """What the encoder of `seed` would make of a window: [pages, *page_shape]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand((layout.pages_per_window, *layout.page_shape), generator=generator)
 
@@ -45,13 +61,18 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = DEADLI
         time.sleep(0.01)
 
 
+def allocate(importer: Any, n_windows: int = 1) -> Any:
+    """Pages of the importer's pool."""
+    return importer.pool.allocate(n_windows * importer.layout.pages_per_window)
+
+
 def take(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
     """Accept, fetch, copy out, release."""
     importer.accept(handle)
-    pages = importer.pool.allocate(WINDOW)
+    pages = allocate(importer)
     try:
         stats = importer.fetch(handle, pages).result(DEADLINE_S)
-        assert stats.n_bytes == WINDOW * LAYOUT.page_bytes
+        assert stats.n_bytes == window_bytes(importer.layout)
         return importer.pool.tensor[list(pages)].clone()
     finally:
         if importer.pool.n_quarantined == 0:
@@ -61,16 +82,20 @@ def take(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
 class ExporterService:
     """What a test may ask of an exporter; answers can be pickled."""
 
-    def __init__(self, transport: str, n_windows: int, lease_s: float) -> None:
+    def __init__(self, transport: str, payload: str, n_windows: int, lease_s: float) -> None:
+        self._layout = layout = LAYOUTS[payload]
+        self._window = layout.pages_per_window
         self.exporter: Any = make_exporter(
-            transport, LAYOUT, n_windows * WINDOW, cluster_key=KEY, lease_s=lease_s
+            transport, layout, n_windows * self._window, cluster_key=KEY, lease_s=lease_s
         )
+        self._reports: list[ReadReport] = []
+        self.exporter.on_read = self._reports.append
 
     def publish(self, seed: int) -> CrossKVHandle:
         """Reserve a window's pages, write the KV of `seed`, publish."""
-        pages = self.exporter.reserve(WINDOW, timeout_s=10.0)
+        pages = self.exporter.reserve(self._window, timeout_s=10.0)
         assert pages is not None, f"no pages: {self.exporter.pool!r}"
-        self.exporter.pool.tensor[list(pages)] = kv_of(seed)
+        self.exporter.pool.tensor[list(pages)] = kv_of(seed, self._layout)
         return self.exporter.publish(
             pages, request_id=f"request-{seed}", window=seed, attempt=0, frames=1500
         )
@@ -79,8 +104,8 @@ class ExporterService:
         """A handle whose pages went back and were written for another window."""
         handle = self.publish(seed)
         assert self.exporter.revoke(handle.lease)
-        pages = self.exporter.reserve(WINDOW)
-        self.exporter.pool.tensor[list(pages)] = kv_of(seed + 1)
+        pages = self.exporter.reserve(self._window)
+        self.exporter.pool.tensor[list(pages)] = kv_of(seed + 1, self._layout)
         self.exporter.abandon(pages)
         return handle
 
@@ -92,10 +117,11 @@ class ExporterService:
         exporter = self.exporter
         rss_pages = int(Path("/proc/self/statm").read_text().split()[1])
         return SimpleNamespace(
-            n_free=exporter.pool.n_free,
+            n_windows_free=exporter.pool.n_free / self._window,
             n_leases=exporter.active_leases(),
             n_ignored=exporter.n_ignored,
             n_malformed=exporter.n_malformed,
+            reports=tuple(self._reports[-10:]),
             rss_bytes=rss_pages * os.sysconf("SC_PAGE_SIZE"),
             n_files=len(os.listdir("/proc/self/fd")),
         )
@@ -111,17 +137,19 @@ class ExporterService:
 class ReaderService:
     """A decoder in a process of its own, to be killed."""
 
-    def __init__(self, transport: str) -> None:
-        self.importer: Any = make_importer(transport, LAYOUT, 4 * WINDOW, cluster_key=KEY)
+    def __init__(self, transport: str, payload: str) -> None:
+        layout = LAYOUTS[payload]
+        n_pages = 4 * layout.pages_per_window
+        self.importer: Any = make_importer(transport, layout, n_pages, cluster_key=KEY)
 
     def begin(self, handle: CrossKVHandle) -> None:
         """Accept and begin to fetch; do not wait."""
         self.importer.accept(handle)
-        self.importer.fetch(handle, self.importer.pool.allocate(WINDOW))
+        self.importer.fetch(handle, allocate(self.importer))
 
     def read(self, handle: CrossKVHandle) -> None:
         self.importer.accept(handle)
-        self.importer.fetch(handle, self.importer.pool.allocate(WINDOW)).result(REPLY_TIMEOUT_S)
+        self.importer.fetch(handle, allocate(self.importer)).result(REPLY_TIMEOUT_S)
 
     def close(self) -> None:
         self.importer.close()

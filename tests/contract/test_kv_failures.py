@@ -20,10 +20,7 @@ from cluster.messages import CrossKVHandle
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kv_host import DEADLINE_S, WINDOW, MakeHost, kv_of, take, wait_for
-
-# Where sockets differ most: what is in flight when a process stops or dies.
-over_sockets_too = pytest.mark.parametrize("mode", ["memory", "nixl", "nixl-tcp"], indirect=True)
+from kv_host import DEADLINE_S, MakeHost, allocate, kv_of, over_sockets_too, take, wait_for
 
 
 def test_a_killed_peer_is_lost_within_10_s_and_a_new_one_works(
@@ -31,7 +28,7 @@ def test_a_killed_peer_is_lost_within_10_s_and_a_new_one_works(
 ) -> None:
     host, importer = make_host(), make_reader()
     survivor = make_host()
-    assert torch.equal(take(importer, host.publish(1)), kv_of(1))
+    assert torch.equal(take(importer, host.publish(1)), kv_of(1, importer.layout))
     unread, waiting = host.publish(2), host.publish(3)
     importer.accept(unread)
     host.kill()
@@ -41,8 +38,8 @@ def test_a_killed_peer_is_lost_within_10_s_and_a_new_one_works(
     assert time.monotonic() - begin < 10.0
     with pytest.raises(PeerLostError):
         importer.accept(waiting)
-    assert torch.equal(take(importer, survivor.publish(4)), kv_of(4))
-    assert torch.equal(take(importer, make_host().publish(5)), kv_of(5))
+    assert torch.equal(take(importer, survivor.publish(4)), kv_of(4, importer.layout))
+    assert torch.equal(take(importer, make_host().publish(5)), kv_of(5, importer.layout))
     importer.pool.check_integrity()
     assert importer.healthy() is None
 
@@ -55,7 +52,7 @@ def test_a_peer_killed_during_a_read_is_lost(make_host: MakeHost, make_reader: M
     host.freeze()
     importer.accept(handle)
     importer.accept(other)
-    pages = [importer.pool.allocate(WINDOW) for _ in range(2)]
+    pages = [allocate(importer) for _ in range(2)]
     futures = [importer.fetch(h, p) for h, p in zip((handle, other), pages, strict=True)]
     host.kill()
     begin = time.monotonic()
@@ -65,7 +62,7 @@ def test_a_peer_killed_during_a_read_is_lost(make_host: MakeHost, make_reader: M
     for page_set in pages:
         importer.pool.release(page_set)
     importer.pool.check_integrity()
-    assert torch.equal(take(importer, make_host().publish(3)), kv_of(3))
+    assert torch.equal(take(importer, make_host().publish(3)), kv_of(3, importer.layout))
 
 
 @pytest.mark.parametrize("mode", ["nixl", "nixl-tcp"], indirect=True)
@@ -78,8 +75,9 @@ def test_an_exporter_outlives_a_killed_reader(make_host: MakeHost, make_reader: 
     reader.begin(handle)
     reader.kill()
     host.thaw()
-    wait_for(lambda: host.state().n_free == 4 * WINDOW, "the dead reader's lease expired")
-    assert torch.equal(take(make_reader(), host.publish(3)), kv_of(3))
+    wait_for(lambda: host.state().n_windows_free == 4, "the dead reader's lease expired")
+    importer = make_reader()
+    assert torch.equal(take(importer, host.publish(3)), kv_of(3, importer.layout))
 
 
 @over_sockets_too
@@ -88,34 +86,34 @@ def test_pages_of_an_overdue_read_are_quarantined_until_it_ends(
 ) -> None:
     host, importer = make_host(), make_reader(fetch_timeout_s=1.0)
     healthy_host = make_host()
-    assert torch.equal(take(importer, healthy_host.publish(1)), kv_of(1))
+    assert torch.equal(take(importer, healthy_host.publish(1)), kv_of(1, importer.layout))
     handle, other = host.publish(2), host.publish(3)
     host.freeze()
     importer.accept(handle)
     importer.accept(other)
-    pages = [importer.pool.allocate(WINDOW) for _ in range(2)]
+    pages = [allocate(importer) for _ in range(2)]
     futures = [importer.fetch(h, p) for h, p in zip((handle, other), pages, strict=True)]
     for future in futures:
         assert isinstance(future.exception(DEADLINE_S), TransferTimeoutError)
-    assert importer.pool.n_quarantined == 2 * WINDOW
+    assert importer.pool.n_quarantined == 2 * importer.layout.pages_per_window
     importer.pool.check_integrity()
     assert "overdue" in importer.healthy()
     with pytest.raises(PeerLostError, match="does not answer"):
         importer.accept(handle)
-    assert torch.equal(take_beside(importer, healthy_host.publish(4)), kv_of(4))
+    assert torch.equal(take_beside(importer, healthy_host.publish(4)), kv_of(4, importer.layout))
 
     host.thaw()
     wait_for(lambda: importer.pool.n_quarantined == 0, "the pages came back")
     importer.pool.check_integrity()
     assert importer.healthy() is None
     wait_for(lambda: accepts(importer, host.publish(6)), "the peer is trusted again")
-    assert torch.equal(take(importer, host.publish(5)), kv_of(5))
+    assert torch.equal(take(importer, host.publish(5)), kv_of(5, importer.layout))
 
 
 def take_beside(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
     """`take` while other pages are in quarantine."""
     importer.accept(handle)
-    pages = importer.pool.allocate(WINDOW)
+    pages = allocate(importer)
     importer.fetch(handle, pages).result(DEADLINE_S)
     copied = importer.pool.tensor[list(pages)].clone()
     importer.pool.release(pages)
@@ -136,22 +134,22 @@ def test_close_is_clean_and_ends_what_is_pending(
 ) -> None:
     host, importer = make_host(), make_reader()
     handle, held = host.publish(1), host.publish(2)
-    assert torch.equal(take(importer, host.publish(3)), kv_of(3))
+    assert torch.equal(take(importer, host.publish(3)), kv_of(3, importer.layout))
     importer.accept(handle)
     importer.accept(held)
-    pages = importer.pool.allocate(WINDOW)
+    pages = allocate(importer)
     future = importer.fetch(handle, pages)
     importer.close()
     importer.close()
     assert future.done()
     assert future.exception() is None  # what is in flight gets a moment to end
-    assert torch.equal(importer.pool.tensor[list(pages)], kv_of(1))
+    assert torch.equal(importer.pool.tensor[list(pages)], kv_of(1, importer.layout))
     importer.pool.release(pages)
     importer.pool.check_integrity()
     with pytest.raises(WorkerDrainingError):
         importer.accept(held)
     assert importer.healthy() is not None
-    wait_for(lambda: host.state().n_free == 4 * WINDOW, "close released every lease")
+    wait_for(lambda: host.state().n_windows_free == 4, "close released every lease")
 
 
 def test_the_kv_of_an_exporter_that_closed_is_lost(
@@ -159,7 +157,7 @@ def test_the_kv_of_an_exporter_that_closed_is_lost(
 ) -> None:
     """Its memory may be mapped still, so that a READ succeeds: the generation tells."""
     host, importer = make_host(), make_reader()
-    assert torch.equal(take(importer, host.publish(1)), kv_of(1))
+    assert torch.equal(take(importer, host.publish(1)), kv_of(1, importer.layout))
     read, unread = host.publish(2), host.publish(3)
     importer.accept(read)
     importer.accept(unread)
@@ -179,7 +177,7 @@ def test_close_with_a_read_that_never_ends(make_host: MakeHost, make_reader: Mak
     host.freeze()
     importer.accept(handle)
     importer.accept(late)
-    overdue = importer.fetch(handle, importer.pool.allocate(WINDOW))
+    overdue = importer.fetch(handle, allocate(importer))
     assert isinstance(overdue.exception(DEADLINE_S), TransferTimeoutError)
     begin = time.monotonic()
     importer.close()

@@ -14,22 +14,20 @@ import torch
 
 from cluster.errors import HandleRefusedError, KVLostError, StaleGenerationError
 from cluster.kv.handles import sign
+from cluster.kv.layout import window_bytes
 from cluster.kv.transfer import LEASE_S
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kv_host import DEADLINE_S, LAYOUT, WINDOW, MakeHost, kv_of, take, wait_for
-
-# Where sockets differ most: what is in flight when a process stops or dies.
-over_sockets_too = pytest.mark.parametrize("mode", ["memory", "nixl", "nixl-tcp"], indirect=True)
+from kv_host import DEADLINE_S, MakeHost, allocate, kv_of, over_sockets_too, take, wait_for
 
 
 @over_sockets_too
 def test_bytes_are_equal_and_the_release_frees(make_host: MakeHost, make_reader: MakeHost) -> None:
     host, importer = make_host(), make_reader()
     for seed in range(3):
-        assert torch.equal(take(importer, host.publish(seed)), kv_of(seed))
-    wait_for(lambda: host.state().n_free == 4 * WINDOW, "all pages free after the releases")
+        assert torch.equal(take(importer, host.publish(seed)), kv_of(seed, importer.layout))
+    wait_for(lambda: host.state().n_windows_free == 4, "all pages free after the releases")
     assert host.state().n_leases == 0
     assert host.state().n_ignored == 0
     assert importer.n_held == 0
@@ -41,28 +39,27 @@ def test_many_transfers_at_once_into_scattered_pages(
 ) -> None:
     hosts = [make_host(n_windows=8), make_host(n_windows=8)]
     importer = make_reader(n_windows=17)
-    for page in importer.pool.allocate(WINDOW * 17)[1::2]:  # leaves no two neighbours free
+    for page in allocate(importer, 17)[1::2]:  # leaves no two neighbours free
         importer.pool.release([page])
-    scattered = importer.pool.allocate(WINDOW * 8)
-    for page in set(range(WINDOW * 17)) - set(scattered):
+    scattered = allocate(importer, 8)
+    window = importer.layout.pages_per_window
+    for page in set(range(window * 17)) - set(scattered):
         if page % 2 == 0:
             importer.pool.release([page])
     in_flight = []
     for seed in range(16):
         handle = hosts[seed % 2].publish(seed)
         importer.accept(handle)
-        if seed < 8:
-            pages = scattered[seed * WINDOW : (seed + 1) * WINDOW]
-        else:
-            pages = importer.pool.allocate(WINDOW)
+        own = scattered[seed * window : (seed + 1) * window]
+        pages = own if seed < 8 else allocate(importer)
         in_flight.append((seed, pages, importer.fetch(handle, pages)))
     for seed, pages, future in in_flight:
         future.result(DEADLINE_S)
-        assert torch.equal(importer.pool.tensor[list(pages)], kv_of(seed))
+        assert torch.equal(importer.pool.tensor[list(pages)], kv_of(seed, importer.layout))
         importer.pool.release(pages)
     importer.pool.check_integrity()
     for host in hosts:
-        wait_for(lambda host=host: host.state().n_free == 8 * WINDOW, "pages free")
+        wait_for(lambda host=host: host.state().n_windows_free == 8, "pages free")
 
 
 def test_fetches_from_many_threads(make_host: MakeHost, make_reader: MakeHost) -> None:
@@ -74,7 +71,7 @@ def test_fetches_from_many_threads(make_host: MakeHost, make_reader: MakeHost) -
         for seed in range(first, first + 5):
             with publishing:
                 handle = host.publish(seed)
-            if not torch.equal(take(importer, handle), kv_of(seed)):
+            if not torch.equal(take(importer, handle), kv_of(seed, importer.layout)):
                 wrong.append(f"window {seed}")
 
     threads = [threading.Thread(target=work, args=(n * 10,)) for n in range(4)]
@@ -91,8 +88,8 @@ def test_a_lease_that_nobody_renews_expires(make_host: MakeHost) -> None:
     """A lost reply: with the real lease of LEASE_S pages are free within 15 s."""
     host = make_host(lease_s=1.0)
     host.publish(1)
-    assert host.state().n_free == 3 * WINDOW
-    wait_for(lambda: host.state().n_free == 4 * WINDOW, "the lease expired")
+    assert host.state().n_windows_free == 3
+    wait_for(lambda: host.state().n_windows_free == 4, "the lease expired")
     assert LEASE_S <= 10.0
 
 
@@ -104,34 +101,50 @@ def test_renewals_keep_a_lease_and_a_drop_ends_it(
     importer.accept(handle)
     importer.accept(unused)
     lost = host.publish(3)
-    wait_for(lambda: host.state().n_free == 2 * WINDOW, "the lease nobody accepted expired")
+    wait_for(lambda: host.state().n_windows_free == 2, "the lease nobody accepted expired")
     begin = time.monotonic()
     while time.monotonic() - begin < 2.0:  # well over a lease
         assert host.state().n_leases == 2
         time.sleep(0.05)
     importer.drop(unused)
     importer.drop(unused)
-    wait_for(lambda: host.state().n_free == 3 * WINDOW, "the dropped handle's pages are free")
-    assert torch.equal(take(importer, handle), kv_of(1))
+    wait_for(lambda: host.state().n_windows_free == 3, "the dropped handle's pages are free")
+    assert torch.equal(take(importer, handle), kv_of(1, importer.layout))
     importer.drop(handle)
     with pytest.raises(KVLostError):
-        importer.fetch(unused, importer.pool.allocate(WINDOW)).result(DEADLINE_S)
+        importer.fetch(unused, allocate(importer)).result(DEADLINE_S)
     with pytest.raises(StaleGenerationError):
         take(importer, lost)
+
+
+def test_a_release_tells_how_the_read_went(make_host: MakeHost, make_reader: MakeHost) -> None:
+    """Who does not read has nothing to tell."""
+    host, importer = make_host(), make_reader()
+    dropped, first, second = (host.publish(seed) for seed in range(3))
+    importer.accept(dropped)
+    importer.drop(dropped)
+    take(importer, first)
+    importer.projection_s = 0.25
+    take(importer, second)
+    wait_for(lambda: len(host.state().reports) == 2, "two reports")
+    unknown, known = host.state().reports
+    assert unknown.n_bytes == known.n_bytes == window_bytes(importer.layout)
+    assert (unknown.projection_s, known.projection_s) == (0.0, 0.25)
+    assert all(0.0 <= report.read_s < DEADLINE_S for report in (unknown, known))
 
 
 def test_a_stale_generation_is_detected(make_host: MakeHost, make_reader: MakeHost) -> None:
     host, importer = make_host(n_windows=1), make_reader()
     with pytest.raises(StaleGenerationError):
         take(importer, host.publish_stale(5))
-    assert torch.equal(take(importer, host.publish(7)), kv_of(7))
+    assert torch.equal(take(importer, host.publish(7)), kv_of(7, importer.layout))
     handle = host.publish(8)
     importer.accept(handle)
     assert host.revoke(handle.lease)
     assert not host.revoke(handle.lease)
     with pytest.raises(StaleGenerationError):
-        importer.fetch(handle, importer.pool.allocate(WINDOW)).result(DEADLINE_S)
-    wait_for(lambda: host.state().n_free == WINDOW, "pages free")
+        importer.fetch(handle, allocate(importer)).result(DEADLINE_S)
+    wait_for(lambda: host.state().n_windows_free == 1, "pages free")
 
 
 def test_a_handle_dropped_while_it_is_fetched_never_gives_wrong_bytes(
@@ -141,15 +154,15 @@ def test_a_handle_dropped_while_it_is_fetched_never_gives_wrong_bytes(
     for seed in range(10):
         handle = host.publish(seed)
         importer.accept(handle)
-        pages = importer.pool.allocate(WINDOW)
+        pages = allocate(importer)
         future = importer.fetch(handle, pages)
         importer.drop(handle)
         error = future.exception(DEADLINE_S)
         assert error is None or isinstance(error, StaleGenerationError)
         if error is None:
-            assert torch.equal(importer.pool.tensor[list(pages)], kv_of(seed))
+            assert torch.equal(importer.pool.tensor[list(pages)], kv_of(seed, importer.layout))
         importer.pool.release(pages)
-    wait_for(lambda: host.state().n_free == 4 * WINDOW, "pages free")
+    wait_for(lambda: host.state().n_windows_free == 4, "pages free")
 
 
 def test_wrong_signature_and_wrong_layout_are_refused(
@@ -159,18 +172,19 @@ def test_wrong_signature_and_wrong_layout_are_refused(
     handle = host.publish(1)
     for forged in (
         replace(handle, signature=b""),
-        replace(handle, addresses=handle.addresses[::-1]),
+        replace(handle, addresses=tuple(address + 64 for address in handle.addresses)),
+        replace(handle, payload="neither"),
         replace(handle, remaining_s=handle.remaining_s + 1),
         sign(handle, b"another key"),
     ):
         with pytest.raises(HandleRefusedError, match="signature"):
             importer.accept(forged)
-    other = make_reader(layout=replace(LAYOUT, model="another checkpoint"))
+    other = make_reader(layout=replace(importer.layout, model="another checkpoint"))
     with pytest.raises(HandleRefusedError, match="layout"):
         other.accept(handle)
     with pytest.raises(HandleRefusedError, match="signature"):  # checked before the layout
         other.accept(replace(handle, layout_hash=other.layout.hash))
-    assert torch.equal(take(importer, handle), kv_of(1))
+    assert torch.equal(take(importer, handle), kv_of(1, importer.layout))
 
 
 def own_state() -> tuple[int, int]:
@@ -181,7 +195,7 @@ def own_state() -> tuple[int, int]:
 def test_nothing_leaks_over_1000_hand_offs(make_host: MakeHost, make_reader: MakeHost) -> None:
     """Pages, memory and file handles of both sides are as they were after the first 100."""
     host, importer = make_host(n_windows=8), make_reader()
-    pages = importer.pool.allocate(WINDOW)
+    pages = allocate(importer)
 
     def hand_off(seed: int) -> None:
         handle = host.publish(seed)
@@ -194,7 +208,7 @@ def test_nothing_leaks_over_1000_hand_offs(make_host: MakeHost, make_reader: Mak
     rss, n_files = own_state()
     for seed in range(900):
         hand_off(seed)
-    wait_for(lambda: host.state().n_free == 8 * WINDOW, "all pages free")
+    wait_for(lambda: host.state().n_windows_free == 8, "all pages free")
     importer.pool.release(pages)
     importer.pool.check_integrity()
     after = host.state()

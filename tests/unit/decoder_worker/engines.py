@@ -94,15 +94,16 @@ def make_stand(
     *,
     page_frames: int = 0,
     page_tokens: int = 0,
+    kv_dtype: str = "float32",
     export_windows: int = 8,
-    importer_class: type[MemoryImporter] = MemoryImporter,
+    importer_class: Callable[..., Any] = MemoryImporter,
     fetch_timeout_s: float = 10.0,
     **settings: Any,
 ) -> Iterator[Stand]:
     """Everything is closed at the end, and every page must be back by then."""
     chosen = DecoderSettings(**{"max_batch": 4, "kv_windows": 4, "threads": 1, **settings})
     checkpoint = open_checkpoint(str(folder))
-    layout = kv_layout(checkpoint, page_frames)
+    layout = kv_layout(checkpoint, page_frames, kv_dtype)
     n_pages = layout.pages_per_window
     exporter = MemoryExporter(layout, export_windows * n_pages, cluster_key=KEY)
     importer = importer_class(

@@ -1,0 +1,270 @@
+"""Encoder states that land give what their KV gives, and every page of both pools comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.errors import (
+    HandleRefusedError,
+    SequenceFailedError,
+    StaleGenerationError,
+    TransferTimeoutError,
+)
+from cluster.kv.handoff import HandoffImporter
+from cluster.kv.layout_for import states_layout
+from cluster.kv.memory import MemoryExporter, MemoryImporter
+from cluster.messages import CrossKVHandle, DecodeRequest, DecodeResult
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.cross_kv import CrossKVProjection
+from tests.checkpoints import cached_checkpoint
+from tests.unit.decoder_worker.engines import ANSWER_S, KEY, Stand, make_stand, wait_until
+
+# Windows that differ in what they ask for, in the order of their seeds.
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"language": None, "max_new_tokens": 30},
+    {"temperatures": (0.8,), "words": True},
+    {"prompt_tokens": tuple(range(40)), "beam_size": 2},
+)
+
+
+class LandingStand:
+    """A decoder to which both payloads may come, and the exporters of both."""
+
+    def __init__(self, stand: Stand, states: MemoryExporter) -> None:
+        self.stand = stand
+        self.engine = stand.engine
+        self.states = states
+        self.importer: HandoffImporter = stand.importer
+        self._projection = CrossKVProjection(stand.checkpoint)
+
+    def request(self, seed: int, payload: str = "encoder_states", **changes: Any) -> DecodeRequest:
+        """Window `seed` in one payload or the other; the same KV either way."""
+        options = REQUESTS[seed % len(REQUESTS)]
+        made = random_states(self.states, seed)
+        handle = self.publish(seed, made) if payload == "encoder_states" else self._kv(seed, made)
+        return self.stand.request(seed, handle=handle, **{**options, **changes})
+
+    def publish(self, seed: int, states: torch.Tensor) -> CrossKVHandle:
+        pages = self.states.reserve(1, ANSWER_S)
+        assert pages is not None
+        self.states.pool.tensor[pages[0]] = states
+        return self.states.publish(
+            pages, request_id="test", window=seed, attempt=0, frames=states.shape[0]
+        )
+
+    def _kv(self, seed: int, states: torch.Tensor) -> CrossKVHandle:
+        with torch.inference_mode():
+            kv = self._projection.project(states[None])[0]
+        return self.stand.publish(seed, kv)
+
+    def decode(self, *requests: DecodeRequest) -> list[DecodeResult]:
+        futures = [self.engine.submit(request) for request in requests]
+        return [future.result(ANSWER_S) for future in futures]
+
+    def assert_all_returned(self) -> None:
+        self.stand.assert_all_returned()
+        wait_until(lambda: self.states.active_leases() == 0, "leases of states are held")
+        assert self.states.pool.n_used == 0
+
+
+def random_states(exporter: MemoryExporter, seed: int) -> torch.Tensor:
+    return torch.randn(exporter.layout.page_shape, generator=torch.Generator().manual_seed(seed))
+
+
+@contextmanager
+def make_landing(
+    *, expects_states: bool = True, landing_windows: int = 4, **options: Any
+) -> Iterator[LandingStand]:
+    """As `make_stand`, with an exporter of states beside it."""
+    folder = cached_checkpoint()
+    layout = states_layout(open_checkpoint(str(folder)))
+
+    def importer(kv_layout: Any, n_pages: int, **settings: Any) -> HandoffImporter:
+        return HandoffImporter(
+            MemoryImporter(kv_layout, n_pages, **settings),
+            partial(MemoryImporter, layout, landing_windows, **settings),
+            cluster_key=KEY,
+            expects_states=expects_states,
+        )
+
+    states = MemoryExporter(layout, 8, cluster_key=KEY)
+    try:
+        with make_stand(folder, importer_class=importer, **options) as stand:
+            yield LandingStand(stand, states)
+    finally:
+        states.close()
+
+
+def content(result: DecodeResult) -> tuple[Any, ...]:
+    return (result.tokens, result.language, result.alignment)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"page_frames": 100, "page_tokens": 16}, {"kv_dtype": "float8_e4m3fn", "page_frames": 50}],
+)
+def test_states_give_what_their_kv_gives(options: dict[str, Any]) -> None:
+    """Alone, and in one batch with windows whose KV came."""
+    payloads = ("cross_kv", "encoder_states")
+    with make_landing(**options) as made:
+        seeds = range(len(REQUESTS))
+        expected = [made.decode(made.request(seed, payloads[0]))[0] for seed in seeds]
+        alone = [made.decode(made.request(seed))[0] for seed in seeds]
+        mixed = made.decode(*(made.request(seed, payloads[seed % 2]) for seed in seeds))
+        assert [content(r) for r in alone] == [content(r) for r in expected]
+        assert [content(r) for r in mixed] == [content(r) for r in expected]
+        bytes_moved = alone[0].timings.transfer_bytes
+        assert bytes_moved == made.states.layout.page_bytes
+        assert made.importer.projection_s > 0
+        made.assert_all_returned()
+
+
+def test_a_decoder_that_expects_none_takes_states_all_the_same() -> None:
+    with make_landing(expects_states=False) as made:
+        assert made.importer.landing_pool is None
+        (expected,) = made.decode(made.request(0, "cross_kv"))
+        assert made.importer.landing_pool is None
+        forged = made.request(1)
+        forged = replace(forged, handle=replace(forged.handle, frames=7))
+        with pytest.raises(HandleRefusedError):
+            made.decode(forged)
+        assert made.importer.landing_pool is None
+        assert made.states.revoke(forged.handle.lease)
+        (found,) = made.decode(made.request(0))
+        assert content(found) == content(expected)
+        assert made.importer.landing_pool is not None
+        made.assert_all_returned()
+
+
+def test_an_attempt_after_the_first_projects_nothing_again() -> None:
+    """Fallback decodes from KV that is there: the landing page is long gone."""
+    with make_landing() as made:
+        tried = made.request(0, temperatures=(0.0, 0.4, 0.8))
+        gates = replace(tried.options.gates, avg_logprob=0.0, no_speech_prob=None)
+        (result,) = made.decode(replace(tried, options=replace(tried.options, gates=gates)))
+        assert made.engine.stats().fallbacks == 2
+        assert made.engine._loop._runner.landing.n_projected == 1
+        assert result.tokens
+        made.assert_all_returned()
+
+
+def test_admission_takes_both_kinds_of_pages_or_none() -> None:
+    with make_landing(landing_windows=1, fetch_timeout_s=60.0) as made:
+        made.states.freeze()
+        futures = [made.engine.submit(made.request(seed)) for seed in range(3)]
+        wait_until(lambda: made.engine.stats().loading == 1, "not loading")
+        stats = made.engine.stats()
+        assert (stats.waiting, stats.pages_free) == (2, stats.pages_total - 1)
+        made.states.thaw()
+        for future in futures:
+            assert future.result(ANSWER_S).tokens
+        made.assert_all_returned()
+
+
+def test_windows_in_flight_have_states_in_turn_however_few_pages_there_are() -> None:
+    with make_landing(landing_windows=1, kv_windows=1, max_batch=2) as made:
+        assert len(made.decode(*(made.request(seed) for seed in range(8)))) == 8
+        made.assert_all_returned()
+
+
+def test_a_projection_that_raises_costs_only_the_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_landing() as made:
+        expected = made.decode(made.request(0), made.request(1))
+        landing = made.engine._loop._runner.landing
+        project = landing.project
+
+        def poisoned(sequences: Any) -> Any:
+            if any(sequence.request.window == 6 for sequence in sequences):
+                raise RuntimeError("poison")
+            return project(sequences)
+
+        monkeypatch.setattr(landing, "project", poisoned)
+        bad = made.engine.submit(made.request(6))
+        good = made.decode(made.request(0), made.request(1))
+        with pytest.raises(SequenceFailedError, match="poison"):
+            bad.result(ANSWER_S)
+        assert [content(result) for result in good] == [content(result) for result in expected]
+        made.assert_all_returned()
+
+
+def test_states_that_are_no_numbers_fail_their_sequence_alone() -> None:
+    with make_landing() as made:
+        (expected,) = made.decode(made.request(0))
+        broken = random_states(made.states, 1)
+        broken[7, 3] = torch.nan
+        bad = made.engine.submit(made.stand.request(1, handle=made.publish(1, broken)))
+        (good,) = made.decode(made.request(0))
+        with pytest.raises(SequenceFailedError, match="finite"):
+            bad.result(ANSWER_S)
+        assert content(good) == content(expected)
+        made.assert_all_returned()
+
+
+def test_a_late_read_quarantines_landing_pages_and_frees_the_others() -> None:
+    with make_landing(fetch_timeout_s=0.2, kv_windows=2) as made:
+        made.states.freeze()
+        future = made.engine.submit(made.request(0))
+        with pytest.raises(TransferTimeoutError):
+            future.result(ANSWER_S)
+        landing = made.importer.landing_pool
+        assert landing is not None
+        wait_until(lambda: made.stand.importer.pool.n_free == 2, "cross pages are held")
+        assert (landing.n_quarantined, landing.n_used) == (1, 0)
+        made.engine.check_integrity()
+        made.decode(made.request(1, "cross_kv"))  # the KV's exporter is another peer, and well
+        made.states.thaw()
+        wait_until(lambda: landing.n_free == landing.n_pages, "still in quarantine")
+        made.assert_all_returned()
+
+
+def test_too_many_quarantined_landing_pages_are_unhealthy() -> None:
+    with make_landing(fetch_timeout_s=0.2, landing_windows=2) as made:
+        made.states.freeze()
+        with pytest.raises(TransferTimeoutError):
+            made.engine.submit(made.request(0)).result(ANSWER_S)
+        wait_until(lambda: "overdue" in (made.engine.healthy() or ""), "healthy")
+        made.states.thaw()
+        wait_until(lambda: made.engine.healthy() is None, "unhealthy")
+
+
+def test_cancelled_while_its_states_are_in_flight() -> None:
+    with make_landing(fetch_timeout_s=60.0) as made:
+        made.states.freeze()
+        future = made.engine.submit(made.request(0))
+        wait_until(lambda: made.engine.stats().loading == 1, "not loading")
+        assert future.cancel()
+        wait_until(lambda: made.engine.stats().cancelled == 1, "not cancelled")
+        landing = made.importer.landing_pool
+        assert landing is not None
+        assert landing.n_used == 1  # the READ may still write
+        made.states.thaw()
+        made.assert_all_returned()
+        assert landing.n_used == 0
+
+
+def test_states_that_were_reused_are_never_projected() -> None:
+    with make_landing() as made:
+        request = made.request(0)
+        assert made.states.revoke(request.handle.lease)
+        with pytest.raises(StaleGenerationError):
+            made.decode(request)
+        assert made.engine._loop._runner.landing.n_projected == 0
+        made.assert_all_returned()
+
+
+def test_closing_while_states_wait_gives_everything_back() -> None:
+    with make_landing() as made:
+        made.states.freeze()
+        made.engine.submit(made.request(0))
+        wait_until(lambda: made.engine.stats().loading == 1, "not loading")
+        made.states.thaw()
+        made.engine.close()
+        made.assert_all_returned()

@@ -1,0 +1,173 @@
+"""One importer for both payloads: each handle goes to its pool, and nothing opens for forgers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.errors import HandleRefusedError, WorkerDrainingError
+from cluster.kv.handles import sign
+from cluster.kv.handoff import HandoffImporter, landing_windows, make_exporters
+from cluster.kv.layout import KVLayout, StatesLayout
+from cluster.kv.memory import MemoryExporter, MemoryImporter
+from cluster.messages import CrossKVHandle
+from cluster.model.checkpoint import open_checkpoint
+from cluster.settings import load_settings
+from tests.checkpoints import cached_checkpoint
+
+KEY = b"key"
+KV = KVLayout("handoff", 1, 1, 4, 10, 5, "float32")
+STATES = StatesLayout("handoff", 8, 10, "float32")
+DEADLINE_S = 30.0
+
+
+@dataclass
+class Pair:
+    """Exporters of both payloads, and importers made so far."""
+
+    exporters: dict[str, MemoryExporter] = field(default_factory=dict)
+    opened: int = 0
+
+    def open_landing(self) -> MemoryImporter:
+        self.opened += 1
+        return MemoryImporter(STATES, 3, cluster_key=KEY)
+
+    def importer(self, expects_states: bool = False) -> HandoffImporter:
+        kv = MemoryImporter(KV, 4, cluster_key=KEY)
+        return HandoffImporter(
+            kv, self.open_landing, cluster_key=KEY, expects_states=expects_states
+        )
+
+    def publish(self, payload: str, value: float = 1.0) -> CrossKVHandle:
+        exporter = self.exporters[payload]
+        pages = exporter.reserve(exporter.layout.pages_per_window)
+        assert pages is not None
+        exporter.pool.tensor[list(pages)] = value
+        return exporter.publish(pages, request_id="r", window=0, attempt=0, frames=10)
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    made = Pair()
+    for layout in (KV, STATES):
+        made.exporters[layout.payload] = MemoryExporter(layout, 4, cluster_key=KEY)
+    yield made
+    for exporter in made.exporters.values():
+        exporter.close()
+
+
+def read(importer: HandoffImporter, handle: CrossKVHandle) -> torch.Tensor:
+    importer.accept(handle)
+    pool = importer.pool_for(handle)
+    pages = pool.allocate(pool.layout.pages_per_window)
+    assert pages is not None
+    importer.fetch(handle, pages).result(DEADLINE_S)
+    copied = pool.tensor[list(pages)].clone()
+    pool.release(pages)
+    return copied
+
+
+def test_each_payload_lands_in_its_pool(pair: Pair) -> None:
+    importer = pair.importer(expects_states=True)
+    assert pair.opened == 1
+    assert importer.landing_pool is not None
+    for n in range(3):
+        assert bool((read(importer, pair.publish("cross_kv", n)) == n).all())
+        assert bool((read(importer, pair.publish("encoder_states", -n)) == -n).all())
+    assert pair.opened == 1
+    assert importer.pool.layout is KV
+    importer.pool.check_integrity()
+    importer.landing_pool.check_integrity()
+    importer.close()
+
+
+def test_a_landing_pool_opens_with_the_first_states_and_once(pair: Pair) -> None:
+    importer = pair.importer()
+    read(importer, pair.publish("cross_kv"))
+    assert (pair.opened, importer.landing_pool) == (0, None)
+    importer.accept(pair.publish("encoder_states"))
+    importer.accept(pair.publish("encoder_states"))
+    assert pair.opened == 1
+    importer.close()
+    importer.close()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"payload": "cross_kv"}, {"frames": 3}, {"signature": b""}, {"lease": "0" * 32}]
+)
+def test_a_forged_handle_opens_nothing(pair: Pair, changes: dict[str, Any]) -> None:
+    importer = pair.importer()
+    handle = pair.publish("encoder_states")
+    with pytest.raises(HandleRefusedError, match="signature"):
+        importer.accept(replace(handle, **changes))
+    assert pair.opened == 0
+    importer.close()
+
+
+@pytest.mark.parametrize("nonsense", [None, "a handle", 7])
+def test_what_is_no_handle_is_refused(pair: Pair, nonsense: Any) -> None:
+    importer = pair.importer()
+    with pytest.raises(HandleRefusedError):
+        importer.accept(nonsense)
+    importer.close()
+
+
+def test_a_payload_under_the_others_layout_is_refused(pair: Pair) -> None:
+    """Signed, so by one of ours, but wrong."""
+    importer = pair.importer(expects_states=True)
+    for payload, other in (("cross_kv", "encoder_states"), ("encoder_states", "cross_kv")):
+        lying = sign(replace(pair.publish(payload), payload=other), KEY)  # type: ignore[arg-type]
+        with pytest.raises(HandleRefusedError, match=f"for {other} in layout"):
+            importer.accept(lying)
+    importer.close()
+
+
+def test_a_closed_importer_opens_nothing(pair: Pair) -> None:
+    importer = pair.importer()
+    importer.close()
+    assert importer.healthy() is not None
+    with pytest.raises((HandleRefusedError, WorkerDrainingError)):
+        importer.accept(pair.publish("encoder_states"))
+    assert pair.opened == 0
+
+
+def test_an_unwell_half_makes_the_whole_unwell(pair: Pair) -> None:
+    importer = pair.importer(expects_states=True)
+    assert importer.healthy() is None
+    assert importer._landing is not None
+    importer._landing.close()
+    assert "closed" in (importer.healthy() or "")
+    importer.close()
+
+
+def test_a_dropped_handle_frees_the_exporters_page(pair: Pair) -> None:
+    importer = pair.importer()
+    handles = [pair.publish(payload) for payload in ("cross_kv", "encoder_states")]
+    for handle in handles:
+        importer.accept(handle)
+        importer.drop(handle)
+    importer.close()  # releases in order, so all are out
+    assert [exporter.active_leases() for exporter in pair.exporters.values()] == [0, 0]
+
+
+def test_the_setting_says_which_exporters_there_are() -> None:
+    checkpoint = open_checkpoint(str(cached_checkpoint()))
+    expected = {
+        "cross_kv": ["cross_kv"],
+        "encoder_states": ["encoder_states"],
+        "auto": ["cross_kv", "encoder_states"],
+    }
+    for mode, payloads in expected.items():
+        flags = {"handoff": mode, "transport": "memory", "encoder": {"export_windows": 2}}
+        settings = load_settings(flags=flags, environ={})
+        exporters = make_exporters(checkpoint, settings, "cpu", cluster_key=KEY, name="encoder")
+        assert [one.layout.payload for one in exporters] == payloads
+        assert [one.pool.n_pages for one in exporters] == [2] * len(payloads)
+        for one in exporters:
+            one.close()
+    assert landing_windows(3) == 3
+    assert landing_windows(500) == 32
