@@ -33,6 +33,7 @@ Handoff = Literal["cross_kv", "encoder_states", "auto"]
 KVDType = Literal["auto", "float32", "bfloat16", "float16", "float8"]
 Transport = Literal["auto", "nixl", "memory"]
 PlacementName = Literal["auto", "split", "colocated"]
+Attention = Literal["auto", "flashinfer", "torch"]
 LIST_VARIABLES = ("served_model_names", "api_key", "cors_origins")  # texts with commas
 
 
@@ -119,6 +120,16 @@ class DecoderSettings(_Frozen):
     max_waiting: int = Field(256, ge=1, description="sequences that may wait for pages")
     threads: int = Field(0, ge=0, description="torch threads; 0 takes every core")
     fetch_timeout_s: float = Field(10.0, gt=0, description="longest READ of one window's KV")
+    attention: Attention = Field(
+        "auto", description="auto (flashinfer on a GPU where it fits), flashinfer or torch"
+    )
+    steps_ahead: int | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="decode steps launched before the last one's results are read; "
+        "unset: 1 on a GPU, 0 on a CPU",
+    )
 
 
 class ModelSettings(_Frozen):

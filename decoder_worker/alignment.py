@@ -73,6 +73,9 @@ class QueryTap:
     def plan(self, batch: AttentionBatch) -> None:
         self._attention.plan(batch)
 
+    def begin(self, positions: Tensor) -> None:
+        self._attention.begin(positions)
+
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return self._attention.self_attention(layer, q, k, v)
 

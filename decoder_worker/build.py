@@ -12,6 +12,7 @@ from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_device, resolve_dtype
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import DecoderSettings
+from decoder_worker.attention.choose import choose_attention
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.scheduler import Scheduler
 
@@ -21,6 +22,7 @@ class EngineParts:
     device: str
     runner: ModelRunner
     scheduler: Scheduler
+    steps_ahead: int
 
 
 def build_parts(
@@ -30,7 +32,7 @@ def build_parts(
     settings: DecoderSettings,
     page_tokens: int,
 ) -> EngineParts:
-    """Resolve "auto", allocate the self-attention pool, load the weights.
+    """Resolve "auto", allocate the self-attention pool, load the weights, capture graphs.
 
     Raises:
         ConfigurationError: importer, checkpoint and settings do not fit each other.
@@ -44,7 +46,12 @@ def build_parts(
         )
     _check_layout(checkpoint, importer)
     layout = self_kv_layout(checkpoint, resolve_dtype(settings.dtype, device), page_tokens)
-    self_pool = PagePool(layout, settings.max_batch * layout.pages_per_window, device)
+    # One page more, which the runner takes for the rows that fill up a batch.
+    self_pool = PagePool(layout, settings.max_batch * layout.pages_per_window + 1, device)
+    attentions = choose_attention(settings.attention, self_pool.tensor, cross_pool.tensor)
+    runner = ModelRunner(
+        checkpoint, tokenizer, cross_pool, self_pool, settings.max_batch, attentions
+    )
     scheduler = Scheduler(
         cross_pool,
         importer.layout.pages_per_window,
@@ -52,10 +59,10 @@ def build_parts(
         layout.pages_per_window,
         settings.max_batch,
     )
-    runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, settings.max_batch)
     if (landing := importer.landing_pool) is not None:
         runner.landing.load(landing.tensor.dtype)
-    return EngineParts(device, runner, scheduler)
+    steps_ahead = int(device != "cpu") if settings.steps_ahead is None else settings.steps_ahead
+    return EngineParts(device, runner, scheduler, steps_ahead)
 
 
 def _check_layout(checkpoint: Checkpoint, importer: KVImporter) -> None:

@@ -66,7 +66,13 @@ class DecoderEngine:
         self._settings = settings
         self._prompts = PromptBuilder(tokenizer, checkpoint.dims)
         self._loop = DecodeLoop(
-            importer, self._prompts, parts.runner, parts.scheduler, self._post, self._on_leave
+            importer,
+            self._prompts,
+            parts.runner,
+            parts.scheduler,
+            self._post,
+            self._on_leave,
+            parts.steps_ahead,
         )
         self._calls: deque[Call] = deque()  # what other threads ask for, in order
         self._wake = threading.Event()

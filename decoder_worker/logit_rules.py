@@ -7,7 +7,7 @@ so that nothing in a step reads tokens back or loops over rows.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -44,15 +44,6 @@ class History:
             last_timestamp=torch.full((n,), NO_TIMESTAMP, dtype=torch.int64, device=device),
             timed=torch.zeros(n, dtype=torch.bool, device=device),
         )
-
-    def rows(self, index: Tensor) -> History:
-        """A copy of some rows; index int64 [m]."""
-        return History(*(getattr(self, field.name)[index] for field in fields(self)))
-
-    def write(self, index: Tensor, rows: History) -> None:
-        """Overwrite rows in place."""
-        for field in fields(self):
-            getattr(self, field.name)[index] = getattr(rows, field.name)
 
     def after(self, tokens: Tensor, timestamp_begin: int) -> History:
         """The history once `tokens` (int64 [n]) were sampled."""

@@ -2,9 +2,10 @@
 
 `step()` is the whole of it. All methods run on that one thread; other threads reach it through
 the `post` that it was made with, and so does the end of a READ: loading never blocks a step.
+Forwards are launched and collected by `decoder_worker.flights`, perhaps a step ahead.
 
 Invariants: a failure belongs to its sequence; a sequence's pages and lease have one way back,
-`_retire`; pages that a READ may still write to stay held until it has ended.
+`_retire`; pages that a READ or a launched forward may still write to stay held until it has ended.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from cluster.kv.transfer import FetchStats, KVImporter
 from cluster.messages import DecodeResult, SampledToken
 from cluster.quality import compression_ratio
 from decoder_worker.fallback import is_final
+from decoder_worker.flights import Flights, Kind
 from decoder_worker.model_runner import ModelRunner
 from decoder_worker.results import finished_result, language_result
 from decoder_worker.scheduler import Scheduler
@@ -50,6 +52,7 @@ class DecodeLoop:
 
     post: has a call made on this thread, before the next step.
     on_leave: told when a sequence is no longer waiting, and again when it is gone.
+    steps_ahead: decode steps launched before the last one's results are read, 0 or 1.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class DecodeLoop:
         scheduler: Scheduler,
         post: Callable[[Call], None],
         on_leave: Callable[[SequenceState], None],
+        steps_ahead: int = 0,
     ) -> None:
         self.scheduler = scheduler
         self.counters = Counters()
@@ -69,6 +73,9 @@ class DecodeLoop:
         self._post = post
         self._unaligned: list[DecodeSequence] = []  # decoded, their words not yet found
         self._on_leave = on_leave
+        self._flights = Flights(
+            runner, steps_ahead, self.counters, self._take, self._fail, self._retire
+        )
 
     def add(self, sequence: DecodeSequence) -> None:
         self.scheduler.add(sequence)
@@ -85,9 +92,12 @@ class DecodeLoop:
         started = self.scheduler.start_running()
         if started:
             self._prefill(started)
-        running = [s for s in self.scheduler.running if s.search is not None]
+        running = [s for s in self.scheduler.running if s.can_step]
         if running:
-            self._decode(running)
+            self._flights.launch(Kind.DECODE, running)
+            self._flights.collect_all_but_last()
+        else:
+            self._flights.collect()
         if unaligned := self._unaligned:
             self._unaligned = []
             self._align([s for s in unaligned if s.state is SequenceState.RUNNING])
@@ -99,6 +109,7 @@ class DecodeLoop:
 
     def fail_all(self, error: Exception) -> None:
         """Answer every sequence with `error`; those whose READ is in flight are retired later."""
+        self._flights.abandon()
         for sequence in self.scheduler.everything():
             try:
                 self._end(sequence, error)
@@ -152,7 +163,8 @@ class DecodeLoop:
                 self._end(sequence, SequenceFailedError(NO_PROBABILITY))
             else:
                 sequence.language = self._prompts.language_of(output.token)
-        ready = [s for s in started if s.state is SequenceState.RUNNING]
+        # Whoever is resolved waits for what is in flight, to be retired.
+        ready = [s for s in started if s.state is SequenceState.RUNNING and not s.resolved]
         for sequence in ready:
             assert sequence.language is not None
             sequence.prefill_started = sequence.prefill_started or begun
@@ -161,15 +173,10 @@ class DecodeLoop:
                 continue
             sequence.prompt = self._prompts.prompt(sequence.options, sequence.language)
             sequence.begin_attempt(self._prompts.eot)
-        ready = [s for s in ready if s.state is SequenceState.RUNNING]
-        outputs = self._run(self._runner.prefill, ready)
-        now = time.monotonic()
+        ready = [s for s in ready if s.search is not None]
         self.counters.prefills += len(ready)
-        self.counters.prefill_s += now - begun
-        for sequence, rows in outputs:
-            sequence.decode_started = sequence.decode_started or now
-            sequence.no_speech_prob = rows[0].no_speech_prob
-            self._take_outputs(sequence, rows)
+        self.counters.prefill_s += time.monotonic() - begun
+        self._flights.launch(Kind.PREFILL, ready)
 
     def _land(self, started: list[DecodeSequence]) -> list[DecodeSequence]:
         """Project the states that arrived, and give their pages back; those still running."""
@@ -180,14 +187,17 @@ class DecodeLoop:
             self._importer.projection_s = self._runner.landing.projection_s
         return [sequence for sequence in started if sequence.state is SequenceState.RUNNING]
 
-    def _decode(self, running: list[DecodeSequence]) -> None:
-        begun = time.monotonic()
-        outputs = self._run(self._runner.decode, running)
-        self.counters.steps += 1
-        self.counters.step_s += time.monotonic() - begun
-        for sequence, rows in outputs:
+    def _take(self, kind: Kind, sequence: DecodeSequence, rows: list[StepOutput]) -> None:
+        """What a forward gave for a sequence's live rows."""
+        if kind is Kind.PREFILL:
+            sequence.decode_started = sequence.decode_started or time.monotonic()
+            sequence.no_speech_prob = rows[0].no_speech_prob
+        else:
             sequence.steps += 1
-            self._take_outputs(sequence, rows)
+        self._take_outputs(sequence, rows)
+
+    def _fail(self, sequence: DecodeSequence, error: Exception) -> None:
+        self._end(sequence, _as_failure("decoding failed", error))
 
     def _align(self, finished: list[DecodeSequence]) -> None:
         """Find when the words of finished sequences are spoken, then answer."""
@@ -208,11 +218,9 @@ class DecodeLoop:
         outputs = []
         for sequence in sequences:
             try:
-                if sequence.search is not None:
-                    self._runner.restore(sequence)
                 outputs.append((sequence, run([sequence])[0]))
             except Exception as error:
-                self._end(sequence, _as_failure("decoding failed", error))
+                self._fail(sequence, error)
         return outputs
 
     def _take_outputs(self, sequence: DecodeSequence, outputs: list[StepOutput]) -> None:
@@ -272,9 +280,11 @@ class DecodeLoop:
     def _retire(self, sequence: DecodeSequence) -> None:
         """The one way back for pages, slot and lease; idempotent.
 
-        While a READ is in flight nothing comes back yet: its end leads here again.
+        While a READ or a forward is in flight nothing comes back yet: its end leads here again.
         """
-        if sequence.reading or sequence.state is SequenceState.FINISHED:
+        if sequence.reading or sequence.n_in_flight:
+            return
+        if sequence.state is SequenceState.FINISHED:
             return
         if sequence.state is SequenceState.WAITING:
             self._on_leave(SequenceState.WAITING)

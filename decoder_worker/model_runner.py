@@ -1,14 +1,16 @@
-"""Runs the model over sequences: language detection, prompts, and single decode steps.
+"""Runs the model over sequences: language detection, prompts, decode steps, word alignment.
 
-It builds each forward's rows and page tables, runs the decoder, and samples. Every call reads
-sequences and changes none of them; it writes only their own self-attention pages and slots, so a
-call that raised can be repeated with fewer sequences after `restore`. Knows nothing of queues,
+Prompts and decode steps are launched, and their results collected later: between the two, further
+steps may be launched, which find on the device what the ones before left there. A launch reads
+sequences and changes none of them; it writes only their own self-attention pages and slots, so what
+raised can be launched again, for fewer sequences, after `restore`. Knows nothing of queues,
 deadlines or transfers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -24,15 +26,19 @@ from cluster.model.weights import TORCH_DTYPES
 from cluster.quality import is_silence
 from cluster.splitting import split_tokens
 from decoder_worker.alignment import Aligner, AlignmentItem
-from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
-from decoder_worker.attention.torch_backend import TorchAttention
+from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.attention.choose import Attentions, torch_attention
 from decoder_worker.fallback import chosen_attempt
+from decoder_worker.graphs import BucketedSteps, DecodeRow
 from decoder_worker.landing import Landing
 from decoder_worker.logit_rules import LogitRules
 from decoder_worker.model import TextDecoder
-from decoder_worker.sampling import Sampled, Sampler, SamplingState, best_of
+from decoder_worker.readback import Readback
+from decoder_worker.sampling import Sampled, Sampler, best_of
 from decoder_worker.search import Row, RowCopy, StepOutput
 from decoder_worker.sequence import DecodeSequence
+from decoder_worker.slots import SlotTable, upload
+from decoder_worker.step import DecodeStep
 
 MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms: openai/whisper's max_initial_timestamp of 1.0 s
 
@@ -65,8 +71,20 @@ class Feed:
     start: int
 
 
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """Sequences in a forward, and its results: one output for each row that was live."""
+
+    sequences: tuple[DecodeSequence, ...]
+    n_rows: tuple[int, ...]
+    readbacks: tuple[Readback, ...]  # one after the other they have all rows
+
+
 class ModelRunner:
-    """Owns weights, self-attention pool and sampling state. For one thread at a time."""
+    """Owns weights, self-attention pool and the slots. For one thread at a time.
+
+    On a GPU all it does is in the order of one stream of its own.
+    """
 
     def __init__(
         self,
@@ -75,70 +93,135 @@ class ModelRunner:
         cross_pool: PagePool,
         self_pool: PagePool,
         n_slots: int,
+        attentions: Attentions | None = None,
     ) -> None:
-        """The device is the pools', the dtype the self pool's."""
+        """The device is the pools', the dtype the self pool's.
+
+        Args:
+            attentions: over the two pools; None takes torch's. Where they have backends for steps
+                of fixed sizes, one page of the self pool is taken for good.
+        """
         self._tokenizer = tokenizer
         self._device = self_pool.device
+        self._stream: torch.cuda.Stream | None = None
+        if self._device.type == "cuda":
+            # A decode step is short and others wait for it: before an encoder's long kernels.
+            self._stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
         self._cross_layout, self._self_layout = cross_pool.layout, self_pool.layout
         self._self_pool = self_pool.tensor
         dtype = TORCH_DTYPES[self_pool.layout.dtype]
-        self.model = TextDecoder.load(checkpoint, dtype, self._device)
-        self.attention: AttentionBackend = TorchAttention(self_pool.tensor, cross_pool.tensor)
+        model = TextDecoder.load(checkpoint, dtype, self._device)
+        attentions = attentions or torch_attention(self_pool.tensor, cross_pool.tensor)
+        self._attention = attentions.ragged
         listed = checkpoint.generation_config.get("max_initial_timestamp_index")
         limit = MAX_INITIAL_TIMESTAMP if listed is None else int(listed)
-        self._state = SamplingState(n_slots, self._device)
+        self._slots = SlotTable(n_slots, self._device)
         self._rules = LogitRules(tokenizer, limit, self._device)
-        self._sample = Sampler(self._rules, self._state)
+        self.step = DecodeStep(model, Sampler(self._rules, self._slots), self._slots)
         self._aligner = Aligner(
-            checkpoint, tokenizer, self.model, self.attention, cross_pool, self_pool
+            checkpoint, tokenizer, model, self._attention, cross_pool, self_pool
         )
         self.landing = Landing(checkpoint, cross_pool)
         self._language_tokens = torch.tensor(
             list(tokenizer.special.languages.values()), dtype=torch.int64, device=self._device
         )
+        if self._stream is not None:
+            torch.cuda.synchronize(self._device)  # all of this was made on another stream
+        self._buckets = self._make_buckets(attentions, self_pool, n_slots)
 
-    @torch.inference_mode()
+    def _make_buckets(
+        self, attentions: Attentions, self_pool: PagePool, n_slots: int
+    ) -> BucketedSteps | None:
+        if attentions.for_steps is None:
+            return None
+        scratch = self_pool.allocate(1)
+        assert scratch is not None, "the self pool has no page for inert rows"
+        buckets = BucketedSteps(
+            self.step,
+            attentions.for_steps,
+            inert=DecodeRow(self._slots.inert, scratch, 1, cross_pages=(0,), n_frames=1),
+            page_sizes=(self._self_layout.page_frames, self._cross_layout.page_frames),
+            max_batch=n_slots,
+            device=self._device,
+        )
+        with self._on_device():
+            buckets.capture_all(self._cross_layout.pages_per_window, self._cross_layout.n_frames)
+        return buckets
+
     def detect_language(self, sequences: Sequence[DecodeSequence]) -> list[StepOutput]:
         """The likeliest language token after `<|startoftranscript|>` alone.
 
         Overwrites the first position of the sequences' self-attention KV.
         """
-        fed = [Feed(s, s.rows[0], (self._tokenizer.special.sot,), 0) for s in sequences]
-        best = best_of(self.model.logits(self._forward(fed)), self._language_tokens)
-        return _outputs(best)
+        with self._on_device():
+            fed = [Feed(s, s.rows[0], (self._tokenizer.special.sot,), 0) for s in sequences]
+            logits = self.step.model.logits(self._forward(fed))
+            return list(_outputs(_read_back(best_of(logits, self._language_tokens))))
 
-    @torch.inference_mode()
-    def prefill(self, sequences: Sequence[DecodeSequence]) -> list[list[StepOutput]]:
+    def prefill(self, sequences: Sequence[DecodeSequence]) -> Launched:
         """Run the prompts of any lengths in one batch, each in its sequence's first live row.
 
         Every live row samples its first token from the same logits. What a search then wants
         copied (`copy_kv`) brings the prompt's KV to the other rows.
         """
-        fed = [Feed(s, s.live[0], s.prompt.tokens, 0) for s in sequences]
-        states = self._forward(fed)
-        begins = list(accumulate((len(f.tokens) for f in fed), initial=0))
-        sot_rows = [begin + s.prompt.sot for begin, s in zip(begins[:-1], sequences, strict=True)]
-        at_sot = self.model.logits(states[sot_rows])
-        no_speech = (at_sot[:, self._tokenizer.special.no_speech] - at_sot.logsumexp(-1)).exp()
-        logits = self.model.logits(states[[end - 1 for end in begins[1:]]])
-        repeats = [len(s.live) for s in sequences]
-        if max(repeats) > 1:
-            counts = self._indices(repeats)
-            logits, no_speech = (
-                logits.repeat_interleave(counts, 0),
-                no_speech.repeat_interleave(counts),
-            )
-        for sequence in sequences:
-            self.restore(sequence)
-        return self._next(logits, sequences, no_speech)
+        with self._on_device():
+            model = self.step.model
+            fed = [Feed(s, s.live[0], s.prompt.tokens, 0) for s in sequences]
+            states = self._forward(fed)
+            begins = list(accumulate((len(f.tokens) for f in fed), initial=0))
+            sots = [begin + s.prompt.sot for begin, s in zip(begins[:-1], sequences, strict=True)]
+            at_sot = model.logits(states[self._indices(sots)])
+            no_speech = (at_sot[:, self._tokenizer.special.no_speech] - at_sot.logsumexp(-1)).exp()
+            logits = model.logits(states[self._indices([end - 1 for end in begins[1:]])])
+            repeats = [len(s.live) for s in sequences]
+            if max(repeats) > 1:
+                sources = self._indices([i for i, n in enumerate(repeats) for _ in range(n)])
+                logits, no_speech = logits[sources], no_speech[sources]
+            for sequence in sequences:
+                self.restore(sequence)
+            slots, noisy, n_top = self._sampling(sequences)
+            sampled = self.step.sample(logits, slots, noisy, n_top)
+            return _launched(sequences, _read_back(sampled, no_speech))
 
-    @torch.inference_mode()
-    def decode(self, sequences: Sequence[DecodeSequence]) -> list[list[StepOutput]]:
-        """One step: feed each live row's last token, sample the next; outputs by sequence."""
-        fed = [
-            Feed(s, row, (row.tokens[-1],), s.n_cached(row)) for s in sequences for row in s.live
-        ]
-        return self._next(self.model.logits(self._forward(fed)), sequences, None)
+    def decode(self, sequences: Sequence[DecodeSequence]) -> Launched:
+        """One step: feed each live row's last token, sample the next.
+
+        Where there are buckets, sequences of one row that decides for itself run in them; what a
+        search decides for runs beside them, so that its rows share their window's pages.
+        """
+        with self._on_device():
+            if self._buckets is None:
+                return _launched(sequences, self._decode_ragged(sequences))
+            alone = [s for s in sequences if s.runs_ahead]
+            searched = [s for s in sequences if not s.runs_ahead]
+            readbacks = []
+            if alone:
+                noisy = any(s.temperature > 0 for s in alone)
+                rows = [self._decode_row(s, s.live[0]) for s in alone]
+                readbacks.append(self._buckets.launch(rows, noisy))
+            if searched:
+                readbacks.append(self._decode_ragged(searched))
+            return _launched([*alone, *searched], *readbacks)
+
+    def _decode_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
+        rows = [(s, row) for s in sequences for row in s.live]
+        self._plan([(s, row, s.n_cached(row) + s.n_ahead + 1) for s, row in rows], [1] * len(rows))
+        slots, noisy, n_top = self._sampling(sequences)
+        return _read_back(self.step(slots, self._attention, noisy, n_top))
+
+    def _decode_row(self, sequence: DecodeSequence, row: Row) -> DecodeRow:
+        return DecodeRow(
+            slot=row.slot,
+            self_pages=row.self_pages,
+            length=sequence.n_cached(row) + sequence.n_ahead + 1,
+            cross_pages=sequence.cross_pages,
+            n_frames=self._cross_layout.n_frames,
+        )
+
+    def collect(self, launched: Launched) -> list[list[StepOutput]]:
+        """The outputs of a launch, by sequence; waits for the device."""
+        outputs = (output for each in launched.readbacks for output in _outputs(each))
+        return [[next(outputs) for _ in range(n)] for n in launched.n_rows]
 
     def align(self, sequences: Sequence[DecodeSequence]) -> list[TokenAlignment | None]:
         """When the tokens of decoded sequences are spoken; None where there is nothing to align.
@@ -162,72 +245,82 @@ class ModelRunner:
         return [next(found) if text else None for _, text in texts]
 
     def restore(self, sequence: DecodeSequence) -> None:
-        """Set the slots of the live rows from what these have sampled so far."""
-        for row in sequence.live:
-            options = sequence.slot_options(row)
-            self._state.load(row.slot, options, row.tokens, self._rules.timestamp_begin)
+        """Set the slots of the live rows from what the host knows that these have sampled."""
+        with self._on_device():
+            for row in sequence.live:
+                self._slots.load(
+                    row.slot,
+                    sequence.slot_options(row),
+                    row.tokens,
+                    sequence.n_cached(row),
+                    self._rules.timestamp_begin,
+                )
 
-    @torch.inference_mode()
     def copy_kv(self, sequence: DecodeSequence, copies: Sequence[RowCopy]) -> None:
         """Bring rows' self-attention KV, up to their last cached position, to other rows."""
         page_tokens = self._self_layout.page_frames
-        for copy in copies:
-            n_positions = sequence.n_cached(copy.target)
-            sources, targets = copy.source.self_pages, copy.target.self_pages
-            for source, target in zip(sources, targets, strict=True):
-                n = min(page_tokens, n_positions)
-                if n <= 0:
-                    break
-                self._self_pool[target, :, :, :n] = self._self_pool[source, :, :, :n]
-                n_positions -= n
+        with self._on_device():
+            for copy in copies:
+                n_positions = sequence.n_cached(copy.target)
+                sources, targets = copy.source.self_pages, copy.target.self_pages
+                for source, target in zip(sources, targets, strict=True):
+                    n = min(page_tokens, n_positions)
+                    if n <= 0:
+                        break
+                    self._self_pool[target, :, :, :n] = self._self_pool[source, :, :, :n]
+                    n_positions -= n
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
+        with torch.inference_mode(), stream:
+            yield
 
     def _forward(self, fed: Sequence[Feed]) -> Tensor:
         """Run the rows' tokens; states [n_tokens, state]. Rows of a sequence stand together."""
         counts = [len(feed.tokens) for feed in fed]
-        lengths = [feed.start + n for feed, n in zip(fed, counts, strict=True)]
-        windows: dict[DecodeSequence, int] = {}  # query rows of each, which read its pages once
-        for feed, count in zip(fed, counts, strict=True):
-            windows[feed.sequence] = windows.get(feed.sequence, 0) + count
-        n_frames = self._cross_layout.n_frames
-        self.attention.plan(
+        ends = [feed.start + n for feed, n in zip(fed, counts, strict=True)]
+        self._plan([(f.sequence, f.row, end) for f, end in zip(fed, ends, strict=True)], counts)
+        flat = [token for feed in fed for token in feed.tokens]
+        spans = zip(fed, ends, strict=True)
+        positions = [position for feed, end in spans for position in range(feed.start, end)]
+        return self.step.model(self._indices(flat), self._indices(positions), self._attention)
+
+    def _plan(self, rows: Sequence[tuple[DecodeSequence, Row, int]], counts: Sequence[int]) -> None:
+        """Plan a forward of rows, each with its length after it; `counts` tokens of each are fed.
+
+        Rows of a sequence stand together, and read its window's pages once.
+        """
+        windows: dict[DecodeSequence, int] = {}  # query rows of each
+        for (sequence, _, _), count in zip(rows, counts, strict=True):
+            windows[sequence] = windows.get(sequence, 0) + count
+        self._attention.plan(
             AttentionBatch(
                 self_kv=PagedKV.make(
                     counts,
-                    [feed.row.self_pages for feed in fed],
-                    lengths,
+                    [row.self_pages for _, row, _ in rows],
+                    [length for _, _, length in rows],
                     self._self_layout.page_frames,
                 ),
                 cross_kv=PagedKV.make(
                     list(windows.values()),
                     [sequence.cross_pages for sequence in windows],
-                    [n_frames] * len(windows),
+                    [self._cross_layout.n_frames] * len(windows),
                     self._cross_layout.page_frames,
                 ),
             )
         )
-        flat = [token for feed in fed for token in feed.tokens]
-        spans = zip(fed, lengths, strict=True)
-        positions = [position for feed, end in spans for position in range(feed.start, end)]
-        return self.model(self._indices(flat), self._indices(positions), self.attention)
 
-    def _next(
-        self, logits: Tensor, sequences: Sequence[DecodeSequence], no_speech: Tensor | None
-    ) -> list[list[StepOutput]]:
-        """Sample for every live row; logits float32 [n_rows, n_vocab]."""
+    def _sampling(self, sequences: Sequence[DecodeSequence]) -> tuple[Tensor, Tensor | None, int]:
+        """What `DecodeStep` takes for the live rows: slots, which of them get noise, n_top."""
         rows = [(sequence, row) for sequence in sequences for row in sequence.live]
         noisy = [i for i, (sequence, _) in enumerate(rows) if sequence.temperature > 0]
+        slots = self._indices([row.slot for _, row in rows])
         n_top = max(_n_top(sequence) for sequence in sequences)
-        sampled = self._sample(
-            logits,
-            self._indices([row.slot for _, row in rows]),
-            self._indices(noisy) if noisy else None,
-            n_top,
-        )
-        outputs = iter(_outputs(sampled, no_speech))
-        return [[next(outputs) for _ in sequence.live] for sequence in sequences]
+        return slots, self._indices(noisy) if noisy else None, n_top
 
     def _indices(self, values: list[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return upload(values, torch.int64, self._device)
 
 
 def text_to_align(sequence: DecodeSequence, tokenizer: WhisperTokenizer) -> tuple[int, ...]:
@@ -245,13 +338,25 @@ def _n_top(sequence: DecodeSequence) -> int:
     return sequence.search.n_top
 
 
-def _outputs(sampled: Sampled, no_speech: Tensor | None = None) -> list[StepOutput]:
-    """The only place that reads a step's results back to the host."""
-    tokens, logprobs = sampled.tokens.tolist(), sampled.logprobs.tolist()
+def _launched(sequences: Sequence[DecodeSequence], *readbacks: Readback) -> Launched:
+    return Launched(tuple(sequences), tuple(len(s.live) for s in sequences), readbacks)
+
+
+def _read_back(sampled: Sampled, no_speech: Tensor | None = None) -> Readback:
+    """In the order in which `_outputs` takes them."""
+    columns = (sampled.tokens, sampled.logprobs, no_speech)
+    return Readback((*columns, sampled.top_tokens, sampled.top_logprobs))
+
+
+def _outputs(readback: Readback) -> Iterator[StepOutput]:
+    """The only place that reads a step's results."""
+    tokens, logprobs, no_speech, *tops = (*readback.wait(), None)[:5]
+    assert tokens is not None
+    assert logprobs is not None
     probs = [0.0] * len(tokens) if no_speech is None else no_speech.tolist()
-    tops: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
-    if sampled.top_tokens is not None and sampled.top_logprobs is not None:
-        pairs = zip(sampled.top_tokens.tolist(), sampled.top_logprobs.tolist(), strict=True)
-        tops = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
-    columns = zip(tokens, logprobs, probs, tops, strict=True)
-    return [StepOutput(*column) for column in columns]
+    ranked: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
+    if len(tops) == 2 and tops[0] is not None and tops[1] is not None:
+        pairs = zip(tops[0].tolist(), tops[1].tolist(), strict=True)
+        ranked = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
+    columns = zip(tokens.tolist(), logprobs.tolist(), probs, ranked, strict=True)
+    return (StepOutput(*column) for column in columns)

@@ -22,7 +22,8 @@ PREFILL_TOKENS = 512  # prompt tokens in one step, so that long prompts do not s
 class Scheduler:
     """One worker's queues. Used by the engine's thread alone.
 
-    cross_pages: pages of one window in `cross_pool`; self_pages: of one row in `self_pool`.
+    cross_pages: pages of one window in `cross_pool`; self_pages: of one row in `self_pool`. Pages
+    of that one that are taken already are somebody else's for good.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Scheduler:
         self._cross_pages = cross_pages
         self._self_pool = self_pool
         self._self_pages = self_pages
+        self._n_foreign = self_pool.n_used
         self._max_batch = max_batch
         self._free_slots = list(range(max_batch - 1, -1, -1))  # the lowest is taken first
         self._order = itertools.count()
@@ -121,9 +123,10 @@ class Scheduler:
     def release(self, sequence: DecodeSequence) -> None:
         """Take a sequence out of whatever state it is in, with all that it holds; idempotent.
 
-        Not while `sequence.reading`: its pages may still be written to.
+        Not while `sequence.reading` or `n_in_flight`: its pages may still be written to.
         """
         assert not sequence.reading
+        assert not sequence.n_in_flight
         if sequence.state is SequenceState.WAITING:
             self._waiting = [item for item in self._waiting if item[2] is not sequence]
             heapq.heapify(self._waiting)
@@ -176,4 +179,4 @@ class Scheduler:
         if len(self._free_slots) != self._max_batch:
             raise RuntimeError(f"{len(self._free_slots)} of {self._max_batch} slots are free")
         self._cross_pool.check_integrity()
-        self._self_pool.check_integrity()
+        self._self_pool.check_integrity(self._n_foreign)

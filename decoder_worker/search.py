@@ -76,10 +76,15 @@ class RowCopy:
 
 
 class Search(Protocol):
-    """One attempt. `live`: the rows to feed next; `n_top`: candidates it wants of each row."""
+    """One attempt. `live`: the rows to feed next; `n_top`: candidates it wants of each row.
+
+    runs_ahead: what was sampled for its rows is what they are fed next, whatever the host finds, so
+    that a step may be launched before it has seen the last one's outcome.
+    """
 
     live: list[Row]
     n_top: int
+    runs_ahead: bool
 
     def take(self, outputs: Sequence[StepOutput]) -> list[RowCopy]:
         """Take a step's outputs, one for each live row, in order."""
@@ -105,6 +110,7 @@ class CandidateSearch:
         self._length_penalty = length_penalty
         self._spread = False
         self.live = list(rows)
+        self.runs_ahead = len(self.live) == 1
 
     def take(self, outputs: Sequence[StepOutput]) -> list[RowCopy]:
         for row, output in zip(self.live, outputs, strict=True):
@@ -135,6 +141,8 @@ class BeamSearch:
 
     It ends when `beam_size * patience` hypotheses have ended, or at the length limit.
     """
+
+    runs_ahead = False
 
     def __init__(
         self,

@@ -29,8 +29,8 @@ from cluster.messages import (
 from cluster.model.dims import ModelDims
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.noise import noise_key
-from decoder_worker.sampling import SlotOptions
 from decoder_worker.search import BeamSearch, CandidateSearch, Hypothesis, Row, Search
+from decoder_worker.slots import SlotOptions
 
 SOT_TOKENS = 3  # start of transcript, language, task: the longest start sequence
 
@@ -73,6 +73,8 @@ class DecodeSequence:
     fetched: set by the engine when the READ ended well.
     prompt: set by the engine when the language is known.
     search: the attempt that runs; attempts: those that ended.
+    n_in_flight: launches whose results the loop has not taken; until there is none, kernels may
+        write to its pages, so they stay held. n_ahead: those of them that the attempt is in.
     """
 
     request: DecodeRequest
@@ -94,6 +96,8 @@ class DecodeSequence:
     attempts: list[Attempt] = field(default_factory=list)
     no_speech_prob: float = 0.0
     alignment: TokenAlignment | None = None
+    n_in_flight: int = 0
+    n_ahead: int = 0
     steps: int = 0
     load_started: float = 0.0
     prefill_started: float = 0.0
@@ -134,6 +138,21 @@ class DecodeSequence:
         return self.search.live
 
     @property
+    def runs_ahead(self) -> bool:
+        """A step may be launched for it before the last one's outcome is known."""
+        assert self.search is not None
+        return self.search.runs_ahead
+
+    @property
+    def can_step(self) -> bool:
+        """Its attempt goes on, as far as the host can tell."""
+        if self.resolved or self.search is None or self.search.done:
+            return False
+        if not self.n_ahead:
+            return True
+        return self.runs_ahead and len(self.live[0].tokens) + self.n_ahead < self.n_new_max
+
+    @property
     def temperature(self) -> float:
         """Of the attempt that runs."""
         return self.options.temperatures[len(self.attempts)]
@@ -147,6 +166,7 @@ class DecodeSequence:
         options = self.options
         for row in self.rows:
             row.clear()
+        self.n_ahead = 0
         penalty, limit = options.length_penalty, self.n_new_max
         if self.temperature == 0 and options.beam_size > 1:
             beams = self.rows[: options.beam_size]
@@ -158,7 +178,7 @@ class DecodeSequence:
     def slot_options(self, row: Row) -> SlotOptions:
         options = self.options
         key = noise_key(options.seed, self.request.window, len(self.attempts), row.candidate)
-        return SlotOptions(options.timestamps, self.temperature, key)
+        return SlotOptions(options.timestamps, self.temperature, key, self.n_new_max)
 
 
 class PromptBuilder:

@@ -79,7 +79,16 @@ class AttentionBackend(Protocol):
     """Paged attention over the pools that the backend was made with."""
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Prepare for one forward over `batch`; called before its first layer."""
+        """Prepare for one forward over `batch`; called before its first layer.
+
+        The only call that reads what is on the host: the others may be captured in a graph.
+        """
+
+    def begin(self, positions: Tensor) -> None:
+        """The forward begins with tokens at `positions` (int64 [n_tokens], on the device).
+
+        Of a decode step alone, for backends whose plan stands while positions move on.
+        """
 
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v of the new tokens into the self pool, then attend causally.

@@ -62,6 +62,9 @@ class TorchAttention:
         self._write_pages = torch.tensor(pages, dtype=torch.int64, device=device)
         self._write_offsets = torch.tensor(offsets, dtype=torch.int64, device=device)
 
+    def begin(self, positions: Tensor) -> None:
+        """Lengths and places came with the plan."""
+
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kv = self._self_pool[:, layer]  # [page, 2, page_tokens, head, head_dim]
         where = (self._write_pages, self._write_offsets)

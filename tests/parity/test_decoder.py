@@ -76,8 +76,8 @@ class Bench:
         self._cross = PagePool(kv_layout(checkpoint), n_slots)
         own = PagePool(self_kv_layout(checkpoint, "float32"), n_slots)
         self.runner = ModelRunner(checkpoint, self.tokenizer, self._cross, own, n_slots)
-        self.recorder = RecordingDecoder(self.runner.model)
-        self.runner.model = self.recorder  # type: ignore[assignment]
+        self.recorder = RecordingDecoder(self.runner.step.model)
+        self.runner.step.model = self.recorder  # type: ignore[assignment]
 
     def sequence(self, slot: int, options: DecodeOptions, kv: Tensor) -> DecodeSequence:
         """kv [n_frames, layer, 2, head, head_dim]."""
@@ -171,7 +171,8 @@ def compare(shape: str, folder: Path) -> None:
     no_speech = []
     for step in range(N_TOKENS):
         run = bench.runner.decode if step else bench.runner.prefill
-        for sequence, outputs in zip(sequences, run(sequences), strict=True):
+        given = bench.runner.collect(run(sequences))
+        for sequence, outputs in zip(sequences, given, strict=True):
             sequence.rows[0].tokens.append(outputs[0].token)
             if not step:
                 no_speech.append(outputs[0].no_speech_prob)

@@ -207,17 +207,16 @@ def test_end_of_text_ends_a_sequence_and_counts_in_its_probability(
     stand: Stand, expected: list[DecodeResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = stand.engine._loop._runner
-    run = runner.decode
+    collect = runner.collect
     eot = stand.checkpoint.config["eos_token_id"]
 
-    def ending(sequences: Any) -> Any:
-        outputs = run(sequences)
+    def ending(launched: Any) -> Any:
         return [
             [replace(out[0], token=eot, logprob=-6.0)] if len(sequence.rows[0].tokens) == 5 else out
-            for sequence, out in zip(sequences, outputs, strict=True)
+            for sequence, out in zip(launched.sequences, collect(launched), strict=True)
         ]
 
-    monkeypatch.setattr(runner, "decode", ending)
+    monkeypatch.setattr(runner, "collect", ending)
     result = stand.engine.submit(stand.request(**REQUESTS[0])).result(ANSWER_S)
     assert result.finish_reason == "stop"
     assert result.tokens == expected[0].tokens[:5]

@@ -14,7 +14,7 @@ from torch import Tensor
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.logit_rules import History, LogitRules
-from decoder_worker.sampling import SamplingState, SlotOptions
+from decoder_worker.slots import SlotOptions, SlotTable
 from tests.checkpoints import cached_checkpoint
 
 MAX_INITIAL = 50
@@ -79,16 +79,16 @@ def test_equals_the_plain_algorithm(
 ) -> None:
     begin = tokenizer.special.timestamp_begin
     rules = LogitRules(tokenizer, MAX_INITIAL, "cpu")
-    state = SamplingState(len(batch), "cpu")
+    slots = SlotTable(len(batch), "cpu")
     logits, expected = [], []
     for slot, (history, timed, lift, seed) in enumerate(batch):
         sampled = [begin + value if stamp else value for stamp, value in history]
-        state.load(slot, SlotOptions(timed, 0.0, 0), sampled, begin)
+        slots.load(slot, SlotOptions(timed, 0.0, 0, 99), sampled, 3, begin)
         row = 3 * torch.randn(tokenizer.n_vocab, generator=torch.Generator().manual_seed(seed))
         row[begin:] += lift
         logits.append(row)
         expected.append(plain_rules(tokenizer, row, sampled, timed))
-    result = rules.apply(torch.stack(logits), state.history)
+    result = rules.apply(torch.stack(logits), slots.rows(torch.arange(len(batch))).history)
     for slot, row in enumerate(expected):
         assert torch.equal(result[slot], row), f"row {slot}: {batch[slot]}"
 
@@ -101,14 +101,15 @@ def test_history_step_by_step_equals_history_at_once(
     """What each step notes on the device is what a retry restores from the tokens."""
     begin = tokenizer.special.timestamp_begin
     sampled = [begin + value if stamp else value for stamp, value in history]
-    state = SamplingState(2, "cpu")
-    state.load(1, SlotOptions(True, 0.0, 0), sampled, begin)
+    slots = SlotTable(2, "cpu")
+    slots.load(1, SlotOptions(True, 0.0, 0, 99), sampled, 3, begin)
+    loaded = slots.rows(torch.tensor([1])).history
     steps = History.empty(1, "cpu")
     steps.timed[:] = True
     for token in sampled:
         steps = steps.after(torch.tensor([token]), begin)
     for name in ("n_sampled", "last_is_timestamp", "before_is_timestamp", "last_timestamp"):
-        assert getattr(steps, name)[0] == getattr(state.history, name)[1], name
+        assert getattr(steps, name)[0] == getattr(loaded, name)[0], name
 
 
 def test_first_timestamp_is_unlimited_without_a_limit(tokenizer: WhisperTokenizer) -> None:

@@ -11,7 +11,8 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.logit_rules import LogitRules
 from decoder_worker.noise import noise_key
-from decoder_worker.sampling import Sampled, Sampler, SamplingState, SlotOptions, best_of
+from decoder_worker.sampling import Sampled, Sampler, best_of
+from decoder_worker.slots import SlotOptions, SlotTable
 from tests.checkpoints import cached_checkpoint
 
 TEMPERATURES = (0.0, 0.6, 0.0, 1.0)
@@ -24,18 +25,18 @@ def tokenizer() -> WhisperTokenizer:
 
 def sample(tokenizer: WhisperTokenizer, rows: list[int], n_steps: int = 3) -> list[Sampled]:
     """Run `rows` of one fixed batch through a sampler that has four slots."""
-    state = SamplingState(4, "cpu")
-    sampler = Sampler(LogitRules(tokenizer, 50, "cpu"), state)
+    slots = SlotTable(4, "cpu")
+    sampler = Sampler(LogitRules(tokenizer, 50, "cpu"), slots)
     for row in rows:
-        options = SlotOptions(False, TEMPERATURES[row], noise_key(1, row, 0, 0))
-        state.load(row, options, [], tokenizer.special.timestamp_begin)
+        options = SlotOptions(False, TEMPERATURES[row], noise_key(1, row, 0, 0), 99)
+        slots.load(row, options, [], 3, tokenizer.special.timestamp_begin)
     generator = torch.Generator().manual_seed(0)
     noisy = [i for i, row in enumerate(rows) if TEMPERATURES[row]]
     outcome = []
     for _ in range(n_steps):
         logits = torch.randn(4, tokenizer.n_vocab, generator=generator)[rows]
         chosen = torch.tensor(noisy) if noisy else None
-        outcome.append(sampler(logits, torch.tensor(rows), chosen))
+        outcome.append(sampler(logits, slots.rows(torch.tensor(rows)), chosen))
     return outcome
 
 
@@ -47,23 +48,41 @@ def test_a_row_is_the_same_in_any_batch(tokenizer: WhisperTokenizer) -> None:
             assert torch.equal(alone.logprobs, together[step].logprobs[rows]), (rows, step)
 
 
+def test_noise_for_every_row_changes_no_greedy_one(tokenizer: WhisperTokenizer) -> None:
+    """As in a captured step, where who has noise is not known."""
+    outcome = []
+    for noisy in ([1, 3], [0, 1, 2, 3]):
+        slots = SlotTable(4, "cpu")
+        for row, temperature in enumerate(TEMPERATURES):
+            options = SlotOptions(False, temperature, noise_key(1, row, 0, 0), 99)
+            slots.load(row, options, [], 3, tokenizer.special.timestamp_begin)
+        logits = torch.randn(4, tokenizer.n_vocab, generator=torch.Generator().manual_seed(0))
+        sampler = Sampler(LogitRules(tokenizer, 50, "cpu"), slots)
+        outcome.append(sampler(logits, slots.rows(torch.arange(4)), torch.tensor(noisy)))
+    assert torch.equal(outcome[0].tokens, outcome[1].tokens)
+    assert torch.equal(outcome[0].logprobs, outcome[1].logprobs)
+
+
 def test_logprobs_are_of_the_filtered_logits_at_temperature_1(tokenizer: WhisperTokenizer) -> None:
     logits = torch.randn(1, tokenizer.n_vocab, generator=torch.Generator().manual_seed(2))
-    state = SamplingState(1, "cpu")
+    slots = SlotTable(1, "cpu")
     rules = LogitRules(tokenizer, 50, "cpu")
-    state.load(0, SlotOptions(True, 0.8, 7), [], tokenizer.special.timestamp_begin)
-    expected = rules.apply(logits.clone(), state.history).log_softmax(-1)
-    sampled = Sampler(rules, state)(logits, torch.tensor([0]), torch.tensor([0]))
+    slots.load(0, SlotOptions(True, 0.8, 7, 99), [], 3, tokenizer.special.timestamp_begin)
+    rows = slots.rows(torch.tensor([0]))
+    expected = rules.apply(logits.clone(), rows.history).log_softmax(-1)
+    sampled = Sampler(rules, slots)(logits, rows, torch.tensor([0]))
     torch.testing.assert_close(sampled.logprobs[0], expected[0, sampled.tokens[0]])
 
 
 def test_not_a_number_is_reported_in_its_row_only(tokenizer: WhisperTokenizer) -> None:
-    state = SamplingState(2, "cpu")
+    slots = SlotTable(2, "cpu")
     for slot in range(2):
-        state.load(slot, SlotOptions(True, 0.0, 0), [], tokenizer.special.timestamp_begin)
+        slots.load(slot, SlotOptions(True, 0.0, 0, 99), [], 3, tokenizer.special.timestamp_begin)
     logits = torch.randn(2, tokenizer.n_vocab)
     logits[1] = math.nan
-    sampled = Sampler(LogitRules(tokenizer, 50, "cpu"), state)(logits, torch.arange(2), None)
+    sampled = Sampler(LogitRules(tokenizer, 50, "cpu"), slots)(
+        logits, slots.rows(torch.arange(2)), None
+    )
     assert sampled.logprobs[0].isfinite()
     assert not sampled.logprobs[1].isfinite()
 

@@ -1,0 +1,249 @@
+"""Paged attention by flashinfer's kernels, over the page-major pools as they lie.
+
+A layer's K and V are strided views of its pool, `pool[:, layer, 0]` and `[:, layer, 1]`: the
+kernels take one set of strides for both. Two backends: `RaggedAttention` for any forward (prompts,
+beams, alignment), `StepAttention` for decode steps of a fixed number of rows, which a CUDA graph
+may hold. Written from the source of flashinfer-python 0.7.2.post1; what it relies on there:
+
+- A plan reads page counts alone (`DecodePlan`, scheduler.cuh), and cuts the KV at page borders; a
+  run reads lengths from the device (`get_length`, page.cuh). So a plan holds while a row grows
+  within its last page, and `kv_last_page_len` is set on the device, from the positions.
+- With CUDA graphs the grid depends on the batch size only, and a plan's device pointers on nothing:
+  a replayed graph follows a new plan.
+- A plan writes to a pinned buffer of its wrapper, then copies from it in the stream: the copy must
+  have been made before the next plan.
+- `plan` itself waits for the device when the page indices come from the host; `fast_decode_plan`
+  does not, and leaves it to the caller to bring them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper, fast_decode_plan
+from flashinfer.page import append_paged_kv_cache
+from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+from torch import Tensor
+
+from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
+
+WORKSPACE_BYTES = 128 * 2**20  # what flashinfer recommends, for partial results of split KV
+BACKEND = "fa2"  # not "auto": it takes any page size and fp8 pages under bf16 queries
+
+
+class FlashInfer:
+    """Makes backends over one pair of pools. They share a workspace, so a stream as well.
+
+    self_pool, cross_pool: [page, layer, 2, page size, head, head_dim] on a GPU; the self pool's
+        dtype is that of queries and results, the cross pool's may be float8_e4m3fn.
+    """
+
+    def __init__(self, self_pool: Tensor, cross_pool: Tensor) -> None:
+        self._pools = self_pool, cross_pool
+        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self_pool.device)
+
+    def ragged(self) -> AttentionBackend:
+        return RaggedAttention(*self._pools, self._workspace)
+
+    def for_steps(self, n_rows: int) -> AttentionBackend:
+        """A backend for decode steps of `n_rows` rows, each with a window of its own."""
+        return StepAttention(*self._pools, self._workspace, n_rows)
+
+
+class RaggedAttention:
+    """Implements `AttentionBackend` with the prefill kernels: entries of any number of rows."""
+
+    def __init__(self, self_pool: Tensor, cross_pool: Tensor, workspace: Tensor) -> None:
+        self._self = _RaggedTable(self_pool, self_pool.dtype, workspace, causal=True)
+        self._cross = _RaggedTable(cross_pool, self_pool.dtype, workspace, causal=False)
+        self._entries = self._positions = torch.empty(0)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._self.plan(batch.self_kv)
+        self._cross.plan(batch.cross_kv)
+        entries, positions = _new_tokens(batch.self_kv, self._self.page_size)
+        both = _on(torch.stack((entries, positions)), self._self.device)
+        self._entries, self._positions = both.unbind(0)
+
+    def begin(self, positions: Tensor) -> None:
+        """Places came with the plan, which is made anew for every forward."""
+
+    def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._self.append(layer, k, v, self._entries, self._positions)
+        return self._self.run(layer, q)
+
+    def cross_attention(self, layer: int, q: Tensor) -> Tensor:
+        return self._cross.run(layer, q)
+
+
+class StepAttention:
+    """Implements `AttentionBackend` for decode steps: `n_rows` entries of one row each.
+
+    `plan` does something only where pages have changed: a row came or went, or began a page.
+    """
+
+    def __init__(
+        self, self_pool: Tensor, cross_pool: Tensor, workspace: Tensor, n_rows: int
+    ) -> None:
+        self._self = _StepTable(self_pool, self_pool.dtype, workspace, n_rows)
+        self._cross = _StepTable(cross_pool, self_pool.dtype, workspace, n_rows)
+        device = self_pool.device
+        self._entries = torch.arange(n_rows, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(n_rows, dtype=torch.int32, device=device)
+        # Positions before a row's last planned page, less one: what its position is counted from.
+        self._before = torch.zeros(n_rows, dtype=torch.int32, device=device)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self_kv = batch.self_kv
+        if self._self.plan(self_kv, _same_pages):
+            before = (self_kv.kv_indptr.diff() - 1) * self._self.page_size - 1
+            self._before.copy_(_on(before.int(), self._before.device), non_blocking=True)
+        self._cross.plan(batch.cross_kv, _same)
+
+    def begin(self, positions: Tensor) -> None:
+        """Lengths follow positions: [page 0, page 1 of 64, position 70] has 7 in its last page."""
+        self._positions.copy_(positions)
+        torch.sub(self._positions, self._before, out=self._self.last_page_len)
+
+    def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._self.append(layer, k, v, self._entries, self._positions)
+        return self._self.run(layer, q)
+
+    def cross_attention(self, layer: int, q: Tensor) -> Tensor:
+        return self._cross.run(layer, q)
+
+
+class _Table:
+    """A page table on the device, over one pool."""
+
+    def __init__(self, pool: Tensor) -> None:
+        self.device = pool.device
+        self.page_size, self._n_head, self._head_dim = pool.shape[3:]
+        self._layers = [(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(pool.shape[1])]
+        self.indptr = self.indices = self.last_page_len = torch.empty(0)  # int32, set below
+        # Recorded when the last plan's copy out of its pinned buffer was queued.
+        self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def append(self, layer: int, k: Tensor, v: Tensor, entries: Tensor, positions: Tensor) -> None:
+        """Write keys and values of tokens at `positions` of `entries`, both int32 [n]."""
+        append_paged_kv_cache(
+            k,
+            v,
+            entries,
+            positions,
+            self._layers[layer],
+            self.indices,
+            self.indptr,
+            self.last_page_len,
+        )
+
+
+class _RaggedTable(_Table):
+    def __init__(self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, causal: bool) -> None:
+        super().__init__(pool)
+        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=BACKEND)
+        self._causal = causal
+        self._dtypes = dtype, pool.dtype
+
+    def plan(self, kv: PagedKV) -> None:
+        self._planned.synchronize()
+        self.indptr = _on(kv.kv_indptr, self.device)
+        self.indices = _on(kv.kv_indices, self.device)
+        self.last_page_len = _on(kv.kv_last_page_len, self.device)
+        q_dtype, kv_dtype = self._dtypes
+        self._wrapper.plan(
+            kv.qo_indptr.pin_memory(),
+            kv.kv_indptr.pin_memory(),
+            kv.kv_indices.pin_memory(),
+            kv.kv_last_page_len.pin_memory(),
+            self._n_head,
+            self._n_head,
+            self._head_dim,
+            self.page_size,
+            causal=self._causal,
+            q_data_type=q_dtype,
+            kv_data_type=kv_dtype,
+        )
+        self._planned.record()
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        out: Tensor = self._wrapper.run(q, self._layers[layer])
+        return out
+
+
+class _StepTable(_Table):
+    def __init__(self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, n_rows: int) -> None:
+        super().__init__(pool)
+        most = n_rows * len(pool)
+        self.indptr = torch.zeros(n_rows + 1, dtype=torch.int32, device=self.device)
+        self.indices = torch.zeros(most, dtype=torch.int32, device=self.device)
+        self.last_page_len = torch.ones(n_rows, dtype=torch.int32, device=self.device)
+        self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
+            workspace,
+            "NHD",
+            use_cuda_graph=True,
+            paged_kv_indptr_buffer=self.indptr,
+            paged_kv_indices_buffer=self.indices,
+            paged_kv_last_page_len_buffer=self.last_page_len,
+            backend=BACKEND,
+        )
+        self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
+        self._kv: PagedKV | None = None
+
+    def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool]) -> bool:
+        """Plan, and bring the table to the device; False when the last one will do."""
+        if self._kv is not None and is_same(self._kv, kv):
+            return False
+        self._planned.synchronize()
+        sizes = (self._n_head, self._n_head, self._head_dim, self.page_size)
+        if self._kv is None:  # loads the kernels, which the fast way needs
+            self._wrapper.plan(
+                kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len, *sizes, **self._dtypes
+            )
+        else:
+            self.indptr.copy_(kv.kv_indptr.pin_memory(), non_blocking=True)
+            pinned = kv.kv_indices.pin_memory()
+            self.indices[: len(pinned)].copy_(pinned, non_blocking=True)
+            self.last_page_len.copy_(kv.kv_last_page_len.pin_memory(), non_blocking=True)
+            fast_decode_plan(
+                self._wrapper,
+                self.indptr,
+                self.indices[: len(pinned)],
+                self.last_page_len,
+                *sizes,
+                **self._dtypes,
+                global_override_indptr_cpu=kv.kv_indptr,
+            )
+        self._planned.record()
+        self._kv = kv
+        return True
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        out: Tensor = self._wrapper.run(q, self._layers[layer])
+        return out
+
+
+def _same_pages(a: PagedKV, b: PagedKV) -> bool:
+    return torch.equal(a.kv_indptr, b.kv_indptr) and torch.equal(a.kv_indices, b.kv_indices)
+
+
+def _same(a: PagedKV, b: PagedKV) -> bool:
+    return a is b or (_same_pages(a, b) and torch.equal(a.kv_last_page_len, b.kv_last_page_len))
+
+
+def _new_tokens(kv: PagedKV, page_size: int) -> tuple[Tensor, Tensor]:
+    """Entry and position of each query's token, int32 [n_tokens] on the CPU: the entry's last.
+
+    Example: two queries of an entry of 70 positions stand at 68 and 69.
+    """
+    counts = kv.qo_indptr.diff()
+    lengths = (kv.kv_indptr.diff() - 1) * page_size + kv.kv_last_page_len
+    entries = torch.arange(len(counts)).repeat_interleave(counts)
+    to_end = kv.qo_indptr[1:][entries] - torch.arange(len(entries))  # 1 for the last query
+    return entries.int(), (lengths[entries] - to_end).int()
+
+
+def _on(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, made in the stream's order without waiting for it."""
+    return tensor.pin_memory().to(device, non_blocking=True)
