@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -16,6 +18,7 @@ from cluster.kv.memory import MemoryExporter, MemoryImporter
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import DecoderSettings
+from decoder_worker.attention.choose import torch_attention
 from decoder_worker.engine import DecoderEngine
 
 KEY = b"key of the tests"
@@ -98,9 +101,13 @@ def make_stand(
     export_windows: int = 8,
     importer_class: Callable[..., Any] = MemoryImporter,
     fetch_timeout_s: float = 10.0,
+    bucketed: bool = False,
     **settings: Any,
 ) -> Iterator[Stand]:
-    """Everything is closed at the end, and every page must be back by then."""
+    """Everything is closed at the end, and every page must be back by then.
+
+    bucketed: run decode steps at fixed sizes, as a GPU does.
+    """
     chosen = DecoderSettings(**{"max_batch": 4, "kv_windows": 4, "threads": 1, **settings})
     checkpoint = open_checkpoint(str(folder))
     layout = kv_layout(checkpoint, page_frames, kv_dtype)
@@ -109,10 +116,16 @@ def make_stand(
     importer = importer_class(
         layout, chosen.kv_windows * n_pages, cluster_key=KEY, fetch_timeout_s=fetch_timeout_s
     )
-    engine = DecoderEngine(checkpoint, importer, chosen, page_tokens=page_tokens)
+    choose = partial(_torch_attention, bucketed)
+    with patch("decoder_worker.build.choose_attention", choose):
+        engine = DecoderEngine(checkpoint, importer, chosen, page_tokens=page_tokens)
     try:
         yield Stand(checkpoint, exporter, importer, engine)
     finally:
         engine.close()
         importer.close()
         exporter.close()
+
+
+def _torch_attention(bucketed: bool, setting: str, *pools: torch.Tensor) -> Any:
+    return torch_attention(*pools, bucketed=bucketed)
