@@ -1,9 +1,10 @@
-"""The hand-off of one window's KV on one host, beside what bounds it and what it competes with.
+"""The hand-off of one window on one host, beside what bounds it and what it competes with.
 
 In every round, in random order: ours (accept, READ, generation, release; encoder in another
 process), raw `process_vm_readv` of the same pages, memcpy, and Ray's object store (an actor returns
-the KV, the reader copies it out). So all of them see the same drift of the machine. Prints the
-ceilings first, then the table, one JSON line last.
+the KV, the reader copies it out). So all of them see the same drift of the machine. What is handed
+over is cross-attention KV in pages of several sizes, and the encoder states that it is made of.
+Prints the ceilings first, then the tables, one JSON line last.
 
     python benchmark/kv_transfer.py [--quick] [--no-ray]
 """
@@ -32,7 +33,7 @@ import numpy as np
 import torch
 
 from cluster.kv.connect import make_exporter, make_importer
-from cluster.kv.layout import KVLayout
+from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
 from cluster.messages import CrossKVHandle
 
 KEY = b"benchmark"
@@ -55,13 +56,13 @@ class Row:
     """Times of one shape and page size, in ms, per contender and round."""
 
     shape: str
-    layout: KVLayout
+    layout: PageLayout
     transport: str
     times_ms: dict[str, list[float]]
 
     @property
     def n_bytes(self) -> int:
-        return self.layout.pages_per_window * self.layout.page_bytes
+        return window_bytes(self.layout)
 
     def median_ms(self, contender: str) -> float:
         return statistics.median(self.times_ms[contender])
@@ -83,6 +84,7 @@ class Row:
         contenders = [name for name in COLUMNS if name in self.times_ms]
         return {
             "shape": self.shape,
+            "payload": self.layout.payload,
             "mb": round(self.n_bytes / 1e6, 2),
             "page_frames": self.layout.page_frames,
             "pages": self.layout.pages_per_window,
@@ -146,8 +148,14 @@ def serve_encoder(connection: Connection) -> None:
             )
 
 
-def make_kv(layout: KVLayout) -> torch.Tensor:
-    generator = torch.Generator().manual_seed(layout.n_layer)
+def layouts_of(shape: tuple[str, int, int]) -> list[PageLayout]:
+    name, n_layer, n_head = shape
+    paged = [KVLayout(name, n_layer, n_head, 64, 1500, n, "bfloat16") for n in PAGE_FRAMES]
+    return [*paged, StatesLayout(name, 64 * n_head, 1500, "bfloat16")]
+
+
+def make_kv(layout: PageLayout) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(layout.page_frames)
     shape = (layout.pages_per_window, *layout.page_shape)
     return torch.rand(shape, generator=generator).to(torch.bfloat16)
 
@@ -186,12 +194,8 @@ def start_ray() -> Any:
     return RayEncoder.remote()
 
 
-def measure(
-    shape: tuple[str, int, int], page_frames: int, rounds: int, encoder: Encoder, ray_encoder: Any
-) -> Row:
-    name, n_layer, n_head = shape
-    layout = KVLayout(name, n_layer, n_head, 64, 1500, page_frames, "bfloat16")
-    n_bytes = layout.pages_per_window * layout.page_bytes
+def measure(layout: PageLayout, rounds: int, encoder: Encoder, ray_encoder: Any) -> Row:
+    n_bytes = window_bytes(layout)
     encoder.call("open", layout)
     importer: Any = make_importer("nixl", layout, layout.pages_per_window, cluster_key=KEY)
     pages = importer.pool.allocate(layout.pages_per_window)
@@ -237,7 +241,7 @@ def measure(
                 times_ms[contender].append((time.perf_counter() - begin) * 1e3)
     transport = importer.transport
     importer.close()
-    return Row(name, layout, transport, times_ms)
+    return Row(layout.model, layout, transport, times_ms)
 
 
 def print_ceilings(rows: list[Row]) -> None:
@@ -253,16 +257,48 @@ def print_ceilings(rows: list[Row]) -> None:
 def print_table(rows: list[Row]) -> None:
     print("\nOne window handed off: medians in ms; ours as a share of each one's speed")
     contenders = [name for name in COLUMNS if name in rows[0].times_ms]
-    head = f"{'shape':>18}  {'MB':>6}  {'page':>5}  {'pages':>5}"
+    head = f"{'shape':>18}  {'payload':>14}  {'MB':>6}  {'page':>5}  {'pages':>5}"
     head += "".join(f"  {name:>16}" for name in contenders)
     head += "".join(f"  {'of ' + name:>19}" for name in contenders[1:])
     print(f"{head}  {'of readv, best':>14}")
     for row in rows:
         frames, n_pages = row.layout.page_frames, row.layout.pages_per_window
-        line = f"{row.shape:>18}  {row.n_bytes / 1e6:6.1f}  {frames:5d}  {n_pages:5d}"
+        line = f"{row.shape:>18}  {row.layout.payload:>14}  {row.n_bytes / 1e6:6.1f}"
+        line += f"  {frames:5d}  {n_pages:5d}"
         line += "".join(f"  {row.median_ms(name):16.2f}" for name in contenders)
         line += "".join(f"  {row.ratio_to(name):18.2f}x" for name in contenders[1:])
         print(f"{line}  {row.best_ratio_to_readv:13.2f}x")
+
+
+def against_states(rows: list[Row]) -> list[dict[str, Any]]:
+    """Per shape, the best page size of KV beside the states."""
+    pairs = []
+    for states in rows:
+        if states.layout.payload != "encoder_states":
+            continue
+        paged = [r for r in rows if r.shape == states.shape and r.layout.payload == "cross_kv"]
+        best = min(paged, key=lambda row: row.median_ms("ours"))
+        pairs.append(
+            {
+                "shape": states.shape,
+                "kv_mb": round(best.n_bytes / 1e6, 2),
+                "kv_ms": round(best.median_ms("ours"), 3),
+                "states_mb": round(states.n_bytes / 1e6, 2),
+                "states_ms": round(states.median_ms("ours"), 3),
+            }
+        )
+    return pairs
+
+
+def print_against_states(pairs: list[dict[str, Any]]) -> None:
+    print("\nStates beside KV (best page size): medians; below the margin a projection pays")
+    print(f"{'shape':>18}  {'KV MB':>7}  {'ms':>7}  {'states MB':>9}  {'ms':>7}  {'margin ms':>9}")
+    for pair in pairs:
+        margin = pair["kv_ms"] - pair["states_ms"]
+        print(
+            f"{pair['shape']:>18}  {pair['kv_mb']:7.1f}  {pair['kv_ms']:7.2f}"
+            f"  {pair['states_mb']:9.2f}  {pair['states_ms']:7.2f}  {margin:9.2f}"
+        )
 
 
 def main() -> None:
@@ -279,12 +315,14 @@ def main() -> None:
     ray_encoder = None if args.no_ray else start_ray()
     rows = []
     for shape in QUICK_SHAPES if args.quick else SHAPES:
-        for page_frames in PAGE_FRAMES:
-            rows.append(measure(shape, page_frames, 7 if args.quick else 25, encoder, ray_encoder))
-            print(f"measured {shape[0]}, pages of {page_frames} frames", file=sys.stderr)
+        for layout in layouts_of(shape):
+            rows.append(measure(layout, 7 if args.quick else 25, encoder, ray_encoder))
+            print(f"measured {shape[0]}, pages of {layout.page_frames} frames", file=sys.stderr)
     encoder.close()
     print_ceilings(rows)
     print_table(rows)
+    pairs = against_states(rows)
+    print_against_states(pairs)
     load = os.getloadavg()[0]
     print(f"\n{os.cpu_count()} cores, load {load:.1f}, transport {rows[0].transport}")
     summary = {
@@ -292,6 +330,7 @@ def main() -> None:
         "cpus": os.cpu_count(),
         "load": round(load, 1),
         "rows": [row.as_json() for row in rows],
+        "states_beside_kv": pairs,
     }
     print(json.dumps(summary))
 

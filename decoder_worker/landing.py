@@ -61,8 +61,9 @@ class Landing:
             states = pool.tensor[torch.tensor(landed, device=pool.device)]
             pages = [sequence.cross_pages for sequence in sequences]
             projection.write(states, self._cross_pool.tensor, pages)
-            # The pages are free for the next READ once we return, which waits for no stream.
-            torch.cuda.current_stream(pool.device).synchronize()
+            # On the default stream, so that decode steps in flight go on. The wait puts what is
+            # launched next behind it, and the next READ into these pages, which knows no stream.
+            torch.cuda.default_stream(pool.device).synchronize()
         self._note((time.monotonic() - begun) / len(sequences))
         self.n_projected += len(sequences)
         return [None] * len(sequences)

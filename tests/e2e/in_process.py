@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -27,9 +27,10 @@ STOP_S = 30.0
 
 
 @contextmanager
-def in_process_server(**router: Any) -> Iterator[str]:
-    """Serve the bundled model with these router settings. Yields the base URL."""
-    settings = load_settings(None, {"router": {"audio_workers": 1, **router}}, environ={})
+def in_process_server(others: Mapping[str, Any] | None = None, **router: Any) -> Iterator[str]:
+    """Serve the bundled model with these settings of the router and `others`. Yields the URL."""
+    flags = {**(others or {}), "router": {"audio_workers": 1, **router}}
+    settings = load_settings(None, flags, environ={})
     started: Future[uvicorn.Server] = Future()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=_run, args=(settings, listening, started), daemon=True)

@@ -1,0 +1,71 @@
+"""What is handed from encoder to decoder is a matter of speed: every mode gives the same answer."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import openai
+import pytest
+
+from cluster.demo.samples import SAMPLES, sample_path
+from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.e2e.in_process import in_process_server
+
+MODES = ("cross_kv", "encoder_states", "auto")
+KV_BYTES, STATES_BYTES = 6_912_000, 1_152_000  # of one window of the bundled model in float32
+
+
+def answer(client: openai.OpenAI, name: str) -> tuple[dict[str, Any], int]:
+    """Text, segments and words of a recording, and the bytes that were moved for a window."""
+    raw = client.audio.transcriptions.with_raw_response.create(
+        model="whisper-1",
+        file=sample_path(name),
+        response_format="verbose_json",
+        timestamp_granularities=["word", "segment"],
+    )
+    timing = raw.headers["server-timing"]
+    n_bytes = re.search(r'transfer;dur=\S+;desc="(\d+) bytes"', timing)
+    n_windows = re.search(r'encode;dur=\S+;desc="(\d+) windows"', timing)
+    assert n_bytes is not None
+    assert n_windows is not None
+    return raw.parse().to_dict(), int(n_bytes[1]) // int(n_windows[1])
+
+
+def test_every_mode_gives_the_same_answer() -> None:
+    expected = None
+    for mode in MODES:
+        with in_process_server({"handoff": mode}) as url:
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+            found, n_bytes = answer(client, "medium")
+        assert n_bytes == (STATES_BYTES if mode == "encoder_states" else KV_BYTES)
+        expected = expected or found
+        assert found["words"]
+        assert found == expected, mode
+
+
+@pytest.fixture(scope="module", params=["encoder_states", "auto"])
+def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A cluster in one of the modes; `server` has the other."""
+    running = start_server(
+        tmp_path_factory.mktemp("cwd"),
+        *("--encoders", "2", "--decoders", "2"),
+        env={"SPLITSCRIBE_HANDOFF": request.param},
+    )
+    yield running
+    assert stop_server(running) == 0, running.output()[-4000:]
+
+
+@pytest.mark.slow
+def test_a_cluster_gives_the_same_answer_in_every_mode(server: Server, cluster: Server) -> None:
+    """Through NIXL between processes; each recording several times, so that all workers meet."""
+    for name in SAMPLES:
+        expected, n_bytes = answer(server.client(), name)
+        assert n_bytes == KV_BYTES
+        for _ in range(4):
+            found, n_bytes = answer(cluster.client(), name)
+            assert found == expected
+            assert n_bytes in (KV_BYTES, STATES_BYTES)
+    wait_until(cluster.is_idle, 30, "every page free")
+    workers = cluster.workers("encoder") + cluster.workers("decoder")
+    assert all(worker["transport"].startswith("nixl") for worker in workers)
