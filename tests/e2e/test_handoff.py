@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import openai
@@ -13,6 +14,7 @@ from tests.e2e.conftest import Server, start_server, stop_server, wait_until
 from tests.e2e.in_process import in_process_server
 
 MODES = ("cross_kv", "encoder_states", "auto")
+FLOAT32 = {"device": "cpu", "dtype": "float32"}
 KV_BYTES, STATES_BYTES = 6_912_000, 1_152_000  # of one window of the bundled model in float32
 
 
@@ -32,39 +34,50 @@ def answer(client: openai.OpenAI, name: str) -> tuple[dict[str, Any], int]:
     return raw.parse().to_dict(), int(n_bytes[1]) // int(n_windows[1])
 
 
+def in_process(mode: str, names: Sequence[str]) -> list[tuple[dict[str, Any], int]]:
+    with in_process_server({"handoff": mode, "encoder": FLOAT32, "decoder": FLOAT32}) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+        return [answer(client, name) for name in names]
+
+
 def test_every_mode_gives_the_same_answer() -> None:
     expected = None
     for mode in MODES:
-        with in_process_server({"handoff": mode}) as url:
-            client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-            found, n_bytes = answer(client, "medium")
+        ((found, n_bytes),) = in_process(mode, ["medium"])
         assert n_bytes == (STATES_BYTES if mode == "encoder_states" else KV_BYTES)
         expected = expected or found
         assert found["words"]
         assert found == expected, mode
 
 
-@pytest.fixture(scope="module", params=["encoder_states", "auto"])
-def cluster(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A cluster in one of the modes; `server` has the other."""
+@pytest.fixture(scope="module", params=MODES)
+def cluster(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
     running = start_server(
         tmp_path_factory.mktemp("cwd"),
-        *("--encoders", "2", "--decoders", "2"),
+        *("--encoders", "2", "--decoders", "2", "--dtype", "float32"),
         env={"SPLITSCRIBE_HANDOFF": request.param},
     )
     yield running
     assert stop_server(running) == 0, running.output()[-4000:]
 
 
+@pytest.fixture(scope="module")
+def expected() -> dict[str, dict[str, Any]]:
+    found = in_process("cross_kv", SAMPLES)
+    return {name: one for name, (one, _) in zip(SAMPLES, found, strict=True)}
+
+
 @pytest.mark.slow
-def test_a_cluster_gives_the_same_answer_in_every_mode(server: Server, cluster: Server) -> None:
+def test_a_cluster_gives_the_same_answer_in_every_mode(
+    cluster: Server, expected: dict[str, dict[str, Any]]
+) -> None:
     """Through NIXL between processes; each recording several times, so that all workers meet."""
     for name in SAMPLES:
-        expected, n_bytes = answer(server.client(), name)
-        assert n_bytes == KV_BYTES
         for _ in range(4):
             found, n_bytes = answer(cluster.client(), name)
-            assert found == expected
+            assert found == expected[name]
             assert n_bytes in (KV_BYTES, STATES_BYTES)
     wait_until(cluster.is_idle, 30, "every page free")
     workers = cluster.workers("encoder") + cluster.workers("decoder")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.kv.layout_for import kv_layout
+from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.messages import FileMel
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.cross_kv import CrossKVProjection
+from cluster.model.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
 from encoder_worker.fixed_mel import N_MARKS, ROW_SAMPLES, FixedLogMel
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.graphs import BatchGraphs, sizes_up_to
@@ -74,6 +74,24 @@ def test_a_batch_lands_in_its_pages_and_its_padding_nowhere(checkpoint: Checkpoi
     assert (pool[[page for own in pages[n:] for page in own]] == UNTOUCHED).all()
 
 
+def test_states_land_in_their_pages_as_they_are(checkpoint: Checkpoint) -> None:
+    layout = states_layout(checkpoint)
+    mel, encoder = LogMel(checkpoint.dims.n_mels), AudioEncoder(checkpoint)
+    pool = torch.full((5, *layout.page_shape), UNTOUCHED)
+    static = StaticEncoder(mel, encoder, Unprojected(), as_kv_pool(pool), max_batch=4)
+    static(WINDOWS[:3], [[4], [0], [2]]).wait()
+    plain = torch.full_like(pool, UNTOUCHED)
+    WindowEncoder(checkpoint, "float32", "cpu", projects=False)(
+        WINDOWS[:3], plain, [[4], [0], [2]]
+    ).wait()
+    with torch.inference_mode():
+        expected = encoder(mel(WINDOWS[:3]))
+    for found in (pool, plain):
+        largest = (found[[4, 0, 2]] - expected).abs().max().item()
+        assert largest < 1e-4, f"differs by {largest}"
+        assert (found[[1, 3]] == UNTOUCHED).all()
+
+
 def test_sizes_and_the_batch_they_are_run_at() -> None:
     assert sizes_up_to(16) == (1, 2, 4, 8, 16)
     assert sizes_up_to(6) == (1, 2, 4, 6)
@@ -109,6 +127,15 @@ def test_the_kernel_equals_torch(monkeypatch: pytest.MonkeyPatch, pool_dtype: to
     assert torch.equal(ours, expected)
     assert (ours[[6, 10]] == UNTOUCHED).all()
     assert (ours[7, :, :, 5:] == UNTOUCHED).all()
+
+
+def test_the_kernel_moves_states_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    states = torch.randn(2, 30, 24)
+    table = torch.tensor([[2], [0]], dtype=torch.int32)
+    pool = torch.full((3, 30, 24), UNTOUCHED)
+    kernel(monkeypatch).launch(Unprojected().project(states), as_kv_pool(pool), table)
+    assert torch.equal(pool[[2, 0]], states)
+    assert (pool[1] == UNTOUCHED).all()
 
 
 @pytest.mark.gpu
