@@ -97,6 +97,7 @@ def make_checkpoint(
     sharded: bool = False,
     prefix: str = "model.",
     seed: int = 0,
+    device: str = "cpu",
     **changes: Any,
 ) -> Path:
     """Write a random checkpoint into `folder` (made if need be) and return it.
@@ -106,6 +107,7 @@ def make_checkpoint(
         dtype: of the stored weights: "float32", "bfloat16" or "float16".
         sharded: two shards with an index instead of one file.
         prefix: "model." or "": both namings are found in the wild.
+        device: that draws the numbers; each has its own for one seed.
     """
     chosen = replace(SHAPES[shape] if isinstance(shape, str) else shape, **changes)
     folder.mkdir(parents=True, exist_ok=True)
@@ -114,8 +116,8 @@ def make_checkpoint(
     _write_json(folder / "generation_config.json", generation_config(chosen))
     _write_json(folder / "preprocessor_config.json", _preprocessor_config(chosen))
     _write_json(folder / "tokenizer.json", tokenizer_definition(chosen))
-    tensors = random_tensors(ModelDims.from_config(config), seed)
-    stored = {f"{prefix}{name}": t.to(getattr(torch, dtype)) for name, t in tensors.items()}
+    tensors = random_tensors(ModelDims.from_config(config), seed, device, getattr(torch, dtype))
+    stored = {f"{prefix}{name}": tensor for name, tensor in tensors.items()}
     if sharded:
         _save_shards(folder, stored)
     else:
@@ -231,15 +233,22 @@ def tokenizer_definition(shape: ModelShape) -> dict[str, Any]:
     }
 
 
-def random_tensors(dims: ModelDims, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Weights at a scale where every layer, position and audio frame matters to the logits."""
-    generator = torch.Generator().manual_seed(seed)
+def random_tensors(
+    dims: ModelDims, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
+) -> dict[str, torch.Tensor]:
+    """Weights at a scale where every layer, position and audio frame matters to the logits.
+
+    They are drawn on `device`, in float32, and returned on the CPU in `dtype`.
+    """
+    generator = torch.Generator(device).manual_seed(seed)
     shapes = encoder_shapes(dims) | cross_kv_shapes(dims) | decoder_shapes(dims)
-    return {name: _random(name, shape, generator) for name, shape in shapes.items()}
+    return {
+        name: _random(name, shape, generator).to("cpu", dtype) for name, shape in shapes.items()
+    }
 
 
 def _random(name: str, shape: Shape, generator: torch.Generator) -> torch.Tensor:
-    noise = torch.randn(shape, generator=generator)
+    noise = torch.randn(shape, generator=generator, device=generator.device)
     if name.endswith("layer_norm.weight"):
         return 1 + 0.1 * noise
     if name.endswith("bias") or "embed_positions" in name:
