@@ -167,6 +167,7 @@ class EncoderEngine:
             failed=counts.failed,
             expired=counts.expired,
             encode_s=counts.encode_s,
+            sends_states=self._next_exporter().layout.payload == "encoder_states",
         )
 
     def healthy(self) -> str | None:

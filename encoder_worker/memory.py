@@ -43,7 +43,7 @@ def sized(
         POOL_BATCHES * _max_batch(role, device),
         _window_bytes(settings, checkpoint, device),
         budget,
-        {} if budget is None else _needs(role, checkpoint.dims, device),
+        {} if budget is None else _needs(settings, checkpoint.dims, device),
         portion,
     )
     encoder = role.model_copy(update={"export_windows": n_windows})
@@ -53,7 +53,7 @@ def sized(
 def taken_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
     """All that an encoder with these sized settings takes of its GPU."""
     pool = settings.encoder.export_windows * _window_bytes(settings, checkpoint, device)
-    return pool + sum(_needs(settings.encoder, checkpoint.dims, device).values())
+    return pool + sum(_needs(settings, checkpoint.dims, device).values())
 
 
 def _window_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
@@ -61,11 +61,13 @@ def _window_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> in
     return sum(map(window_bytes, exported_layouts(checkpoint, settings, device)))
 
 
-def _needs(role: EncoderSettings, dims: ModelDims, device: str) -> dict[str, int]:
+def _needs(settings: Settings, dims: ModelDims, device: str) -> dict[str, int]:
+    role = settings.encoder
     dtype, max_batch = resolve_dtype(role.dtype, device), _max_batch(role, device)
+    n_graphs = 2 if settings.handoff == "auto" else 1  # of each size: for KV and for states
     return {
         "weights": weight_bytes(dims, dtype),
-        f"batches of {max_batch}": working_bytes(dims, dtype, max_batch),
+        f"batches of {max_batch}": n_graphs * working_bytes(dims, dtype, max_batch),
     }
 
 

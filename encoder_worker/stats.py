@@ -22,6 +22,7 @@ class EncoderStats:
     failed: int  # expired ones included
     expired: int
     encode_s: float  # of all batches
+    sends_states: bool  # the next batch is handed over as encoder states
 
     def as_status(
         self, *, replica: str, model: str, transport: str, device: str, healthy: bool
@@ -38,6 +39,7 @@ class EncoderStats:
             pages_total=self.pages_total,
             queued=self.queued,
             running=self.running,
+            extra={"sends_states": float(self.sends_states)},
         )
 
 

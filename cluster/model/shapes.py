@@ -1,8 +1,8 @@
 """Every tensor of a Whisper checkpoint: its name in Hugging Face's layout and its shape.
 
 The table is the architecture at a glance. Each role asks for its own part of it, so that an
-encoder never reads a decoder's weights; only the cross-attention K and V projections move from
-the decoder's side to the encoder's, because the encoder worker exports projected KV.
+encoder never reads a decoder's weights; only the cross-attention K and V projections are apart,
+because the encoder worker exports projected KV: a decoder reads them where states travel instead.
 Names are without the `model.` prefix that some files have. No torch.
 """
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,11 +19,13 @@ from cluster.errors import (
     TransferTimeoutError,
 )
 from cluster.kv.handoff import HandoffImporter
-from cluster.kv.layout_for import states_layout
+from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.kv.memory import MemoryExporter, MemoryImporter
+from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeRequest, DecodeResult
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection
+from decoder_worker.landing import Landing
 from tests.checkpoints import cached_checkpoint
 from tests.unit.decoder_worker.engines import ANSWER_S, KEY, Stand, make_stand, wait_until
 
@@ -87,9 +90,9 @@ def make_landing(
     folder = cached_checkpoint()
     layout = states_layout(open_checkpoint(str(folder)))
 
-    def importer(kv_layout: Any, n_pages: int, **settings: Any) -> HandoffImporter:
+    def importer(kv: Any, n_pages: int, **settings: Any) -> HandoffImporter:
         return HandoffImporter(
-            MemoryImporter(kv_layout, n_pages, **settings),
+            MemoryImporter(kv, n_pages, **settings),
             partial(MemoryImporter, layout, landing_windows, **settings),
             cluster_key=KEY,
             expects_states=expects_states,
@@ -125,6 +128,39 @@ def test_states_give_what_their_kv_gives(options: dict[str, Any]) -> None:
         assert bytes_moved == made.states.layout.page_bytes
         assert made.importer.projection_s > 0
         made.assert_all_returned()
+
+
+@pytest.mark.parametrize("page_frames", [1500, 125])
+@pytest.mark.parametrize("kv_dtype", ["float32", "float8_e4m3fn"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_a_batch_is_projected_into_its_own_pages(
+    device: str, kv_dtype: str, page_frames: int
+) -> None:
+    """As an encoder would have written them; on a GPU within 1e-3 of the CPU's, or a rounding."""
+    checkpoint = open_checkpoint(str(cached_checkpoint()))
+    layout = kv_layout(checkpoint, page_frames, kv_dtype)
+    n = layout.pages_per_window
+    cross = PagePool(layout, 3 * n, device)
+    cross.tensor.fill_(-7.0)
+    landing_pool = PagePool(states_layout(checkpoint), 4, device)
+    states = torch.randn(3, 1500, 32, generator=torch.Generator().manual_seed(5))
+    landing_pool.tensor[1:] = states.to(device)
+    order = torch.randperm(3 * n, generator=torch.Generator().manual_seed(6)).tolist()
+    pages = [tuple(order[:n]), tuple(order[n : 2 * n])]
+    sequences: Any = [
+        SimpleNamespace(landing_pool=landing_pool, landing_pages=(page,), cross_pages=own)
+        for page, own in zip((3, 1), pages, strict=True)
+    ]
+    landing = Landing(checkpoint, cross)
+    assert landing.project(sequences) == [None, None]
+    assert (landing.n_projected, landing.projection_s > 0) == (2, True)
+    expected = torch.full((3 * n, *layout.page_shape), -7.0).to(cross.tensor.dtype)
+    with torch.inference_mode():
+        CrossKVProjection(checkpoint).write(states[[2, 0]], expected, pages)
+    gap = (cross.tensor.cpu().float() - expected.float()).abs()
+    share = 0.0 if device == "cpu" else 1e-3 if kv_dtype == "float32" else 2**-3
+    largest = (gap - share * expected.float().abs()).max().item()
+    assert largest <= (0.0 if device == "cpu" else 1e-3), f"beyond the tolerance by {largest}"
 
 
 def test_a_decoder_that_expects_none_takes_states_all_the_same() -> None:

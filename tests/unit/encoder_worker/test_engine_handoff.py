@@ -90,9 +90,11 @@ def test_with_both_the_link_decides_and_may_change_its_mind(checkpoint: Checkpoi
         assert (made.engine.stats().pages_total, made.engine.stats().pages_free) == (4, 4)
         slow, fast, quick = 1e5, 1e12, 1e-6  # bytes/s, bytes/s, seconds of a projection
         assert made.read(slow, N_READS, quick) == ["cross_kv"] * N_READS
+        assert made.engine.stats().sends_states
         assert made.read(slow, 2, quick) == ["encoder_states"] * 2
         assert made.read(fast, N_READS - 2, 0.5)[-1] == "encoder_states"
         assert made.read(fast, 1, 0.5) == ["cross_kv"]
+        assert not made.engine.stats().sends_states
 
 
 def test_leases_of_both_kinds_can_be_revoked_and_are_waited_for(checkpoint: Checkpoint) -> None:

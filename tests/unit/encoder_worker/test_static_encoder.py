@@ -164,6 +164,26 @@ def test_graphs_on_a_gpu_equal_the_cpu(checkpoint: Checkpoint, n: int) -> None:
 
 
 @pytest.mark.gpu
+def test_a_gpu_writes_kv_and_states_each_by_its_graphs(checkpoint: Checkpoint) -> None:
+    """float32 within 2e-3 of the CPU's."""
+    on_cpu = WindowEncoder(checkpoint, "float32", "cpu")
+    on_gpu = WindowEncoder(checkpoint, "float32", "cuda")
+    shapes = [kv_layout(checkpoint, 1500).page_shape, states_layout(checkpoint).page_shape]
+    pools = [torch.full((4, *shape), UNTOUCHED) for shape in shapes]
+    gpu_pools = [pool.cuda() for pool in pools]
+    for pool in gpu_pools:
+        on_gpu.prepare(pool, 4)
+    pages = [[2], [0], [3]]
+    for _ in range(2):
+        for pool, gpu_pool in zip(pools, gpu_pools, strict=True):
+            on_cpu(WINDOWS[:3], pool, pages).wait()
+            on_gpu(WINDOWS[:3], gpu_pool, pages).wait()
+            largest = (gpu_pool.cpu() - pool).abs().max().item()
+            assert largest < 2e-3, f"differs by {largest}"
+    assert on_gpu.time_projection(gpu_pools[0], [1]) > 0
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("pool_dtype", [torch.bfloat16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("page_frames", [1500, 125, 50])
 def test_the_kernel_on_a_gpu_equals_torch(page_frames: int, pool_dtype: torch.dtype) -> None:
