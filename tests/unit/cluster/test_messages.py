@@ -36,11 +36,8 @@ def test_messages_are_frozen_and_carry_no_moment(cls: type) -> None:
 def test_no_release_or_renewal_rides_through_serve(worker: type, calls: set[str]) -> None:
     """Those go by the transport's notifications; Serve's queues carry windows and status."""
     public = {name for name, _ in inspect.getmembers(worker, inspect.isfunction) if name[0] != "_"}
-    own = {
-        "check_health",
-        "shut_down",
-    }  # called by Serve and by a worker of both roles, never remote
-    assert public - own == calls
+    local = {"check_health", "shut_down"}  # Serve's, and a worker's that has both roles
+    assert public - local == calls
 
 
 def test_a_window_survives_pickling() -> None:
