@@ -51,7 +51,10 @@ def install_error_handlers(app: FastAPI) -> None:
 
 async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SplitscribeError)
-    level = logging.INFO if error.status < 500 else logging.WARNING
+    if error.status < 500:  # its message may quote what the client sent
+        level, what = logging.INFO, error.code or error.type
+    else:
+        level, what = logging.WARNING, error.message
     logger.log(
         level,
         "%s %s: %d %s: %s",
@@ -59,7 +62,7 @@ async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
         request.url.path,
         error.status,
         type(error).__name__,
-        error.message,
+        what,
     )
     return error_response(error)
 

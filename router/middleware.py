@@ -1,8 +1,8 @@
 """The outermost layer of the HTTP surface: a request id for everyone, an answer for every crash.
 
-Names the request for all log lines below, stamps its id and time onto the answer, and turns an
-exception that nobody expected into OpenAI's envelope. Pure ASGI, so that the channel on which a
-client's hang-up arrives stays untouched.
+Names the request for all log lines below, stamps its id and time onto the answer, counts the API's
+answers, and turns an exception that nobody expected into OpenAI's envelope. Pure ASGI, so that the
+channel on which a client's hang-up arrives stays untouched.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.logs import request_scope
+from cluster.metrics import Recorder
 from router.envelope import UnexpectedError, error_response
 
 logger = logging.getLogger(__name__)
 
+API_PREFIX = "/v1/"  # what is counted: not the probes that ask for health
 MAX_REQUEST_ID = 128  # characters
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=-]")
 
@@ -27,8 +29,9 @@ _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=-]")
 class RequestMiddleware:
     """Wraps the application; `echo_request_id` is False where a proxy adds the header itself."""
 
-    def __init__(self, app: ASGIApp, *, echo_request_id: bool = True) -> None:
+    def __init__(self, app: ASGIApp, *, recorder: Recorder, echo_request_id: bool = True) -> None:
         self._app = app
+        self._recorder = recorder
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,12 +40,12 @@ class RequestMiddleware:
             return
         request_id = accept_request_id(Headers(scope=scope).get("x-request-id"))
         started_s = time.monotonic()
-        has_answered = False
+        status = 0  # until it is sent
 
         async def send_stamped(message: Message) -> None:
-            nonlocal has_answered
+            nonlocal status
             if message["type"] == "http.response.start":
-                has_answered = True
+                status = message["status"]
                 headers = MutableHeaders(scope=message)
                 if self._echo_request_id:
                     headers["x-request-id"] = request_id
@@ -55,9 +58,16 @@ class RequestMiddleware:
                 await self._app(scope, receive, send_stamped)
             except Exception:
                 logger.exception("%s %s failed", scope["method"], scope["path"])
-                if has_answered:
+                if status:
                     raise  # the server cuts the connection, so that nobody takes it for whole
                 await error_response(UnexpectedError(request_id))(scope, receive, send_stamped)
+            finally:
+                if status and scope["path"].startswith(API_PREFIX):
+                    self._count(status, time.monotonic() - started_s)
+
+    def _count(self, status: int, wall_s: float) -> None:
+        self._recorder.add("splitscribe_requests_total", status=str(status))
+        self._recorder.observe("splitscribe_request_seconds", wall_s)
 
 
 def accept_request_id(sent: str | None) -> str:

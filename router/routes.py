@@ -21,6 +21,7 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
 
+from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.settings import RouterSettings
 from router.admission import Admission
 from router.envelope import install_error_handlers
@@ -60,6 +61,7 @@ def create_app(
     registry: ModelRegistry,
     settings: RouterSettings,
     *,
+    recorder: Recorder | None = None,
     echo_request_id: bool = True,
     spool_dir: Path | None = None,
     heartbeat_s: float = HEARTBEAT_S,
@@ -69,6 +71,7 @@ def create_app(
     Args:
         registry: what clients may ask for, and the pipelines that do the work.
         settings: limits, deadlines, API keys, origins.
+        recorder: counts the answers.
         echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` to every
             answer itself (twice would join to one wrong id).
         spool_dir: where uploads wait; default: the system's folder for temporary files.
@@ -88,7 +91,11 @@ def create_app(
         lifespan=lifespan,
         redirect_slashes=False,
     )
-    app.add_middleware(RequestMiddleware, echo_request_id=echo_request_id)
+    app.add_middleware(
+        RequestMiddleware,
+        recorder=recorder or silent_recorder(ROUTER_METRICS),
+        echo_request_id=echo_request_id,
+    )
     if settings.cors_origins:  # outermost, so that a browser can read errors too
         app.add_middleware(
             CORSMiddleware,

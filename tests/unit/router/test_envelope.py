@@ -19,6 +19,7 @@ from cluster.errors import (
     RateLimitError,
     SplitscribeError,
 )
+from cluster.metrics import ROUTER_METRICS, MetricSpec, Recorder
 from router.routes import create_app
 from tests.unit.router.fakes import (
     AUDIO,
@@ -240,3 +241,57 @@ async def test_the_api_key_is_needed_where_one_is_set(path: str, pipeline: FakeP
         assert answer.status_code == (400 if path == URL else 200)
         assert (await client.get("/health")).status_code == 200
         assert (await client.get("/openapi.json")).status_code == 200
+
+
+async def test_answers_are_counted_by_status_and_health_is_not(pipeline: FakePipeline) -> None:
+    counted: list[tuple[str, float, Any]] = []
+
+    class Metric:
+        def __init__(self, spec: MetricSpec) -> None:
+            self.name = spec.name
+
+        def inc(self, value: float, tags: Any = None) -> None:
+            counted.append((self.name, value, tags))
+
+        def observe(self, value: float, tags: Any = None) -> None:
+            counted.append((self.name, 0 < value < 60, tags))
+
+    recorder = Recorder(ROUTER_METRICS, Metric)
+    app = create_app(make_registry(pipeline), make_settings(), recorder=recorder)
+    async with client_of(app) as client:
+        await post(client)
+        await client.get("/health")
+        await post(client, model="nobody")
+        pipeline.error = RuntimeError("a bug")
+        await post(client)
+    assert counted == [
+        one
+        for status in ("200", "404", "500")
+        for one in (
+            ("splitscribe_requests_total", 1.0, {"status": status}),
+            ("splitscribe_request_seconds", True, None),
+        )
+    ]
+
+
+async def test_no_log_line_holds_what_a_client_sent(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, pipeline: FakePipeline
+) -> None:
+    """Neither text nor prompt, file name or a value that was refused, at any level."""
+    caplog.set_level(logging.DEBUG)
+    pipeline.texts = (" A secret.",)
+    fields: tuple[dict[str, Any], ...] = (
+        {"prompt": "secret"},
+        {"hotwords": "secret", "stream": "true"},
+        {"language": "secret"},
+        {"prompt": "secret", "temperature": "secret"},
+        {"secret": "secret"},
+        {"keywords[]": '[{"secret": 1}]'},
+    )
+    for form in fields:
+        file = {"file": ("secret.wav", AUDIO)}
+        answer = await client.post(URL, data={**MODEL_FORM, **form}, files=file)
+        assert answer.status_code in (200, 400)
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("router")]
+    assert len(ours) >= len(fields)
+    assert not [line for line in ours if "secret" in line.lower()]
