@@ -30,6 +30,7 @@ from decoder_worker.engine import DecoderEngine
 from encoder_worker import memory as encoder_memory
 from encoder_worker.deployment import EncoderWorker
 from encoder_worker.engine import EncoderEngine
+from router.admission import MAX_REQUESTS
 from router.audio import AudioPool
 from router.clients import EnginePool
 from router.deployment import Router
@@ -39,7 +40,6 @@ HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 10.0
 DRAIN_S = 60.0  # above the longest decode of a window, so that none is cut
 DEEPEST_BATCH = 16  # of any encoder whose batch follows its device
-ROUTER_MAX_ONGOING = 1024  # admission is by audio-seconds, in the router
 UNBOUNDED = 1_000_000
 
 
@@ -61,10 +61,10 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
         )
     }
     return deployment(
-        serve.ingress()(Router),
+        http_front(Router, settings),
         name="router",
         num_replicas=settings.router.replicas,
-        max_ongoing_requests=ROUTER_MAX_ONGOING,
+        max_ongoing_requests=MAX_REQUESTS,
         **_replica_options(0.0),
     ).bind(
         settings,
@@ -72,6 +72,15 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
         {name: encoder for name, (encoder, _) in pools.items()},
         {name: decoder for name, (_, decoder) in pools.items()},
     )
+
+
+def http_front(router: type, settings: Settings) -> Any:
+    """The class that is deployed for `router`: an ingress, where Serve's proxy is in front."""
+    if settings.router.listener == "router":
+        return router
+    from ray import serve
+
+    return serve.ingress()(router)
 
 
 def _pools(

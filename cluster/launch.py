@@ -27,7 +27,7 @@ import httpx
 from cluster.build import build_id, package_root
 from cluster.errors import ConfigurationError
 from cluster.placement import Placement, joined_machine, place, this_machine
-from cluster.settings import Settings, read_api_keys
+from cluster.settings import Listener, Settings, read_api_keys
 
 APP_NAME = "splitscribe"
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # one upload crosses proxy -> router in such messages
@@ -37,6 +37,8 @@ ENVIRONMENT = {
     # One event loop per replica, gRPC between them: 4 to 5 times the requests/s of the default.
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
+    "RAY_SERVE_PROXY_USE_GRPC": "1",  # the optimised mode forgets the way from proxy to router
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # HAProxy alone needs it, and turns it on itself
     # Replicas are drained by our own rule; this one waits for load balancers that are not there.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # a killed worker's last lines are wanted
@@ -48,6 +50,7 @@ ENVIRONMENT = {
 }
 
 Say = Callable[[str], None]
+Build = Callable[[Settings, str, Placement], Any]  # as `cluster.app.build_app`
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +63,15 @@ class RunningCluster:
     placement: Placement
 
 
-def resolve_settings(settings: Settings) -> Settings:
-    """Fill in what must be the same in every process: keys, port, absolute model paths.
+def resolve_settings(settings: Settings, address: str | None = None) -> Settings:
+    """Fill in what must be the same in every process: keys, port, listener, model paths.
+
+    Args:
+        address: as of `running_cluster`.
 
     Raises:
-        ConfigurationError: the port is taken, or the file of API keys cannot be read.
+        ConfigurationError: the port is taken, the file of API keys cannot be read, or routers
+            that may be on any machine of a cluster are to listen themselves.
     """
     router = settings.router
     port = router.port or _free_port(router.host)
@@ -82,10 +89,26 @@ def resolve_settings(settings: Settings) -> Settings:
             "models": models,
             "cluster_key": settings.cluster_key or secrets.token_hex(32),
             "router": router.model_copy(
-                update={"port": port, "api_key": keys, "api_key_file": None}
+                update={
+                    "port": port,
+                    "listener": _listener(router.listener, address),
+                    "api_key": keys,
+                    "api_key_file": None,
+                }
             ),
         }
     )
+
+
+def _listener(asked: Listener, address: str | None) -> Listener:
+    if asked == "auto":
+        return "router" if address is None else "serve"
+    if asked == "router" and address is not None:
+        raise ConfigurationError(
+            "router.listener 'router' is for a cluster on one machine, which is not joined by its "
+            "address; 'serve' puts Ray Serve's proxies in front of routers on many"
+        )
+    return asked
 
 
 def _absolute(model: str) -> str:
@@ -102,6 +125,7 @@ def running_cluster(
     address: str | None = None,
     ready_timeout_s: float = 180.0,
     log_to_driver: bool = False,
+    build: Build | None = None,
 ) -> Iterator[RunningCluster]:
     """Start the application, yield once `/health` is 200, and take everything down after.
 
@@ -109,12 +133,13 @@ def running_cluster(
         settings: resolved here; see `resolve_settings`.
         say: told one line per stage.
         address: of a running Ray cluster to join; None starts Ray on this machine.
+        build: composes the application; None: `cluster.app.build_app`.
 
     Raises:
         ConfigurationError: something does not fit, or the pools are not ready in time.
     """
     package_root()
-    settings = resolve_settings(settings)
+    settings = resolve_settings(settings, address)
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     _put_packages_on_path()
@@ -140,11 +165,12 @@ def running_cluster(
             placement = place(settings, joined_machine(n_gpus))
         say(f"starting router, encoder and decoder workers; placement: {placement}")
         serve.start(
+            proxy_location="Disabled" if settings.router.listener == "router" else None,
             http_options={"host": settings.router.host, "port": settings.router.port},
             logging_config={"log_level": _serve_level(settings), "enable_access_log": False},
         )
         with _telling_progress(say):
-            _deploy(serve, build_app(settings, build_id(), placement))
+            _deploy(serve, (build or build_app)(settings, build_id(), placement))
         url = f"http://{_client_host(settings.router.host)}:{settings.router.port}"
         _wait_ready(url, ready_timeout_s, say)
         dashboard = context.dashboard_url

@@ -34,6 +34,7 @@ KVDType = Literal["auto", "float32", "bfloat16", "float16", "float8"]
 Transport = Literal["auto", "nixl", "memory"]
 PlacementName = Literal["auto", "split", "colocated"]
 Attention = Literal["auto", "flashinfer", "torch"]
+Listener = Literal["auto", "router", "serve"]
 LIST_VARIABLES = ("served_model_names", "api_key", "cors_origins")  # texts with commas
 
 
@@ -56,6 +57,11 @@ class RouterSettings(_Frozen):
 
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
+    listener: Listener = Field(
+        "auto",
+        description="who binds it: router (its replicas; one machine only), "
+        "serve (Ray Serve's proxies), or auto",
+    )
     api_key: Texts = Field(
         (), repr=False, description="bearer keys, one of which clients must send; a text or a list"
     )

@@ -16,6 +16,7 @@ logger = logging.getLogger(__name__)
 
 BYTES_PER_AUDIO_S = 16_000  # first guess: 128 kbit/s; speech codecs hold more audio, PCM less
 RETRY_AFTER_S = 5.0
+MAX_REQUESTS = 1024  # at once, however short: each holds a connection and a file
 
 
 class Admission:
@@ -40,7 +41,8 @@ class Admission:
         """Let a request in by the size of its upload; leave its context to let it go.
 
         Raises:
-            OverloadedError: too much audio is pending. A request that is alone always fits.
+            OverloadedError: too much audio or too many requests are pending. A request that is
+                alone always fits.
         """
         estimate_s = upload_bytes / BYTES_PER_AUDIO_S
         self._check(self._pending_s, self._requests, estimate_s)
@@ -49,8 +51,14 @@ class Admission:
         return AdmittedRequest(self, estimate_s)
 
     def _check(self, others_s: float, others: int, wanted_s: float) -> None:
-        if others and others_s + wanted_s > self._max_pending_s:
-            logger.info("refused: %.0f s pending, %.0f s wanted", others_s, wanted_s)
+        too_long = bool(others) and others_s + wanted_s > self._max_pending_s
+        if too_long or others >= MAX_REQUESTS:
+            logger.info(
+                "refused: %d requests with %.0f s pending, %.0f s wanted",
+                others,
+                others_s,
+                wanted_s,
+            )
             raise OverloadedError(
                 "The server is overloaded with other requests. Please try again shortly.",
                 code="overloaded",

@@ -1,7 +1,8 @@
 """The router's Serve replica: FastAPI in front, handles to the pools of every model behind.
 
-Builds the parts and wires them; all behaviour is in them. `__serve_build_asgi_app__` is Serve's
-hook for an application that is made inside the replica.
+Builds the parts and wires them; all behaviour is in them. Either the replica listens itself, or it
+is an ingress behind Serve's proxy: `__serve_build_asgi_app__` is Serve's hook for an application
+that is made inside the replica.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from cluster.metrics import ROUTER_METRICS
+from cluster.errors import ConfigurationError
+from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.replica import start_replica
-from cluster.settings import Settings
+from cluster.settings import RouterSettings, Settings
 from router.audio import AudioPool
 from router.clients import ServePool
+from router.listener import HttpListener
 from router.models import ModelRegistry, ServedModel
 from router.pipeline import TranscriptionPipeline
 from router.routes import create_app
@@ -39,6 +42,7 @@ class Router:
     ) -> None:
         """`encoders`, `decoders`: handles by the names of `settings.by_model()`."""
         _, recorder = start_replica("router", settings, build, ROUTER_METRICS)
+        self._recorder = recorder
         self._settings = settings
         self._audio = AudioPool(settings.router)
         await self._audio.start()
@@ -57,13 +61,45 @@ class Router:
             models.append(served_model(settings, name, pipeline))
             logger.info("ready: model %s as %s", checkpoint.name, name)
         self._registry = ModelRegistry(models)
+        self._listener = await open_listener(self._registry, settings.router, recorder)
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        if self._listener is not None:
+            self._listener.check()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return create_app(self._registry, self._settings.router, echo_request_id=False)
+        return proxied_app(self._registry, self._settings.router, self._recorder)
 
     async def __del__(self) -> None:
+        if hasattr(self, "_listener") and self._listener is not None:
+            await self._listener.close()
         if hasattr(self, "_audio"):
             await self._audio.close()
+
+
+def proxied_app(registry: ModelRegistry, settings: RouterSettings, recorder: Recorder) -> FastAPI:
+    """The application behind Serve's proxy, which names requests itself."""
+    return create_app(registry, settings, recorder=recorder, echo_request_id=False)
+
+
+async def open_listener(
+    registry: ModelRegistry, settings: RouterSettings, recorder: Recorder
+) -> HttpListener | None:
+    """Serve HTTP from this replica; None where Serve's proxy does.
+
+    Raises:
+        ConfigurationError: the address cannot be bound.
+    """
+    if settings.listener != "router":
+        return None
+    try:
+        app = create_app(registry, settings, recorder=recorder)
+        return await HttpListener.open(app, settings.host, settings.port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+        ) from error
 
 
 def served_model(settings: Settings, name: str, pipeline: TranscriptionPipeline) -> ServedModel:

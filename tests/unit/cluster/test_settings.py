@@ -88,6 +88,16 @@ def test_keys_of_a_file_join_the_others(tmp_path: Path) -> None:
     assert resolved.router.api_key == ("zero", "one", "two")
 
 
+def test_routers_listen_themselves_unless_they_join_a_cluster() -> None:
+    settings = load_settings(flags={"router": {"port": 0}}, environ={})
+    assert resolve_settings(settings).router.listener == "router"
+    assert resolve_settings(settings, "auto").router.listener == "serve"
+    asked = load_settings(flags={"router": {"port": 0, "listener": "router"}}, environ={})
+    assert resolve_settings(asked).router.listener == "router"
+    with pytest.raises(ConfigurationError, match="one machine"):
+        resolve_settings(asked, "auto")
+
+
 @pytest.mark.parametrize("content", [None, "# nobody\n", b"\xff\xfe"])
 def test_a_file_without_keys_is_told(tmp_path: Path, content: str | bytes | None) -> None:
     file = tmp_path / "keys"

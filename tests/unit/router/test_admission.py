@@ -7,7 +7,7 @@ import pickle
 import pytest
 
 from cluster.errors import OverloadedError
-from router.admission import BYTES_PER_AUDIO_S, Admission
+from router.admission import BYTES_PER_AUDIO_S, MAX_REQUESTS, Admission
 from router.seams import RequestContext
 
 
@@ -27,6 +27,18 @@ def test_requests_fit_until_the_limit_and_leave_their_place() -> None:
     assert (admission.pending_audio_s, admission.requests) == (0.0, 0)
     assert caught.value.retry_after_s is not None
     assert pickle.loads(pickle.dumps(caught.value)).retry_after_s == caught.value.retry_after_s
+
+
+def test_no_more_requests_than_a_router_can_hold() -> None:
+    """However short each is."""
+    admission = Admission(1e9)
+    held = [admission.admit(0) for _ in range(MAX_REQUESTS)]
+    with pytest.raises(OverloadedError):
+        admission.admit(0)
+    held[0].expect(5.0)  # who is in stays in
+    held[0].__exit__(None, None, None)
+    with admission.admit(0):
+        assert admission.requests == MAX_REQUESTS
 
 
 def test_a_request_that_is_alone_always_fits() -> None:
