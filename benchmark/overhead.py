@@ -1,7 +1,9 @@
 """What a request costs outside of queue, encode and decode: router, proxy, audio, hand-off.
 
-Two clusters run side by side, Ray Serve's default mode and its throughput-optimised one, and
-take turns. The ceiling is a bare uvicorn + Starlette process that reads the same upload.
+Three clusters run side by side and take turns: Ray Serve's default mode and its
+throughput-optimised one, both behind Serve's proxy, and the latter with routers that listen
+themselves, which is what `splitscribe serve` does. The ceiling is a bare uvicorn + Starlette
+process that reads the same upload.
 
     python -m benchmark.overhead [--rounds 5] [--requests 40]
 
@@ -14,8 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
-import socket
 import statistics
 import time
 from collections.abc import Mapping
@@ -26,11 +26,18 @@ import httpx
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.serving import BenchServer, serving
+from benchmark.serving import BenchServer, bare_uvicorn, serving
 from cluster.demo.samples import sample_path
 from cluster.demo.showcase import STAGES, parse_server_timing
 
-MODES = {"default": "0", "throughput": "1"}
+MODES = {
+    mode: {"RAY_SERVE_THROUGHPUT_OPTIMIZED": optimised, "SPLITSCRIBE_ROUTER__LISTENER": listener}
+    for mode, optimised, listener in (
+        ("default", "0", "serve"),
+        ("throughput", "1", "serve"),
+        ("throughput, no proxy", "1", "router"),
+    )
+}
 IN_FLIGHT = (1, 32)
 CPU_KINDS = ("router", "proxy", "audio")
 
@@ -87,44 +94,11 @@ def measure(server: BenchServer, sample: Sample, n_requests: int, in_flight: int
             sample.stages.setdefault(stage, []).append(stages.get(stage, 0.0))
 
 
-def _bare_server(port: int) -> None:
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
-
-    async def receive(request: Request) -> JSONResponse:
-        form = await request.form()
-        upload = form["file"]
-        assert not isinstance(upload, str)
-        return JSONResponse({"bytes": len(await upload.read())})
-
-    routes = [Route("/v1/audio/transcriptions", receive, methods=["POST"])]
-    uvicorn.run(Starlette(routes=routes), port=port, log_level="error", access_log=False)
-
-
 def bare_ms(n_requests: int, in_flight: int) -> float:
     """Median wall time of the same upload against a bare server in one process."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_bare_server, args=(port,), daemon=True)
-    process.start()
-    url = f"http://127.0.0.1:{port}"
-    try:
-        end = time.monotonic() + 30
-        while time.monotonic() < end:
-            try:
-                httpx.get(url)
-                break
-            except httpx.HTTPError:
-                time.sleep(0.1)
-        return statistics.median(wall for wall, _ in asyncio.run(load(url, n_requests, in_flight)))
-    finally:
-        process.terminate()
-        process.join()
+    with bare_uvicorn() as server:
+        answers = asyncio.run(load(server.url, n_requests, in_flight))
+    return statistics.median(wall_ms for wall_ms, _ in answers)
 
 
 def percentile(values: list[float], share: float) -> float:
@@ -146,10 +120,8 @@ def main() -> None:
         )
     with ExitStack() as stack:
         servers = {
-            mode: stack.enter_context(
-                serving("--log-level", "WARNING", env={"RAY_SERVE_THROUGHPUT_OPTIMIZED": flag})
-            )
-            for mode, flag in MODES.items()
+            mode: stack.enter_context(serving("--log-level", "WARNING", env=environment))
+            for mode, environment in MODES.items()
         }
         for server in servers.values():  # warm-up
             asyncio.run(load(server.url, 8, 4))
