@@ -9,11 +9,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow check format demo-model demo-model-eval wheel clean
+.PHONY: help install demo test test-slow test-gpu check format demo-model demo-model-eval wheel clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make test             the fast test suite"
 	@echo "make test-slow        everything that takes longer"
+	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
 	@echo "make check            format, lint, types, import rules"
 	@echo "make format           rewrite files as 'make check' wants them"
 	@echo "make demo-model       train the bundled checkpoint again (hours; needs espeak-ng and flite)"
@@ -37,6 +38,9 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -m "slow and not gpu"
+
+test-gpu: install
+	$(BIN)/python -m pytest -m gpu
 
 check: install
 	$(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ from cluster.kv.memory import MemoryExporter, MemoryImporter
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import DecoderSettings
-from decoder_worker.attention.choose import torch_attention
+from decoder_worker.attention.choose import choose_attention, torch_attention
 from decoder_worker.engine import DecoderEngine
 
 KEY = b"key of the tests"
@@ -102,21 +102,27 @@ def make_stand(
     importer_class: Callable[..., Any] = MemoryImporter,
     fetch_timeout_s: float = 10.0,
     bucketed: bool = False,
+    device: str = "cpu",
     **settings: Any,
 ) -> Iterator[Stand]:
     """Everything is closed at the end, and every page must be back by then.
 
-    bucketed: run decode steps at fixed sizes, as a GPU does.
+    bucketed: run decode steps at fixed sizes, as a GPU does. device: of both pools; on a GPU the
+    settings choose the attention.
     """
     chosen = DecoderSettings(**{"max_batch": 4, "kv_windows": 4, "threads": 1, **settings})
     checkpoint = open_checkpoint(str(folder))
-    layout = kv_layout(checkpoint, page_frames, kv_dtype)
+    layout = kv_layout(checkpoint, page_frames, kv_dtype, device)
     n_pages = layout.pages_per_window
-    exporter = MemoryExporter(layout, export_windows * n_pages, cluster_key=KEY)
+    exporter = MemoryExporter(layout, export_windows * n_pages, cluster_key=KEY, device=device)
     importer = importer_class(
-        layout, chosen.kv_windows * n_pages, cluster_key=KEY, fetch_timeout_s=fetch_timeout_s
+        layout,
+        chosen.kv_windows * n_pages,
+        cluster_key=KEY,
+        device=device,
+        fetch_timeout_s=fetch_timeout_s,
     )
-    choose = partial(_torch_attention, bucketed)
+    choose = choose_attention if device != "cpu" else partial(_torch_attention, bucketed)
     with patch("decoder_worker.build.choose_attention", choose):
         engine = DecoderEngine(checkpoint, importer, chosen, page_tokens=page_tokens)
     try:

@@ -1,0 +1,189 @@
+"""The few calls of flashinfer that the backend makes, on the CPU, with the contract of its source.
+
+What a plan fixes here (page counts, batch size, dtypes, the buffers' identity) a run checks; what a
+run reads from the device there (indices, lengths of last pages) it reads from the buffers here.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
+from itertools import pairwise
+from types import ModuleType
+from typing import Any, ClassVar
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+BACKEND = "decoder_worker.attention.flashinfer_backend"
+
+
+class Event:
+    def synchronize(self) -> None: ...
+
+    def record(self) -> None: ...
+
+
+class _Wrapper:
+    made: ClassVar[list[_Wrapper]]
+
+    def __init__(self) -> None:
+        self.n_plans = 0
+        self.made.append(self)
+
+    def _note(self, sizes: tuple[int, ...], indptr: Tensor, dtypes: dict[str, Any]) -> None:
+        assert indptr.dtype == torch.int32
+        self.n_plans += 1
+        self._sizes = sizes
+        self._dtypes = dtypes
+        self.counts = indptr.diff().tolist()
+
+    def _attend(
+        self, q: Tensor, kv: tuple[Tensor, Tensor], rows: list[int], causal: bool
+    ) -> Tensor:
+        n_head, n_kv_head, head_dim, page_size = self._sizes
+        k, v = kv
+        assert q.shape[1:] == (n_head, head_dim)
+        assert k.shape[1:] == v.shape[1:] == (page_size, n_kv_head, head_dim)
+        assert k.stride() == v.stride()
+        assert (q.dtype, k.dtype) == (self._dtypes["q_data_type"], self._dtypes["kv_data_type"])
+        indptr, indices, last = self.indptr.tolist(), self.indices.tolist(), self.last.tolist()
+        assert [b - a for a, b in pairwise(indptr)] == self.counts
+        out = torch.full_like(q, torch.nan)
+        for i, (begin, end) in enumerate(pairwise(rows)):
+            pages = indices[indptr[i] : indptr[i + 1]]
+            length = (len(pages) - 1) * page_size + last[i]
+            own_k, own_v = (x[pages].flatten(0, 1)[:length].float() for x in kv)
+            scores = torch.einsum("qhd,khd->hqk", q[begin:end].float(), own_k) / head_dim**0.5
+            if causal:
+                seen = torch.ones(end - begin, length).tril(length - (end - begin)).bool()
+                scores = scores.masked_fill(~seen, -torch.inf)
+            out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), own_v).to(q.dtype)
+        return out
+
+
+class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
+    made: ClassVar[list[_Wrapper]] = []
+
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        use_tensor_cores: bool = False,
+        paged_kv_indptr_buffer: Tensor | None = None,
+        paged_kv_indices_buffer: Tensor | None = None,
+        paged_kv_last_page_len_buffer: Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
+        super().__init__()
+        assert (kv_layout, use_cuda_graph, backend) == ("NHD", True, "fa2")
+        assert paged_kv_indptr_buffer is not None
+        assert paged_kv_indices_buffer is not None
+        assert paged_kv_last_page_len_buffer is not None
+        self.indptr, self.indices = paged_kv_indptr_buffer, paged_kv_indices_buffer
+        self.last = paged_kv_last_page_len_buffer
+        assert len(self.indptr) == len(self.last) + 1
+
+    def plan(
+        self, indptr: Tensor, indices: Tensor, last_page_len: Tensor, *sizes: int, **dtypes: Any
+    ) -> None:
+        self.indptr.copy_(indptr)
+        self.indices[: len(indices)].copy_(indices)
+        self.last.copy_(last_page_len)
+        self._note(sizes, indptr, dtypes)
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        assert len(q) == len(self.last)
+        return self._attend(q, paged_kv_cache, list(range(len(q) + 1)), causal=False)
+
+
+def fast_decode_plan(
+    wrapper: BatchDecodeWithPagedKVCacheWrapper,
+    indptr: Tensor,
+    indices: Tensor,
+    last_page_len: Tensor,
+    *sizes: int,
+    global_override_indptr_cpu: Tensor,
+    **dtypes: Any,
+) -> None:
+    """Copies nothing: the caller has written the wrapper's own buffers."""
+    assert wrapper.n_plans, "the kernels are not loaded"
+    assert indptr is wrapper.indptr
+    assert last_page_len is wrapper.last
+    assert indices.data_ptr() == wrapper.indices.data_ptr()
+    assert torch.equal(indptr, global_override_indptr_cpu)
+    assert len(indices) == indptr[-1]
+    wrapper._note(sizes, global_override_indptr_cpu, dtypes)
+
+
+class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
+    made: ClassVar[list[_Wrapper]] = []
+
+    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str, *, backend: str) -> None:
+        super().__init__()
+        assert (kv_layout, backend) == ("NHD", "fa2")
+
+    def plan(
+        self,
+        qo_indptr: Tensor,
+        paged_kv_indptr: Tensor,
+        paged_kv_indices: Tensor,
+        paged_kv_last_page_len: Tensor,
+        *sizes: int,
+        causal: bool = False,
+        **dtypes: Any,
+    ) -> None:
+        self.indptr, self.indices = paged_kv_indptr.clone(), paged_kv_indices.clone()
+        self.last, self._rows = paged_kv_last_page_len.clone(), qo_indptr.tolist()
+        self._causal = causal
+        self._note(sizes, paged_kv_indptr, dtypes)
+
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+        assert len(q) == self._rows[-1]
+        return self._attend(q, paged_kv_cache, self._rows, self._causal)
+
+
+def append_paged_kv_cache(
+    append_key: Tensor,
+    append_value: Tensor,
+    batch_indices: Tensor,
+    positions: Tensor,
+    paged_kv_cache: tuple[Tensor, Tensor],
+    kv_indices: Tensor,
+    kv_indptr: Tensor,
+    kv_last_page_len: Tensor,
+) -> None:
+    """Where a token goes follows from its position and the page table alone."""
+    assert batch_indices.dtype == positions.dtype == torch.int32
+    assert len(kv_last_page_len) == len(kv_indptr) - 1
+    page_size = paged_kv_cache[0].shape[1]
+    flat = kv_indptr[batch_indices.long()] * page_size + positions
+    pages = kv_indices[(flat // page_size).long()].long()
+    for cache, new in zip(paged_kv_cache, (append_key, append_value), strict=True):
+        cache[pages, (flat % page_size).long()] = new
+
+
+@contextmanager
+def fake_flashinfer() -> Iterator[ModuleType]:
+    """The backend's module, on the fakes; and what of CUDA it needs, which does nothing."""
+    BatchDecodeWithPagedKVCacheWrapper.made = []
+    BatchPrefillWithPagedKVCacheWrapper.made = []
+    parts = ("flashinfer", "flashinfer.decode", "flashinfer.page", "flashinfer.prefill")
+    shadowed = {name: sys.modules.get(name) for name in (*parts, BACKEND)}
+    sys.modules |= dict.fromkeys(parts, sys.modules[__name__])
+    sys.modules.pop(BACKEND, None)
+    try:
+        with (
+            patch.object(torch.cuda, "Event", Event),
+            patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor.clone()),
+        ):
+            yield import_module(BACKEND)
+    finally:
+        for name, module in shadowed.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module

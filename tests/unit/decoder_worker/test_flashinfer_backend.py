@@ -1,0 +1,144 @@
+"""What the flashinfer backend plans, and when: its kernels stand in by `fake_flashinfer`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from cluster.errors import ConfigurationError
+from cluster.messages import DecodeResult, QualityGates
+from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.attention.choose import Attentions, choose_attention
+from decoder_worker.attention.torch_backend import TorchAttention
+from tests.checkpoints import cached_checkpoint
+from tests.unit.decoder_worker import fake_flashinfer as fake
+from tests.unit.decoder_worker.engines import ANSWER_S, Stand, make_stand
+
+N_HEAD, HEAD_DIM, N_LAYER = 2, 8, 2
+FRAMES = 60
+
+REQUESTS: tuple[dict[str, Any], ...] = (
+    {"seed": 0, "max_new_tokens": 25},
+    {"seed": 1, "language": None, "max_new_tokens": 20},
+    {"seed": 2, "prompt_tokens": tuple(range(40)), "max_new_tokens": 15},
+    {"seed": 3, "temperatures": (0.0, 0.7), "gates": QualityGates(avg_logprob=0.0)},
+    {"seed": 4, "beam_size": 3},
+    {"seed": 5, "temperatures": (0.9,), "best_of": 2, "words": True},
+    {"seed": 6, "words": True},
+)
+
+
+@pytest.fixture
+def backend() -> Iterator[ModuleType]:
+    with fake.fake_flashinfer() as module:
+        yield module
+
+
+def make_pools(page_tokens: int, page_frames: int) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (N_LAYER, 2)
+    own = torch.full((24, *shape, page_tokens, N_HEAD, HEAD_DIM), torch.nan)
+    return own, torch.randn(24, *shape, page_frames, N_HEAD, HEAD_DIM)
+
+
+def test_ragged_forwards_equal_torch(backend: ModuleType) -> None:
+    """Entries of several rows and lengths, over several pages."""
+    own, cross = make_pools(8, 20)
+    own.normal_()
+    pages = [[5, 2, 9], [0, 1], [7, 3, 11, 4]]
+    batch = AttentionBatch(
+        PagedKV.make([3, 1, 7], pages, [20, 16, 25], 8),
+        PagedKV.make([4, 7], [[3, 1, 2], [9, 8, 7]], [FRAMES, 43], 20),
+    )
+    q, k, v = torch.randn(3, 11, N_HEAD, HEAD_DIM)
+    results = []
+    for make in (TorchAttention, lambda *pools: backend.FlashInfer(*pools).ragged()):
+        pools = own.clone(), cross
+        attention = make(*pools)
+        attention.plan(batch)
+        mixed = attention.self_attention(1, q, k, v)
+        results.append((mixed, attention.cross_attention(1, q), pools[0]))
+    for ours, expected in zip(*results, strict=True):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_steps_follow_positions_and_plan_only_what_changed(backend: ModuleType) -> None:
+    """Two rows over several pages; a third comes in the place of an inert one, and another goes."""
+    own, cross = make_pools(4, 20)
+    expected_own = own.clone()
+    steps = backend.FlashInfer(own, cross).for_steps(4)
+    reference = TorchAttention(expected_own, cross)
+    self_wrapper, cross_wrapper = fake.BatchDecodeWithPagedKVCacheWrapper.made
+    inert = ([23], [0], 0)
+    rows = [([0, 1, 2, 3], [0, 1, 2], 0), ([4, 5, 6, 7], [5, 4, 3], 0), inert, inert]
+    plans = []
+    for step in range(12):
+        if step == 5:
+            rows[2] = ([8, 9, 10], [6, 7, 8], 0)
+        if step == 9:
+            rows[0] = inert
+        lengths = [1 if row is inert else row[2] + 1 for row in rows]
+        frames = [1 if row is inert else FRAMES for row in rows]
+        batch = AttentionBatch(
+            PagedKV.make([1] * 4, [row[0] for row in rows], lengths, 4),
+            PagedKV.make([1] * 4, [row[1] for row in rows], frames, 20),
+        )
+        steps.plan(batch)
+        steps.begin(torch.tensor([length - 1 for length in lengths]))
+        reference.plan(batch)
+        q, k, v = torch.randn(3, 4, N_HEAD, HEAD_DIM)
+        k[3], v[3] = k[2], v[2]  # inert rows write to one place
+        for layer in range(N_LAYER):
+            mixed = steps.self_attention(layer, q, k, v)
+            live = [i for i, row in enumerate(rows) if row is not inert]
+            torch.testing.assert_close(mixed[live], reference.self_attention(layer, q, k, v)[live])
+            looked = steps.cross_attention(layer, q)
+            torch.testing.assert_close(looked, reference.cross_attention(layer, q))
+        rows = [row if row is inert else (row[0], row[1], row[2] + 1) for row in rows]
+        plans.append((self_wrapper.n_plans, cross_wrapper.n_plans))
+    # Pages begin at steps 4 and 8, for the third row at 9, when the first one goes.
+    assert [own for own, _ in plans] == [1, 1, 1, 1, 2, 3, 3, 3, 4, 5, 5, 5]
+    assert [cross for _, cross in plans] == [1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3]
+
+
+def decode_all(stand: Stand) -> list[DecodeResult]:
+    futures = [stand.engine.submit(stand.request(**options)) for options in REQUESTS]
+    return [future.result(ANSWER_S) for future in futures]
+
+
+@pytest.mark.parametrize("pages", [(0, 0), (16, 100)])
+def test_the_engine_gives_the_same_texts(pages: tuple[int, int], backend: ModuleType) -> None:
+    """Prompts, buckets, beams and alignment, a step ahead, through the backend's page tables."""
+
+    def choose(setting: str, *pools: torch.Tensor) -> Attentions:
+        kernels = backend.FlashInfer(*pools)
+        return Attentions(kernels.ragged(), kernels.for_steps)
+
+    sizes = {"page_tokens": pages[0], "page_frames": pages[1]}
+    make = partial(make_stand, cached_checkpoint(), max_batch=6, **sizes)
+    with make() as stand:
+        expected = decode_all(stand)
+    with (
+        patch("tests.unit.decoder_worker.engines._torch_attention", lambda _, *rest: choose(*rest)),
+        make(steps_ahead=1) as stand,
+    ):
+        for result, other in zip(decode_all(stand), expected, strict=True):
+            assert result.tokens == other.tokens
+            assert result.avg_logprob == pytest.approx(other.avg_logprob, abs=1e-4)
+            assert (result.alignment is None) == (other.alignment is None)
+            if result.alignment and other.alignment:
+                assert result.alignment.times_s == other.alignment.times_s
+        stand.assert_all_returned()
+
+
+def test_what_the_kernels_cannot_serve_is_said() -> None:
+    own, cross = make_pools(8, 20)
+    assert choose_attention("auto", own, cross).for_steps is None
+    assert isinstance(choose_attention("torch", own, cross).ragged, TorchAttention)
+    with pytest.raises(ConfigurationError, match="cpu"):
+        choose_attention("flashinfer", own, cross)
