@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.layers import MLP, LayerNorm, Linear, load_qkv
+from cluster.model.layers import MLP, LayerNorm, load_qkv
+from cluster.model.linear import Linear, Pack, Projection, packer
 from cluster.model.shapes import EMBED_TOKENS, decoder_shapes
 from cluster.model.weights import load_tensors, output_projection
 from decoder_worker.attention.base import AttentionBackend
@@ -26,33 +26,33 @@ class DecoderLayer:
     """Self-attention, cross-attention, feed-forward, each behind its norm and with a residual."""
 
     self_norm: LayerNorm
-    self_qkv: Linear
-    self_out: Linear
+    self_qkv: Projection
+    self_out: Projection
     cross_norm: LayerNorm
-    cross_q: Linear
-    cross_out: Linear
+    cross_q: Projection
+    cross_out: Projection
     mlp: MLP
 
     @classmethod
-    def load(cls, tensors: Mapping[str, Tensor], layer: int) -> DecoderLayer:
+    def load(cls, tensors: Mapping[str, Tensor], layer: int, pack: Pack) -> DecoderLayer:
         prefix = f"decoder.layers.{layer}"
         return cls(
             self_norm=LayerNorm.load(tensors, f"{prefix}.self_attn_layer_norm"),
-            self_qkv=load_qkv(tensors, f"{prefix}.self_attn"),
-            self_out=Linear.load(tensors, f"{prefix}.self_attn.out_proj"),
+            self_qkv=load_qkv(tensors, f"{prefix}.self_attn", pack),
+            self_out=pack(Linear.load(tensors, f"{prefix}.self_attn.out_proj")),
             cross_norm=LayerNorm.load(tensors, f"{prefix}.encoder_attn_layer_norm"),
-            cross_q=Linear.load(tensors, f"{prefix}.encoder_attn.q_proj"),
-            cross_out=Linear.load(tensors, f"{prefix}.encoder_attn.out_proj"),
-            mlp=MLP.load(tensors, prefix),
+            cross_q=pack(Linear.load(tensors, f"{prefix}.encoder_attn.q_proj")),
+            cross_out=pack(Linear.load(tensors, f"{prefix}.encoder_attn.out_proj")),
+            mlp=MLP.load(tensors, prefix, pack),
         )
 
     def __call__(self, layer: int, x: Tensor, n_head: int, attention: AttentionBackend) -> Tensor:
         """x [n_tokens, n_text_state] -> the same shape."""
         q, k, v = self.self_qkv(self.self_norm(x)).view(len(x), 3, n_head, -1).unbind(1)
-        x = x + self.self_out(attention.self_attention(layer, q, k, v).flatten(1))
+        x = self.self_out.add_to(x, attention.self_attention(layer, q, k, v).flatten(1))
         q = self.cross_q(self.cross_norm(x)).view(len(x), n_head, -1)
-        x = x + self.cross_out(attention.cross_attention(layer, q).flatten(1))
-        return x + self.mlp(x)
+        x = self.cross_out.add_to(x, attention.cross_attention(layer, q).flatten(1))
+        return self.mlp(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,20 @@ class TextDecoder:
     embed_positions: Tensor
     layers: tuple[DecoderLayer, ...]
     norm: LayerNorm
-    projection: Tensor
+    projection: Projection
 
     @classmethod
     def load(
-        cls, checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str
+        cls,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        *,
+        int8: bool = False,
     ) -> TextDecoder:
         """Read the decoder's tensors of a checkpoint, no others.
+
+        int8: hold the weights of matrix products in 8 bits (CPU).
 
         Raises:
             CheckpointError: a tensor is missing or has another shape than config.json says.
@@ -82,13 +89,14 @@ class TextDecoder:
         projection = output_projection(checkpoint)
         shapes = decoder_shapes(dims) | {projection: (dims.n_vocab, dims.n_text_state)}
         tensors = load_tensors(checkpoint, shapes, dtype, device)
+        pack = packer(device, dtype, int8=int8)
         return cls(
             n_head=dims.n_text_head,
             embed_tokens=tensors[EMBED_TOKENS],
             embed_positions=tensors["decoder.embed_positions.weight"],
-            layers=tuple(DecoderLayer.load(tensors, i) for i in range(dims.n_text_layer)),
+            layers=tuple(DecoderLayer.load(tensors, i, pack) for i in range(dims.n_text_layer)),
             norm=LayerNorm.load(tensors, "decoder.layer_norm"),
-            projection=tensors[projection],
+            projection=pack(Linear(tensors[projection], None)),
         )
 
     def __call__(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
@@ -107,4 +115,4 @@ class TextDecoder:
 
     def logits(self, states: Tensor) -> Tensor:
         """states [n, n_text_state] -> float32 [n, n_vocab]."""
-        return F.linear(states, self.projection).float()
+        return self.projection(states).float()

@@ -35,18 +35,25 @@ class WindowEncoder:
     """All of the encoder worker's weights, with a call."""
 
     def __init__(
-        self, checkpoint: Checkpoint, dtype: str, device: str, *, projects: bool = True
+        self,
+        checkpoint: Checkpoint,
+        dtype: str,
+        device: str,
+        *,
+        projects: bool = True,
+        int8: bool = False,
     ) -> None:
         """Load onto `device` ("cpu" or "cuda"), computing in `dtype`, a key of TORCH_DTYPES.
 
         projects: whether K/V will be asked for; the weights for it are large.
+        int8: hold the encoder's weights in 8 bits (CPU).
         """
         torch_dtype = TORCH_DTYPES[dtype]
         self.device = device
         self.dtype = dtype
         self._states_shape = (1, checkpoint.dims.n_audio_ctx, checkpoint.dims.n_audio_state)
         self._mel = LogMel(checkpoint.dims.n_mels, device)
-        self._encoder = AudioEncoder(checkpoint, torch_dtype, device)
+        self._encoder = AudioEncoder(checkpoint, torch_dtype, device, int8=int8)
         self._projection = CrossKVProjection(checkpoint, torch_dtype, device) if projects else None
         self._stream = new_stream(device, ENCODE_PRIORITY)
         self._static: dict[int, StaticEncoder] = {}  # by dimensions of the pool; see `prepare`

@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.layers import MLP, LayerNorm, Linear, load_qkv
+from cluster.model.layers import MLP, LayerNorm, load_qkv
+from cluster.model.linear import Linear, Pack, Projection, packer
 from cluster.model.shapes import encoder_shapes
 from cluster.model.weights import load_tensors
+from encoder_worker.attention import Attention, make_attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,29 +44,26 @@ class EncoderLayer:
 
     n_head: int
     norm: LayerNorm
-    qkv: Linear
-    out: Linear
+    qkv: Projection
+    out: Projection
     mlp: MLP
 
     @classmethod
-    def load(cls, tensors: Mapping[str, Tensor], prefix: str, n_head: int) -> EncoderLayer:
+    def load(
+        cls, tensors: Mapping[str, Tensor], prefix: str, n_head: int, pack: Pack
+    ) -> EncoderLayer:
         return cls(
             n_head=n_head,
             norm=LayerNorm.load(tensors, f"{prefix}.self_attn_layer_norm"),
-            qkv=load_qkv(tensors, f"{prefix}.self_attn"),
-            out=Linear.load(tensors, f"{prefix}.self_attn.out_proj"),
-            mlp=MLP.load(tensors, prefix),
+            qkv=load_qkv(tensors, f"{prefix}.self_attn", pack),
+            out=pack(Linear.load(tensors, f"{prefix}.self_attn.out_proj")),
+            mlp=MLP.load(tensors, prefix, pack),
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, attention: Attention) -> Tensor:
         """x [B, T, d] -> [B, T, d]."""
-        x = x + self.out(self._attend(self.qkv(self.norm(x))))
-        return x + self.mlp(x)
-
-    def _attend(self, qkv: Tensor) -> Tensor:
-        heads = qkv.view(*qkv.shape[:2], 3, self.n_head, -1)  # [B, T, 3, H, Dh]
-        q, k, v = heads.permute(2, 0, 3, 1, 4)  # each [B, H, T, Dh]
-        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)  # [B, T, d]
+        x = self.out.add_to(x, attention(self.qkv(self.norm(x)), self.n_head))
+        return self.mlp(x)
 
 
 class AudioEncoder:
@@ -75,19 +74,24 @@ class AudioEncoder:
         checkpoint: Checkpoint,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        *,
+        int8: bool = False,
     ) -> None:
+        """int8: hold the weights of the layers' matrix products in 8 bits (CPU)."""
         dims = checkpoint.dims
         tensors = load_tensors(checkpoint, encoder_shapes(dims), dtype, device)
+        pack = packer(device, dtype, int8=int8)
         self.dims = dims
         self.dtype = dtype
         self._conv1 = Conv.load(tensors, "encoder.conv1", stride=1)
         self._conv2 = Conv.load(tensors, "encoder.conv2", stride=2)
         self._positions = tensors["encoder.embed_positions.weight"]  # [n_audio_ctx, d]
         self._layers = [
-            EncoderLayer.load(tensors, f"encoder.layers.{layer}", dims.n_audio_head)
+            EncoderLayer.load(tensors, f"encoder.layers.{layer}", dims.n_audio_head, pack)
             for layer in range(dims.n_audio_layer)
         ]
         self._norm = LayerNorm.load(tensors, "encoder.layer_norm")
+        self._attention = make_attention(device, dtype)
 
     def __call__(self, mel: Tensor) -> Tensor:
         """Encode features.
@@ -101,5 +105,5 @@ class AudioEncoder:
         x = self._conv2(self._conv1(mel.to(self.dtype)))
         x = x.transpose(1, 2) + self._positions  # [B, 1500, d]
         for layer in self._layers:
-            x = layer(x)
+            x = layer(x, self._attention)
         return self._norm(x)

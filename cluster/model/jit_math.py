@@ -1,0 +1,76 @@
+"""Functions that numba inlines into kernels: bfloat16 bits to numbers and back, powers of two.
+
+Imports numba, so only what `cluster.model.jit` builds in the background imports this.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import int32, njit, types, uint16, uint32
+from numba.extending import intrinsic, overload
+
+LOG2_E = np.float32(1.4426950408889634)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _as_float(_context: Any, _bits: Any) -> Any:
+    def bitcast(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType())
+
+    return types.float32(types.uint32), bitcast
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _as_bits(_context: Any, _number: Any) -> Any:
+    def bitcast(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), bitcast
+
+
+def number(stored):  # type: ignore[no-untyped-def]
+    """A stored element as float32: uint16 holds the bits of a bfloat16."""
+    raise NotImplementedError("only inside a kernel")
+
+
+@overload(number, inline="always")  # type: ignore[untyped-decorator]
+def _number(stored):  # type: ignore[no-untyped-def]
+    if stored == types.uint16:
+        return lambda stored: _as_float(uint32(stored) << uint32(16))
+    return lambda stored: stored
+
+
+@njit(inline="always")  # type: ignore[untyped-decorator]
+def bfloat16_bits(x: Any) -> Any:
+    """The nearest bfloat16 (ties away from zero) of a finite float32, as uint16."""
+    return uint16((_as_bits(x) + uint32(0x8000)) >> uint32(16))
+
+
+def stored(x, like):  # type: ignore[no-untyped-def]
+    """float32 `x` as an element like `like`: the bits of a bfloat16 where that is uint16."""
+    raise NotImplementedError("only inside a kernel")
+
+
+@overload(stored, inline="always")  # type: ignore[untyped-decorator]
+def _stored(x, like):  # type: ignore[no-untyped-def]
+    if like == types.uint16:
+        return lambda x, like: bfloat16_bits(x)
+    return lambda x, like: x
+
+
+@njit(inline="always", fastmath=True)  # type: ignore[untyped-decorator]
+def exp2(x: Any) -> Any:
+    """2 ** x for x <= 0, within 2e-7 of it; float32. Below -126 it is 2 ** -126."""
+    x = max(x, np.float32(-126.0))
+    whole = int32(x) - int32(x < np.float32(0))
+    part = x - np.float32(whole)  # 0..1; a whole negative x gives 1, which is right too
+    p = np.float32(0.0018943794)
+    p = p * part + np.float32(0.0089457974)
+    p = p * part + np.float32(0.0558636)
+    p = p * part + np.float32(0.24015361)
+    p = p * part + np.float32(0.69315308)
+    p = p * part + np.float32(0.99999994)
+    return p * _as_float(uint32((whole + int32(127)) << int32(23)))
