@@ -28,7 +28,7 @@ ENV_PREFIX = "SPLITSCRIBE_"
 BUNDLED_MODEL = "demo"
 
 Device = Literal["auto", "cpu", "cuda"]
-DType = Literal["auto", "float32", "bfloat16", "float16"]
+DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 Handoff = Literal["cross_kv", "encoder_states", "auto"]
 KVDType = Literal["auto", "float32", "bfloat16", "float16", "float8"]
 Transport = Literal["auto", "nixl", "memory"]
@@ -102,7 +102,7 @@ class EncoderSettings(_Frozen):
 
     replicas: int = Field(1, ge=1, description="encoder workers")
     device: Device = Field("auto", description="auto, cpu or cuda")
-    dtype: DType = Field("auto", description="auto, float32, bfloat16 or float16")
+    dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8")
     max_batch: int = Field(0, ge=0, description="windows in one encoder batch; 0: by device")
     batch_wait_ms: float = Field(5.0, ge=0, description="longest wait for a batch to fill")
     export_windows: int = Field(
@@ -116,7 +116,7 @@ class DecoderSettings(_Frozen):
 
     replicas: int = Field(1, ge=1, description="decoder workers")
     device: Device = Field("auto", description="auto, cpu or cuda")
-    dtype: DType = Field("auto", description="auto, float32, bfloat16 or float16")
+    dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8")
     max_batch: int = Field(16, ge=1, description="sequences in one decode step")
     kv_windows: int = Field(
         0,

@@ -50,7 +50,13 @@ def build_parts(
     self_pool = PagePool(layout, settings.max_batch * layout.pages_per_window + 1, device)
     attentions = choose_attention(settings.attention, self_pool.tensor, cross_pool.tensor)
     runner = ModelRunner(
-        checkpoint, tokenizer, cross_pool, self_pool, settings.max_batch, attentions
+        checkpoint,
+        tokenizer,
+        cross_pool,
+        self_pool,
+        settings.max_batch,
+        attentions,
+        int8=settings.dtype == "int8",
     )
     scheduler = Scheduler(
         cross_pool,

@@ -94,12 +94,15 @@ class ModelRunner:
         self_pool: PagePool,
         n_slots: int,
         attentions: Attentions | None = None,
+        *,
+        int8: bool = False,
     ) -> None:
         """The device is the pools', the dtype the self pool's.
 
         Args:
             attentions: over the two pools; None takes torch's. Where they have backends for steps
                 of fixed sizes, one page of the self pool is taken for good.
+            int8: hold the weights of matrix products in 8 bits (CPU).
         """
         self._tokenizer = tokenizer
         self._device = self_pool.device
@@ -110,7 +113,7 @@ class ModelRunner:
         self._cross_layout, self._self_layout = cross_pool.layout, self_pool.layout
         self._self_pool = self_pool.tensor
         dtype = TORCH_DTYPES[self_pool.layout.dtype]
-        model = TextDecoder.load(checkpoint, dtype, self._device)
+        model = TextDecoder.load(checkpoint, dtype, self._device, int8=int8)
         attentions = attentions or torch_attention(self_pool.tensor, cross_pool.tensor)
         self._attention = attentions.ragged
         listed = checkpoint.generation_config.get("max_initial_timestamp_index")

@@ -104,7 +104,13 @@ class EncoderEngine:
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
         projects = "cross_kv" in self._exporters
-        self._forward = WindowEncoder(checkpoint, self.dtype, self.device, projects=projects)
+        self._forward = WindowEncoder(
+            checkpoint,
+            self.dtype,
+            self.device,
+            projects=projects,
+            int8=settings.dtype == "int8",
+        )
         self._choice: HandoffChoice | None = None  # made by `_warm_up`, where there is one
         self._threads = settings.threads
         self._recorder = recorder or silent_recorder(ENCODER_METRICS)

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numba import int32, njit, prange
 
-from cluster.model.jit import guarded
+from cluster.model.jit import on_torch_threads
 from cluster.model.jit_math import bfloat16_bits, exp2, number
 
 Softmax = Callable[[Any, Any, float], None]
 
 
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(parallel=True, fastmath=True, nogil=True, cache=True)
 def _exp_rows(scores: Any, inverse_sums: Any, log2_scale: Any) -> None:
     n_rows, n_columns = scores.shape
     for r in prange(n_rows):
@@ -45,4 +45,4 @@ def build() -> Softmax:
     highest)). inverse_sums: float32 [n_rows], written.
     """
     _exp_rows(np.zeros((1, 16), np.uint16), np.zeros(1, np.float32), np.float32(1))
-    return guarded(_exp_rows)
+    return on_torch_threads(_exp_rows)

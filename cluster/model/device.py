@@ -28,10 +28,32 @@ def resolve_device(device: Device) -> str:
 
 
 def resolve_dtype(dtype: DType, device: str) -> str:
-    """ "auto" is bfloat16 on a GPU and float32 on a CPU, where results are exact."""
-    if dtype != "auto":
+    """What a role computes in: a key of `cluster.model.weights.TORCH_DTYPES`.
+
+    "auto" is bfloat16 on a GPU and on a CPU that multiplies it natively, float32 on any other.
+    "int8" holds weights in 8 bits and computes between them as "auto" does.
+
+    Raises:
+        ConfigurationError: int8 was asked for on a GPU.
+    """
+    if dtype == "int8" and device != "cpu":
+        raise ConfigurationError("dtype int8 is for CPUs: on a GPU take bfloat16")
+    if dtype not in ("auto", "int8"):
         return dtype
-    return "float32" if device == "cpu" else "bfloat16"
+    return "bfloat16" if device != "cpu" or has_native_bfloat16() else "float32"
+
+
+def has_native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 by instructions of its own (AVX512_BF16 or AMX).
+
+    Others compute it by conversions, slower than float32.
+    """
+    checks = (
+        getattr(torch.cpu, name, None)
+        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    )
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_onednn and any(check and check() for check in checks)
 
 
 def use_threads(threads: int) -> None:

@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -59,18 +60,20 @@ def as_array(x: Tensor) -> Any:
     return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
 
 
-def guarded(kernel: Callable[..., None]) -> Callable[..., None]:
-    """`kernel`, one caller at a time where numba's threads allow only one.
+def on_torch_threads(kernel: Callable[..., None]) -> Callable[..., None]:
+    """A parallel kernel with as many threads as torch has, and where need be one caller at a time.
 
     To be called after the kernel has run once: numba chooses its threading layer then.
     """
     import numba
 
-    if numba.threading_layer() != "workqueue":
-        return kernel
-    one_at_a_time = threading.Lock()
+    backend: Any = numba  # whose exports mypy does not see
+    most = backend.config.NUMBA_NUM_THREADS
+    alone = backend.threading_layer() == "workqueue"
+    one_at_a_time: AbstractContextManager[Any] = threading.Lock() if alone else nullcontext()
 
     def call(*args: Any) -> None:
+        backend.set_num_threads(min(torch.get_num_threads(), most))  # of the calling thread
         with one_at_a_time:
             kernel(*args)
 

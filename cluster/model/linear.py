@@ -82,7 +82,7 @@ def packer(device: torch.device | str, dtype: torch.dtype, *, int8: bool = False
         int8: weights in 8 bits, a scale for each output; rows are quantised as they come. CPU only.
     """
     on_cpu = torch.device(device).type == "cpu"
-    if not on_cpu or not torch.backends.mkldnn.is_available():
+    if not on_cpu or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return as_it_is
     if int8:
         return DynamicInt8.of
@@ -141,7 +141,8 @@ class DynamicInt8:
         out *= scale.to(x.dtype)[:, None]
         if self.bias is not None:
             out += self.bias
-        return out.view(*x.shape[:-1], -1)
+        rounded: Tensor = out.view(*x.shape[:-1], -1)
+        return rounded
 
     def gelu(self, x: Tensor) -> Tensor:
         return F.gelu(self(x))

@@ -1,4 +1,7 @@
-"""Which attention a decoder computes with: flashinfer's kernels where they fit, else torch's."""
+"""Which attention a decoder computes with: flashinfer's kernels on a GPU, our own on a CPU.
+
+Torch's is the reference, and what remains where neither fits.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ from torch import Tensor
 from cluster.errors import ConfigurationError
 from cluster.settings import Attention
 from decoder_worker.attention.base import AttentionBackend
+from decoder_worker.attention.cpu_backend import CpuAttention, fits_kernels
 from decoder_worker.attention.torch_backend import TorchAttention
 
 logger = logging.getLogger(__name__)
@@ -42,6 +46,8 @@ def choose_attention(setting: Attention, self_pool: Tensor, cross_pool: Tensor) 
         ConfigurationError: flashinfer was asked for and cannot serve these pools.
     """
     why_not = _why_no_kernels(self_pool, cross_pool)
+    if setting == "auto" and fits_kernels(self_pool, cross_pool):
+        return Attentions(CpuAttention(self_pool, cross_pool))
     if setting == "torch" or (setting == "auto" and self_pool.device.type == "cpu"):
         return torch_attention(self_pool, cross_pool)
     if why_not is None:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cluster.model.jit import InBackground, as_array
-from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
+from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 FEW_QUERIES = 8  # of one entry: above it torch's product over queries is faster
 HEAD_DIM = 64  # what the kernels are compiled for
+ALONE_BYTES = 1 << 19  # a core reads so much in less time than it takes to wake another twice
 DTYPES = (torch.float32, torch.bfloat16)
 
 
@@ -36,10 +37,13 @@ class _Plan:
     kv_indices: Any
     last_page_len: Any
     scores: Any
+    alone: bool  # on one thread
 
     @classmethod
-    def of(cls, kv: PagedKV, page_size: int, n_head: int) -> _Plan | None:
+    def of(cls, kv: PagedKV, pool: Any) -> _Plan | None:
         """None when an entry has more than a few queries."""
+        page_size, n_head, head_dim = pool.shape[3:]
+        position_bytes = 2 * n_head * head_dim * pool.itemsize
         qo_indptr, kv_indptr = kv.qo_indptr.numpy(), kv.kv_indptr.numpy()
         if int(np.diff(qo_indptr).max()) > FEW_QUERIES:
             return None
@@ -47,7 +51,9 @@ class _Plan:
         n_units = len(kv.kv_last_page_len) * n_head
         scores = np.empty((n_units, longest), dtype=np.float32)
         last = kv.kv_last_page_len.numpy()
-        return cls(qo_indptr, kv_indptr, kv.kv_indices.numpy(), last, scores)
+        n_positions = (len(kv.kv_indices) - len(last)) * page_size + int(last.sum())
+        alone = n_positions * position_bytes <= ALONE_BYTES
+        return cls(qo_indptr, kv_indptr, kv.kv_indices.numpy(), last, scores, alone)
 
 
 class CpuAttention:
@@ -55,9 +61,8 @@ class CpuAttention:
 
     def __init__(self, self_pool: Tensor, cross_pool: Tensor) -> None:
         self._reference = TorchAttention(self_pool, cross_pool)
-        self._kernels = InBackground("decoder", _builder(self_pool.dtype))
+        self._kernels = InBackground("decoder", _builder(self_pool.dtype, cross_pool.dtype))
         self._self_pool, self._cross_pool = as_array(self_pool), as_array(cross_pool)
-        self._n_head = self_pool.shape[4]
         self._running: Kernels | None = None  # chosen anew by each plan, for the whole forward
         self._self_plan: _Plan | None = None
         self._cross_plan: _Plan | None = None
@@ -71,8 +76,8 @@ class CpuAttention:
         if self._running is not None:
             one_each = len(batch.self_kv.kv_last_page_len) == int(batch.self_kv.qo_indptr[-1])
             if one_each:
-                self._self_plan = self._plan(batch.self_kv, self._self_pool)
-            self._cross_plan = self._plan(batch.cross_kv, self._cross_pool)
+                self._self_plan = _Plan.of(batch.self_kv, self._self_pool)
+            self._cross_plan = _Plan.of(batch.cross_kv, self._cross_pool)
         if self._self_plan is None or self._cross_plan is None:
             self._reference.plan(batch)
 
@@ -89,31 +94,28 @@ class CpuAttention:
             return self._reference.cross_attention(layer, q)
         return self._attend(self._cross_plan, self._cross_pool, layer, q)
 
-    def _plan(self, kv: PagedKV, pool: Any) -> _Plan | None:
-        return _Plan.of(kv, pool.shape[3], self._n_head)
-
     def _attend(self, plan: _Plan, pool: Any, layer: int, q: Tensor) -> Tensor:
         assert self._running is not None
+        attend = self._running.attend_alone if plan.alone else self._running.attend
         out = torch.empty(q.shape, dtype=q.dtype)
         indices = (plan.qo_indptr, plan.kv_indptr, plan.kv_indices, plan.last_page_len)
-        self._running.attend(
-            as_array(q), pool, layer, *indices, plan.scores, as_array(out)
-        )
+        attend(as_array(q), pool, layer, *indices, plan.scores, as_array(out))
         return out
 
 
-def make_attention(self_pool: Tensor, cross_pool: Tensor) -> AttentionBackend:
-    """The backend for pools on this device."""
-    compiles = self_pool.dtype == cross_pool.dtype and self_pool.dtype in DTYPES
-    if self_pool.device.type == "cpu" and compiles and self_pool.shape[-1] == HEAD_DIM:
-        return CpuAttention(self_pool, cross_pool)
-    return TorchAttention(self_pool, cross_pool)
+def fits_kernels(self_pool: Tensor, cross_pool: Tensor) -> bool:
+    """Whether there are kernels for these pools."""
+    pools = (self_pool, cross_pool)
+    on_cpu = all(pool.device.type == "cpu" for pool in pools)
+    return on_cpu and all(p.dtype in DTYPES and p.shape[-1] == HEAD_DIM for p in pools)
 
 
-def _builder(dtype: torch.dtype) -> Callable[[], Kernels]:
+def _builder(own: torch.dtype, cross: torch.dtype) -> Callable[[], Kernels]:
+    stored = {torch.bfloat16: np.uint16, torch.float32: np.float32}
+
     def build_kernels() -> Kernels:
         from decoder_worker.attention.cpu_kernels import build
 
-        return build(np.uint16 if dtype == torch.bfloat16 else np.float32)
+        return build(stored[own], stored[cross])
 
     return build_kernels

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numba import njit, prange
 
-from cluster.model.jit import guarded
+from cluster.model.jit import on_torch_threads
 from cluster.model.jit_math import LOG2_E, exp2, number, stored
 
 HEAD_DIM = 64  # of every published checkpoint: a constant, so that loops over it unroll
@@ -27,16 +27,17 @@ class Kernels:
     attend(q, pool, layer, qo_indptr, kv_indptr, kv_indices, last_page_len, scores, out):
         q, out [n_tokens, head, head_dim]; pool [page, layer, 2, page_size, head, head_dim]; the
         four indices as in `PagedKV`, int32; scores: float32 [n entries * head, most positions],
-        scratch. Every query sees all of its entry's positions.
+        scratch. Every query sees all of its entry's positions. `attend_alone` takes the same.
     append(k, v, pool, layer, kv_indptr, kv_indices, last_page_len): write the one new token of each
         entry, k and v [n entries, head, head_dim], to its entry's last position.
     """
 
-    attend: Callable[..., None]
+    attend: Callable[..., None]  # on all of torch's threads
+    attend_alone: Callable[..., None]  # on the calling thread
     append: Callable[..., None]
 
 
-@njit(fastmath=True, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(fastmath=True, nogil=True, cache=True)
 def _dots(q: Any, keys: Any, head: Any, n: Any, scores: Any) -> Any:
     """scores[i] = q . keys[i, head] for the first n keys; the highest of them."""
     highest = _LOWEST
@@ -50,7 +51,7 @@ def _dots(q: Any, keys: Any, head: Any, n: Any, scores: Any) -> Any:
     return highest
 
 
-@njit(fastmath=True, nogil=True, cache=True)  # type: ignore[untyped-decorator]
+@njit(fastmath=True, nogil=True, cache=True)
 def _mix(weights: Any, values: Any, head: Any, n: Any, mixed: Any) -> None:
     """mixed += weights[i] * values[i, head], over the first n values."""
     for i in range(n):
@@ -60,7 +61,6 @@ def _mix(weights: Any, values: Any, head: Any, n: Any, mixed: Any) -> None:
             mixed[d] += weight * number(value[d])
 
 
-@njit(parallel=True, fastmath=True, nogil=True, cache=True)  # type: ignore[untyped-decorator]
 def _attend(
     q: Any,
     pool: Any,
@@ -105,7 +105,11 @@ def _attend(
                 out[row, head, d] = stored(mixed[d] / total, out[row, head, d])
 
 
-@njit(nogil=True, cache=True)  # type: ignore[untyped-decorator]
+_attend_alone = njit(_attend, fastmath=True, nogil=True, cache=True)
+_attend_together = njit(_attend, parallel=True, fastmath=True, nogil=True, cache=True)
+
+
+@njit(nogil=True, cache=True)
 def _append(
     k: Any, v: Any, pool: Any, layer: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any
 ) -> None:
@@ -118,15 +122,19 @@ def _append(
                 pool[page, layer, 1, position, head, d] = v[entry, head, d]
 
 
-def build(dtype: Any) -> Kernels:
-    """Compile (or load) the kernels for pools of `dtype`, uint16 or float32."""
-    pool = np.zeros((1, 1, 2, 2, 1, HEAD_DIM), dtype)
-    qkv = np.zeros((1, 3, 1, HEAD_DIM), dtype)
+def build(own: Any, cross: Any) -> Kernels:
+    """Compile (or load) the kernels for a model in `own` and cross pools in `cross`.
+
+    Both are uint16 or float32.
+    """
+    qkv = np.zeros((1, 3, 1, HEAD_DIM), own)
     q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]  # strided, as a layer's fused product gives them
+    own_pool, cross_pool = (np.zeros((1, 1, 2, 2, 1, HEAD_DIM), dtype) for dtype in (own, cross))
     indptr, indices = np.array([0, 1], np.int32), np.zeros(1, np.int32)
-    last = np.ones(1, np.int32)
-    scores, out = np.zeros((1, 2), np.float32), np.zeros((1, 1, HEAD_DIM), dtype)
-    _append(k, v, pool, 0, indptr, indices, last)
-    for queries in (q, out.copy()):  # self-attention's, and cross-attention's, which is contiguous
-        _attend(queries, pool, 0, indptr, indptr, indices, last, scores, out)
-    return Kernels(guarded(_attend), _append)
+    pages = (indptr, indices, np.ones(1, np.int32))
+    scores, out = np.zeros((1, 2), np.float32), np.zeros((1, 1, HEAD_DIM), own)
+    _append(k, v, own_pool, 0, *pages)
+    for attend in (_attend_alone, _attend_together):
+        attend(q, own_pool, 0, indptr, *pages, scores, out)
+        attend(out.copy(), cross_pool, 0, indptr, *pages, scores, out)
+    return Kernels(on_torch_threads(_attend_together), _attend_alone, _append)

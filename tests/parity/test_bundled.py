@@ -41,7 +41,9 @@ class Listening:
 
 
 async def through_the_path(file: Path) -> Listening:
-    settings = load_settings(None, {"router": {"audio_workers": 1}}, environ={})
+    exact = {"dtype": "float32"}
+    flags = {"router": {"audio_workers": 1}, "encoder": exact, "decoder": exact}
+    settings = load_settings(None, flags, environ={})
     async with local_pipeline(settings) as pipeline:
         path = pipeline._path
         listening = Listening(path._encoders, path._decoders)

@@ -56,7 +56,7 @@ class Bench:
             layout, n_windows * layout.pages_per_window, cluster_key=b"k" * 32, lease_s=60.0
         )
         settings.setdefault("max_batch", 8)
-        chosen = EncoderSettings(device="cpu", threads=1, **settings)
+        chosen = EncoderSettings(**{"device": "cpu", "threads": 1, "dtype": "float32", **settings})
         self.engine = EncoderEngine(checkpoint, self.exporter, chosen, recorder)
         self.gate = threading.Event()
         self.gate.set()

@@ -1,0 +1,108 @@
+"""The compiled attention of a CPU gives what the reference backend gives."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.attention.cpu_backend import CpuAttention
+from decoder_worker.attention.choose import choose_attention
+from decoder_worker.attention.torch_backend import TorchAttention
+
+BUILD_S = 100.0
+N_HEAD, HEAD_DIM, N_LAYER = 2, 64, 2
+
+
+def make_pools(dtype: torch.dtype, cross: torch.dtype, cross_page: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(3)
+
+    def pool(n_pages: int, page_size: int, kind: torch.dtype) -> Tensor:
+        shape = (n_pages, N_LAYER, 2, page_size, N_HEAD, HEAD_DIM)
+        return torch.randn(shape, generator=generator).to(kind)
+
+    return pool(16, 8, dtype), pool(16, cross_page, cross)
+
+
+def run(
+    backend: TorchAttention | CpuAttention, batch: AttentionBatch, dtype: torch.dtype
+) -> list[Tensor]:
+    n = int(batch.self_kv.qo_indptr[-1])
+    generator = torch.Generator().manual_seed(n)
+    found = []
+    backend.plan(batch)
+    for layer in range(N_LAYER):
+        qkv = torch.randn(n, 3, N_HEAD, HEAD_DIM, generator=generator).to(dtype)
+        q, k, v = qkv.unbind(1)
+        found.append(backend.self_attention(layer, q, k, v))
+        found.append(backend.cross_attention(layer, q.contiguous()))
+    return found
+
+
+def steps(cross_page: int) -> AttentionBatch:
+    """Three steps of ragged lengths, then three beams of one window."""
+    lengths = [1, 9, 16, 4, 5, 6]
+    own = [[2 * row, 2 * row + 1] for row in range(6)]
+    n_pages = -(-100 // cross_page)
+    windows = [[(3 * window + i) % 16 for i in range(n_pages)] for window in range(4)]
+    return AttentionBatch(
+        self_kv=PagedKV.make([1] * 6, own, lengths, 8),
+        cross_kv=PagedKV.make([1, 1, 1, 3], windows, [100, 70, 1, 100], cross_page),
+    )
+
+
+def prompts() -> AttentionBatch:
+    return AttentionBatch(
+        self_kv=PagedKV.make([5, 3], [[0, 1], [2, 3]], [5, 12], 8),
+        cross_kv=PagedKV.make([5, 3], [[0], [1]], [100, 100], 100),
+    )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "cross", "most"),
+    [
+        (torch.float32, torch.float32, 1e-5),
+        (torch.bfloat16, torch.bfloat16, 0.02),
+        (torch.float32, torch.bfloat16, 0.02),
+    ],
+)
+@pytest.mark.parametrize("cross_page", [100, 32])
+def test_kernels_give_what_the_reference_gives(
+    dtype: torch.dtype, cross: torch.dtype, most: float, cross_page: int
+) -> None:
+    own, shared = make_pools(dtype, cross, cross_page)
+    theirs_pool = own.clone()
+    ours = choose_attention("auto", own, shared).ragged
+    assert isinstance(ours, CpuAttention)
+    assert ours.wait(BUILD_S)
+    theirs = TorchAttention(theirs_pool, shared)
+    batches = [steps(cross_page)] + ([prompts()] if cross_page == 100 else [])
+    for batch in batches:
+        found, expected = run(ours, batch, dtype), run(theirs, batch, dtype)
+        for got, reference in zip(found, expected, strict=True):
+            assert got.dtype == dtype
+            largest = (got.float() - reference.float()).abs().max().item()
+            assert largest <= most, f"differs by {largest}"
+    assert torch.equal(own, theirs_pool), "the new keys and values lie elsewhere"
+
+
+def test_a_sequence_s_result_does_not_depend_on_its_batch() -> None:
+    own, shared = make_pools(torch.float32, torch.float32, 100)
+    ours = CpuAttention(own, shared)
+    assert ours.wait(BUILD_S)
+    together = run(ours, steps(100), torch.float32)[1][5]
+    alone = AttentionBatch(
+        self_kv=PagedKV.make([1] * 6, [[2 * r, 2 * r + 1] for r in range(6)], [1] * 6, 8),
+        cross_kv=PagedKV.make([1] * 6, [[9]] * 6, [100] * 6, 100),
+    )
+    assert torch.equal(run(ours, alone, torch.float32)[1][5], together)
+
+
+def test_what_the_kernels_do_not_know_stays_with_the_reference() -> None:
+    own, shared = make_pools(torch.float32, torch.float32, 100)
+    in_8_bits = own, shared.to(torch.float8_e4m3fn)
+    narrow = own[..., :32].contiguous(), shared[..., :32].contiguous()
+    for pools in (in_8_bits, narrow):
+        assert isinstance(choose_attention("auto", *pools).ragged, TorchAttention)
+    assert isinstance(choose_attention("torch", own, shared).ragged, TorchAttention)
