@@ -127,7 +127,8 @@ class DecoderSettings(_Frozen):
     threads: int = Field(0, ge=0, description="torch threads; 0 takes every core")
     fetch_timeout_s: float = Field(10.0, gt=0, description="longest READ of one window's KV")
     attention: Attention = Field(
-        "auto", description="auto (flashinfer on a GPU where it fits), flashinfer or torch"
+        "auto",
+        description="auto (flashinfer on a GPU, compiled kernels on a CPU), flashinfer or torch",
     )
     steps_ahead: int | None = Field(
         None,

@@ -81,6 +81,9 @@ class CpuAttention:
         if self._self_plan is None or self._cross_plan is None:
             self._reference.plan(batch)
 
+    def begin(self, positions: Tensor) -> None:
+        """Lengths and places came with the plan."""
+
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         plan, kernels = self._self_plan, self._running
         if plan is None or kernels is None:

@@ -105,19 +105,14 @@ def make_stand(
     device: str = "cpu",
     **settings: Any,
 ) -> Iterator[Stand]:
-<<<<<<< HEAD
     """Everything is closed at the end, and every page must be back by then.
 
     bucketed: run decode steps at fixed sizes, as a GPU does. device: of both pools; on a GPU the
     settings choose the attention.
     """
-    chosen = DecoderSettings(**{"max_batch": 4, "kv_windows": 4, "threads": 1, **settings})
-=======
-    """Everything is closed at the end, and every page must be back by then."""
     chosen = DecoderSettings(
         **{"max_batch": 4, "kv_windows": 4, "threads": 1, "dtype": "float32", **settings}
     )
->>>>>>> 5fbfb42 (Compute in bfloat16 where the CPU has it, or in int8; compile attention in the background)
     checkpoint = open_checkpoint(str(folder))
     layout = kv_layout(checkpoint, page_frames, kv_dtype, device)
     n_pages = layout.pages_per_window

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from decoder_worker.attention.base import AttentionBatch, PagedKV
-from decoder_worker.attention.cpu_backend import CpuAttention
 from decoder_worker.attention.choose import choose_attention
+from decoder_worker.attention.cpu_backend import CpuAttention
 from decoder_worker.attention.torch_backend import TorchAttention
 
 BUILD_S = 100.0
