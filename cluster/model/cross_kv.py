@@ -1,7 +1,7 @@
 """Cross-attention K and V of every decoder layer, from encoder states into pages.
 
-One matrix product for all layers. With a page per window (CPU) the product writes into the page
-itself; with smaller pages its result is scattered. It runs in the encoder worker, or in the decoder
+With a page per window (CPU) each product is copied to its place in the page; with smaller pages one
+product for all layers is scattered. It runs in the encoder worker, or in the decoder
 worker where the states themselves travelled. Knows the page layout, not who owns a page.
 """
 
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.linear import Linear, packer
 from cluster.model.shapes import cross_kv_shapes
 from cluster.model.weights import load_tensors
 
@@ -21,7 +21,11 @@ WINDOWS_AT_ONCE = 4  # on a GPU: rows enough for a fast product, whose result is
 
 
 class CrossKVProjection:
-    """The fused projection: weight [L * 2 * d, n_audio_state], outputs layer by layer, K then V."""
+    """K's and V's products of all layers, K then V of each layer.
+
+    On a GPU one fused product, weight [L * 2 * d, n_audio_state]; on a CPU one for each of K and V,
+    packed, since their results lie apart in a page.
+    """
 
     def __init__(
         self,
@@ -31,20 +35,21 @@ class CrossKVProjection:
     ) -> None:
         dims = checkpoint.dims
         tensors = load_tensors(checkpoint, cross_kv_shapes(dims), dtype, device)
-        weights: list[Tensor] = []
-        biases: list[Tensor] = []
-        for layer in range(dims.n_text_layer):
-            prefix = f"decoder.layers.{layer}.encoder_attn"
-            weights += [tensors[f"{prefix}.k_proj.weight"], tensors[f"{prefix}.v_proj.weight"]]
-            v_bias = tensors[f"{prefix}.v_proj.bias"]
-            biases += [torch.zeros_like(v_bias), v_bias]  # K has none
         self._shape = (dims.n_text_layer, 2, dims.n_text_head, dims.text_head_dim)
-        self._weight = torch.cat(weights)
-        self._bias = torch.cat(biases)
+        parts = [
+            Linear.load(tensors, f"decoder.layers.{layer}.encoder_attn.{name}")
+            for layer in range(dims.n_text_layer)
+            for name in ("k_proj", "v_proj")
+        ]
+        pack = packer(device, dtype)
+        on_cpu = torch.device(device).type == "cpu"
+        self._products = [pack(p) for p in (parts if on_cpu else [Linear.fused(parts)])]
 
     def project(self, states: Tensor) -> Tensor:
         """states [B, T, n_audio_state] -> [B, T, L, 2, H, Dh]."""
-        return F.linear(states, self._weight, self._bias).view(*states.shape[:2], *self._shape)
+        results = [product(states) for product in self._products]
+        joined = results[0] if len(results) == 1 else torch.cat(results, -1)
+        return joined.view(*states.shape[:2], *self._shape)
 
     def write(self, states: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> None:
         """Project states into the pages of each window. Mutates `pool`.
@@ -56,25 +61,22 @@ class CrossKVProjection:
             pages: per window its pages in frame order.
         """
         whole = pool.shape[3] == states.shape[1]
-        if states.device.type == "cpu":  # a window at a time: the products are large
-            for row, own in zip(states, pages, strict=True):
-                if whole and pool.dtype == states.dtype:
-                    self._project_into(row, pool[own[0]])
-                else:
-                    write_pages(self.project(row[None]), pool, [own])
-        else:
-            for first in range(0, len(pages), WINDOWS_AT_ONCE):
+        if states.device.type != "cpu":
+            for first in range(0, len(states), WINDOWS_AT_ONCE):
                 part = slice(first, first + WINDOWS_AT_ONCE)
                 write_pages(self.project(states[part]), pool, pages[part])
+            return
+        for row, own in zip(states, pages, strict=True):  # a window at a time: it fits the cache
+            if whole:
+                self._project_into(row, pool[own[0]])
+            else:
+                write_pages(self.project(row[None]), pool, [own])
 
     def _project_into(self, states: Tensor, page: Tensor) -> None:
-        """states [T, n_audio_state] into a page that holds all T frames, without a copy."""
-        n_layer, _, n_head, head_dim = self._shape
-        d = n_head * head_dim
-        matrices = self._weight.view(n_layer * 2, d, -1).transpose(1, 2)  # [2L, n_audio_state, d]
-        out = page.view(n_layer * 2, -1, d)
-        torch.bmm(states.expand(n_layer * 2, -1, -1), matrices, out=out)
-        out[1::2] += self._bias.view(n_layer * 2, 1, d)[1::2]  # V alone has a bias
+        """states [T, n_audio_state] into a page [L, 2, T, H, Dh] that holds all T frames."""
+        blocks = page.flatten(0, 1).flatten(2)  # [L * 2, T, d]
+        for block, product in zip(blocks, self._products, strict=True):
+            block.copy_(stored_as(product(states), page.dtype))
 
 
 class Unprojected:

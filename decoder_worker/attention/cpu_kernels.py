@@ -61,52 +61,55 @@ def _mix(weights: Any, values: Any, head: Any, n: Any, mixed: Any) -> None:
             mixed[d] += weight * number(value[d])
 
 
-def _attend(
-    q: Any,
-    pool: Any,
-    layer: Any,
-    qo_indptr: Any,
-    kv_indptr: Any,
-    kv_indices: Any,
-    last_page_len: Any,
-    scores: Any,
-    out: Any,
-) -> None:
+@njit(fastmath=True, nogil=True, cache=True)
+def _attend_unit(
+    unit, q, pool, layer, qo_indptr, kv_indptr, kv_indices, last_page_len, scores, out
+):
+    """One head of one entry, all of its queries."""
     n_head, page_size = q.shape[1], pool.shape[3]
     scale = LOG2_E / np.sqrt(np.float32(HEAD_DIM))
-    for unit in prange(len(last_page_len) * n_head):
-        entry, head = unit // n_head, unit % n_head
-        begin, end = kv_indptr[entry], kv_indptr[entry + 1]
-        weights = scores[unit]
-        query = np.empty(HEAD_DIM, np.float32)
-        mixed = np.empty(HEAD_DIM, np.float32)
-        for row in range(qo_indptr[entry], qo_indptr[entry + 1]):
-            for d in range(HEAD_DIM):
-                query[d] = number(q[row, head, d]) * scale
-                mixed[d] = np.float32(0)
-            highest, filled = _LOWEST, 0
-            for index in range(begin, end):
-                n = page_size if index < end - 1 else last_page_len[entry]
-                keys = pool[kv_indices[index], layer, 0]
-                highest = max(highest, _dots(query, keys, head, n, weights[filled:]))
-                filled += n
-            total = np.float32(0)
-            for i in range(filled):
-                weight = exp2(weights[i] - highest)
-                weights[i] = weight
-                total += weight
-            filled = 0
-            for index in range(begin, end):
-                n = page_size if index < end - 1 else last_page_len[entry]
-                values = pool[kv_indices[index], layer, 1]
-                _mix(weights[filled:], values, head, n, mixed)
-                filled += n
-            for d in range(HEAD_DIM):
-                out[row, head, d] = stored(mixed[d] / total, out[row, head, d])
+    entry, head = unit // n_head, unit % n_head
+    begin, end = kv_indptr[entry], kv_indptr[entry + 1]
+    weights = scores[unit]
+    query = np.empty(HEAD_DIM, np.float32)
+    mixed = np.empty(HEAD_DIM, np.float32)
+    for row in range(qo_indptr[entry], qo_indptr[entry + 1]):
+        for d in range(HEAD_DIM):
+            query[d] = number(q[row, head, d]) * scale
+            mixed[d] = np.float32(0)
+        highest, filled = _LOWEST, 0
+        for index in range(begin, end):
+            n = page_size if index < end - 1 else last_page_len[entry]
+            keys = pool[kv_indices[index], layer, 0]
+            highest = max(highest, _dots(query, keys, head, n, weights[filled:]))
+            filled += n
+        total = np.float32(0)
+        for i in range(filled):
+            weight = exp2(weights[i] - highest)
+            weights[i] = weight
+            total += weight
+        filled = 0
+        for index in range(begin, end):
+            n = page_size if index < end - 1 else last_page_len[entry]
+            values = pool[kv_indices[index], layer, 1]
+            _mix(weights[filled:], values, head, n, mixed)
+            filled += n
+        for d in range(HEAD_DIM):
+            out[row, head, d] = stored(mixed[d] / total, out[row, head, d])
 
 
-_attend_alone = njit(_attend, fastmath=True, nogil=True, cache=True)
-_attend_together = njit(_attend, parallel=True, fastmath=True, nogil=True, cache=True)
+@njit(nogil=True, cache=True)
+def _attend_alone(q, pool, layer, qo_indptr, kv_indptr, kv_indices, last_page_len, scores, out):
+    pages = (kv_indptr, kv_indices, last_page_len)
+    for unit in range(len(last_page_len) * q.shape[1]):
+        _attend_unit(unit, q, pool, layer, qo_indptr, *pages, scores, out)
+
+
+@njit(parallel=True, nogil=True, cache=True)
+def _attend_together(q, pool, layer, qo_indptr, kv_indptr, kv_indices, last_page_len, scores, out):
+    pages = (kv_indptr, kv_indices, last_page_len)
+    for unit in prange(len(last_page_len) * q.shape[1]):
+        _attend_unit(unit, q, pool, layer, qo_indptr, *pages, scores, out)
 
 
 @njit(nogil=True, cache=True)

@@ -10,6 +10,7 @@ from cluster.kv.layout import FLOAT8
 from cluster.kv.layout_for import GPU_PAGE_FRAMES, kv_layout, served_kv_layout
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection, stored_as, write_pages
+from cluster.model.device import resolve_dtype
 from cluster.settings import load_settings
 from tests.checkpoints import cached_checkpoint
 
@@ -90,7 +91,7 @@ def test_a_pool_of_8_bit_floats_saturates(checkpoint: Checkpoint, page_frames: i
 @pytest.mark.parametrize(
     ("kv_dtype", "encoder_dtype", "expected"),
     [
-        ("auto", "auto", "float32"),
+        ("auto", "auto", resolve_dtype("auto", "cpu")),
         ("auto", "bfloat16", "bfloat16"),
         ("float16", "bfloat16", "float16"),
         ("float8", "auto", FLOAT8),
