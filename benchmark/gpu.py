@@ -1,14 +1,15 @@
 """All that a GPU is to show, in one run: correct first, then every row of the table.
 
-    python -m benchmark.gpu                                # at most 12 minutes on one H200
+    python -m benchmark.gpu                                # 12 minutes on one H200
     python -m benchmark.gpu --sections correct,encoder,decoder,overlap      # the same in two runs
     python -m benchmark.gpu --sections e2e,handoff,hf
     python -m benchmark.gpu --smoke                        # seconds, tiny shapes, a CPU will do
 
 Random weights in the shapes of large-v3 and turbo, lengths forced. Each section is a process of its
 own with its own share of the time: one that fails, hangs or loses the device costs its own rows
-that were not measured yet, no others. The last lines are a short table and one JSON object; a run
-on a GPU keeps its results in benchmark/results/.
+that were not measured yet, no others. Before the first, checkpoints are written and kernels
+compiled, which the first time on a machine takes some minutes more. The last lines are a short
+table and one JSON object; a run on a GPU keeps its results in benchmark/results/.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+PREPARE_S = 240.0  # most that checkpoints, and compiling kernels for the first time, may take
 SHARES = {  # of the run's time; the rest is for starting each one
     "correct": 0.07,
     "encoder": 0.11,
@@ -39,7 +41,7 @@ SHARES = {  # of the run's time; the rest is for starting each one
     "hf": 0.18,
 }
 GRACE_S = 20.0  # beyond its time, until a section is ended from outside
-SMOKE_S = 60.0  # for each section of a smoke run
+SMOKE_S = 150.0  # for each section of a smoke run
 PACKAGES = ("torch", "triton", "flashinfer-python", "transformers", "nixl-cu13")
 
 Rows = dict[str, Any]
@@ -51,6 +53,7 @@ def run_section(name: str, args: argparse.Namespace) -> int:
     from benchmark.gpu_rig import FULL, SMOKE, Clock, OutOfTimeError, Rig
 
     run: Callable[[Rig, Clock, Callable[[str, Any], None]], None] = {
+        "prepare": gpu_kernels.prepare,
         "correct": gpu_kernels.correct,
         "encoder": gpu_kernels.encoder,
         "decoder": gpu_kernels.decoder,
@@ -70,7 +73,8 @@ def run_section(name: str, args: argparse.Namespace) -> int:
     clock = Clock(args.seconds)
     rig = Rig(SMOKE if args.smoke else FULL, args.device, args.work)
     try:
-        record("ceilings", rig.measure_ceilings())
+        if name != "prepare":
+            record("ceilings", rig.measure_ceilings())
         run(rig, clock, record)
     except OutOfTimeError as error:
         record("out of time", str(error))
@@ -93,8 +97,9 @@ def shown(value: Any) -> str:
 def run_sections(names: list[str], args: argparse.Namespace, work: Path) -> dict[str, Rows]:
     """Each in a process of its own; what it had measured is kept however it ended."""
     results: dict[str, Rows] = {}
-    for name in names:
-        seconds = SMOKE_S if args.smoke else 60 * args.minutes * SHARES[name]
+    for name in ("prepare", *names):
+        share = PREPARE_S if name == "prepare" else 60 * args.minutes * SHARES[name]
+        seconds = SMOKE_S if args.smoke else share
         command = [sys.executable, "-m", "benchmark.gpu", "--child", name, "--work", str(work)]
         command += ["--device", args.device, "--seconds", str(seconds)]
         command += ["--smoke"] if args.smoke else []
@@ -172,12 +177,12 @@ def keep(summary: dict[str, Any], sections: list[str], folder: Path) -> Path:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="measure everything that runs on a GPU")
     parser.add_argument("--sections", default=",".join(SHARES), help="some of the default, a,b,c")
-    parser.add_argument("--minutes", type=float, default=12.0, help="for all sections together")
+    parser.add_argument("--minutes", type=float, default=11.0, help="for all sections together")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, in seconds")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--out", type=Path, help="where results go [benchmark/results, on a GPU]")
     parser.add_argument("--work", type=Path, help="for checkpoints; kept when given")
-    parser.add_argument("--child", choices=tuple(SHARES), help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=("prepare", *SHARES), help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     if unknown := set(args.sections.split(",")) - set(SHARES):

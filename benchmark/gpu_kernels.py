@@ -5,6 +5,7 @@ Each takes the rig, its clock and `record`, which keeps a row as soon as it is t
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -35,6 +36,17 @@ KV_ERROR = 0.03  # of the KV's norm, bfloat16 against float32
 LOGPROB_ERROR = 0.15  # of a token, between kernels
 STEADY_TOKENS = 200  # of a decode whose steps are timed
 TOP_KERNELS = 12
+
+
+def prepare(rig: Rig, clock: Clock, record: Record) -> None:
+    """Write every checkpoint, and have every kind of kernel compiled once, for all sections."""
+    for name in ("check", *rig.sizes.models):
+        begun = time.perf_counter()
+        rig.checkpoint(name)
+        record(f"{name}: checkpoint, s", time.perf_counter() - begun)
+    with rig.pair("check", max_batch=2, encode_batch=1) as pair:
+        record("load, compile and capture, s", pair.prepare_s)
+        asyncio.run(pair.transcribe(clip(1.0, 0), 2))
 
 
 def correct(rig: Rig, clock: Clock, record: Record) -> None:
@@ -134,7 +146,7 @@ def encoder(rig: Rig, clock: Clock, record: Record) -> None:
                 windows = [clip(30.0, i) for i in range(batch)]
                 pages = parts.pages(way, batch)
                 run = _Launches(static, windows, pages)
-                seconds = rig.time_s(run, max(2, 8 * rig.sizes.repeats // batch))
+                seconds = rig.time_s(run, max(1, rig.sizes.encoded // batch))
                 rate = batch / seconds
                 record(f"{name}, {way}, batch of {batch}: windows/s", rate)
                 record(f"{name}, {way}, batch of {batch}: share of roofline", rate / limit)

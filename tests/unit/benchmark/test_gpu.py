@@ -77,25 +77,25 @@ def test_results_are_kept_by_device_date_and_commit(tmp_path: Path) -> None:
 
 
 def test_all_sections_fit_the_time() -> None:
-    assert sum(gpu.SHARES.values()) < 0.95
+    assert 0.9 < sum(gpu.SHARES.values()) < 0.95
     with pytest.raises(SystemExit):
         gpu.parse(["--sections", "encoder,nothing"])
     assert isinstance(gpu.parse([]), argparse.Namespace)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_every_section_runs_on_a_cpu(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-m", "benchmark.gpu", "--smoke", "--device", "cpu", "--out", tmp_path],
         cwd=gpu.ROOT,
         capture_output=True,
         text=True,
-        timeout=580,
+        timeout=880,
     )
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-4000:]
     summary = json.loads(run.stdout.splitlines()[-1])
-    assert list(summary["sections"]) == list(gpu.SHARES)
+    assert list(summary["sections"]) == ["prepare", *gpu.SHARES]
     assert not any("out of time" in rows for rows in summary["sections"].values())
     assert summary["sections"]["correct"]["wrong"] == []
     (kept,) = tmp_path.iterdir()
