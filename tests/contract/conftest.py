@@ -2,7 +2,7 @@
 
 memory runs in this process; nixl has each exporter in a process of its own (shared memory), and
 nixl-tcp the same over sockets, as between hosts. What is handed over is KV, or encoder states
-where the mode says so.
+where the mode says so; where it says cuda, the pools of both sides are on a GPU.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cluster.kv.transfer import LEASE_S
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kv_host import KEY, LAYOUTS, LocalHost, MakeHost, ProcessHost, WorkerProcess
+from kv_host import KEY, LAYOUTS, LocalHost, MakeHost, ProcessHost, WorkerProcess, device
 
 
 @pytest.fixture(scope="session")
@@ -38,6 +38,8 @@ def processes() -> Iterator[list[WorkerProcess]]:
         "nixl",
         pytest.param("nixl-states", marks=pytest.mark.slow),
         pytest.param("nixl-tcp", marks=pytest.mark.slow),
+        pytest.param("memory-cuda", marks=pytest.mark.gpu),
+        pytest.param("nixl-cuda", marks=pytest.mark.gpu),
     ]
 )
 def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -45,6 +47,8 @@ def mode(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
         pytest.skip("NIXL does not load on this machine")
     if request.param == "nixl-tcp":
         monkeypatch.setenv("UCX_TLS", "tcp")
+    if request.param.endswith("-cuda"):
+        monkeypatch.setenv("CONTRACT_DEVICE", "cuda")
     return str(request.param)
 
 
@@ -65,6 +69,7 @@ def make_host(
     hosts: list[Any] = []
     taken: list[WorkerProcess] = []
     environment = {"UCX_TLS": "tcp"} if mode == "nixl-tcp" else {}
+    environment |= {"CONTRACT_DEVICE": device()}
 
     def make(n_windows: int = 4, lease_s: float = LEASE_S, kind: str = "exporter") -> Any:
         args = (payload, n_windows, lease_s) if kind == "exporter" else (payload,)
@@ -86,11 +91,16 @@ def make_host(
 
 
 @pytest.fixture
-def make_reader(transport: str, payload: str) -> Iterator[MakeHost]:
+def make_reader(mode: str, transport: str, payload: str) -> Iterator[MakeHost]:
     importers = []
 
     def make(n_windows: int = 4, **settings: Any) -> Any:
-        settings = {"cluster_key": KEY, "layout": LAYOUTS[payload], **settings}
+        settings = {
+            "cluster_key": KEY,
+            "layout": LAYOUTS[payload],
+            "device": device(),
+            **settings,
+        }
         layout = settings.pop("layout")
         importer = make_importer(transport, layout, n_windows * layout.pages_per_window, **settings)
         importers.append(importer)

@@ -39,6 +39,7 @@ over_sockets_too = pytest.mark.parametrize(
         "nixl",
         "nixl-tcp",
         pytest.param("nixl-states", marks=pytest.mark.slow),
+        pytest.param("nixl-cuda", marks=pytest.mark.gpu),
     ],
     indirect=True,
 )
@@ -52,6 +53,17 @@ def kv_of(seed: int, layout: PageLayout) -> torch.Tensor:
     """What the encoder of `seed` would make of a window: [pages, *page_shape]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.rand((layout.pages_per_window, *layout.page_shape), generator=generator)
+
+
+def device() -> str:
+    """Where pools lie, in this process."""
+    return os.environ.get("CONTRACT_DEVICE", "cpu")
+
+
+def pages_of(importer: Any, pages: Any) -> torch.Tensor:
+    """What lies in the importer's pages, on the CPU."""
+    found: torch.Tensor = importer.pool.tensor[list(pages)].cpu()
+    return found.clone()
 
 
 def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = DEADLINE_S) -> None:
@@ -73,7 +85,7 @@ def take(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
     try:
         stats = importer.fetch(handle, pages).result(DEADLINE_S)
         assert stats.n_bytes == window_bytes(importer.layout)
-        return importer.pool.tensor[list(pages)].clone()
+        return pages_of(importer, pages)
     finally:
         if importer.pool.n_quarantined == 0:
             importer.pool.release(pages)
@@ -86,7 +98,12 @@ class ExporterService:
         self._layout = layout = LAYOUTS[payload]
         self._window = layout.pages_per_window
         self.exporter: Any = make_exporter(
-            transport, layout, n_windows * self._window, cluster_key=KEY, lease_s=lease_s
+            transport,
+            layout,
+            n_windows * self._window,
+            cluster_key=KEY,
+            device=device(),
+            lease_s=lease_s,
         )
         self._reports: list[ReadReport] = []
         self.exporter.on_read = self._reports.append
@@ -95,7 +112,7 @@ class ExporterService:
         """Reserve a window's pages, write the KV of `seed`, publish."""
         pages = self.exporter.reserve(self._window, timeout_s=10.0)
         assert pages is not None, f"no pages: {self.exporter.pool!r}"
-        self.exporter.pool.tensor[list(pages)] = kv_of(seed, self._layout)
+        self._write(pages, seed)
         return self.exporter.publish(
             pages, request_id=f"request-{seed}", window=seed, attempt=0, frames=1500
         )
@@ -105,9 +122,15 @@ class ExporterService:
         handle = self.publish(seed)
         assert self.exporter.revoke(handle.lease)
         pages = self.exporter.reserve(self._window)
-        self.exporter.pool.tensor[list(pages)] = kv_of(seed + 1, self._layout)
+        self._write(pages, seed + 1)
         self.exporter.abandon(pages)
         return handle
+
+    def _write(self, pages: Any, seed: int) -> None:
+        pool = self.exporter.pool
+        pool.tensor[list(pages)] = kv_of(seed, self._layout).to(pool.device)
+        if pool.device.type == "cuda":
+            torch.cuda.synchronize()
 
     def revoke(self, lease: str) -> bool:
         return bool(self.exporter.revoke(lease))
@@ -140,7 +163,9 @@ class ReaderService:
     def __init__(self, transport: str, payload: str) -> None:
         layout = LAYOUTS[payload]
         n_pages = 4 * layout.pages_per_window
-        self.importer: Any = make_importer(transport, layout, n_pages, cluster_key=KEY)
+        self.importer: Any = make_importer(
+            transport, layout, n_pages, cluster_key=KEY, device=device()
+        )
 
     def begin(self, handle: CrossKVHandle) -> None:
         """Accept and begin to fetch; do not wait."""
@@ -243,7 +268,8 @@ def serve(connection: Connection) -> None:
         try:
             if name in kinds:
                 environment, *args = args
-                os.environ.pop("UCX_TLS", None)
+                for variable in ("UCX_TLS", "CONTRACT_DEVICE"):
+                    os.environ.pop(variable, None)
                 os.environ.update(environment)
                 service = kinds[name](*args)
                 connection.send(None)

@@ -20,7 +20,16 @@ from cluster.messages import CrossKVHandle
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kv_host import DEADLINE_S, MakeHost, allocate, kv_of, over_sockets_too, take, wait_for
+from kv_host import (
+    DEADLINE_S,
+    MakeHost,
+    allocate,
+    kv_of,
+    over_sockets_too,
+    pages_of,
+    take,
+    wait_for,
+)
 
 
 def test_a_killed_peer_is_lost_within_10_s_and_a_new_one_works(
@@ -115,7 +124,7 @@ def take_beside(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
     importer.accept(handle)
     pages = allocate(importer)
     importer.fetch(handle, pages).result(DEADLINE_S)
-    copied = importer.pool.tensor[list(pages)].clone()
+    copied = pages_of(importer, pages)
     importer.pool.release(pages)
     return copied
 
@@ -143,7 +152,7 @@ def test_close_is_clean_and_ends_what_is_pending(
     importer.close()
     assert future.done()
     assert future.exception() is None  # what is in flight gets a moment to end
-    assert torch.equal(importer.pool.tensor[list(pages)], kv_of(1, importer.layout))
+    assert torch.equal(pages_of(importer, pages), kv_of(1, importer.layout))
     importer.pool.release(pages)
     importer.pool.check_integrity()
     with pytest.raises(WorkerDrainingError):

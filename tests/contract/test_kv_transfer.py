@@ -19,7 +19,16 @@ from cluster.kv.transfer import LEASE_S
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from kv_host import DEADLINE_S, MakeHost, allocate, kv_of, over_sockets_too, take, wait_for
+from kv_host import (
+    DEADLINE_S,
+    MakeHost,
+    allocate,
+    kv_of,
+    over_sockets_too,
+    pages_of,
+    take,
+    wait_for,
+)
 
 
 @over_sockets_too
@@ -55,7 +64,7 @@ def test_many_transfers_at_once_into_scattered_pages(
         in_flight.append((seed, pages, importer.fetch(handle, pages)))
     for seed, pages, future in in_flight:
         future.result(DEADLINE_S)
-        assert torch.equal(importer.pool.tensor[list(pages)], kv_of(seed, importer.layout))
+        assert torch.equal(pages_of(importer, pages), kv_of(seed, importer.layout))
         importer.pool.release(pages)
     importer.pool.check_integrity()
     for host in hosts:
@@ -160,7 +169,7 @@ def test_a_handle_dropped_while_it_is_fetched_never_gives_wrong_bytes(
         error = future.exception(DEADLINE_S)
         assert error is None or isinstance(error, StaleGenerationError)
         if error is None:
-            assert torch.equal(importer.pool.tensor[list(pages)], kv_of(seed, importer.layout))
+            assert torch.equal(pages_of(importer, pages), kv_of(seed, importer.layout))
         importer.pool.release(pages)
     wait_for(lambda: host.state().n_windows_free == 4, "pages free")
 

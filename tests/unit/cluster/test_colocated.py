@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
+import torch
 
 from cluster.colocated import ColocatedWorker
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
@@ -84,3 +85,37 @@ async def test_one_worker_encodes_decodes_streams_and_drains() -> None:
     assert (encoder.role, encoder.replica) == ("encoder", "encoder-1")
     assert (decoder.role, decoder.replica) == ("decoder", "decoder-1")
     await worker.shut_down()
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("as_replica")
+async def test_both_roles_on_one_gpu_overlap_without_harm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While each other runs, in any batch: the same tokens as on the CPU, in float32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # torch's default for convs
+    options = DecodeOptions(language="en", max_new_tokens=40)
+    found = []
+    for device in ("cpu", "cuda"):
+        role = {"device": device, "dtype": "float32"}
+        settings = load_settings(
+            None,
+            {
+                "model": str(cached_checkpoint()),
+                "cluster_key": "k" * 32,
+                "encoder": {**role, "export_windows": 8},
+                "decoder": {**role, "kv_windows": 8, "max_batch": 8},
+            },
+            environ={},
+        )
+        worker = Worker(settings, "build")
+
+        async def one(seed: int, worker: Worker = worker) -> tuple[int, ...]:
+            request = EncodeRequest("r", 0, 0, make_pcm(0.5 + seed, seed), 60.0)
+            handle = (await worker.encode(request)).handle
+            result = await worker.decode(DecodeRequest("r", 0, 0, handle, options, 60.0))
+            return result.tokens
+
+        found.append(await asyncio.gather(*(one(seed) for seed in range(24))))
+        await worker.shut_down()
+    assert found[0] == found[1]
