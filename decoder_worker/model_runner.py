@@ -21,6 +21,7 @@ from cluster.kv.layout import KVLayout
 from cluster.kv.pool import PagePool
 from cluster.messages import TokenAlignment
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.streams import DECODE_PRIORITY, new_stream
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.model.weights import TORCH_DTYPES
 from cluster.quality import is_silence
@@ -106,10 +107,7 @@ class ModelRunner:
         """
         self._tokenizer = tokenizer
         self._device = self_pool.device
-        self._stream: torch.cuda.Stream | None = None
-        if self._device.type == "cuda":
-            # A decode step is short and others wait for it: before an encoder's long kernels.
-            self._stream = torch.cuda.Stream(self._device, priority=-1)  # type: ignore[no-untyped-call]
+        self._stream = new_stream(self._device, DECODE_PRIORITY)
         self._cross_layout, self._self_layout = cross_pool.layout, self_pool.layout
         self._self_pool = self_pool.tensor
         dtype = TORCH_DTYPES[self_pool.layout.dtype]
