@@ -8,13 +8,13 @@ from cluster.kv.gpu_memory import GpuBudget, pool_windows
 from cluster.kv.layout import ITEM_BYTES, window_bytes
 from cluster.kv.layout_for import exported_layouts
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.cross_kv import WINDOWS_AT_ONCE
 from cluster.model.device import resolve_dtype
 from cluster.model.dims import ModelDims
 from cluster.model.shapes import cross_kv_shapes, encoder_shapes
 from cluster.settings import EncoderSettings, Settings
 from encoder_worker.engine import auto_batch
 from encoder_worker.fixed_mel import ROW_SAMPLES
-from encoder_worker.static_encoder import PROJECTED_WINDOWS
 
 POOL_BATCHES = 4  # batches that the export pool holds at most: published KV is soon read
 _MEL_FLOATS = 6 * 201 * 3002  # per window: complex spectrum, power, and what they are made of
@@ -89,6 +89,6 @@ def working_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:
     d, frames, item = dims.n_audio_state, dims.n_audio_ctx, ITEM_BYTES[dtype]
     layer = max_batch * frames * 10 * d * item
     kv_width = 2 * dims.n_text_layer * dims.n_text_state
-    projected = min(max_batch, PROJECTED_WINDOWS) * frames * kv_width * item
+    projected = min(max_batch, WINDOWS_AT_ONCE) * frames * kv_width * item
     mel = max_batch * (4 * _MEL_FLOATS + 3 * 4 * ROW_SAMPLES)
     return layer + projected + mel

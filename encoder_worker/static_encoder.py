@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cluster.messages import FileMel
-from cluster.model.cross_kv import CrossKVProjection, Unprojected
+from cluster.model.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
 from cluster.model.streams import new_event, on_stream
 from encoder_worker.fixed_mel import FixedLogMel
 from encoder_worker.graphs import BatchGraphs, sizes_up_to
@@ -25,9 +25,6 @@ from encoder_worker.model import AudioEncoder
 from encoder_worker.scatter import scatter_pages
 from encoder_worker.staging import Staging
 
-# Windows projected at once: enough rows for the fastest product, and its result for large-v3 is
-# 983 MB where 16 windows would be 3.9 GB.
-PROJECTED_WINDOWS = 4
 # Fastest first on Hopper (cuDNN's fused attention, then FlashAttention 2). None is excluded: the
 # choice is the whole process's, and a decoder beside us may need another.
 ATTENTION = [
@@ -110,6 +107,6 @@ class StaticEncoder:
         """From the static inputs of `size` rows to the pages."""
         inputs = self._staging.inputs.first(size)
         states = self._encoder(self._mel(inputs.pcm, inputs.marks))
-        for begin in range(0, size, PROJECTED_WINDOWS):
-            part = slice(begin, begin + PROJECTED_WINDOWS)
+        for begin in range(0, size, WINDOWS_AT_ONCE):
+            part = slice(begin, begin + WINDOWS_AT_ONCE)
             scatter_pages(self._projection.project(states[part]), self._pool, inputs.pages[part])
