@@ -1,9 +1,9 @@
-"""Decode steps at a few fixed batch sizes, each captured once and replayed from then on.
+"""Decode steps and prompts at a few fixed sizes, each captured once and replayed from then on.
 
-A step of n rows runs in the smallest bucket that holds them, filled up with inert rows: slot and
-page of nobody, whose outcome nobody reads. Everything that a captured step reads lies in buffers
+A forward of n rows runs in the smallest bucket that holds them, filled up with inert rows: slot and
+page of nobody, whose outcome nobody reads. Everything that a captured forward reads lies in buffers
 made here or planned by the bucket's own attention backend, and the host writes to them only in
-the order of the stream. What "captured" means is a seam: a CUDA graph, or on a CPU the same step
+the order of the stream. What "captured" means is a seam: a CUDA graph, or on a CPU the same forward
 called again, which is how the tests run this file.
 
 Knows no sequences and no searches: rows only.
@@ -11,7 +11,6 @@ Knows no sequences and no searches: rows only.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -25,8 +24,6 @@ from decoder_worker.readback import Readback
 from decoder_worker.slots import upload
 from decoder_worker.step import DecodeStep
 
-logger = logging.getLogger(__name__)
-
 WARM_UPS = 2  # runs before a capture: libraries load, compile and allocate in them
 
 Body = Callable[[], None]
@@ -34,11 +31,11 @@ Capture = Callable[[Body], Body]
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRow:
-    """A row of a decode step.
+class BatchRow:
+    """A row of a forward.
 
-    length: positions of self-attention with the token that the step feeds. n_frames: of the
-    window, in `cross_pages`.
+    length: positions of self-attention with the tokens that are fed. n_frames: of the window, in
+    `cross_pages`. tokens: what a prompt feeds; a decode step feeds what the slot says.
     """
 
     slot: int
@@ -46,6 +43,7 @@ class DecodeRow:
     length: int
     cross_pages: tuple[int, ...]
     n_frames: int
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -55,22 +53,24 @@ class _Bucket:
     attention: AttentionBackend
     index: Tensor  # int64 [size], slots
     every: Tensor  # int64 [size], 0 to size - 1
-    tokens: Tensor  # int64 [size]
+    fed: Tensor  # int64 [size * n_tokens] of a prompt
+    tokens: Tensor  # int64 [size], sampled
     logprobs: Tensor  # float32 [size]
+    no_speech: Tensor  # float32 [size], of a prompt
     replays: dict[bool, Body] = field(default_factory=dict)  # by whether there is noise
     slots: tuple[int, ...] = ()
     windows: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
     cross_kv: PagedKV | None = None  # of `windows`: the same object while they are the same
 
 
-class BucketedSteps:
-    """Launches decode steps by bucket. For one thread and one stream at a time."""
+class Buckets:
+    """Launches forwards of one kind by bucket. For one thread and one stream at a time."""
 
     def __init__(
         self,
         step: DecodeStep,
         attention_for: Callable[[int], AttentionBackend],
-        inert: DecodeRow,
+        inert: BatchRow,
         page_sizes: tuple[int, int],
         max_batch: int,
         device: torch.device,
@@ -78,8 +78,9 @@ class BucketedSteps:
         """
         Args:
             attention_for: makes the backend of a bucket of so many rows.
-            inert: its slot and its one page of self-attention are nobody's; of its window only a
-                frame or so is read, so that any page will do.
+            inert: its slot and its page of self-attention are nobody's; of its window only a frame
+                or so is read, so that any page will do. Its tokens are a prompt as long as those
+                of all rows, or none: decode steps.
             page_sizes: positions in a page of the self pool, frames in one of the cross pool.
         """
         self._step = step
@@ -89,13 +90,16 @@ class BucketedSteps:
         self._capture: Capture = _call_again
         if device.type == "cuda":
             self._capture = partial(_capture_graph, torch.cuda.graph_pool_handle())
+        self.max_batch = max_batch
         self._buckets = {
             size: _Bucket(
                 attention=attention_for(size),
                 index=torch.full((size,), inert.slot, device=device),
                 every=torch.arange(size, device=device),
+                fed=torch.zeros(size * len(inert.tokens), dtype=torch.int64, device=device),
                 tokens=torch.zeros(size, dtype=torch.int64, device=device),
                 logprobs=torch.zeros(size, dtype=torch.float32, device=device),
+                no_speech=torch.zeros(size, dtype=torch.float32, device=device),
             )
             for size in reversed(bucket_sizes(max_batch))  # the largest first: others fit its pool
         }
@@ -112,35 +116,39 @@ class BucketedSteps:
             for noisy in (False, True):
                 self._fill(bucket, [full] * size)
                 bucket.replays[noisy] = self._capture(partial(self._run, bucket, noisy))
-        logger.info("captured decode steps of %s rows", ", ".join(map(str, self._buckets)))
 
-    def launch(self, rows: Sequence[DecodeRow], noisy: bool) -> Readback:
-        """Run a step of `rows`; noisy: one of them has a temperature above 0.
+    def launch(self, rows: Sequence[BatchRow], noisy: bool) -> Readback:
+        """Run a forward of at most `max_batch` rows; noisy: some have a temperature above 0.
 
         Returns:
-            tokens int64 and logprobs float32, [len(rows)] each.
+            tokens int64 and logprobs float32, [len(rows)] each; of prompts also the probabilities
+            of no speech, float32.
         """
         n = len(rows)
         size = min(size for size in self._buckets if size >= n)
         bucket = self._buckets[size]
         self._fill(bucket, [*rows, *[self._inert] * (size - n)])
         bucket.replays[noisy]()
-        return Readback((bucket.tokens[:n], bucket.logprobs[:n]), reused=True)
+        no_speech = bucket.no_speech[:n] if self._inert.tokens else None
+        return Readback((bucket.tokens[:n], bucket.logprobs[:n], no_speech), reused=True)
 
-    def _fill(self, bucket: _Bucket, rows: Sequence[DecodeRow]) -> None:
+    def _fill(self, bucket: _Bucket, rows: Sequence[BatchRow]) -> None:
         """Bring the rows into the bucket's buffers and plan; what has not changed stays."""
         slots = tuple(row.slot for row in rows)
         if slots != bucket.slots:
             bucket.slots = slots
             bucket.index.copy_(upload(slots, torch.int64, self._device), non_blocking=True)
+        if self._inert.tokens:
+            flat = [token for row in rows for token in row.tokens]
+            bucket.fed.copy_(upload(flat, torch.int64, self._device), non_blocking=True)
+        counts = [len(self._inert.tokens) or 1] * len(rows)
         windows = [(row.cross_pages, row.n_frames) for row in rows]
-        ones = [1] * len(rows)
         if bucket.cross_kv is None or windows != bucket.windows:
             bucket.windows = windows
             pages, frames = zip(*windows, strict=True)
-            bucket.cross_kv = PagedKV.make(ones, pages, frames, self._page_frames)
+            bucket.cross_kv = PagedKV.make(counts, pages, frames, self._page_frames)
         self_kv = PagedKV.make(
-            ones,
+            counts,
             [row.self_pages for row in rows],
             [row.length for row in rows],
             self._page_tokens,
@@ -149,7 +157,12 @@ class BucketedSteps:
 
     def _run(self, bucket: _Bucket, noisy: bool) -> None:
         """The captured part."""
-        sampled = self._step(bucket.index, bucket.attention, bucket.every if noisy else None)
+        every = bucket.every if noisy else None
+        if self._inert.tokens:
+            sampled, no_speech = self._step.start(bucket.fed, bucket.index, bucket.attention, every)
+            bucket.no_speech.copy_(no_speech)
+        else:
+            sampled = self._step(bucket.index, bucket.attention, every)
         bucket.tokens.copy_(sampled.tokens)
         bucket.logprobs.copy_(sampled.logprobs)
 

@@ -9,7 +9,7 @@ deadlines or transfers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -27,10 +27,10 @@ from cluster.model.weights import TORCH_DTYPES
 from cluster.quality import is_silence
 from cluster.splitting import split_tokens
 from decoder_worker.alignment import Aligner, AlignmentItem
-from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 from decoder_worker.attention.choose import Attentions, torch_attention
 from decoder_worker.fallback import chosen_attempt
-from decoder_worker.graphs import BucketedSteps, DecodeRow
+from decoder_worker.graphs import BatchRow, Buckets
 from decoder_worker.landing import Landing
 from decoder_worker.logit_rules import LogitRules
 from decoder_worker.model import TextDecoder
@@ -41,6 +41,7 @@ from decoder_worker.sequence import DecodeSequence
 from decoder_worker.slots import SlotTable, upload
 from decoder_worker.step import DecodeStep
 
+MAX_PROMPTS = 16  # in the largest bucket of prompts: more arrive at once only where many waited
 MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms: openai/whisper's max_initial_timestamp of 1.0 s
 
 
@@ -118,7 +119,8 @@ class ModelRunner:
         limit = MAX_INITIAL_TIMESTAMP if listed is None else int(listed)
         self._slots = SlotTable(n_slots, self._device)
         self._rules = LogitRules(tokenizer, limit, self._device)
-        self.step = DecodeStep(model, Sampler(self._rules, self._slots), self._slots)
+        sampler = Sampler(self._rules, self._slots)
+        self.step = DecodeStep(model, sampler, self._slots, tokenizer.special.no_speech)
         self._aligner = Aligner(
             checkpoint, tokenizer, model, self._attention, cross_pool, self_pool
         )
@@ -128,26 +130,40 @@ class ModelRunner:
         )
         if self._stream is not None:
             torch.cuda.synchronize(self._device)  # all of this was made on another stream
-        self._buckets = self._make_buckets(attentions, self_pool, n_slots)
+        self._buckets: dict[int, Buckets] = {}  # by the tokens of a prompt; 0: decode steps
+        if attentions.fixed is not None:
+            self._make_buckets(attentions.fixed, self_pool, n_slots)
 
     def _make_buckets(
-        self, attentions: Attentions, self_pool: PagePool, n_slots: int
-    ) -> BucketedSteps | None:
-        if attentions.for_steps is None:
-            return None
+        self, fixed: Callable[[int, int], AttentionBackend], self_pool: PagePool, n_slots: int
+    ) -> None:
+        """For decode steps, and for prompts that are a start sequence and nothing else."""
         scratch = self_pool.allocate(1)
         assert scratch is not None, "the self pool has no page for inert rows"
-        buckets = BucketedSteps(
-            self.step,
-            attentions.for_steps,
-            inert=DecodeRow(self._slots.inert, scratch, 1, cross_pages=(0,), n_frames=1),
-            page_sizes=(self._self_layout.page_frames, self._cross_layout.page_frames),
-            max_batch=n_slots,
-            device=self._device,
-        )
+        language, n_frames = self._tokenizer.languages[0], self._cross_layout.n_frames
+        starts = {
+            len(self._tokenizer.sot_sequence(language, "transcribe", timed))
+            for timed in (True, False)
+        }
+        for n_tokens in (0, *sorted(starts)):
+            self._buckets[n_tokens] = Buckets(
+                self.step,
+                lambda n_rows, n=n_tokens: fixed(n_rows, max(1, n)),  # type: ignore[misc]
+                inert=BatchRow(
+                    slot=self._slots.inert,
+                    self_pages=scratch,
+                    length=max(1, n_tokens),
+                    cross_pages=(0,),
+                    n_frames=1,
+                    tokens=(0,) * n_tokens,
+                ),
+                page_sizes=(self._self_layout.page_frames, self._cross_layout.page_frames),
+                max_batch=min(n_slots, MAX_PROMPTS) if n_tokens else n_slots,
+                device=self._device,
+            )
         with self._on_device():
-            buckets.capture_all(self._cross_layout.pages_per_window, self._cross_layout.n_frames)
-        return buckets
+            for buckets in self._buckets.values():
+                buckets.capture_all(self._cross_layout.pages_per_window, n_frames)
 
     def detect_language(self, sequences: Sequence[DecodeSequence]) -> list[StepOutput]:
         """The likeliest language token after `<|startoftranscript|>` alone.
@@ -160,64 +176,85 @@ class ModelRunner:
             return list(_outputs(_read_back(best_of(logits, self._language_tokens))))
 
     def prefill(self, sequences: Sequence[DecodeSequence]) -> Launched:
-        """Run the prompts of any lengths in one batch, each in its sequence's first live row.
+        """Run the prompts of any lengths, each in its sequence's first live row.
 
         Every live row samples its first token from the same logits. What a search then wants
         copied (`copy_kv`) brings the prompt's KV to the other rows.
         """
         with self._on_device():
-            model = self.step.model
-            fed = [Feed(s, s.live[0], s.prompt.tokens, 0) for s in sequences]
-            states = self._forward(fed)
-            begins = list(accumulate((len(f.tokens) for f in fed), initial=0))
-            sots = [begin + s.prompt.sot for begin, s in zip(begins[:-1], sequences, strict=True)]
-            at_sot = model.logits(states[self._indices(sots)])
-            no_speech = (at_sot[:, self._tokenizer.special.no_speech] - at_sot.logsumexp(-1)).exp()
-            logits = model.logits(states[self._indices([end - 1 for end in begins[1:]])])
-            repeats = [len(s.live) for s in sequences]
-            if max(repeats) > 1:
-                sources = self._indices([i for i, n in enumerate(repeats) for _ in range(n)])
-                logits, no_speech = logits[sources], no_speech[sources]
-            for sequence in sequences:
-                self.restore(sequence)
-            slots, noisy, n_top = self._sampling(sequences)
-            sampled = self.step.sample(logits, slots, noisy, n_top)
-            return _launched(sequences, _read_back(sampled, no_speech))
+            self._restore(sequences)
+            return self._launch(sequences, self._start_key, self._prefill_ragged)
 
     def decode(self, sequences: Sequence[DecodeSequence]) -> Launched:
-        """One step: feed each live row's last token, sample the next.
-
-        Where there are buckets, sequences of one row that decides for itself run in them; what a
-        search decides for runs beside them, so that its rows share their window's pages.
-        """
+        """One step: feed each live row's last token, sample the next."""
         with self._on_device():
-            if self._buckets is None:
-                return _launched(sequences, self._decode_ragged(sequences))
-            alone = [s for s in sequences if s.runs_ahead]
-            searched = [s for s in sequences if not s.runs_ahead]
-            readbacks = []
-            if alone:
-                noisy = any(s.temperature > 0 for s in alone)
-                rows = [self._decode_row(s, s.live[0]) for s in alone]
-                readbacks.append(self._buckets.launch(rows, noisy))
-            if searched:
-                readbacks.append(self._decode_ragged(searched))
-            return _launched([*alone, *searched], *readbacks)
+            return self._launch(
+                sequences, lambda s: 0 if s.runs_ahead else None, self._decode_ragged
+            )
+
+    def _launch(
+        self,
+        sequences: Sequence[DecodeSequence],
+        key: Callable[[DecodeSequence], int | None],
+        ragged: Callable[[Sequence[DecodeSequence]], Readback],
+    ) -> Launched:
+        """Where there are buckets, sequences run in those that their `key` names.
+
+        What a search decides about runs beside them, so that its rows share their window's pages,
+        and so do prompts with context.
+        """
+        if not self._buckets:
+            return _launched(sequences, ragged(sequences))
+        order: list[DecodeSequence] = []
+        readbacks = []
+        for n_tokens, buckets in self._buckets.items():
+            own = [s for s in sequences if key(s) == n_tokens]
+            for begin in range(0, len(own), buckets.max_batch):
+                part = own[begin : begin + buckets.max_batch]
+                rows = [self._batch_row(s, n_tokens) for s in part]
+                readbacks.append(buckets.launch(rows, any(s.temperature > 0 for s in part)))
+                order += part
+        if others := [s for s in sequences if key(s) not in self._buckets]:
+            readbacks.append(ragged(others))
+            order += others
+        return _launched(order, *readbacks)
+
+    def _start_key(self, sequence: DecodeSequence) -> int | None:
+        """The length of a prompt that is a start sequence; None for others."""
+        prompt = sequence.prompt
+        return len(prompt.tokens) if sequence.runs_ahead and prompt.sot == 0 else None
+
+    def _batch_row(self, sequence: DecodeSequence, n_tokens: int) -> BatchRow:
+        row = sequence.live[0]
+        return BatchRow(
+            slot=row.slot,
+            self_pages=row.self_pages,
+            length=n_tokens or sequence.n_cached(row) + sequence.n_ahead + 1,
+            cross_pages=sequence.cross_pages,
+            n_frames=self._cross_layout.n_frames,
+            tokens=sequence.prompt.tokens if n_tokens else (),
+        )
+
+    def _prefill_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
+        model = self.step.model
+        fed = [Feed(s, s.live[0], s.prompt.tokens, 0) for s in sequences]
+        states = self._forward(fed)
+        begins = list(accumulate((len(f.tokens) for f in fed), initial=0))
+        sots = [begin + s.prompt.sot for begin, s in zip(begins[:-1], sequences, strict=True)]
+        no_speech = self.step.no_speech_probs(model.logits(states[self._indices(sots)]))
+        logits = model.logits(states[self._indices([end - 1 for end in begins[1:]])])
+        repeats = [len(s.live) for s in sequences]
+        if max(repeats) > 1:
+            sources = self._indices([i for i, n in enumerate(repeats) for _ in range(n)])
+            logits, no_speech = logits[sources], no_speech[sources]
+        slots, noisy, n_top = self._sampling(sequences)
+        return _read_back(self.step.sample(logits, slots, noisy, n_top), no_speech)
 
     def _decode_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
         rows = [(s, row) for s in sequences for row in s.live]
         self._plan([(s, row, s.n_cached(row) + s.n_ahead + 1) for s, row in rows], [1] * len(rows))
         slots, noisy, n_top = self._sampling(sequences)
         return _read_back(self.step(slots, self._attention, noisy, n_top))
-
-    def _decode_row(self, sequence: DecodeSequence, row: Row) -> DecodeRow:
-        return DecodeRow(
-            slot=row.slot,
-            self_pages=row.self_pages,
-            length=sequence.n_cached(row) + sequence.n_ahead + 1,
-            cross_pages=sequence.cross_pages,
-            n_frames=self._cross_layout.n_frames,
-        )
 
     def collect(self, launched: Launched) -> list[list[StepOutput]]:
         """The outputs of a launch, by sequence; waits for the device."""
@@ -248,14 +285,17 @@ class ModelRunner:
     def restore(self, sequence: DecodeSequence) -> None:
         """Set the slots of the live rows from what the host knows that these have sampled."""
         with self._on_device():
-            for row in sequence.live:
-                self._slots.load(
-                    row.slot,
-                    sequence.slot_options(row),
-                    row.tokens,
-                    sequence.n_cached(row),
-                    self._rules.timestamp_begin,
-                )
+            self._restore([sequence])
+
+    def _restore(self, sequences: Sequence[DecodeSequence]) -> None:
+        rows = [(s, row) for s in sequences for row in s.live]
+        self._slots.load(
+            [row.slot for _, row in rows],
+            [s.slot_options(row) for s, row in rows],
+            [row.tokens for _, row in rows],
+            [s.n_cached(row) for s, row in rows],
+            self._rules.timestamp_begin,
+        )
 
     def copy_kv(self, sequence: DecodeSequence, copies: Sequence[RowCopy]) -> None:
         """Bring rows' self-attention KV, up to their last cached position, to other rows."""

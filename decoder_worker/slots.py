@@ -67,29 +67,23 @@ class SlotTable:
 
     def load(
         self,
-        slot: int,
-        options: SlotOptions,
-        tokens: Sequence[int],
-        position: int,
+        slots: Sequence[int],
+        options: Sequence[SlotOptions],
+        tokens: Sequence[Sequence[int]],
+        positions: Sequence[int],
         timestamp_begin: int,
     ) -> None:
-        """Set a slot to what it is after `tokens` were sampled (none, when an attempt begins).
+        """Set slots to what each is after its `tokens` were sampled (none: an attempt begins).
 
-        position: of the last of them, which the next step feeds; without any, the prompt's last.
+        positions: of the last token, which the next step feeds; without any, the prompt's last.
         """
-        stamps = [token - timestamp_begin for token in tokens if token >= timestamp_begin]
-        row = [0] * _N_COLUMNS
-        row[_TOKEN] = tokens[-1] if tokens else 0
-        row[_POSITION] = position
-        row[_N_SAMPLED] = len(tokens)
-        row[_LAST_TIMESTAMP] = stamps[-1] if stamps else NO_TIMESTAMP
-        row[_LAST_IS] = int(bool(tokens) and tokens[-1] >= timestamp_begin)
-        row[_BEFORE_IS] = int(len(tokens) < 2 or tokens[-2] >= timestamp_begin)
-        row[_TIMED] = int(options.timed)
-        row[_LIMIT] = options.limit
-        row[_NOISE_KEY] = options.noise_key
-        self._table[slot].copy_(upload(row, torch.int64, self.device), non_blocking=True)
-        self._temperature[slot] = options.temperature
+        begun = zip(options, tokens, positions, strict=True)
+        rows = [_row(*each, timestamp_begin) for each in begun]
+        index = upload(slots, torch.int64, self.device)
+        flat = upload([value for row in rows for value in row], torch.int64, self.device)
+        self._table.index_copy_(0, index, flat.view(len(rows), _N_COLUMNS))
+        temperatures = [each.temperature for each in options]
+        self._temperature.index_copy_(0, index, upload(temperatures, torch.float32, self.device))
 
     def rows(self, index: Tensor) -> SlotRows:
         """A copy of some slots; index int64 [n], the inert one any number of times."""
@@ -131,7 +125,25 @@ class SlotTable:
         self._table[:, : len(columns)].index_copy_(0, rows.index, torch.stack(columns, 1))
 
 
-def upload(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _row(
+    options: SlotOptions, tokens: Sequence[int], position: int, timestamp_begin: int
+) -> list[int]:
+    """A slot's columns."""
+    stamps = [token - timestamp_begin for token in tokens if token >= timestamp_begin]
+    row = [0] * _N_COLUMNS
+    row[_TOKEN] = tokens[-1] if tokens else 0
+    row[_POSITION] = position
+    row[_N_SAMPLED] = len(tokens)
+    row[_LAST_TIMESTAMP] = stamps[-1] if stamps else NO_TIMESTAMP
+    row[_LAST_IS] = int(bool(tokens) and tokens[-1] >= timestamp_begin)
+    row[_BEFORE_IS] = int(len(tokens) < 2 or tokens[-2] >= timestamp_begin)
+    row[_TIMED] = int(options.timed)
+    row[_LIMIT] = options.limit
+    row[_NOISE_KEY] = options.noise_key
+    return row
+
+
+def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of `values` on `device`; to a GPU from pinned memory, without waiting for it.
 
     The pinned memory is torch's, which does not use it again before the copy has been made.

@@ -7,6 +7,7 @@ replayed. Knows no sequences, no pages and no graphs.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from decoder_worker.attention.base import AttentionBackend
@@ -16,12 +17,18 @@ from decoder_worker.slots import SlotTable
 
 
 class DecodeStep:
-    """Embedding, layers, logits, rules, sampling, and the slots' next token and position."""
+    """Embedding, layers, logits, rules, sampling, and the slots' next token and position.
 
-    def __init__(self, model: TextDecoder, sampler: Sampler, slots: SlotTable) -> None:
+    no_speech: the token whose probability at the start of transcript says that nobody speaks.
+    """
+
+    def __init__(
+        self, model: TextDecoder, sampler: Sampler, slots: SlotTable, no_speech: int
+    ) -> None:
         self.model = model
         self._sampler = sampler
         self._slots = slots
+        self._no_speech = no_speech
 
     def __call__(
         self, index: Tensor, attention: AttentionBackend, noisy: Tensor | None, n_top: int = 0
@@ -36,6 +43,30 @@ class DecodeStep:
         attention.begin(rows.position)
         states = self.model(rows.token, rows.position, attention)
         return self._sampler(self.model.logits(states), rows, noisy, n_top)
+
+    def start(
+        self, tokens: Tensor, index: Tensor, attention: AttentionBackend, noisy: Tensor | None
+    ) -> tuple[Sampled, Tensor]:
+        """Run prompts that are start sequences of one length, and sample the first tokens.
+
+        Args:
+            tokens: int64 [n * length], the slots' prompts one after the other, from position 0.
+            index, noisy: as above.
+
+        Returns:
+            And the probabilities of no speech, float32 [n].
+        """
+        n = len(index)
+        positions = torch.arange(len(tokens) // n, device=tokens.device).repeat(n)
+        attention.begin(positions)
+        states = self.model(tokens, positions, attention)
+        states = states.view(n, len(tokens) // n, states.shape[1])
+        no_speech = self.no_speech_probs(self.model.logits(states[:, 0]))
+        return self.sample(self.model.logits(states[:, -1]), index, noisy), no_speech
+
+    def no_speech_probs(self, logits: Tensor) -> Tensor:
+        """float32 [n] of logits [n, n_vocab] at the start of transcript, before any rule."""
+        return (logits[:, self._no_speech] - logits.logsumexp(-1)).exp()
 
     def sample(
         self, logits: Tensor, index: Tensor, noisy: Tensor | None, n_top: int = 0

@@ -87,7 +87,7 @@ class AttentionBackend(Protocol):
     def begin(self, positions: Tensor) -> None:
         """The forward begins with tokens at `positions` (int64 [n_tokens], on the device).
 
-        Of a decode step alone, for backends whose plan stands while positions move on.
+        For backends whose plan stands while positions move on; ragged forwards do without.
         """
 
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -31,12 +31,13 @@ KERNEL_KV_DTYPES = (*KERNEL_DTYPES, torch.float8_e4m3fn)
 class Attentions:
     """Backends over one pair of pools.
 
-    ragged: for any forward. for_steps: makes one for decode steps of so many rows, each with a
-    window of its own, which may be captured; None: steps are ragged forwards too.
+    ragged: for any forward. fixed: makes one for forwards of so many rows, each with a window of
+    its own, of so many tokens each, which may be captured; one token: decode steps. None: these
+    are ragged forwards too.
     """
 
     ragged: AttentionBackend
-    for_steps: Callable[[int], AttentionBackend] | None = None
+    fixed: Callable[[int, int], AttentionBackend] | None = None
 
 
 def choose_attention(setting: Attention, self_pool: Tensor, cross_pool: Tensor) -> Attentions:
@@ -54,7 +55,7 @@ def choose_attention(setting: Attention, self_pool: Tensor, cross_pool: Tensor) 
         from decoder_worker.attention.flashinfer_backend import FlashInfer
 
         kernels = FlashInfer(self_pool, cross_pool)
-        return Attentions(kernels.ragged(), kernels.for_steps)
+        return Attentions(kernels.ragged(), kernels.fixed)
     if setting == "flashinfer":
         raise ConfigurationError(f"decoder.attention is 'flashinfer', but {why_not}")
     logger.warning("attention by torch, far slower than flashinfer's: %s", why_not)
@@ -62,9 +63,9 @@ def choose_attention(setting: Attention, self_pool: Tensor, cross_pool: Tensor) 
 
 
 def torch_attention(self_pool: Tensor, cross_pool: Tensor, *, bucketed: bool = False) -> Attentions:
-    """bucketed: with backends for steps of fixed sizes too, as on a GPU."""
+    """bucketed: with backends for fixed sizes too, as on a GPU."""
     make = partial(TorchAttention, self_pool, cross_pool)
-    return Attentions(make(), (lambda n_rows: make()) if bucketed else None)
+    return Attentions(make(), (lambda n_rows, n_tokens: make()) if bucketed else None)
 
 
 def _why_no_kernels(self_pool: Tensor, cross_pool: Tensor) -> str | None:

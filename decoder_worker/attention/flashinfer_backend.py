@@ -1,9 +1,11 @@
 """Paged attention by flashinfer's kernels, over the page-major pools as they lie.
 
 A layer's K and V are strided views of its pool, `pool[:, layer, 0]` and `[:, layer, 1]`: the
-kernels take one set of strides for both. Two backends: `RaggedAttention` for any forward (prompts,
-beams, alignment), `StepAttention` for decode steps of a fixed number of rows, which a CUDA graph
-may hold. Written from the source of flashinfer-python 0.7.2.post1; what it relies on there:
+kernels take one set of strides for both. Three backends: `RaggedAttention` for any forward (beams,
+long prompts, alignment); and for what a CUDA graph may hold, of a fixed number of rows,
+`StepAttention` for decode steps and `PromptAttention` for prompts of one length.
+
+Written from the source of flashinfer-python 0.7.2.post1; what it relies on there:
 
 - A plan reads page counts alone (`DecodePlan`, scheduler.cuh), and cuts the KV at page borders; a
   run reads lengths from the device (`get_length`, page.cuh). So a plan holds while a row grows
@@ -46,17 +48,20 @@ class FlashInfer:
     def ragged(self) -> AttentionBackend:
         return RaggedAttention(*self._pools, self._workspace)
 
-    def for_steps(self, n_rows: int) -> AttentionBackend:
-        """A backend for decode steps of `n_rows` rows, each with a window of its own."""
-        return StepAttention(*self._pools, self._workspace, n_rows)
+    def fixed(self, n_rows: int, n_tokens: int) -> AttentionBackend:
+        """A backend for forwards of `n_rows` rows with a window each; one token: decode steps."""
+        if n_tokens == 1:
+            return StepAttention(*self._pools, self._workspace, n_rows)
+        return PromptAttention(*self._pools, self._workspace, n_rows, n_tokens)
 
 
 class RaggedAttention:
     """Implements `AttentionBackend` with the prefill kernels: entries of any number of rows."""
 
     def __init__(self, self_pool: Tensor, cross_pool: Tensor, workspace: Tensor) -> None:
-        self._self = _RaggedTable(self_pool, self_pool.dtype, workspace, causal=True)
-        self._cross = _RaggedTable(cross_pool, self_pool.dtype, workspace, causal=False)
+        dtype = self_pool.dtype
+        self._self = _PrefillTable(self_pool, dtype, workspace, causal=True)
+        self._cross = _PrefillTable(cross_pool, dtype, workspace, causal=False)
         self._entries = self._positions = torch.empty(0)
 
     def plan(self, batch: AttentionBatch) -> None:
@@ -114,16 +119,52 @@ class StepAttention:
         return self._cross.run(layer, q)
 
 
+class PromptAttention:
+    """Implements `AttentionBackend` for prompts: `n_rows` entries of `n_tokens` tokens each."""
+
+    def __init__(
+        self, self_pool: Tensor, cross_pool: Tensor, workspace: Tensor, n_rows: int, n_tokens: int
+    ) -> None:
+        dtype = self_pool.dtype
+        self._self = _PrefillTable(self_pool, dtype, workspace, causal=True, n_rows=n_rows)
+        self._cross = _PrefillTable(cross_pool, dtype, workspace, causal=False, n_rows=n_rows)
+        entries = torch.arange(n_rows, dtype=torch.int32).repeat_interleave(n_tokens)
+        self._entries = entries.to(self_pool.device)
+        positions = torch.arange(n_tokens, dtype=torch.int32).repeat(n_rows)
+        self._positions = positions.to(self_pool.device)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._self.plan(batch.self_kv)
+        self._cross.plan(batch.cross_kv)
+
+    def begin(self, positions: Tensor) -> None:
+        """All begin at position 0."""
+
+    def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._self.append(layer, k, v, self._entries, self._positions)
+        return self._self.run(layer, q)
+
+    def cross_attention(self, layer: int, q: Tensor) -> Tensor:
+        return self._cross.run(layer, q)
+
+
 class _Table:
     """A page table on the device, over one pool."""
 
     def __init__(self, pool: Tensor) -> None:
         self.device = pool.device
-        self.page_size, self._n_head, self._head_dim = pool.shape[3:]
+        self.page_size, n_head, head_dim = pool.shape[3:]
+        self._sizes = (n_head, n_head, head_dim, self.page_size)  # as every plan takes them
         self._layers = [(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(pool.shape[1])]
         self.indptr = self.indices = self.last_page_len = torch.empty(0)  # int32, set below
         # Recorded when the last plan's copy out of its pinned buffer was queued.
         self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
+
+    def _make_buffers(self, n_rows: int, n_pages: int) -> None:
+        """A place for good, for up to `n_pages` of each row."""
+        self.indptr = torch.zeros(n_rows + 1, dtype=torch.int32, device=self.device)
+        self.indices = torch.zeros(n_rows * n_pages, dtype=torch.int32, device=self.device)
+        self.last_page_len = torch.ones(n_rows, dtype=torch.int32, device=self.device)
 
     def append(self, layer: int, k: Tensor, v: Tensor, entries: Tensor, positions: Tensor) -> None:
         """Write keys and values of tokens at `positions` of `entries`, both int32 [n]."""
@@ -139,46 +180,63 @@ class _Table:
         )
 
 
-class _RaggedTable(_Table):
-    def __init__(self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, causal: bool) -> None:
+class _PrefillTable(_Table):
+    """n_rows: the number of entries, for a table that a graph holds; 0 takes any."""
+
+    def __init__(
+        self,
+        pool: Tensor,
+        dtype: torch.dtype,
+        workspace: Tensor,
+        *,
+        causal: bool,
+        n_rows: int = 0,
+    ) -> None:
         super().__init__(pool)
-        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend=BACKEND)
+        buffers: dict[str, Tensor] = {}
+        if n_rows:
+            self._make_buffers(n_rows, len(pool))
+            buffers = {
+                "qo_indptr_buf": torch.zeros_like(self.indptr),
+                "paged_kv_indptr_buf": self.indptr,
+                "paged_kv_indices_buf": self.indices,
+                "paged_kv_last_page_len_buf": self.last_page_len,
+            }
+        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(
+            workspace, "NHD", use_cuda_graph=n_rows > 0, backend=BACKEND, **buffers
+        )
+        self._is_fixed = n_rows > 0
         self._causal = causal
-        self._dtypes = dtype, pool.dtype
+        self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
 
     def plan(self, kv: PagedKV) -> None:
         self._planned.synchronize()
-        self.indptr = _on(kv.kv_indptr, self.device)
-        self.indices = _on(kv.kv_indices, self.device)
-        self.last_page_len = _on(kv.kv_last_page_len, self.device)
-        q_dtype, kv_dtype = self._dtypes
+        indices = _on(kv.kv_indices, self.device)  # from the host, a plan would wait for the device
+        if not self._is_fixed:
+            self.indices, self.indptr = indices, _on(kv.kv_indptr, self.device)
+            self.last_page_len = _on(kv.kv_last_page_len, self.device)
         self._wrapper.plan(
             kv.qo_indptr.pin_memory(),
             kv.kv_indptr.pin_memory(),
-            kv.kv_indices.pin_memory(),
+            indices,
             kv.kv_last_page_len.pin_memory(),
-            self._n_head,
-            self._n_head,
-            self._head_dim,
-            self.page_size,
+            *self._sizes,
             causal=self._causal,
-            q_data_type=q_dtype,
-            kv_data_type=kv_dtype,
+            **self._dtypes,
         )
         self._planned.record()
 
     def run(self, layer: int, q: Tensor) -> Tensor:
-        out: Tensor = self._wrapper.run(q, self._layers[layer])
+        # Given, since one of the wrapper's own is filled with zeros by one more kernel.
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        self._wrapper.run(q, self._layers[layer], out=out)
         return out
 
 
 class _StepTable(_Table):
     def __init__(self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, n_rows: int) -> None:
         super().__init__(pool)
-        most = n_rows * len(pool)
-        self.indptr = torch.zeros(n_rows + 1, dtype=torch.int32, device=self.device)
-        self.indices = torch.zeros(most, dtype=torch.int32, device=self.device)
-        self.last_page_len = torch.ones(n_rows, dtype=torch.int32, device=self.device)
+        self._make_buffers(n_rows, len(pool))
         self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",
@@ -196,10 +254,9 @@ class _StepTable(_Table):
         if self._kv is not None and is_same(self._kv, kv):
             return False
         self._planned.synchronize()
-        sizes = (self._n_head, self._n_head, self._head_dim, self.page_size)
         if self._kv is None:  # loads the kernels, which the fast way needs
             self._wrapper.plan(
-                kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len, *sizes, **self._dtypes
+                kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len, *self._sizes, **self._dtypes
             )
         else:
             self.indptr.copy_(kv.kv_indptr.pin_memory(), non_blocking=True)
@@ -211,7 +268,7 @@ class _StepTable(_Table):
                 self.indptr,
                 self.indices[: len(pinned)],
                 self.last_page_len,
-                *sizes,
+                *self._sizes,
                 **self._dtypes,
                 global_override_indptr_cpu=kv.kv_indptr,
             )

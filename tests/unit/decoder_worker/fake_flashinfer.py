@@ -123,9 +123,25 @@ def fast_decode_plan(
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
     made: ClassVar[list[_Wrapper]] = []
 
-    def __init__(self, float_workspace_buffer: Tensor, kv_layout: str, *, backend: str) -> None:
+    def __init__(
+        self,
+        float_workspace_buffer: Tensor,
+        kv_layout: str = "NHD",
+        use_cuda_graph: bool = False,
+        qo_indptr_buf: Tensor | None = None,
+        paged_kv_indptr_buf: Tensor | None = None,
+        paged_kv_indices_buf: Tensor | None = None,
+        paged_kv_last_page_len_buf: Tensor | None = None,
+        backend: str = "auto",
+    ) -> None:
         super().__init__()
         assert (kv_layout, backend) == ("NHD", "fa2")
+        self._buffers: list[Tensor] = []
+        if use_cuda_graph:
+            buffers = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf)
+            for buffer in (*buffers, paged_kv_last_page_len_buf):
+                assert buffer is not None
+                self._buffers.append(buffer)
 
     def plan(
         self,
@@ -137,14 +153,23 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         causal: bool = False,
         **dtypes: Any,
     ) -> None:
-        self.indptr, self.indices = paged_kv_indptr.clone(), paged_kv_indices.clone()
-        self.last, self._rows = paged_kv_last_page_len.clone(), qo_indptr.tolist()
+        table = [qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len]
+        if self._buffers:
+            assert len(qo_indptr) == len(self._buffers[0])
+            for buffer, tensor in zip(self._buffers, table, strict=True):
+                buffer[: len(tensor)].copy_(tensor)
+            assert not self.n_plans or qo_indptr[-1] <= self._rows[-1]
+            table = self._buffers
+        else:
+            table = [tensor.clone() for tensor in table]
+        _, self.indptr, self.indices, self.last = table
+        self._rows = qo_indptr.tolist()
         self._causal = causal
         self._note(sizes, paged_kv_indptr, dtypes)
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor:
         assert len(q) == self._rows[-1]
-        return self._attend(q, paged_kv_cache, self._rows, self._causal)
+        return out.copy_(self._attend(q, paged_kv_cache, self._rows, self._causal))
 
 
 def append_paged_kv_cache(

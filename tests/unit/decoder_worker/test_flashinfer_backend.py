@@ -67,11 +67,31 @@ def test_ragged_forwards_equal_torch(backend: ModuleType) -> None:
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_prompts_of_one_length_equal_torch(backend: ModuleType) -> None:
+    """Launched twice over the same buffers, with other rows."""
+    own, cross = make_pools(8, 20)
+    prompts = backend.FlashInfer(own, cross).fixed(3, 4)
+    reference = TorchAttention(own.clone(), cross)
+    for pages in ([[5], [0], [7]], [[6], [1], [23]]):
+        batch = AttentionBatch(
+            PagedKV.make([4] * 3, pages, [4] * 3, 8),
+            PagedKV.make([4] * 3, [[3, 1, 2], [9, 8, 7], [0]], [FRAMES, FRAMES, 1], 20),
+        )
+        q, k, v = torch.randn(3, 12, N_HEAD, HEAD_DIM)
+        for attention in (reference, prompts):
+            attention.plan(batch)
+            attention.begin(torch.arange(4).repeat(3))
+        mixed = prompts.self_attention(1, q, k, v)
+        torch.testing.assert_close(mixed, reference.self_attention(1, q, k, v))
+        looked = prompts.cross_attention(1, q)
+        torch.testing.assert_close(looked, reference.cross_attention(1, q))
+
+
 def test_steps_follow_positions_and_plan_only_what_changed(backend: ModuleType) -> None:
     """Two rows over several pages; a third comes in the place of an inert one, and another goes."""
     own, cross = make_pools(4, 20)
     expected_own = own.clone()
-    steps = backend.FlashInfer(own, cross).for_steps(4)
+    steps = backend.FlashInfer(own, cross).fixed(4, 1)
     reference = TorchAttention(expected_own, cross)
     self_wrapper, cross_wrapper = fake.BatchDecodeWithPagedKVCacheWrapper.made
     inert = ([23], [0], 0)
@@ -117,7 +137,7 @@ def test_the_engine_gives_the_same_texts(pages: tuple[int, int], backend: Module
 
     def choose(setting: str, *pools: torch.Tensor) -> Attentions:
         kernels = backend.FlashInfer(*pools)
-        return Attentions(kernels.ragged(), kernels.for_steps)
+        return Attentions(kernels.ragged(), kernels.fixed)
 
     sizes = {"page_tokens": pages[0], "page_frames": pages[1]}
     make = partial(make_stand, cached_checkpoint(), max_batch=6, **sizes)
@@ -138,7 +158,7 @@ def test_the_engine_gives_the_same_texts(pages: tuple[int, int], backend: Module
 
 def test_what_the_kernels_cannot_serve_is_said() -> None:
     own, cross = make_pools(8, 20)
-    assert choose_attention("auto", own, cross).for_steps is None
+    assert choose_attention("auto", own, cross).fixed is None
     assert isinstance(choose_attention("torch", own, cross).ragged, TorchAttention)
     with pytest.raises(ConfigurationError, match="cpu"):
         choose_attention("flashinfer", own, cross)

@@ -83,7 +83,7 @@ def test_equals_the_plain_algorithm(
     logits, expected = [], []
     for slot, (history, timed, lift, seed) in enumerate(batch):
         sampled = [begin + value if stamp else value for stamp, value in history]
-        slots.load(slot, SlotOptions(timed, 0.0, 0, 99), sampled, 3, begin)
+        slots.load([slot], [SlotOptions(timed, 0.0, 0, 99)], [sampled], [3], begin)
         row = 3 * torch.randn(tokenizer.n_vocab, generator=torch.Generator().manual_seed(seed))
         row[begin:] += lift
         logits.append(row)
@@ -102,7 +102,7 @@ def test_history_step_by_step_equals_history_at_once(
     begin = tokenizer.special.timestamp_begin
     sampled = [begin + value if stamp else value for stamp, value in history]
     slots = SlotTable(2, "cpu")
-    slots.load(1, SlotOptions(True, 0.0, 0, 99), sampled, 3, begin)
+    slots.load([1], [SlotOptions(True, 0.0, 0, 99)], [sampled], [3], begin)
     loaded = slots.rows(torch.tensor([1])).history
     steps = History.empty(1, "cpu")
     steps.timed[:] = True

@@ -29,7 +29,7 @@ def sample(tokenizer: WhisperTokenizer, rows: list[int], n_steps: int = 3) -> li
     sampler = Sampler(LogitRules(tokenizer, 50, "cpu"), slots)
     for row in rows:
         options = SlotOptions(False, TEMPERATURES[row], noise_key(1, row, 0, 0), 99)
-        slots.load(row, options, [], 3, tokenizer.special.timestamp_begin)
+        slots.load([row], [options], [[]], [3], tokenizer.special.timestamp_begin)
     generator = torch.Generator().manual_seed(0)
     noisy = [i for i, row in enumerate(rows) if TEMPERATURES[row]]
     outcome = []
@@ -55,7 +55,7 @@ def test_noise_for_every_row_changes_no_greedy_one(tokenizer: WhisperTokenizer) 
         slots = SlotTable(4, "cpu")
         for row, temperature in enumerate(TEMPERATURES):
             options = SlotOptions(False, temperature, noise_key(1, row, 0, 0), 99)
-            slots.load(row, options, [], 3, tokenizer.special.timestamp_begin)
+            slots.load([row], [options], [[]], [3], tokenizer.special.timestamp_begin)
         logits = torch.randn(4, tokenizer.n_vocab, generator=torch.Generator().manual_seed(0))
         sampler = Sampler(LogitRules(tokenizer, 50, "cpu"), slots)
         outcome.append(sampler(logits, slots.rows(torch.arange(4)), torch.tensor(noisy)))
@@ -67,7 +67,7 @@ def test_logprobs_are_of_the_filtered_logits_at_temperature_1(tokenizer: Whisper
     logits = torch.randn(1, tokenizer.n_vocab, generator=torch.Generator().manual_seed(2))
     slots = SlotTable(1, "cpu")
     rules = LogitRules(tokenizer, 50, "cpu")
-    slots.load(0, SlotOptions(True, 0.8, 7, 99), [], 3, tokenizer.special.timestamp_begin)
+    slots.load([0], [SlotOptions(True, 0.8, 7, 99)], [[]], [3], tokenizer.special.timestamp_begin)
     rows = slots.rows(torch.tensor([0]))
     expected = rules.apply(logits.clone(), rows.history).log_softmax(-1)
     sampled = Sampler(rules, slots)(logits, rows, torch.tensor([0]))
@@ -77,7 +77,9 @@ def test_logprobs_are_of_the_filtered_logits_at_temperature_1(tokenizer: Whisper
 def test_not_a_number_is_reported_in_its_row_only(tokenizer: WhisperTokenizer) -> None:
     slots = SlotTable(2, "cpu")
     for slot in range(2):
-        slots.load(slot, SlotOptions(True, 0.0, 0, 99), [], 3, tokenizer.special.timestamp_begin)
+        slots.load(
+            [slot], [SlotOptions(True, 0.0, 0, 99)], [[]], [3], tokenizer.special.timestamp_begin
+        )
     logits = torch.randn(2, tokenizer.n_vocab)
     logits[1] = math.nan
     sampled = Sampler(LogitRules(tokenizer, 50, "cpu"), slots)(
