@@ -19,7 +19,10 @@ KV_BYTES, STATES_BYTES = 6_912_000, 1_152_000  # of one window of the bundled mo
 
 
 def answer(client: openai.OpenAI, name: str) -> tuple[dict[str, Any], int]:
-    """Text, segments and words of a recording, and the bytes that were moved for a window."""
+    """What is heard in a recording and when, and the bytes that were moved for a window.
+
+    Without probabilities, whose last digits depend on a process's threads and batches.
+    """
     raw = client.audio.transcriptions.with_raw_response.create(
         model="whisper-1",
         file=sample_path(name),
@@ -31,7 +34,10 @@ def answer(client: openai.OpenAI, name: str) -> tuple[dict[str, Any], int]:
     n_windows = re.search(r'encode;dur=\S+;desc="(\d+) windows"', timing)
     assert n_bytes is not None
     assert n_windows is not None
-    return raw.parse().to_dict(), int(n_bytes[1]) // int(n_windows[1])
+    heard = raw.parse().to_dict()
+    for segment in heard["segments"]:
+        del segment["avg_logprob"], segment["no_speech_prob"]
+    return heard, int(n_bytes[1]) // int(n_windows[1])
 
 
 def in_process(mode: str, names: Sequence[str]) -> list[tuple[dict[str, Any], int]]:
