@@ -1,0 +1,108 @@
+"""What the CPU comparison rests on: forced lengths, ratios within a round, the arithmetic."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmark.clips import Clip
+from benchmark.cpu import make_files
+from benchmark.cpu_report import Row, comparisons
+from benchmark.forced_length import SHAPES, forced_checkpoint
+from benchmark.machine import window_flops
+from benchmark.rivals import _by_file, rival_specs
+from cluster.demo.samples import sample_path
+from router.schemas import TranscriptionParams
+from tests.checkpoints import ModelShape
+from tests.reference import hf_features, hf_model, make_pcm
+from tests.transcribers import float32_pipeline, ours
+
+N_TOKENS = 9
+SMALL = ModelShape(64, 2, 2, 2, n_vocab=4_000, n_languages=4)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return forced_checkpoint(tmp_path_factory.mktemp("forced"), SMALL, N_TOKENS)
+
+
+async def test_a_window_takes_the_forced_number_of_tokens_here(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    params = TranscriptionParams(model="m", language="en", seed=0, fallback=False)
+    async with float32_pipeline(str(checkpoint)) as pipeline:
+        for recording in ("short", "medium"):  # 5 and 25 s of speech
+            pcm = Clip(recording, sample_path(recording)).pcm()
+            result = await ours(pipeline, params, pcm, tmp_path)
+            sampled = [token for s in result.transcript.segments for token in s.tokens]
+            assert len(sampled) == N_TOKENS
+
+
+def test_and_in_the_reference(checkpoint: Path) -> None:
+    features = hf_features(checkpoint, [make_pcm(2.0), make_pcm(28.0, seed=1)])
+    rows = hf_model(checkpoint).generate(
+        features, return_timestamps=True, language="en", task="transcribe"
+    )
+    eot = hf_model(checkpoint).config.eos_token_id
+    sampled = [[token for token in row if token != eot] for row in rows.tolist()]
+    assert [len(row) for row in sampled] == [N_TOKENS, N_TOKENS]
+    assert len(set(sampled[0])) > N_TOKENS // 2  # the layers choose the text
+
+
+def test_a_checkpoint_is_made_again_for_another_length(tmp_path: Path) -> None:
+    folder = forced_checkpoint(tmp_path / "c", SMALL, 5)
+    before = (folder / "model.safetensors").read_bytes()
+    forced_checkpoint(folder, SMALL, 5)
+    assert (folder / "model.safetensors").read_bytes() == before
+    forced_checkpoint(folder, SMALL, 6)
+    assert (folder / "model.safetensors").read_bytes() != before
+
+
+def test_our_best_is_compared_with_each_librarys_best_round_by_round() -> None:
+    """The machine's drift, here a factor of 10 between rounds, is in no ratio."""
+    rows = [
+        Row("splitscribe float32", {1: [1.0, 1.0], 8: [1.0, 10.0]}),
+        Row("splitscribe int8", {1: [0.5, 0.5], 8: [3.0, 30.0]}),
+        Row("faster-whisper int8, 2 threads", {1: [2.0, 2.0], 8: [1.5, 15.0]}),
+        Row("faster-whisper float32, 2 threads", {1: [1.0, 1.0], 8: [1.0, 10.0]}),
+    ]
+    found = {(one["in_flight"], one["theirs"]): one for one in comparisons("base", rows)}
+    many = found[8, "faster-whisper int8, 2 threads"]
+    assert (many["ours"], many["ratio"], many["reached"]) == ("splitscribe int8", 2.0, True)
+    alone = found[1, "faster-whisper int8, 2 threads"]
+    assert (alone["ours"], alone["ratio"], alone["reached"]) == ("splitscribe float32", 0.5, False)
+
+
+def test_the_arithmetic_of_a_window_is_the_published_one() -> None:
+    """large-v3: 2274 GFLOP of encoder, 315 of projection, 1.85 for each of 21 tokens."""
+    flops = window_flops(SHAPES["large-v3"], 18)
+    assert flops == pytest.approx((2274 + 315 + 21 * 1.85) * 1e9, rel=0.02)
+
+
+def test_every_file_is_another_one(tmp_path: Path) -> None:
+    files = make_files(tmp_path, "short", 6)
+    assert len({file.read_bytes() for file in files}) == 6
+
+
+def test_rivals_are_tried_with_threads_and_with_workers() -> None:
+    faster = [spec for spec in rival_specs(2) if spec.library == "faster-whisper"]
+    assert {(s.dtype, s.threads, s.workers, s.way) for s in faster} >= {
+        (dtype, *setup)
+        for dtype in ("int8", "float32")
+        for setup in ((2, 1, "sequential"), (1, 2, "sequential"), (2, 1, "batched"))
+    }
+
+
+def test_a_file_that_waits_for_the_engine_is_in_flight_all_the_while(tmp_path: Path) -> None:
+    """One at a time in the engine, four in flight: the fifth arrives when the first is done."""
+
+    def one(file: Path) -> tuple[str, int]:
+        time.sleep(0.02)
+        return file.name, 1
+
+    heard = _by_file(one, threads=1)([tmp_path / str(n) for n in range(8)], 4)
+    assert [h.text for h in heard] == [str(n) for n in range(8)]
+    assert heard[0].latency_s < heard[3].latency_s
+    assert all(h.latency_s >= 4 * 0.02 for h in heard[3:])
