@@ -1,13 +1,11 @@
 """The scatter of projected KV into pages as one Triton kernel. Imported only where Triton is.
 
 One program writes a run of one page's [page_frames, H * Dh] block of one layer's K or V, which is
-contiguous in the pool; what it reads are rows of H * Dh elements, one per frame. Runs interpreted
-on a CPU with TRITON_INTERPRET=1, which is how its tests run it.
+contiguous in the pool; what it reads are rows of H * Dh elements, one per frame. Where there is no
+GPU its tests run it interpreted (TRITON_INTERPRET=1), and compile it for one.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -18,18 +16,18 @@ BLOCK = 2048  # elements of a program: 4 KB in bfloat16, 16 bytes a thread with 
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def _scatter(
-    kv: Any,  # [B, T, n_blocks, width]
-    pool: Any,  # [n_pages, n_blocks, page_frames, width]
-    table: Any,  # int32 [B, pages_per_window]
-    n_frames: Any,
-    pages_per_window: Any,
+def scatter(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows its own only
+    kv,  # [B, T, n_blocks, width]
+    pool,  # [n_pages, n_blocks, page_frames, width]
+    table,  # int32 [B, pages_per_window]
+    n_frames,
+    pages_per_window,
     n_blocks: tl.constexpr,  # layers times two
     page_frames: tl.constexpr,
     width: tl.constexpr,  # heads times their size
     most: tl.constexpr,  # largest number of the pool's dtype, or 0 where it has an infinity
     block: tl.constexpr,
-) -> None:
+):
     run, which, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     page = tl.load(table + place).to(tl.int64)
     if page >= 0:
@@ -53,7 +51,7 @@ def launch(kv: Tensor, pool: Tensor, table: Tensor) -> None:
     assert kv.is_contiguous()
     assert pool.is_contiguous()
     grid = (triton.cdiv(page_frames * width, BLOCK), n_layer * two, table.numel())
-    _scatter[grid](
+    scatter[grid](
         kv,
         pool,
         table,

@@ -103,16 +103,54 @@ def test_sizes_and_the_batch_they_are_run_at() -> None:
     assert graphs.captured == ()
 
 
-def kernel(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The Triton kernel, interpreted: a copy of the module, since what is compiled stays so."""
+def kernel(monkeypatch: pytest.MonkeyPatch, interpreted: bool) -> ModuleType:
+    """The Triton kernel in a copy of its module, since which of the two it is stays so."""
     pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("TRITON_INTERPRET", str(int(interpreted)))
     spec = importlib.util.find_spec("encoder_worker.scatter_kernel")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.mark.parametrize(
+    ("pool", "most", "pages_per_window"),
+    [("*bf16", 0.0, None), ("*bf16", 0.0, 1), ("*fp8e4nv", 448.0, None)],
+)
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_the_kernel_compiles_for_hopper_with_wide_accesses(
+    monkeypatch: pytest.MonkeyPatch, pool: str, most: float, pages_per_window: int | None
+) -> None:
+    """Interpreted it may use what a compiler refuses; and an element at a time would be slow."""
+    module = kernel(monkeypatch, interpreted=False)
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    constants = {
+        "n_blocks": 64,
+        "page_frames": 125,
+        "width": 1280,
+        "most": most,
+        "block": module.BLOCK,
+    }
+    if pages_per_window is not None:  # Triton makes a constant of every 1
+        constants["pages_per_window"] = pages_per_window
+    types = {"kv": "*bf16", "pool": pool, "table": "*i32", "n_frames": "i32"}
+    types["pages_per_window"] = "i32"
+    names = list(types) + [name for name in constants if name not in types]
+    signature = {name: "constexpr" if name in constants else types[name] for name in names}
+    source = ASTSource(
+        module.scatter,
+        signature,
+        constexprs={(names.index(name),): value for name, value in constants.items()},
+        attrs={(i,): [["tt.divisibility", 16]] for i in range(3)},
+    )
+    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    assert "ld.global.v4.b32" in ptx
+    assert "st.global.v4.b32" in ptx
 
 
 @pytest.mark.parametrize("pool_dtype", [torch.float32, torch.float16])
@@ -122,7 +160,7 @@ def test_the_kernel_equals_torch(monkeypatch: pytest.MonkeyPatch, pool_dtype: to
     table = torch.tensor([[4, 9, 0, 2, 7], [NO_PAGE] * 5, [1, 3, 5, NO_PAGE, 8]], dtype=torch.int32)
     ours = torch.full((11, 2, 2, 8, 3, 8), UNTOUCHED, dtype=pool_dtype)
     expected = ours.clone()
-    kernel(monkeypatch).launch(kv, ours, table)
+    kernel(monkeypatch, interpreted=True).launch(kv, ours, table)
     scatter_pages(kv, expected, table)
     assert torch.equal(ours, expected)
     assert (ours[[6, 10]] == UNTOUCHED).all()
@@ -133,7 +171,9 @@ def test_the_kernel_moves_states_too(monkeypatch: pytest.MonkeyPatch) -> None:
     states = torch.randn(2, 30, 24)
     table = torch.tensor([[2], [0]], dtype=torch.int32)
     pool = torch.full((3, 30, 24), UNTOUCHED)
-    kernel(monkeypatch).launch(Unprojected().project(states), as_kv_pool(pool), table)
+    kernel(monkeypatch, interpreted=True).launch(
+        Unprojected().project(states), as_kv_pool(pool), table
+    )
     assert torch.equal(pool[[2, 0]], states)
     assert (pool[1] == UNTOUCHED).all()
 
