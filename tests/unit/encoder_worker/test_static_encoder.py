@@ -92,6 +92,19 @@ def test_states_land_in_their_pages_as_they_are(checkpoint: Checkpoint) -> None:
         assert (found[[1, 3]] == UNTOUCHED).all()
 
 
+@torch.inference_mode()
+def test_nothing_in_a_graph_asks_the_host(checkpoint: Checkpoint) -> None:
+    """On the meta device there are no values to read, and a tensor of the CPU is an error."""
+    log_mel = LogMel(checkpoint.dims.n_mels, "meta")
+    encoder = AudioEncoder(checkpoint, torch.bfloat16, "meta")
+    projection = CrossKVProjection(checkpoint, torch.bfloat16, "meta")
+    pcm = torch.zeros((3, ROW_SAMPLES), dtype=torch.int16, device="meta")
+    marks = torch.zeros((3, N_MARKS), dtype=torch.int32, device="meta")
+    kv = projection.project(encoder(FixedLogMel(log_mel)(pcm, marks)))
+    assert kv.shape == (3, 1500, 2, 2, 2, 16)
+    assert kv.dtype == torch.bfloat16
+
+
 def test_sizes_and_the_batch_they_are_run_at() -> None:
     assert sizes_up_to(16) == (1, 2, 4, 8, 16)
     assert sizes_up_to(6) == (1, 2, 4, 6)
