@@ -4,7 +4,8 @@ With `depth` 1 a decode step's results are read while the next one runs: a seque
 in that next one for nothing, and what it gives there is dropped. With depth 0 every launch is
 collected at once. All the loop's launches come through here, so that one place knows which pages a
 kernel may still write to (`DecodeSequence.n_in_flight`), and what becomes of a batch that raised:
-each of its sequences runs again alone, from what the host knows, and only culprits fail.
+each of its sequences runs again alone, from what the host knows, and only culprits fail. A device
+that is lost is no sequence's fault: it ends the loop, and with it the replica.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from decoder_worker.model_runner import Launched, ModelRunner
+from decoder_worker.model_runner import DeviceLostError, Launched, ModelRunner
 from decoder_worker.search import Search, StepOutput
 from decoder_worker.sequence import DecodeSequence
 from decoder_worker.stats import Counters
@@ -149,6 +150,8 @@ class Flights:
             try:
                 self._runner.restore(sequence)
                 outputs = self._runner.collect(self._run(kind, [sequence]))[0]
+            except DeviceLostError:
+                raise
             except Exception as error:
                 self._fail(sequence, error)
             else:

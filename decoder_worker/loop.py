@@ -30,7 +30,7 @@ from cluster.messages import DecodeResult, SampledToken
 from cluster.quality import compression_ratio
 from decoder_worker.fallback import is_final
 from decoder_worker.flights import Flights, Kind
-from decoder_worker.model_runner import ModelRunner
+from decoder_worker.model_runner import DeviceLostError, ModelRunner
 from decoder_worker.results import finished_result, language_result
 from decoder_worker.scheduler import Scheduler
 from decoder_worker.search import StepOutput
@@ -219,6 +219,8 @@ class DecodeLoop:
         for sequence in sequences:
             try:
                 outputs.append((sequence, run([sequence])[0]))
+            except DeviceLostError:
+                raise
             except Exception as error:
                 self._fail(sequence, error)
         return outputs

@@ -41,6 +41,7 @@ from decoder_worker.sequence import DecodeSequence
 from decoder_worker.slots import SlotTable, upload
 from decoder_worker.step import DecodeStep
 
+DeviceLostError = torch.AcceleratorError  # CUDA's errors are final for their process
 MAX_PROMPTS = 16  # in the largest bucket of prompts: more arrive at once only where many waited
 MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms: openai/whisper's max_initial_timestamp of 1.0 s
 
@@ -279,7 +280,8 @@ class ModelRunner:
             for s, text in texts
             if text
         ]
-        found = iter(self._aligner.align(items) if items else [])
+        with self._on_device():
+            found = iter(self._aligner.align(items) if items else [])
         return [next(found) if text else None for _, text in texts]
 
     def restore(self, sequence: DecodeSequence) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from cluster.errors import DeadlineExceededError, SequenceFailedError, WorkerDrainingError
@@ -255,3 +256,21 @@ def test_cancelled_sequences_leave_the_others_alone(
         for options, future, alone in zip(REQUESTS, good, expected, strict=False):
             assert_same(future.result(ANSWER_S), alone, options)
     stand.assert_all_returned()
+
+
+@pytest.mark.parametrize("method", ["decode", "collect", "detect_language"])
+def test_a_lost_device_is_no_sequences_fault(
+    method: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The replica says that it failed, so that another one takes its windows."""
+
+    def lost(argument: Any) -> Any:
+        raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+    with make_stand(folder, steps_ahead=1, bucketed=True) as stand:
+        monkeypatch.setattr(stand.engine._loop._runner, method, lost)
+        future = stand.engine.submit(stand.request(0, language=None))
+        with pytest.raises(WorkerDrainingError, match="illegal memory access"):
+            future.result(ANSWER_S)
+        wait_until(lambda: stand.engine.healthy() is not None, "healthy though its device is lost")
+        stand.assert_all_returned()
