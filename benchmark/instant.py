@@ -18,7 +18,7 @@ import asyncio
 import signal
 import threading
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 
@@ -48,9 +48,10 @@ from router.deployment import Router, open_listener, proxied_app, served_model
 from router.models import ModelRegistry
 from router.pipeline import TranscriptionPipeline
 
+ROLES: tuple[Literal["encoder", "decoder"], ...] = ("encoder", "decoder")
 SPOKEN_S = 5.0  # where the text's last timestamp stands
 METADATA_BYTES = 700  # of an exporter's agent, about what NIXL's takes
-FLAC_AND_FORM = ("file", "model", "language")
+FIELDS = ("file", "model", "language")
 
 
 class InstantWorker:
@@ -100,8 +101,12 @@ class InstantWorker:
             compression_ratio=1.0,
         )
 
-    async def status(self) -> WorkerStatus:
-        return WorkerStatus("instant", "encoder", True, "instant", "none", "cpu", 1, 1, 0, 0)
+    async def status(self) -> tuple[WorkerStatus, ...]:
+        """As a worker of both roles tells it."""
+        return tuple(
+            WorkerStatus("instant", role, True, "instant", "none", "cpu", 1, 1, 0, 0)
+            for role in ROLES
+        )
 
     async def _hold(self) -> None:
         if self._hold_s:
@@ -113,7 +118,7 @@ class LocalPool(InstantWorker):
     """Both protocols of `router.clients`, without a call to anyone."""
 
     async def status(self) -> list[WorkerStatus]:  # type: ignore[override]
-        return [await super().status()]
+        return list(await super().status())
 
 
 class LocalRouter:
@@ -162,7 +167,7 @@ class BareIngress:
         @app.post("/v1/audio/transcriptions")
         async def receive(request: Request) -> dict[str, str]:
             async with request.form() as form:
-                assert set(FLAC_AND_FORM) <= set(form)
+                assert set(FIELDS) <= set(form)
             return {"text": sample_text("short")}
 
         return app
