@@ -57,14 +57,17 @@ class ServePool:
     def __init__(self, handle: Any, role: Literal["encoder", "decoder"]) -> None:
         self._handle = handle
         self._role = role
+        # Made once: each costs as much as a small call.
+        self._encode = handle.options(method_name="encode", request_serialization="pickle")
+        self._decode = handle.options(method_name="decode", request_serialization="pickle")
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
-        reply: EncodeReply = await call_worker(self._handle.encode.remote(request))
+        reply: EncodeReply = await call_worker(self._encode.remote(request))
         return reply
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
         if on_token is None:
-            result: DecodeResult = await call_worker(self._handle.decode.remote(request))
+            result: DecodeResult = await call_worker(self._decode.remote(request))
             return result
         groups = self._handle.options(stream=True).decode_stream.remote(request)
         try:
