@@ -128,6 +128,7 @@ def save(
             "reference": clip.reference,
             "text": outcome.text,
             "failure": outcome.failure,
+            "error": outcome.error,
             "errors": astuple(one),
         }
         for clip, outcome, one in zip(clips, outcomes, errors, strict=True)
