@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.layers import MLP, LayerNorm, load_qkv
+from cluster.model.layers import MLP, LayerNorm, load_qkv, stream_dtype
 from cluster.model.linear import Linear, Pack, Projection, packer
 from cluster.model.shapes import EMBED_TOKENS, decoder_shapes
 from cluster.model.weights import load_tensors, output_projection
@@ -89,14 +89,17 @@ class TextDecoder:
         projection = output_projection(checkpoint)
         shapes = decoder_shapes(dims) | {projection: (dims.n_vocab, dims.n_text_state)}
         tensors = load_tensors(checkpoint, shapes, dtype, device)
+        stream = stream_dtype(device, dtype)
+        head = load_tensors(checkpoint, {projection: shapes[projection]}, stream, device)
         pack = packer(device, dtype, int8=int8)
+        pack_head = packer(device, stream, int8=int8)
         return cls(
             n_head=dims.n_text_head,
             embed_tokens=tensors[EMBED_TOKENS],
             embed_positions=tensors["decoder.embed_positions.weight"],
             layers=tuple(DecoderLayer.load(tensors, i, pack) for i in range(dims.n_text_layer)),
             norm=LayerNorm.load(tensors, "decoder.layer_norm"),
-            projection=pack(Linear(tensors[projection], None)),
+            projection=pack_head(Linear(head[projection], None)),
         )
 
     def __call__(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
@@ -106,12 +109,13 @@ class TextDecoder:
             tokens, positions: int64 [n_tokens], on the weights' device.
 
         Returns:
-            Normed states [n_tokens, n_text_state].
+            Normed states [n_tokens, n_text_state], in the residual stream's dtype.
         """
         x = self.embed_tokens[tokens] + self.embed_positions[positions]
+        x = x.to(self.norm.weight.dtype)
         for index, layer in enumerate(self.layers):
             x = layer(index, x, self.n_head, attention)
-        return self.norm(x)
+        return self.norm.unrounded(x)
 
     def logits(self, states: Tensor) -> Tensor:
         """states [n, n_text_state] -> float32 [n, n_vocab]."""

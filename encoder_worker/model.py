@@ -103,7 +103,7 @@ class AudioEncoder:
             States [B, 1500, n_audio_state] in the encoder's dtype.
         """
         x = self._conv2(self._conv1(mel.to(self.dtype)))
-        x = x.transpose(1, 2) + self._positions  # [B, 1500, d]
+        x = (x.transpose(1, 2) + self._positions).to(self._norm.weight.dtype)  # [B, 1500, d]
         for layer in self._layers:
             x = layer(x, self._attention)
         return self._norm(x)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -18,18 +19,34 @@ from cluster.model.linear import Linear, Pack, Projection, as_it_is
 LAYER_NORM_EPS = 1e-5
 
 
+def stream_dtype(device: torch.device | str, dtype: torch.dtype) -> torch.dtype:
+    """Of the residual stream, to which every layer adds, in a model that computes in `dtype`.
+
+    On a CPU float32: its sums cost little there, and rounding each of them to bfloat16 is most of
+    what bfloat16 changes. On a GPU `dtype`, as everyone has it.
+    """
+    return torch.float32 if torch.device(device).type == "cpu" else dtype
+
+
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """weight, bias [n]."""
+    """weight, bias [n], in the residual stream's dtype; what comes out is in `dtype`."""
 
     weight: Tensor
     bias: Tensor
+    dtype: torch.dtype
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor], prefix: str) -> LayerNorm:
-        return cls(tensors[f"{prefix}.weight"], tensors[f"{prefix}.bias"])
+        weight, bias = tensors[f"{prefix}.weight"], tensors[f"{prefix}.bias"]
+        stream = stream_dtype(weight.device, weight.dtype)
+        return cls(weight.to(stream), bias.to(stream), weight.dtype)
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self.unrounded(x).to(self.dtype)
+
+    def unrounded(self, x: Tensor) -> Tensor:
+        """The same in the residual stream's dtype."""
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, LAYER_NORM_EPS)
 
 

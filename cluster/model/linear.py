@@ -29,7 +29,7 @@ class Projection(Protocol):
         """The same through GELU (exact, by the error function)."""
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + the product; a new tensor."""
+        """residual + the product, in the residual's dtype; a new tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,8 @@ class PackedLinear:
         return _pointwise(x, self.weight, self.bias, "gelu", [], "none")
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
+        if residual.dtype != x.dtype:
+            return residual + self(x)
         return _binary(x, residual, self.weight, self.bias, "add")
 
 
@@ -148,7 +150,7 @@ class DynamicInt8:
         return F.gelu(self(x))
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        return self(x).add_(residual)
+        return residual + self(x)
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:

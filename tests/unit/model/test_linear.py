@@ -60,6 +60,15 @@ def test_int8_is_within_two_percent(dtype: torch.dtype, bias: bool) -> None:
         assert wrong.max() < 0.02
 
 
+def test_a_residual_in_float32_stays_so() -> None:
+    plain = make_linear(96, 161, torch.bfloat16)
+    x, residual = make_rows((7, 96), torch.bfloat16), make_rows((7, 161), torch.float32)
+    for product in (plain, packer("cpu", torch.bfloat16)(plain)):
+        got = product.add_to(residual, x)
+        assert got.dtype == torch.float32
+        assert torch.equal(got, residual + product(x))
+
+
 def test_rows_of_zeros_quantise_to_zeros() -> None:
     rows, scale = quantize_rows(torch.zeros(2, 8))
     assert not rows.any()
