@@ -41,6 +41,7 @@ class DTypeChoice(StrEnum):
     float32 = "float32"
     bfloat16 = "bfloat16"
     float16 = "float16"
+    int8 = "int8"
 
 
 class TransportChoice(StrEnum):
