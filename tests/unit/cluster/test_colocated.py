@@ -36,10 +36,13 @@ class Worker(ColocatedWorker):
 
 
 class Handle:
-    """As much of Serve's handle as `ServePool.status` calls."""
+    """As much of Serve's handle as making a `ServePool` and its `status` take."""
 
     def __init__(self, worker: ColocatedWorker) -> None:
         self._worker = worker
+
+    def options(self, **options: Any) -> Handle:
+        return self
 
     def broadcast(self, method: str) -> Handle:
         assert method == "status"
