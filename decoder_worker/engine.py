@@ -20,7 +20,7 @@ from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainin
 from cluster.kv.transfer import KVImporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, SampledToken
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.device import use_threads
+from cluster.model.device import use_step_threads
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import DecoderSettings
 from decoder_worker.build import build_parts
@@ -217,7 +217,7 @@ class DecoderEngine:
     # Called on the engine's thread only.
 
     def _main(self) -> None:
-        use_threads(self._settings.threads)
+        use_step_threads(self._settings.threads)
         try:
             while not self._closing:
                 self._heartbeat = time.monotonic()

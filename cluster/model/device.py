@@ -61,6 +61,15 @@ def use_threads(threads: int) -> None:
     torch.set_num_threads(threads or _cores())
 
 
+def use_step_threads(threads: int) -> None:
+    """The same for decode steps; 0 takes half of the cores.
+
+    A step's products are short: waking threads for each costs more than these save. On two cores a
+    step of whisper-base took 7.7 ms on one thread and 11.2 ms on two.
+    """
+    use_threads(threads or max(1, _cores() // 2))
+
+
 def _cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
