@@ -2,7 +2,7 @@
 
 Ray exports each of them as `ray_<name>`, tagged by deployment, replica and application. A role
 calls `Recorder` methods; outside of a Serve replica the recorder is a no-op, so that engines
-never ask where they run.
+never ask where they run. `configs/observability` shows them: what is added here belongs there too.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 Kind = Literal["counter", "gauge", "histogram"]
 
-_SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
+_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 600.0)
+_SHORT_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0)
 _BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
@@ -30,40 +31,82 @@ class MetricSpec:
 
 ROUTER_METRICS = (
     MetricSpec("splitscribe_requests_total", "counter", "Requests answered", ("status",)),
+    MetricSpec(
+        "splitscribe_errors_total",
+        "counter",
+        "Requests that ended in an error, streams that broke after a 200 included",
+        ("status", "code"),
+    ),
     MetricSpec("splitscribe_request_seconds", "histogram", "Request wall time", (), _SECONDS),
-    MetricSpec("splitscribe_audio_seconds_total", "counter", "Seconds of audio transcribed"),
+    MetricSpec("splitscribe_upload_seconds", "histogram", "Reading of the form", (), _SECONDS),
+    MetricSpec("splitscribe_pending_requests", "gauge", "Requests admitted, unanswered"),
     MetricSpec("splitscribe_pending_audio_seconds", "gauge", "Audio-seconds admitted, unanswered"),
+    MetricSpec("splitscribe_max_pending_audio_seconds", "gauge", "Above it requests get a 503"),
+    MetricSpec("splitscribe_audio_seconds_total", "counter", "Seconds of audio that came in"),
+    MetricSpec("splitscribe_transcripts_total", "counter", "Requests transcribed to their end"),
+    MetricSpec(
+        "splitscribe_transcribed_audio_seconds_total", "counter", "Seconds of audio in transcripts"
+    ),
     MetricSpec("splitscribe_windows_total", "counter", "Windows finished"),
     MetricSpec("splitscribe_window_retries_total", "counter", "Tries repeated", ("reason",)),
     MetricSpec("splitscribe_audio_decode_seconds", "histogram", "Upload to PCM", (), _SECONDS),
+    MetricSpec(
+        "splitscribe_hop_seconds",
+        "histogram",
+        "Call of a worker, less the time that it had the window",
+        ("role",),
+        _SHORT_SECONDS,
+    ),
 )
 
 ENCODER_METRICS = (
     MetricSpec("splitscribe_encoder_queue_windows", "gauge", "Windows waiting to be encoded"),
     MetricSpec("splitscribe_encoder_queue_audio_seconds", "gauge", "Audio-seconds waiting"),
+    MetricSpec("splitscribe_encoder_running_windows", "gauge", "Windows being encoded"),
     MetricSpec("splitscribe_encoder_queue_seconds", "histogram", "Wait of a window", (), _SECONDS),
     MetricSpec("splitscribe_encoder_batch_windows", "histogram", "Batch size", (), _BATCH),
     MetricSpec("splitscribe_encode_seconds", "histogram", "Time of a batch", (), _SECONDS),
+    MetricSpec("splitscribe_encoder_busy_seconds_total", "counter", "Time spent on batches"),
+    MetricSpec(
+        "splitscribe_encoder_failed_windows_total", "counter", "Windows not encoded", ("reason",)
+    ),
+    MetricSpec("splitscribe_export_pages", "gauge", "Pages of the export pool"),
     MetricSpec("splitscribe_export_pages_free", "gauge", "Free pages of the export pool"),
     MetricSpec("splitscribe_export_leases", "gauge", "Published windows not yet released"),
+    MetricSpec("splitscribe_expired_leases_total", "counter", "Leases that nobody renewed"),
+    MetricSpec(
+        "splitscribe_refused_notifications_total",
+        "counter",
+        "Notifications of no lease, or in no form that we know",
+        ("reason",),
+    ),
 )
 
 DECODER_METRICS = (
     MetricSpec("splitscribe_decoder_waiting", "gauge", "Sequences waiting for pages"),
     MetricSpec("splitscribe_decoder_loading", "gauge", "Sequences whose KV is in flight"),
     MetricSpec("splitscribe_decoder_running", "gauge", "Sequences in the running batch"),
+    MetricSpec("splitscribe_kv_pages", "gauge", "Pages of the cross-KV pool"),
     MetricSpec("splitscribe_kv_pages_free", "gauge", "Free pages of the cross-KV pool"),
     MetricSpec("splitscribe_kv_pages_quarantined", "gauge", "Pages a late READ may write to"),
     MetricSpec("splitscribe_kv_transfer_bytes_total", "counter", "KV bytes read", ("transport",)),
     MetricSpec(
-        "splitscribe_kv_transfer_seconds", "histogram", "READ and check", ("transport",), _SECONDS
+        "splitscribe_kv_transfer_seconds",
+        "histogram",
+        "READ and check",
+        ("transport",),
+        _SHORT_SECONDS,
     ),
-    MetricSpec("splitscribe_kv_transfer_gb_per_second", "gauge", "Mean rate of a READ, 10^9 B/s"),
     MetricSpec("splitscribe_decode_queue_seconds", "histogram", "Wait of a sequence", (), _SECONDS),
+    MetricSpec("splitscribe_prefill_seconds", "histogram", "Prompts of a sequence", (), _SECONDS),
     MetricSpec("splitscribe_decode_seconds", "histogram", "Steps of a sequence", (), _SECONDS),
     MetricSpec("splitscribe_decode_steps_total", "counter", "Decode steps run"),
-    MetricSpec("splitscribe_decode_step_seconds", "histogram", "Mean step", (), _SECONDS),
+    MetricSpec("splitscribe_decode_step_seconds", "histogram", "Mean step", (), _SHORT_SECONDS),
+    MetricSpec("splitscribe_decoder_busy_seconds_total", "counter", "Time spent on forwards"),
     MetricSpec("splitscribe_tokens_total", "counter", "Tokens sampled"),
+    MetricSpec("splitscribe_decode_fallbacks_total", "counter", "Attempts beyond the first"),
+    MetricSpec("splitscribe_failed_sequences_total", "counter", "Sequences that failed"),
+    MetricSpec("splitscribe_refused_handles_total", "counter", "KV handles not taken", ("reason",)),
 )
 
 
@@ -74,10 +117,17 @@ class Recorder:
         self._metrics: Mapping[str, tuple[MetricSpec, Any]] = {
             spec.name: (spec, make(spec)) for spec in specs
         }
+        self._totals: dict[tuple[str, ...], float] = {}  # told so far, by name and tags
 
     def add(self, name: str, value: float = 1.0, **tags: str) -> None:
         if value > 0:
             self._metrics[name][1].inc(value, tags=tags or None)
+
+    def total(self, name: str, total: float, **tags: str) -> None:
+        """Bring a counter up to `total`, which somebody else counts; one caller per counter."""
+        key = (name, *tags.values())
+        self.add(name, total - self._totals.get(key, 0.0), **tags)
+        self._totals[key] = total
 
     def set(self, name: str, value: float, **tags: str) -> None:
         self._metrics[name][1].set(value, tags=tags or None)

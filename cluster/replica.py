@@ -1,7 +1,7 @@
 """What every Serve replica of ours does at its start and while it lives.
 
-Checks that its code is the cluster's code, sets up logging, names itself, and turns an engine's
-statistics into gauges once a second.
+Checks that its code is the cluster's code, sets up logging, names itself, and tells an
+engine's statistics to the metrics once a second.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from cluster.build import check_distribution
 from cluster.logs import PACKAGES, configure_logging
@@ -42,14 +42,13 @@ def start_replica(
     return name, serve_recorder(specs)
 
 
-async def report_gauges(recorder: Recorder, gauges: Callable[[], Mapping[str, float]]) -> None:
-    """Set gauges from `gauges()` until cancelled; a failing reading is logged, not fatal."""
+async def report_each_second(record: Callable[[], None]) -> None:
+    """Have `record` tell its state until cancelled; should it fail, that is logged, not fatal."""
     while True:
         try:
-            for name, value in gauges().items():
-                recorder.set(name, value)
+            record()
         except Exception:
-            logger.exception("reading the gauges failed")
+            logger.exception("reading the state for the metrics failed")
         await asyncio.sleep(REPORT_PERIOD_S)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 
 from cluster.errors import WorkerError
 from cluster.kv.gpu_memory import gpu_budget
@@ -18,7 +18,7 @@ from cluster.messages import DecodeRequest, DecodeResult, SampledToken, WorkerSt
 from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
-from cluster.replica import gpu_share, report_gauges, start_replica
+from cluster.replica import gpu_share, report_each_second, start_replica
 from cluster.settings import Settings
 from decoder_worker.engine import DecoderEngine
 from decoder_worker.memory import sized
@@ -47,10 +47,7 @@ class DecoderWorker:
         )
         self._engine = DecoderEngine(checkpoint, self._importer, role)
         self._model = checkpoint.name
-        self._reported_steps = 0
-        self._reporting = asyncio.get_running_loop().create_task(
-            report_gauges(self._recorder, self._gauges)
-        )
+        self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
         logger.info(
             "ready: %s on %s, KV by %s", self._model, self._device, self._importer.transport
         )
@@ -126,6 +123,7 @@ class DecoderWorker:
         )
         record.observe("splitscribe_kv_transfer_seconds", timings.transfer_s, transport=transport)
         record.observe("splitscribe_decode_queue_seconds", timings.queue_s)
+        record.observe("splitscribe_prefill_seconds", timings.prefill_s)
         record.observe("splitscribe_decode_seconds", timings.decode_s)
         if timings.steps:
             record.observe("splitscribe_decode_step_seconds", timings.decode_s / timings.steps)
@@ -139,15 +137,17 @@ class DecoderWorker:
             1000 * (timings.prefill_s + timings.decode_s),
         )
 
-    def _gauges(self) -> Mapping[str, float]:
-        stats = self._engine.stats()
-        self._recorder.add("splitscribe_decode_steps_total", stats.steps - self._reported_steps)
-        self._reported_steps = stats.steps
-        return {
-            "splitscribe_decoder_waiting": stats.waiting,
-            "splitscribe_decoder_loading": stats.loading,
-            "splitscribe_decoder_running": stats.running,
-            "splitscribe_kv_pages_free": stats.pages_free,
-            "splitscribe_kv_pages_quarantined": stats.pages_quarantined,
-            "splitscribe_kv_transfer_gb_per_second": stats.transfer_gb_per_s,
-        }
+    def _report(self) -> None:
+        stats, recorder = self._engine.stats(), self._recorder
+        recorder.set("splitscribe_decoder_waiting", stats.waiting)
+        recorder.set("splitscribe_decoder_loading", stats.loading)
+        recorder.set("splitscribe_decoder_running", stats.running)
+        recorder.set("splitscribe_kv_pages", stats.pages_total)
+        recorder.set("splitscribe_kv_pages_free", stats.pages_free)
+        recorder.set("splitscribe_kv_pages_quarantined", stats.pages_quarantined)
+        recorder.total("splitscribe_decode_steps_total", stats.steps)
+        recorder.total("splitscribe_decoder_busy_seconds_total", stats.prefill_s + stats.step_s)
+        recorder.total("splitscribe_decode_fallbacks_total", stats.fallbacks)
+        recorder.total("splitscribe_failed_sequences_total", stats.failed)
+        for reason, total in self._importer.refused().items():
+            recorder.total("splitscribe_refused_handles_total", total, reason=reason)

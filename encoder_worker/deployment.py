@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections import Counter
 
 from cluster.errors import WorkerError
 from cluster.kv.gpu_memory import gpu_budget
@@ -18,7 +18,7 @@ from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest, WorkerStat
 from cluster.metrics import ENCODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
-from cluster.replica import gpu_share, report_gauges, start_replica
+from cluster.replica import gpu_share, report_each_second, start_replica
 from cluster.settings import Settings
 from encoder_worker.engine import EncoderEngine
 from encoder_worker.memory import sized
@@ -33,7 +33,7 @@ class EncoderWorker:
 
     def __init__(self, settings: Settings, build: str, portion: float = 1.0) -> None:
         """portion: see `encoder_worker.memory.sized`."""
-        self._name, recorder = start_replica("encoder", settings, build, ENCODER_METRICS)
+        self._name, self._recorder = start_replica("encoder", settings, build, ENCODER_METRICS)
         checkpoint = open_checkpoint(settings.model)
         self._device = resolve_device(settings.encoder.device)
         budget = gpu_budget(self._device, gpu_share())
@@ -47,12 +47,10 @@ class EncoderWorker:
             name=self._name,
         )
         self._engine = EncoderEngine(
-            checkpoint, self._exporters[0], role, recorder, *self._exporters[1:]
+            checkpoint, self._exporters[0], role, self._recorder, *self._exporters[1:]
         )
         self._model = checkpoint.name
-        self._reporting = asyncio.get_running_loop().create_task(
-            report_gauges(recorder, self._gauges)
-        )
+        self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
         logger.info(
             "ready: %s on %s, KV by %s", self._model, self._device, self._exporters[0].transport
         )
@@ -110,11 +108,22 @@ class EncoderWorker:
         """Serve's hook on shutdown."""
         await self.shut_down()
 
-    def _gauges(self) -> Mapping[str, float]:
-        stats = self._engine.stats()
-        return {
-            "splitscribe_encoder_queue_windows": stats.queued,
-            "splitscribe_encoder_queue_audio_seconds": stats.queued_audio_s,
-            "splitscribe_export_pages_free": stats.pages_free,
-            "splitscribe_export_leases": stats.leases,
-        }
+    def _report(self) -> None:
+        stats, recorder = self._engine.stats(), self._recorder
+        recorder.set("splitscribe_encoder_queue_windows", stats.queued)
+        recorder.set("splitscribe_encoder_queue_audio_seconds", stats.queued_audio_s)
+        recorder.set("splitscribe_encoder_running_windows", stats.running)
+        recorder.set("splitscribe_export_pages", stats.pages_total)
+        recorder.set("splitscribe_export_pages_free", stats.pages_free)
+        recorder.set("splitscribe_export_leases", stats.leases)
+        recorder.total("splitscribe_encoder_busy_seconds_total", stats.encode_s)
+        failed = {"expired": stats.expired, "failed": stats.failed - stats.expired}
+        for reason, total in failed.items():
+            recorder.total("splitscribe_encoder_failed_windows_total", total, reason=reason)
+        expired, refused = 0, Counter[str]()
+        for exporter in self._exporters:
+            expired += exporter.n_expired
+            refused.update(exporter.refused())
+        recorder.total("splitscribe_expired_leases_total", expired)
+        for reason, total in refused.items():
+            recorder.total("splitscribe_refused_notifications_total", total, reason=reason)

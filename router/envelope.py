@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -18,6 +19,8 @@ from starlette.exceptions import HTTPException
 from cluster.errors import AuthenticationError, InvalidRequestError, SplitscribeError
 
 logger = logging.getLogger(__name__)
+
+_ENDED_WITH = "splitscribe_error"  # key of a request's state
 
 RETRY_AFTER_S = 1.0  # where a 429 or 503 does not say it better
 
@@ -42,6 +45,17 @@ class UnexpectedError(SplitscribeError):
         )
 
 
+def note_error(scope: MutableMapping[str, Any], error: SplitscribeError) -> None:
+    """Leave word with the request of how it ends, for who counts it."""
+    scope.setdefault("state", {})[_ENDED_WITH] = error.code or type(error).__name__
+
+
+def noted_error(scope: Mapping[str, Any]) -> str | None:
+    """Code of the error that the request ended with; the class's name where it has no code."""
+    code: str | None = scope.get("state", {}).get(_ENDED_WITH)
+    return code
+
+
 def install_error_handlers(app: FastAPI) -> None:
     """Route every error of a handler, and the framework's own, into the envelope."""
     app.add_exception_handler(SplitscribeError, _on_splitscribe_error)
@@ -64,6 +78,7 @@ async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
         type(error).__name__,
         what,
     )
+    note_error(request.scope, error)
     return error_response(error)
 
 
@@ -79,6 +94,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
             message, code = f"{asked} is not possible here", "method_not_allowed"
         case _:
             message, code = str(error.detail), None
+    note_error(request.scope, SplitscribeError(message, code=code or f"http_{error.status_code}"))
     kind = "invalid_request_error" if error.status_code < 500 else "server_error"
     headers = dict(error.headers or {})
     if error.status_code < 500:
@@ -90,7 +106,9 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])
-    return error_response(InvalidRequestError(f"{where}: {first['msg']}", param=where))
+    refusal = InvalidRequestError(f"{where}: {first['msg']}", param=where)
+    note_error(request.scope, refusal)
+    return error_response(refusal)
 
 
 def _retry_headers(error: SplitscribeError) -> dict[str, str]:

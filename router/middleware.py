@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.logs import request_scope
 from cluster.metrics import Recorder
-from router.envelope import UnexpectedError, error_response
+from router.envelope import UnexpectedError, error_response, note_error, noted_error
 
 logger = logging.getLogger(__name__)
 
@@ -58,15 +58,18 @@ class RequestMiddleware:
                 await self._app(scope, receive, send_stamped)
             except Exception:
                 logger.exception("%s %s failed", scope["method"], scope["path"])
+                note_error(scope, UnexpectedError(request_id))
                 if status:
                     raise  # the server cuts the connection, so that nobody takes it for whole
                 await error_response(UnexpectedError(request_id))(scope, receive, send_stamped)
             finally:
                 if status and scope["path"].startswith(API_PREFIX):
-                    self._count(status, time.monotonic() - started_s)
+                    self._count(status, noted_error(scope), time.monotonic() - started_s)
 
-    def _count(self, status: int, wall_s: float) -> None:
+    def _count(self, status: int, code: str | None, wall_s: float) -> None:
         self._recorder.add("splitscribe_requests_total", status=str(status))
+        if code is not None:
+            self._recorder.add("splitscribe_errors_total", status=str(status), code=code)
         self._recorder.observe("splitscribe_request_seconds", wall_s)
 
 

@@ -73,11 +73,16 @@ class TranscriptionPipeline:
         """See `router.seams.Pipeline.transcribe`."""
         run = RequestRun(context)
         if params.decoding == "sequential":
-            return await self._transcribe_sequential(upload, params, run)
-        try:
-            return await self._transcribe_parallel(upload, params, run)
-        except BaseExceptionGroup as failures:
-            raise _first(failures) from None
+            result = await self._transcribe_sequential(upload, params, run)
+        else:
+            try:
+                result = await self._transcribe_parallel(upload, params, run)
+            except BaseExceptionGroup as failures:
+                raise _first(failures) from None
+        done_s = result.transcript.duration_s
+        self._recorder.add("splitscribe_transcripts_total")
+        self._recorder.add("splitscribe_transcribed_audio_seconds_total", done_s)
+        return result
 
     async def _transcribe_parallel(
         self, upload: Path, params: TranscriptionParams, run: RequestRun

@@ -22,6 +22,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
 
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.replica import report_each_second
 from cluster.settings import RouterSettings
 from router.admission import Admission
 from router.envelope import install_error_handlers
@@ -82,7 +83,9 @@ def create_app(
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         age_s = settings.max_deadline_s + LEFTOVER_AGE_S
         await asyncio.to_thread(sweep_spool, age_s, spool_dir)
+        reporting = asyncio.create_task(report_each_second(service.report))
         yield
+        reporting.cancel()
 
     app = FastAPI(
         title="splitscribe",
@@ -91,9 +94,10 @@ def create_app(
         lifespan=lifespan,
         redirect_slashes=False,
     )
+    recorder = recorder or silent_recorder(ROUTER_METRICS)
     app.add_middleware(
         RequestMiddleware,
-        recorder=recorder or silent_recorder(ROUTER_METRICS),
+        recorder=recorder,
         echo_request_id=echo_request_id,
     )
     if settings.cors_origins:  # outermost, so that a browser can read errors too
@@ -107,7 +111,12 @@ def create_app(
     install_error_handlers(app)
     keys = KeyRing(settings.api_key, settings.max_requests_per_key)
     service = TranscriptionService(
-        registry, settings, keys, spool_dir=spool_dir, heartbeat_s=heartbeat_s
+        registry,
+        settings,
+        keys,
+        recorder=recorder,
+        spool_dir=spool_dir,
+        heartbeat_s=heartbeat_s,
     )
     guards = [Depends(_key_check(keys))] if len(keys) else []
     api = APIRouter(prefix="/v1", dependencies=guards, responses=ERRORS)

@@ -20,6 +20,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from cluster.logs import current_request_id
+from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
 from router.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest
 from router.formats import render
@@ -62,6 +63,7 @@ class TranscriptionService:
         settings: RouterSettings,
         keys: KeyRing,
         *,
+        recorder: Recorder,
         spool_dir: Path | None,
         heartbeat_s: float,
     ) -> None:
@@ -69,8 +71,16 @@ class TranscriptionService:
         self._registry = registry
         self._settings = settings
         self._keys = keys
+        self._recorder = recorder
         self._spool_dir = spool_dir
         self._heartbeat_s = heartbeat_s
+
+    def report(self) -> None:
+        """Tell the metrics what is pending; called once a second."""
+        record = self._recorder.set
+        record("splitscribe_pending_requests", self.admission.requests)
+        record("splitscribe_pending_audio_seconds", self.admission.pending_audio_s)
+        record("splitscribe_max_pending_audio_seconds", self._settings.max_pending_audio_s)
 
     async def answer(self, request: Request, parse: Parse) -> Response:
         """Do one request; `parse` checks its form for the endpoint that it came to."""
@@ -105,6 +115,7 @@ class TranscriptionService:
             )
         )
         upload_s = time.monotonic() - started_s
+        self._recorder.observe("splitscribe_upload_seconds", upload_s)
         model = self._registry.find(requested_model(form.fields))
         params = parse(form.fields, model.languages)
         share.expect(form.size_bytes / BYTES_PER_AUDIO_S)

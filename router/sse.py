@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from cluster.errors import SplitscribeError
 from cluster.logs import current_request_id
-from router.envelope import UnexpectedError, error_body
+from router.envelope import UnexpectedError, error_body, note_error
 from router.formats import (
     json_body,
     logprob_bodies,
@@ -103,6 +103,7 @@ class EventStream:
         self.opened = asyncio.Event()  # the 200 may be sent
         self._stack = AsyncExitStack()
         self._task: asyncio.Future[PipelineResult] | None = None
+        self.error: SplitscribeError | None = None  # what ended it after the 200
 
     def update(self, update: Update) -> None:
         """For `RequestContext.on_update`."""
@@ -141,10 +142,12 @@ class EventStream:
             logger.info("the client hung up in mid-stream")
         except SplitscribeError as error:
             logger.warning("the stream ends with %s: %s", type(error).__name__, error.message)
+            self.error = error
             yield _event(error_body(error))
         except Exception:
             logger.exception("the stream ends with a bug")
-            yield _event(error_body(UnexpectedError(current_request_id())))
+            self.error = UnexpectedError(current_request_id())
+            yield _event(error_body(self.error))
 
     async def close(self) -> None:
         """Cancel the work if it still runs, wait for its end, and free what it held."""
@@ -196,6 +199,8 @@ class EventStreamResponse(StreamingResponse):
         except OSError:  # how some servers say that the client hung up
             logger.info("the client hung up")
         finally:
+            if self._stream.error is not None:
+                note_error(scope, self._stream.error)
             await self._stream.close()
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import time
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -172,6 +173,7 @@ class WindowPath:
 
     async def _encode(self, run: RequestRun, audio: WindowAudio) -> CrossKVHandle:
         run.encodes += 1
+        called_s = time.monotonic()
         reply = await self._encoders.encode(
             EncodeRequest(
                 request_id=run.context.request_id,
@@ -183,6 +185,7 @@ class WindowPath:
             )
         )
         run.add_encode(reply.timings)
+        self._record_hop("encoder", called_s, reply.timings.queue_s + reply.timings.encode_s)
         return reply.handle
 
     async def _decode(
@@ -202,12 +205,21 @@ class WindowPath:
             remaining_s=run.remaining_s(),
             content_frames=audio.content_frames,
         )
+        called_s = time.monotonic()
         if told is None:
             result = await self._decoders.decode(request)
         else:
             result = await self._decoders.decode(request, told.begin())
         run.results.append(result)
+        spent = result.timings
+        self._record_hop(
+            "decoder", called_s, spent.queue_s + spent.transfer_s + spent.prefill_s + spent.decode_s
+        )
         return result
+
+    def _record_hop(self, role: str, called_s: float, worked_s: float) -> None:
+        hop_s = time.monotonic() - called_s - worked_s
+        self._recorder.observe("splitscribe_hop_seconds", max(0.0, hop_s), role=role)
 
     def _note_retry(self, audio: WindowAudio, reason: str, what: str = "") -> None:
         self._recorder.add("splitscribe_window_retries_total", reason=reason)

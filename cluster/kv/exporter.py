@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 
 from cluster.errors import WorkerDrainingError
@@ -80,6 +80,10 @@ class Exporter:
     def n_expired(self) -> int:
         """Leases that ended because nobody renewed or released them."""
         return self._leases.n_expired
+
+    def refused(self) -> Mapping[str, int]:
+        """See `KVExporter.refused`."""
+        return {"malformed": self.n_malformed, "unknown_lease": self.n_ignored}
 
     def reserve(self, n_pages: int, timeout_s: float = 0.0) -> tuple[int, ...] | None:
         """Take free pages to write to; None when there were not enough within `timeout_s`."""

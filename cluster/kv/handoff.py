@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
 from cluster.errors import HandleRefusedError
@@ -18,6 +18,7 @@ from cluster.kv.handles import verify
 from cluster.kv.layout import PageLayout
 from cluster.kv.layout_for import exported_layouts, served_kv_layout, served_states_layout
 from cluster.kv.pool import PagePool
+from cluster.kv.tally import Tally, summed
 from cluster.kv.transfer import FetchStats, KVExporter, KVImporter
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import Checkpoint
@@ -51,6 +52,7 @@ class HandoffImporter:
         self._lock = threading.Lock()  # for opening and closing the landing
         self._landing: KVImporter | None = open_landing() if expects_states else None
         self._closed = False
+        self._refused = Tally()  # before there was a landing
 
     @property
     def landing_pool(self) -> PagePool | None:
@@ -78,7 +80,7 @@ class HandoffImporter:
     def accept(self, handle: CrossKVHandle) -> None:
         """See `KVImporter.accept`."""
         if getattr(handle, "payload", None) == "encoder_states" and self._landing is None:
-            verify(handle, self._cluster_key)  # nothing is opened for a stranger
+            self._verify(handle)  # nothing is opened for a stranger
             self._open()
         self._importer_of(handle).accept(handle)
 
@@ -89,6 +91,13 @@ class HandoffImporter:
     def drop(self, handle: CrossKVHandle) -> None:
         self._importer_of(handle).drop(handle)
 
+    def refused(self) -> Mapping[str, int]:
+        """Of both payloads."""
+        counts = self._refused.counts()
+        for importer in (self._kv, *self._opened()):
+            counts = summed(counts, importer.refused())
+        return counts
+
     def healthy(self) -> str | None:
         reasons = (importer.healthy() for importer in (self._kv, *self._opened()))
         return next((reason for reason in reasons if reason is not None), None)
@@ -98,6 +107,13 @@ class HandoffImporter:
             self._closed = True
         for importer in (*self._opened(), self._kv):
             importer.close()
+
+    def _verify(self, handle: CrossKVHandle) -> None:
+        try:
+            verify(handle, self._cluster_key)
+        except HandleRefusedError:
+            self._refused.add("signature")
+            raise
 
     def _open(self) -> None:
         with self._lock:

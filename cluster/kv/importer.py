@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
@@ -19,6 +19,7 @@ from cluster.kv.layout import PageLayout
 from cluster.kv.pool import PagePool
 from cluster.kv.reader import Reader
 from cluster.kv.reads import Fetch, Ledger
+from cluster.kv.tally import Tally
 from cluster.kv.transfer import RENEW_S, FetchStats
 from cluster.kv.wire import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Wire, as_configuration_error
 from cluster.messages import CrossKVHandle
@@ -50,8 +51,14 @@ class Importer:
         self._cluster_key = check_key(cluster_key)
         self._wire = wire
         self._ledger = Ledger()
+        self._refused = Tally()
         self._reader = Reader(
-            self.pool, wire, self._ledger, fetch_timeout_s=fetch_timeout_s, renew_s=renew_s
+            self.pool,
+            wire,
+            self._ledger,
+            self._refused,
+            fetch_timeout_s=fetch_timeout_s,
+            renew_s=renew_s,
         )
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()
@@ -132,6 +139,8 @@ class Importer:
         except KVLostError as error:
             if isinstance(error, PeerLostError):
                 self.drop(handle)
+            else:
+                self._refused.add("replayed")
             fetch.future.set_exception(error)
             return fetch.future
         if not self._submit(partial(self._reader.start, fetch)):
@@ -143,6 +152,10 @@ class Importer:
         """Stop renewing and release the lease; harmless when already fetched or dropped."""
         if self._ledger.let_go(handle.lease):
             self._submit(partial(self._reader.release, handle))
+
+    def refused(self) -> Mapping[str, int]:
+        """See `KVImporter.refused`."""
+        return self._refused.counts()
 
     def healthy(self) -> str | None:
         if self._failure is not None:
@@ -164,7 +177,18 @@ class Importer:
             logger.error("the KV importer's thread did not stop in %.0f s", CLOSE_TIMEOUT_S)
 
     def _verify(self, handle: CrossKVHandle) -> None:
-        verify(handle, self._cluster_key)
+        try:
+            verify(handle, self._cluster_key)
+        except HandleRefusedError:
+            self._refused.add("signature")
+            raise
+        try:
+            self._check_layout(handle)
+        except HandleRefusedError:
+            self._refused.add("layout")
+            raise
+
+    def _check_layout(self, handle: CrossKVHandle) -> None:
         expected = (self.layout.payload, self._layout_hash)
         if (handle.payload, handle.layout_hash) != expected:
             raise HandleRefusedError(

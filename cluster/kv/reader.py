@@ -25,6 +25,7 @@ from cluster.kv.leases import COUNTER_BYTES
 from cluster.kv.peers import Peers
 from cluster.kv.pool import PagePool
 from cluster.kv.reads import Fetch, Ledger, Peer, Read
+from cluster.kv.tally import Tally
 from cluster.kv.transfer import FetchStats
 from cluster.kv.wire import Wire, read_message, spans
 from cluster.messages import CrossKVHandle
@@ -40,11 +41,19 @@ class Reader:
     """Moves fetches along. Its methods are called by one thread; none waits for a peer."""
 
     def __init__(
-        self, pool: PagePool, wire: Wire, ledger: Ledger, *, fetch_timeout_s: float, renew_s: float
+        self,
+        pool: PagePool,
+        wire: Wire,
+        ledger: Ledger,
+        refused: Tally,
+        *,
+        fetch_timeout_s: float,
+        renew_s: float,
     ) -> None:
         self._pool = pool
         self._wire = wire
         self._ledger = ledger
+        self._refused = refused
         self._fetch_timeout_s = fetch_timeout_s
         # Where counters land, by the first page of the fetch; the last is for warming reads.
         self._landing = np.zeros(pool.n_pages + 1, dtype=np.uint64)
@@ -162,6 +171,7 @@ class Reader:
     def _finish(self, fetch: Fetch) -> None:
         found = int(self._landing[fetch.pages[0]])
         if found != fetch.handle.generation:
+            self._refused.add("stale")
             self._fail(
                 fetch,
                 StaleGenerationError(

@@ -9,7 +9,7 @@ All methods may be called from any thread; none blocks on a transfer.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -81,6 +81,16 @@ class KVExporter(Protocol):
 
     def active_leases(self) -> int: ...
 
+    @property
+    def n_expired(self) -> int:
+        """Leases that ended because nobody renewed or released them."""
+
+    def refused(self) -> Mapping[str, int]:
+        """Notifications that were not acted on, by reason: "malformed" or "unknown_lease".
+
+        A few of the latter are nobody's fault: a release that comes after the lease's end.
+        """
+
     def healthy(self) -> str | None:
         """None when well, else why not."""
 
@@ -138,6 +148,13 @@ class KVImporter(Protocol):
 
     def drop(self, handle: CrossKVHandle) -> None:
         """Stop renewing and release the lease; harmless when already fetched or dropped."""
+
+    def refused(self) -> Mapping[str, int]:
+        """Handles that were not taken, by reason.
+
+        "signature": forged, altered or of another cluster; "layout": of another model or setting;
+        "replayed": fetched or dropped before; "stale": its pages had changed hands.
+        """
 
     def healthy(self) -> str | None:
         """None when well, else why not (too many pages in quarantine, agent thread dead)."""

@@ -150,6 +150,7 @@ def test_metrics_are_recorded_by_their_names(bench: Callable[..., Bench]) -> Non
     b = bench(recorder=Recorder(ENCODER_METRICS, lambda spec: Metric(spec.name)))
     b.submit(make_pcm(0.1)).result(PATIENCE_S)
     until(lambda: "splitscribe_export_leases" in seen)
-    assert seen.keys() == {spec.name for spec in ENCODER_METRICS}
+    assert seen.keys() <= {spec.name for spec in ENCODER_METRICS}
+    assert seen["splitscribe_encode_seconds"][0] > 0
     assert seen["splitscribe_encoder_batch_windows"] == [1]
     assert seen["splitscribe_export_pages_free"] == [3]

@@ -256,6 +256,9 @@ async def test_answers_are_counted_by_status_and_health_is_not(pipeline: FakePip
         def observe(self, value: float, tags: Any = None) -> None:
             counted.append((self.name, 0 < value < 60, tags))
 
+        def set(self, value: float, tags: Any = None) -> None:
+            """Not of interest here."""
+
     recorder = Recorder(ROUTER_METRICS, Metric)
     app = create_app(make_registry(pipeline), make_settings(), recorder=recorder)
     async with client_of(app) as client:
@@ -264,13 +267,18 @@ async def test_answers_are_counted_by_status_and_health_is_not(pipeline: FakePip
         await post(client, model="nobody")
         pipeline.error = RuntimeError("a bug")
         await post(client)
-    assert counted == [
+    uploads = [one for one in counted if one[0] == "splitscribe_upload_seconds"]
+    assert uploads == [("splitscribe_upload_seconds", True, None)] * 3
+    errors = {"404": "model_not_found", "500": "UnexpectedError"}
+    assert [one for one in counted if one not in uploads] == [
         one
         for status in ("200", "404", "500")
         for one in (
             ("splitscribe_requests_total", 1.0, {"status": status}),
+            ("splitscribe_errors_total", 1.0, {"status": status, "code": errors.get(status)}),
             ("splitscribe_request_seconds", True, None),
         )
+        if status in errors or one[0] != "splitscribe_errors_total"
     ]
 
 
