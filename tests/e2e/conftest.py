@@ -59,6 +59,10 @@ class Server:
             for worker in workers
         )
 
+    def dashboard(self) -> str:
+        """URL of Ray's dashboard."""
+        return next(line.split()[1] for line in self.lines if "dashboard" in line)
+
     def output(self) -> str:
         return "".join(self.lines)
 

@@ -187,7 +187,7 @@ def test_health_names_every_worker(server: Server) -> None:
 def test_the_dashboard_shows_the_application_and_its_metrics(server: Server) -> None:
     """Ray's dashboard knows the three deployments; each stage exports its metrics."""
     server.client().audio.transcriptions.create(model="whisper-1", file=sample_path("short"))
-    dashboard = next(line.split()[1] for line in server.lines if "dashboard" in line)
+    dashboard = server.dashboard()
     token = Path("~/.ray/auth_token").expanduser().read_text().strip()
     client = httpx.Client(headers={"Authorization": f"Bearer {token}"}, timeout=20)
     found = client.get(f"{dashboard}/api/serve/applications/").json()

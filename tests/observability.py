@@ -1,0 +1,80 @@
+"""The shipped dashboard and rules, and what names their PromQL speaks of."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from cluster.metrics import DECODER_METRICS, ENCODER_METRICS, ROUTER_METRICS, MetricSpec
+
+FOLDER = files("configs.observability")
+SPECS = {f"ray_{spec.name}": spec for spec in (*ROUTER_METRICS, *ENCODER_METRICS, *DECODER_METRICS)}
+SERVE_LABELS = frozenset(("application", "deployment", "replica"))
+# Counters of what goes wrong: no series until it does. Unit tests make each of them count.
+RARE = frozenset(
+    f"ray_splitscribe_{name}_total"
+    for name in (
+        "window_retries",
+        "encoder_failed_windows",
+        "expired_leases",
+        "refused_notifications",
+        "decode_fallbacks",
+        "failed_sequences",
+        "refused_handles",
+    )
+)
+_WORDS = frozenset(("or", "and", "unless", "offset", "by", "on", "ignoring", "bool"))
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """One expression and where it stands."""
+
+    where: str
+    expr: str
+
+    def names(self) -> set[str]:
+        """Metrics that it reads, recorded ones included."""
+        bare = re.sub(r'"[^"]*"', "", self.expr)
+        bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\bby \([^)]*\)|\boffset \w+", " ", bare)
+        found = re.findall(r"(?<![\w.])[a-zA-Z_:][a-zA-Z0-9_:]*(?![a-zA-Z0-9_:]*\s*\()", bare)
+        return {name for name in found if name not in _WORDS}
+
+    def labels(self) -> set[str]:
+        """Labels that it matches or groups by."""
+        matched = re.findall(r"[{,]\s*(\w+)\s*[=!]~?", self.expr)
+        grouped = [name for group in re.findall(r"by \(([^)]*)\)", self.expr)
+                   for name in group.split(",")]  # fmt: skip
+        return {name.strip() for name in (*matched, *grouped)} - {"le"}
+
+
+def dashboard() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((FOLDER / "dashboard.json").read_text())
+    return content
+
+
+def rules() -> list[dict[str, Any]]:
+    groups = yaml.safe_load((FOLDER / "rules.yaml").read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def panel_queries() -> list[Query]:
+    return [
+        Query(f"panel {panel['title']!r}", target["expr"].replace("$__rate_interval", "1m"))
+        for panel in dashboard()["panels"]
+        for target in panel.get("targets", ())
+    ]
+
+
+def rule_queries() -> list[Query]:
+    return [Query(rule.get("alert") or rule["record"], rule["expr"]) for rule in rules()]
+
+
+def spec_of(name: str) -> MetricSpec | None:
+    """The declared metric behind a series' name."""
+    return SPECS.get(name) or SPECS.get(re.sub(r"_(bucket|sum|count)$", "", name))

@@ -1,0 +1,164 @@
+"""Dashboard, rules and runbook speak of metrics that there are, and leave none out."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib.resources import as_file
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.metrics import DECODER_METRICS, MetricSpec, Recorder
+from tests.observability import (
+    FOLDER,
+    RARE,
+    SERVE_LABELS,
+    SPECS,
+    Query,
+    dashboard,
+    panel_queries,
+    rule_queries,
+    rules,
+    spec_of,
+)
+
+QUERIES = panel_queries() + rule_queries()
+RECORDED = {rule["record"] for rule in rules() if "record" in rule}
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(
+    PROMTOOL is None, reason="needs promtool (apt-get install prometheus)"
+)
+
+
+def test_names_and_labels_are_found_in_promql() -> None:
+    query = Query(
+        "here",
+        'histogram_quantile(0.9, sum by (le, role) (rate(ray_a_bucket{code=~"5..", b!="x"}[5m])))'
+        ' / 1e9 > 2 or sum(ray_b unless ray_b offset 10m) and absent(own:c:ratio5m)',
+    )  # fmt: skip
+    assert query.names() == {"ray_a_bucket", "ray_b", "own:c:ratio5m"}
+    assert query.labels() == {"role", "code", "b"}
+
+
+@pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.where)
+def test_every_expression_reads_declared_metrics_with_their_labels(query: Query) -> None:
+    allowed = set(SERVE_LABELS)
+    for name in query.names() - RECORDED:
+        spec = spec_of(name)
+        assert spec is not None or name.startswith("ray_serve_"), f"{name} is not declared"
+        if spec is not None:
+            allowed.update(spec.tags)
+            suffixed = name not in SPECS
+            assert suffixed == (spec.kind == "histogram"), f"{name} is a {spec.kind}"
+    assert query.names()
+    assert query.labels() <= allowed, query.expr
+
+
+def test_every_metric_is_shown() -> None:
+    read = {name for query in panel_queries() for name in query.names()}
+    shown = {spec_of(name) for name in read}
+    assert not [name for name, spec in SPECS.items() if spec not in shown]
+
+
+def test_rare_counters_are_declared() -> None:
+    assert set(SPECS) >= RARE
+    assert all(SPECS[name].kind == "counter" for name in RARE)
+
+
+def test_panels_do_not_overlap_and_say_what_they_show() -> None:
+    taken: set[tuple[int, int]] = set()
+    for panel in dashboard()["panels"]:
+        at = panel["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(at["x"], at["x"] + at["w"])
+            for y in range(at["y"], at["y"] + at["h"])
+        }
+        assert not cells & taken, panel["title"]
+        assert at["x"] + at["w"] <= 24
+        taken |= cells
+        assert panel["type"] == "row" or panel["description"]
+    ids = [panel["id"] for panel in dashboard()["panels"]]
+    assert len(set(ids)) == len(ids)
+
+
+@needs_promtool
+def test_promtool_takes_the_rules() -> None:
+    with as_file(FOLDER / "rules.yaml") as file:
+        checked = subprocess.run([str(PROMTOOL), "check", "rules", file], capture_output=True)
+    assert checked.returncode == 0, checked.stderr.decode()
+
+
+SERIES = [
+    # A forged handle is the counter's first event: there is no zero before it.
+    {"series": 'ray_splitscribe_refused_handles_total{replica="d",reason="signature"}',
+     "values": "_x3 1x20"},
+    {"series": 'ray_splitscribe_refused_handles_total{replica="d",reason="stale"}',
+     "values": "_x3 1x20"},
+    {"series": 'ray_splitscribe_kv_pages_free{replica="d"}', "values": "0x20"},
+    {"series": 'ray_splitscribe_kv_pages{replica="d"}', "values": "16x20"},
+    {"series": 'ray_splitscribe_decoder_waiting{replica="d"}', "values": "3x20"},
+    {"series": 'ray_splitscribe_requests_total{status="200"}', "values": "0+90x20"},
+    {"series": 'ray_splitscribe_requests_total{status="503"}', "values": "0+10x20"},
+    {"series": 'ray_splitscribe_requests_total{status="500"}', "values": "0+10x20"},
+    {"series": 'ray_splitscribe_errors_total{status="500",code="x"}', "values": "0+10x20"},
+    {"series": "ray_splitscribe_pending_requests", "values": "1x20"},
+]  # fmt: skip
+FIRING: dict[str, list[dict[str, str]]] = {
+    "SplitscribeForgedHandles": [{"severity": "page", "reason": "signature"}],
+    "SplitscribeDecodersBehind": [{"severity": "warn", "replica": "d"}],
+    "SplitscribeErrors": [{"severity": "page"}],
+    "SplitscribeRefusing": [{"severity": "page"}],
+    "SplitscribeGone": [],
+    "SplitscribeNearlyFull": [],
+    "SplitscribeWindowsRetried": [],
+}
+
+
+@needs_promtool
+def test_alerts_fire_when_they_should_and_not_else(tmp_path: Path) -> None:
+    def unannotated(rule: dict[str, Any]) -> dict[str, Any]:
+        return {key: value for key, value in rule.items() if key != "annotations"}
+
+    bare = {"groups": [{"name": "all", "rules": [unannotated(rule) for rule in rules()]}]}
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump(bare))
+    cases = [
+        {
+            "eval_time": "10m",
+            "alertname": name,
+            "exp_alerts": [{"exp_labels": labels} for labels in firing],
+        }
+        for name, firing in FIRING.items()
+    ]
+    tests = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "1m",
+        "tests": [{"interval": "1m", "input_series": SERIES, "alert_rule_test": cases}],
+    }
+    (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests))
+    done = subprocess.run(
+        [str(PROMTOOL), "test", "rules", "tests.yaml"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_counter_follows_a_total_that_somebody_else_counts() -> None:
+    counted: list[tuple[float, Any]] = []
+
+    class Metric:
+        def inc(self, value: float, tags: Any = None) -> None:
+            counted.append((value, tags))
+
+    def make(spec: MetricSpec) -> Metric:
+        return Metric()
+
+    recorder = Recorder(DECODER_METRICS, make)
+    name = "splitscribe_refused_handles_total"
+    for signature, layout in ((0, 0), (2, 0), (2, 1), (5, 1)):
+        recorder.total(name, signature, reason="signature")
+        recorder.total(name, layout, reason="layout")
+    of = {"signature": {"reason": "signature"}, "layout": {"reason": "layout"}}
+    assert counted == [(2, of["signature"]), (1, of["layout"]), (3, of["signature"])]
