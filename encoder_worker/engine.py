@@ -200,6 +200,7 @@ class EncoderEngine:
         self._closing = True
         self._batcher.wake()
         self._thread.join()
+        self._forward.close()
         self._fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
 
     def _is_idle(self) -> bool:

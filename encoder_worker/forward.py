@@ -2,7 +2,8 @@
 
 Pages get the cross K/V of all layers or, where the decoder projects, the encoder's states. The
 computation of a batch and nothing else; who owns the pages and who waits for them is the engine's
-business. On a CPU it happens in the call; on a GPU the call launches it.
+business. On a CPU it happens in the call, on threads of `encoder_worker.team` once that team's
+kernels are built; on a GPU the call launches it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -19,12 +22,17 @@ from torch import Tensor
 from cluster.messages import FileMel
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
+from cluster.model.jit import InBackground
 from cluster.model.streams import ENCODE_PRIORITY, new_stream
 from cluster.model.weights import TORCH_DTYPES
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from encoder_worker.scatter import has_kernel
 from encoder_worker.static_encoder import AlreadyDone, EventReady, Ready, StaticEncoder
+
+if TYPE_CHECKING:
+    from encoder_worker.team import TeamEncoder
+    from encoder_worker.team_kernels import TeamKernels
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +65,10 @@ class WindowEncoder:
         self._projection = CrossKVProjection(checkpoint, torch_dtype, device) if projects else None
         self._stream = new_stream(device, ENCODE_PRIORITY)
         self._static: dict[int, StaticEncoder] = {}  # by dimensions of the pool; see `prepare`
+        self._kernels: InBackground[TeamKernels] | None = None
+        self._team: TeamEncoder | None = None  # made where its kernels are first found built
+        if device == "cpu" and torch_dtype in (torch.float32, torch.bfloat16):
+            self._kernels = InBackground("encoder", partial(_build_kernels, torch_dtype))
 
     @property
     def is_async(self) -> bool:
@@ -103,7 +115,11 @@ class WindowEncoder:
             return static(windows, pages, file_mels)
         projection, paged = self._output(pool)
         if self._stream is None:
-            projection.write(self._encoder(self._mel(windows, file_mels)), paged, pages)
+            mel = self._mel(windows, file_mels)
+            if team := self._find_team():
+                self._encode_by_team(team, mel, projection, paged, pages)
+            else:
+                projection.write(self._encoder(mel), paged, pages)
             return AlreadyDone()
         self._stream.wait_stream(torch.cuda.default_stream())  # that loaded the weights
         with torch.cuda.stream(self._stream):
@@ -124,9 +140,52 @@ class WindowEncoder:
             seconds.append(time.perf_counter() - begun)
         return min(seconds)
 
+    def wait(self, timeout_s: float) -> bool:
+        """Whether what is built in the background is there, after at most `timeout_s`."""
+        return self._kernels is None or self._kernels.wait(timeout_s) is not None
+
+    def close(self) -> None:
+        """End the threads; no call may follow."""
+        if self._team is not None:
+            self._team.close()
+
+    def _find_team(self) -> TeamEncoder | None:
+        """Call on the thread that calls; the team has as many threads as torch has there."""
+        if self._team is None and self._kernels is not None and (built := self._kernels.get()):
+            from encoder_worker.team import TeamEncoder  # imports numba's kernels
+
+            self._team = TeamEncoder(self._encoder, built, torch.get_num_threads())
+        return self._team
+
+    def _encode_by_team(
+        self,
+        team: TeamEncoder,
+        mel: Tensor,
+        projection: CrossKVProjection | Unprojected,
+        pool: Tensor,
+        pages: Sequence[Sequence[int]],
+    ) -> None:
+        if isinstance(projection, CrossKVProjection) and pool.shape[3] == self._states_shape[1]:
+            sinks = [partial(projection.write_rows, pool[own[0]]) for own in pages]
+            team([(mel[i : i + 1], sink) for i, sink in enumerate(sinks)])
+            return
+        states = torch.empty(len(mel), *self._states_shape[1:], dtype=TORCH_DTYPES[self.dtype])
+        team([(mel[i : i + 1], partial(_put_rows, row)) for i, row in enumerate(states)])
+        projection.write(states, pool, pages)
+
     def _output(self, pool: Tensor) -> tuple[CrossKVProjection | Unprojected, Tensor]:
         """What turns states into what `pool` holds, and the pool as that writes to it."""
         if pool.dim() == 3:
             return Unprojected(), as_kv_pool(pool)
         assert self._projection is not None
         return self._projection, pool
+
+
+def _put_rows(states: Tensor, rows: Tensor, begin: int) -> None:
+    states[begin : begin + len(rows)] = rows
+
+
+def _build_kernels(dtype: torch.dtype) -> TeamKernels:
+    from encoder_worker.team_kernels import build
+
+    return build(np.uint16 if dtype == torch.bfloat16 else np.float32)

@@ -18,24 +18,35 @@ from cluster.model.layers import MLP, LayerNorm, load_qkv
 from cluster.model.linear import Linear, Pack, Projection, packer
 from cluster.model.shapes import encoder_shapes
 from cluster.model.weights import load_tensors
-from encoder_worker.attention import Attention, make_attention
 
 
 @dataclass(frozen=True, slots=True)
 class Conv:
-    """Convolution over time, width 3, with its activation: weight [n_out, n_in, 3]."""
+    """Convolution over time, width 3, with its activation: weight [n_out, n_in, 3].
+
+    unrolled: the same as a product with three neighbouring rows, [n_out, 3 * n_in].
+    """
 
     weight: Tensor
     bias: Tensor
     stride: int
+    unrolled: Projection
 
     @classmethod
-    def load(cls, tensors: Mapping[str, Tensor], prefix: str, stride: int) -> Conv:
-        return cls(tensors[f"{prefix}.weight"], tensors[f"{prefix}.bias"], stride)
+    def load(cls, tensors: Mapping[str, Tensor], prefix: str, stride: int, pack: Pack) -> Conv:
+        weight, bias = tensors[f"{prefix}.weight"], tensors[f"{prefix}.bias"]
+        flat = weight.transpose(1, 2).flatten(1)  # [n_out, 3 * n_in]
+        return cls(weight, bias, stride, pack(Linear(flat, bias)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [B, n_in, T] -> [B, n_out, T / stride]."""
+        """x [B, n_in, T] -> [B, n_out, T / stride], zeros around it."""
         return F.gelu(F.conv1d(x, self.weight, self.bias, stride=self.stride, padding=1))
+
+    def rows(self, x: Tensor) -> Tensor:
+        """x [n, n_in], contiguous -> [(n - 3) // stride + 1, n_out], without anything around it."""
+        n, n_in = x.shape
+        shape = ((n - 3) // self.stride + 1, 3 * n_in)
+        return self.unrolled.gelu(x.as_strided(shape, (self.stride * n_in, 1)).contiguous())
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +71,7 @@ class EncoderLayer:
             mlp=MLP.load(tensors, prefix, pack),
         )
 
-    def __call__(self, x: Tensor, attention: Attention) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """x [B, T, d] -> [B, T, d]."""
         x = self.out.add_to(x, attention(self.qkv(self.norm(x)), self.n_head))
         return self.mlp(x)
@@ -83,15 +94,15 @@ class AudioEncoder:
         pack = packer(device, dtype, int8=int8)
         self.dims = dims
         self.dtype = dtype
-        self._conv1 = Conv.load(tensors, "encoder.conv1", stride=1)
-        self._conv2 = Conv.load(tensors, "encoder.conv2", stride=2)
-        self._positions = tensors["encoder.embed_positions.weight"]  # [n_audio_ctx, d]
-        self._layers = [
+        plain = packer(device, dtype)
+        self.conv1 = Conv.load(tensors, "encoder.conv1", 1, plain)
+        self.conv2 = Conv.load(tensors, "encoder.conv2", 2, plain)
+        self.positions = tensors["encoder.embed_positions.weight"]  # [n_audio_ctx, d]
+        self.layers = [
             EncoderLayer.load(tensors, f"encoder.layers.{layer}", dims.n_audio_head, pack)
             for layer in range(dims.n_audio_layer)
         ]
-        self._norm = LayerNorm.load(tensors, "encoder.layer_norm")
-        self._attention = make_attention(device, dtype)
+        self.norm = LayerNorm.load(tensors, "encoder.layer_norm")
 
     def __call__(self, mel: Tensor) -> Tensor:
         """Encode features.
@@ -102,8 +113,34 @@ class AudioEncoder:
         Returns:
             States [B, 1500, n_audio_state] in the encoder's dtype.
         """
-        x = self._conv2(self._conv1(mel.to(self.dtype)))
-        x = (x.transpose(1, 2) + self._positions).to(self._norm.weight.dtype)  # [B, 1500, d]
-        for layer in self._layers:
-            x = layer(x, self._attention)
-        return self._norm(x)
+        x = self.conv2(self.conv1(mel.to(self.dtype)))
+        x = (x.transpose(1, 2) + self.positions).to(self.norm.weight.dtype)  # [B, 1500, d]
+        for layer in self.layers:
+            x = layer(x)
+        return self.norm(x)
+
+    def embed_rows(self, mel: Tensor, begin: int, end: int) -> Tensor:
+        """What goes into the first layer at some positions of one window.
+
+        Args:
+            mel: [1, n_mels, 2 * n_audio_ctx] in the encoder's dtype.
+
+        Returns:
+            Rows [end - begin, n_audio_state] in the residual stream's dtype.
+        """
+        # Position t sees rows 2t-1..2t+1 of the first convolution, which see one more each side.
+        first, last = 2 * begin - 1, 2 * end - 1
+        n_rows = mel.shape[2]
+        seen = mel[0, :, max(0, first - 1) : min(n_rows, last + 2)]
+        seen = F.pad(seen, (max(0, 1 - first), max(0, last + 2 - n_rows)))
+        x = self.conv1.rows(seen.t().contiguous())
+        if first < 0:  # the second convolution sees zeros, not what the first makes of them
+            x[0] = 0
+        return (self.conv2.rows(x) + self.positions[begin:end]).to(self.norm.weight.dtype)
+
+
+def attention(qkv: Tensor, n_head: int) -> Tensor:
+    """Every position over all: qkv [B, T, 3 * d] -> [B, T, d]."""
+    heads = qkv.view(*qkv.shape[:2], 3, n_head, -1)  # [B, T, 3, H, Dh]
+    q, k, v = heads.permute(2, 0, 3, 1, 4)  # each [B, H, T, Dh]
+    return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

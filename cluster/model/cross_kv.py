@@ -68,13 +68,18 @@ class CrossKVProjection:
             return
         for row, own in zip(states, pages, strict=True):  # a window at a time: it fits the cache
             if whole:
-                self._project_into(row, pool[own[0]])
+                self.write_rows(pool[own[0]], row, 0)
             else:
                 write_pages(self.project(row[None]), pool, [own])
 
-    def _project_into(self, states: Tensor, page: Tensor) -> None:
-        """states [T, n_audio_state] into a page [L, 2, T, H, Dh] that holds all T frames."""
-        blocks = page.flatten(0, 1).flatten(2)  # [L * 2, T, d]
+    def write_rows(self, page: Tensor, states: Tensor, begin: int) -> None:
+        """Project some frames into a page that holds all of a window's. Mutates `page`.
+
+        Args:
+            page: [L, 2, T, H, Dh], as in `write`.
+            states: [n, n_audio_state], of the frames from `begin` on.
+        """
+        blocks = page.flatten(0, 1).flatten(2)[:, begin : begin + len(states)]  # [L * 2, n, d]
         for block, product in zip(blocks, self._products, strict=True):
             block.copy_(stored_as(product(states), page.dtype))
 

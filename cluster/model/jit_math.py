@@ -31,7 +31,7 @@ def _as_bits(_context: Any, _number: Any) -> Any:
     return types.uint32(types.float32), bitcast
 
 
-def number(stored):
+def number(stored: Any) -> Any:
     """A stored element as float32: uint16 holds the bits of a bfloat16."""
     raise NotImplementedError("only inside a kernel")
 
@@ -49,7 +49,7 @@ def bfloat16_bits(x: Any) -> Any:
     return uint16((_as_bits(x) + uint32(0x8000)) >> uint32(16))
 
 
-def stored(x, like):
+def stored(x: Any, like: Any) -> Any:
     """float32 `x` as an element like `like`: the bits of a bfloat16 where that is uint16."""
     raise NotImplementedError("only inside a kernel")
 

@@ -38,6 +38,9 @@ class Replaced:
     def __call__(self, *args: Any) -> Ready:
         return self._call(*args)
 
+    def close(self) -> None:
+        """Nothing to end."""
+
 
 class Bench:
     """An engine over an in-memory exporter; its forward pass can be held, broken and counted."""

@@ -1,0 +1,154 @@
+"""The encoder that a team of threads computes gives what the plain one gives, by whomever."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.model.jit import as_array
+from encoder_worker.forward import WindowEncoder
+from encoder_worker.mel import LogMel
+from encoder_worker.model import AudioEncoder
+from encoder_worker.team import TeamEncoder, attend
+from encoder_worker.team_kernels import TeamKernels, build
+from tests.checkpoints import cached_checkpoint
+from tests.reference import assert_close, make_pcm
+
+BUILD_S = 100.0
+OWN = {torch.float32: np.float32, torch.bfloat16: np.uint16}
+PCM = [make_pcm(seconds, seed) for seed, seconds in enumerate((4.0, 30.0, 0.3))]
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return open_checkpoint(str(cached_checkpoint("tiny")))
+
+
+@pytest.fixture(scope="module", params=list(OWN), ids=str)
+def kernels(request: pytest.FixtureRequest) -> TeamKernels:
+    return build(OWN[request.param])
+
+
+def dtype_of(request: pytest.FixtureRequest) -> torch.dtype:
+    found: torch.dtype = request.node.callspec.params["kernels"]
+    return found
+
+
+def encode(encoder: AudioEncoder, team: TeamEncoder, mel: Tensor) -> Tensor:
+    states = torch.full((len(mel), 1500, encoder.dims.n_audio_state), float("nan"))
+
+    def put(row: Tensor) -> Any:
+        def sink(rows: Tensor, begin: int) -> None:
+            assert row[begin : begin + len(rows)].isnan().all(), "a row came twice"
+            row[begin : begin + len(rows)] = rows.float()
+
+        return sink
+
+    team([(mel[i : i + 1], put(row)) for i, row in enumerate(states)])
+    return states
+
+
+@torch.inference_mode()
+def test_any_team_gives_the_plain_encoders_states(
+    checkpoint: Checkpoint, kernels: TeamKernels, request: pytest.FixtureRequest
+) -> None:
+    dtype = dtype_of(request)
+    encoder = AudioEncoder(checkpoint, dtype)
+    mel = LogMel(checkpoint.dims.n_mels)(PCM)
+    expected = AudioEncoder(checkpoint)(mel)
+    alone = None
+    for n_threads in (1, 2, 7):
+        team = TeamEncoder(encoder, kernels, n_threads)
+        found = encode(encoder, team, mel)
+        again = encode(encoder, team, mel[1:2])  # in memory that another window used
+        team.close()
+        share = 1e-4 if dtype is torch.float32 else 0.05
+        assert_close(f"{n_threads} threads", found, expected, share=share)
+        assert torch.equal(again[0], found[1]), "another batch, another result"
+        alone = found if alone is None else alone
+        assert torch.equal(found, alone), f"{n_threads} threads, another result"
+
+
+@torch.inference_mode()
+def test_a_thread_that_fails_ends_the_window_and_nothing_else(checkpoint: Checkpoint) -> None:
+    encoder = AudioEncoder(checkpoint)
+    team = TeamEncoder(encoder, build(np.float32), 3)
+    mel = LogMel(checkpoint.dims.n_mels)(PCM[:1])
+    before = encode(encoder, team, mel)
+    calls = itertools.count()
+
+    def sink(rows: Tensor, begin: int) -> None:
+        if next(calls) == 1:
+            raise ValueError("no room for these rows")
+
+    with pytest.raises(ValueError, match="no room"):
+        team([(mel, sink)])
+    broken = torch.zeros(1, 3, 5)  # fails before the first barrier, at which others wait
+    with pytest.raises(RuntimeError, match=r"primitive|shape|size"):
+        team([(broken, sink)])
+    assert torch.equal(encode(encoder, team, mel), before)
+    team.close()
+
+
+@pytest.mark.parametrize("n", [1500, 130])
+@pytest.mark.parametrize("loudness", [1.0, 12.0])
+def test_attention_is_as_good_as_torchs(n: int, loudness: float) -> None:
+    """Within bfloat16's steps of values of about 1; `loudness` 12 gives scores of hundreds."""
+    generator = torch.Generator().manual_seed(n)
+    q, k, v = (torch.randn(6, n, 64, generator=generator) for _ in range(3))
+    q, k = q * loudness, k * loudness + 5.0  # keys have an offset, which softmax does not see
+    expected = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    theirs = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
+    kernels = build(np.uint16)
+    mean = k.float().mean(1).flatten().numpy()
+    kernels.centre(as_array(k), 0, n, mean)
+    ours = attend(kernels, q[:, : n // 2].contiguous(), k, v)
+    assert ours.shape == (n // 2, 6 * 64)
+
+    def off(x: Tensor) -> float:
+        rows = expected[: n // 2]
+        return ((x[: n // 2].float() - rows).norm() / rows.norm()).item()
+
+    assert off(ours) < max(0.01, 2.5 * off(theirs)), f"{off(ours)}, torch's own {off(theirs)}"
+
+
+def test_rows_of_nan_stay_nan() -> None:
+    """A window that the model cannot compute must not look well."""
+    kernels = build(np.float32)
+    x, plain = np.full((2, 8), np.nan, np.float32), np.ones(8, np.float32)
+    out = np.zeros((2, 8), np.float32)
+    kernels.add_norm(x, np.zeros((2, 8), np.float32), plain, plain, out)
+    assert np.isnan(out).all()
+
+
+@pytest.fixture
+def forward(checkpoint: Checkpoint) -> Iterator[WindowEncoder]:
+    made = WindowEncoder(checkpoint, "float32", "cpu")
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("page_frames", [1500, 125])
+def test_pages_get_the_same_before_and_after_the_kernels_are_built(
+    checkpoint: Checkpoint, forward: WindowEncoder, page_frames: int
+) -> None:
+    dims = checkpoint.dims
+    per_window = 1500 // page_frames
+    shape = (3 * per_window, dims.n_text_layer, 2, page_frames, dims.n_text_head, 64)
+    pages = torch.randperm(shape[0]).view(3, per_window).tolist()
+    plain, by_team = torch.zeros(shape), torch.zeros(shape)
+    kernels, forward._kernels = forward._kernels, None
+    forward(PCM, plain, pages).wait()
+    forward._kernels = kernels
+    assert forward.wait(BUILD_S)
+    forward(PCM, by_team, pages).wait()
+    assert_close("pages", by_team, plain)
