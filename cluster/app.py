@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -65,7 +65,7 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
         name="router",
         num_replicas=settings.router.replicas,
         max_ongoing_requests=MAX_REQUESTS,
-        **_replica_options(0.0),
+        **_replica_options(0.0, settings.router.node_labels, settings.router.cpus),
     ).bind(
         settings,
         build,
@@ -87,7 +87,9 @@ def _pools(
     deployment: Any, settings: Settings, build: str, suffix: str, placement: Placement
 ) -> tuple[Any, Any]:
     """The encoder pool and the decoder pool of one model; the same one where they are colocated."""
-    gpus = placement.gpus_for(settings.encoder.device)
+    encoder_options = _replica_options(
+        placement.gpus_of(settings.encoder), settings.encoder.node_labels
+    )
     if placement.kind == "colocated":
         worker = deployment(
             ColocatedWorker,
@@ -95,7 +97,7 @@ def _pools(
             # Each engine has a bound of its own. With one for both, windows that wait for pages
             # could keep out the decodes that would free them.
             max_ongoing_requests=UNBOUNDED,
-            **_replica_options(gpus),
+            **encoder_options,
         ).bind(settings, build)
         return worker, worker
     encoder = deployment(
@@ -104,14 +106,14 @@ def _pools(
         num_replicas=settings.encoder.replicas,
         # Windows queue inside the replica by deadline, so Serve's own queue must stay shallow.
         max_ongoing_requests=4 * (settings.encoder.max_batch or DEEPEST_BATCH),
-        **_replica_options(gpus),
+        **encoder_options,
     ).bind(settings, build)
     decoder = deployment(
         DecoderWorker,
         name=f"decoder{suffix}",
         num_replicas=settings.decoder.replicas,
         max_ongoing_requests=settings.decoder.max_waiting + settings.decoder.max_batch,
-        **_replica_options(placement.gpus_for(settings.decoder.device)),
+        **_replica_options(placement.gpus_of(settings.decoder), settings.decoder.node_labels),
     ).bind(settings, build)
     return encoder, decoder
 
@@ -132,12 +134,15 @@ def deployment_suffixes(models: Iterable[str]) -> list[str]:
     return found or [""]
 
 
-def _replica_options(gpus: float) -> dict[str, Any]:
+def _replica_options(
+    gpus: float, node_labels: Mapping[str, str], cpus: float = 0.0
+) -> dict[str, Any]:
     """Options that all deployments share. A CPU worker claims no core: roles share them."""
     return {
         "ray_actor_options": {
-            "num_cpus": 0,
+            "num_cpus": cpus,
             "num_gpus": gpus,
+            "label_selector": dict(node_labels),
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}},
         },
         "health_check_period_s": HEALTH_PERIOD_S,

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from cluster.errors import ConfigurationError
-from cluster.settings import Device, Settings
+from cluster.settings import DecoderSettings, EncoderSettings, Settings
 
 MPS_DIRECTORY = "/tmp/nvidia-mps"
 
@@ -42,9 +42,11 @@ class Placement:
         share = f", {self.gpus:g} GPU for each worker" if self.gpus else ""
         return f"{self.kind} ({self.reason}{share})"
 
-    def gpus_for(self, device: Device) -> float:
-        """What a worker of this setting asks Ray for."""
-        return 0.0 if device == "cpu" else self.gpus
+    def gpus_of(self, role: EncoderSettings | DecoderSettings) -> float:
+        """What a worker of this role asks Ray for."""
+        if role.gpus is not None:
+            return role.gpus
+        return 0.0 if role.device == "cpu" else self.gpus
 
 
 def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:

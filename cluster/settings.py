@@ -46,6 +46,7 @@ def _as_tuple(value: Any) -> Any:
 
 
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Labels = Mapping[str, str]
 
 
 class _Frozen(BaseModel):
@@ -75,6 +76,10 @@ class RouterSettings(_Frozen):
         (), description="web origins whose pages may call the API, or '*'; empty: none"
     )
     replicas: int = Field(1, ge=1, description="router replicas")
+    cpus: float = Field(0.0, ge=0, description="of its node, that each replica claims from Ray")
+    node_labels: Labels = Field(
+        {}, description="Ray's labels of the nodes to run on: LABEL: VALUE; empty: any node"
+    )
     max_upload_bytes: int = Field(26_214_400, ge=1, description="largest upload, in bytes")
     max_audio_s: float = Field(4 * 3600.0, gt=0, description="longest audio, in seconds")
     min_audio_s: float = Field(0.1, ge=0, description="shortest audio, in seconds")
@@ -101,6 +106,12 @@ class EncoderSettings(_Frozen):
     """One encoder worker."""
 
     replicas: int = Field(1, ge=1, description="encoder workers")
+    gpus: float | None = Field(
+        None, ge=0, description="of each worker, perhaps a part of one; unset: as many as there are"
+    )
+    node_labels: Labels = Field(
+        {}, description="Ray's labels of the nodes to run on: LABEL: VALUE; empty: any node"
+    )
     device: Device = Field("auto", description="auto, cpu or cuda")
     dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8")
     max_batch: int = Field(0, ge=0, description="windows in one encoder batch; 0: by device")
@@ -115,6 +126,12 @@ class DecoderSettings(_Frozen):
     """One decoder worker."""
 
     replicas: int = Field(1, ge=1, description="decoder workers")
+    gpus: float | None = Field(
+        None, ge=0, description="of each worker, perhaps a part of one; unset: as many as there are"
+    )
+    node_labels: Labels = Field(
+        {}, description="Ray's labels of the nodes to run on: LABEL: VALUE; empty: any node"
+    )
     device: Device = Field("auto", description="auto, cpu or cuda")
     dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8")
     max_batch: int = Field(16, ge=1, description="sequences in one decode step")
@@ -269,8 +286,17 @@ def load_settings(
         _merge(merged, _read_yaml(file))
     _merge(merged, _from_environ(os.environ if environ is None else environ))
     _merge(merged, _without_none(flags or {}))
+    return checked(merged)
+
+
+def checked(fields: Mapping[str, Any]) -> Settings:
+    """Settings from plain fields.
+
+    Raises:
+        ConfigurationError: names the field, what came and what is allowed.
+    """
     try:
-        return Settings.model_validate(merged)
+        return Settings.model_validate(fields)
     except ValidationError as error:
         raise ConfigurationError(_explain(error)) from error
 

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.errors import ConfigurationError
 from cluster.placement import Machine, mps_runs, place
-from cluster.settings import load_settings
+from cluster.settings import DecoderSettings, EncoderSettings, load_settings
 
 CPU = Machine(0, False, True)
 ONE_GPU = Machine(1, False, True)
@@ -43,8 +43,9 @@ def test_the_rules(machine: Machine, flags: dict[str, Any], kind: str, gpus: flo
     placement = place(load_settings(None, flags, environ={}), machine)
     assert (placement.kind, placement.gpus) == (kind, gpus)
     assert str(placement).startswith(f"{kind} (")
-    assert placement.gpus_for("cpu") == 0
-    assert placement.gpus_for("auto") == gpus
+    assert placement.gpus_of(EncoderSettings(device="cpu")) == 0
+    assert placement.gpus_of(EncoderSettings()) == gpus
+    assert placement.gpus_of(DecoderSettings(gpus=0.25)) == 0.25
 
 
 @pytest.mark.parametrize(
