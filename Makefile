@@ -19,7 +19,7 @@ help:
 	@echo "make format           rewrite files as 'make check' wants them"
 	@echo "make demo-model       train the bundled checkpoint again (hours; needs espeak-ng and flite)"
 	@echo "make demo-model-eval  measure the bundled checkpoint (needs espeak-ng and flite)"
-	@echo "make wheel            build dist/splitscribe-*.whl"
+	@echo "make wheel            build dist/splitscribe-*.whl, which the hosts of a cluster install"
 
 install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
@@ -63,7 +63,9 @@ demo-model-eval: install
 	$(BIN)/python -m cluster.demo.evaluate
 
 wheel: install
+	@rm -f dist/splitscribe-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps -w dist .
+	@cp constraints.txt dist/
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from cluster.errors import SplitscribeError
+from cluster.operate.config_commands import config
 from cluster.settings import Settings, load_settings
 from cluster.transcribe.command import transcribe
 from cluster.transcribe.flags import WhisperCommand
@@ -71,7 +72,9 @@ def serve(
             help="'demo' (bundled, the default), a folder, or a Hub id", metavar="MODEL"
         ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML file with settings")] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config", help="YAML file with settings")
+    ] = None,
     host: Annotated[str | None, typer.Option(help="address to bind [127.0.0.1]")] = None,
     port: Annotated[int | None, typer.Option(help="port to bind [8000]; 0: a free one")] = None,
     encoders: Annotated[int | None, typer.Option(help="encoder workers [1]")] = None,
@@ -102,7 +105,7 @@ def serve(
     """
     both = {"device": device, "dtype": dtype}
     settings = load_settings(
-        config,
+        config_file,
         {
             "model": model,
             "placement": placement,
@@ -123,6 +126,7 @@ def serve(
 
 
 app.command(cls=WhisperCommand)(transcribe)
+app.add_typer(config)
 
 
 @app.command()

@@ -73,9 +73,23 @@ def resolve_settings(settings: Settings, address: str | None = None) -> Settings
         ConfigurationError: the port is taken, the file of API keys cannot be read, or routers
             that may be on any machine of a cluster are to listen themselves.
     """
+    port = settings.router.port or _free_port(settings.router.host)
+    _check_port(settings.router.host, port)
+    return resolved(
+        settings,
+        cluster_key=settings.cluster_key or secrets.token_hex(32),
+        port=port,
+        listener=_listener(settings.router.listener, address),
+    )
+
+
+def resolved(settings: Settings, *, cluster_key: str, port: int, listener: Listener) -> Settings:
+    """`settings` with these, with the API keys of their file, and with models' folders absolute.
+
+    Raises:
+        ConfigurationError: the file of API keys cannot be read.
+    """
     router = settings.router
-    port = router.port or _free_port(router.host)
-    _check_port(router.host, port)
     keys = router.api_key
     if router.api_key_file is not None:
         keys = (*keys, *read_api_keys(router.api_key_file))
@@ -87,11 +101,11 @@ def resolve_settings(settings: Settings, address: str | None = None) -> Settings
         update={
             "model": _absolute(settings.model),
             "models": models,
-            "cluster_key": settings.cluster_key or secrets.token_hex(32),
+            "cluster_key": cluster_key,
             "router": router.model_copy(
                 update={
                     "port": port,
-                    "listener": _listener(router.listener, address),
+                    "listener": listener,
                     "api_key": keys,
                     "api_key_file": None,
                 }

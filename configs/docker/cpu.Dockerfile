@@ -1,0 +1,41 @@
+# splitscribe on CPUs. Build where the wheel is:
+#
+#   make wheel
+#   splitscribe config show docker/cpu > Dockerfile
+#   docker build -t splitscribe:cpu .
+#   docker run --rm --shm-size=2g -p 8000:8000 splitscribe:cpu
+#
+# One container serves by itself; on Kubernetes the same image is every node (splitscribe config
+# show kuberay). Shared memory of 64 MB, Docker's default, is too small for Ray and for KV.
+FROM python:3.12-slim-bookworm
+
+# The CPU build of torch; pip takes everything else from PyPI.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# What KubeRay's probes and Ray's dashboard call.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends wget procps \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --create-home --uid 1000 ray
+
+COPY dist/splitscribe-*.whl dist/constraints.txt /tmp/wheel/
+RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
+        -c /tmp/wheel/constraints.txt /tmp/wheel/splitscribe-*.whl \
+    && rm -rf /tmp/wheel
+
+USER ray
+WORKDIR /home/ray
+# As `splitscribe config env` prints it; a test keeps the two equal.
+ENV RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
+    RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH=268435456 \
+    RAY_SERVE_PROXY_USE_GRPC=1 \
+    RAY_SERVE_ENABLE_DIRECT_INGRESS=0 \
+    RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=1 \
+    RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE=1 \
+    OMP_WAIT_POLICY=PASSIVE \
+    RAY_DEDUP_LOGS=0 \
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0 \
+    RAY_USAGE_STATS_ENABLED=0 \
+    TOKENIZERS_PARALLELISM=false
+EXPOSE 8000
+HEALTHCHECK --start-period=120s --interval=10s CMD wget -q -O /dev/null http://127.0.0.1:8000/health
+CMD ["splitscribe", "serve", "--host", "0.0.0.0"]

@@ -1,0 +1,43 @@
+# splitscribe on NVIDIA GPUs. Build where the wheel is:
+#
+#   make wheel
+#   splitscribe config show docker/cuda > Dockerfile
+#   docker build -t splitscribe:cuda .
+#   docker run --rm --gpus all --shm-size=8g -p 8000:8000 splitscribe:cuda \
+#       splitscribe serve openai/whisper-large-v3 --host 0.0.0.0
+#
+# The host brings the driver (NVIDIA's container toolkit), torch's wheel the CUDA libraries, the
+# image the compiler that flashinfer needs for kernels that it has not built yet. For RDMA also:
+# --network host --ulimit memlock=-1 --device /dev/infiniband
+FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
+
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends python3 python3-venv wget procps ibverbs-providers librdmacm1 \
+    && rm -rf /var/lib/apt/lists/* \
+    && userdel --remove ubuntu \
+    && useradd --create-home --uid 1000 ray \
+    && python3 -m venv /opt/splitscribe
+
+ENV PATH=/opt/splitscribe/bin:$PATH
+COPY dist/splitscribe-*.whl dist/constraints.txt /tmp/wheel/
+RUN pip install --no-cache-dir -c /tmp/wheel/constraints.txt \
+        "$(ls /tmp/wheel/splitscribe-*.whl)[gpu]" \
+    && rm -rf /tmp/wheel
+
+USER ray
+WORKDIR /home/ray
+# As `splitscribe config env` prints it; a test keeps the two equal.
+ENV RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
+    RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH=268435456 \
+    RAY_SERVE_PROXY_USE_GRPC=1 \
+    RAY_SERVE_ENABLE_DIRECT_INGRESS=0 \
+    RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S=1 \
+    RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE=1 \
+    OMP_WAIT_POLICY=PASSIVE \
+    RAY_DEDUP_LOGS=0 \
+    RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO=0 \
+    RAY_USAGE_STATS_ENABLED=0 \
+    TOKENIZERS_PARALLELISM=false
+EXPOSE 8000
+HEALTHCHECK --start-period=300s --interval=10s CMD wget -q -O /dev/null http://127.0.0.1:8000/health
+CMD ["splitscribe", "serve", "--host", "0.0.0.0"]
