@@ -5,6 +5,7 @@ They are files under `configs/`, named by their path without its ending: "cluste
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from pathlib import Path
 from cluster.build import package_root
 from cluster.errors import ConfigurationError
 
-ENDINGS = (".yaml", ".Dockerfile")
+ENDINGS = (".yaml", ".Dockerfile", ".json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +57,9 @@ def shipped_config(name: str) -> ShippedConfig:
 
 
 def _about(file: Path) -> str:
-    """ "# One thing, for X: more.\\n# Next." -> "One thing, for X: more." """
+    """The first sentence of the comment at its top; of JSON, which has none, its title."""
+    if file.suffix == ".json":
+        return f"Grafana dashboard {json.loads(file.read_text())['title']!r}"
     lines = []
     for line in file.read_text().splitlines():
         if not line.startswith("#") or line == "#":

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from cluster.shipped import shell_environment, shipped_config, shipped_configs
 
@@ -24,7 +25,7 @@ def list_configs() -> None:
     """Tell which configurations are shipped."""
     table = Table(box=None, padding=(0, 2), show_header=False)
     for one in shipped_configs():
-        table.add_row(one.name, one.about)
+        table.add_row(Text(one.name), Text(one.about))
     Console(highlight=False).print(table)
 
 
