@@ -2,7 +2,11 @@
 
 Modules log through `logging.getLogger(__name__)` and know nothing of this. The request id comes
 from the context of the running task, or from `extra={"request_id": ...}` where a thread serves
-many requests at once. Other items of `extra` are printed as well.
+many requests at once. Other items of `extra` are printed as well, but for those of `told`, which
+the message says already: they are for JSON alone.
+
+What a client sent is in no line. A bug's own words may quote it, so a process that sees what
+clients send (the router) logs an unexpected exception's class and place, and not its message.
 """
 
 from __future__ import annotations
@@ -10,11 +14,14 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal, TextIO
+
+from cluster.errors import SplitscribeError
 
 PACKAGES = ("cluster", "router", "encoder_worker", "decoder_worker")
 NO_REQUEST = "-"
@@ -30,6 +37,7 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {
     "replica",
     "taskName",
     "color_message",
+    "told",
 }
 
 
@@ -48,12 +56,19 @@ def current_request_id() -> str:
     return _request_id.get()
 
 
+def told(request_id: str | None = None, **fields: object) -> dict[str, object]:
+    """`extra` of a line: what its message says, again as fields: window, attempt, peer, figures."""
+    named = {} if request_id is None else {"request_id": request_id}
+    return {**named, "told": fields}
+
+
 def configure_logging(
     level: str,
     *,
     role: str,
     replica: str,
     encoding: LogEncoding = "plain",
+    quotes: bool = True,
     stream: TextIO | None = None,
 ) -> None:
     """Send the log lines of our packages to `stream` (stderr); calling it again replaces it.
@@ -65,11 +80,12 @@ def configure_logging(
         role: "router", "encoder", "decoder", or what else this process is.
         replica: its name among its like.
         encoding: one readable line, or one JSON object, per record.
+        quotes: log what unexpected exceptions say, which may be a piece of somebody's request.
         stream: where to.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if encoding == "json" else PlainFormatter())
-    handler.addFilter(_Stamp(role, replica))
+    handler.addFilter(_Stamp(role, replica, quotes))
     for package in PACKAGES:
         logger = logging.getLogger(package)
         logger.handlers = [handler]
@@ -103,6 +119,7 @@ class JsonFormatter(logging.Formatter):
             "request_id": _of(record, "request_id"),
             "logger": record.name,
             "message": record.getMessage(),
+            **getattr(record, "told", {}),
             **_extras(record),
         }
         if trace := _trace(self, record):
@@ -111,10 +128,14 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Stamp(logging.Filter):
-    """Adds request id, role and replica to each record."""
+    """Adds request id, role and replica to each record; takes out what must not be quoted.
 
-    def __init__(self, role: str, replica: str) -> None:
+    Of the handlers ours is the first, so that the others (Serve's file) get the same.
+    """
+
+    def __init__(self, role: str, replica: str, quotes: bool) -> None:
         super().__init__()
+        self._quotes = quotes
         self._role = role
         self._replica = replica
 
@@ -123,6 +144,10 @@ class _Stamp(logging.Filter):
         record.replica = self._replica
         if not hasattr(record, "request_id"):
             record.request_id = _request_id.get()
+        if record.exc_info and not self._quotes:
+            error = record.exc_info[1]
+            record.exc_text = "\n".join(_unquoted(error)) if error is not None else None
+            record.exc_info = None
         return True
 
 
@@ -140,8 +165,24 @@ def _extras(record: logging.LogRecord) -> dict[str, Any]:
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
     parts = []
+    if record.exc_text and not record.exc_info:
+        parts.append(record.exc_text)
     if record.exc_info:
         parts.append(formatter.formatException(record.exc_info))
     if record.stack_info:
         parts.append(formatter.formatStack(record.stack_info))
     return "\n".join(parts)
+
+
+def _unquoted(error: BaseException) -> list[str]:
+    """An exception, what caused it and what it holds: classes and places, and our own words."""
+    lines = []
+    if (cause := error.__cause__ or error.__context__) is not None:
+        lines += [*_unquoted(cause), "", "which led to:", ""]
+    lines += [line.rstrip("\n") for line in traceback.format_tb(error.__traceback__)]
+    ours = isinstance(error, SplitscribeError) and error.status >= 500
+    lines.append(f"{type(error).__qualname__}{f': {error}' if ours else ''}")
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            lines += ["", "in it:", "", *_unquoted(inner)]
+    return lines

@@ -35,7 +35,14 @@ def start_replica(
     """
     check_distribution(build)
     name = f"{role}-{_serve_id()}-{os.getpid()}"
-    configure_logging(settings.log_level, role=role, replica=name, stream=sys.__stderr__)
+    configure_logging(
+        settings.log_level,
+        role=role,
+        replica=name,
+        encoding=settings.log_format,
+        quotes=role != "router",
+        stream=sys.__stderr__,
+    )
     for package in PACKAGES:  # Serve's log file too: it is the one that the dashboard shows
         for handler in logging.getLogger("ray.serve").handlers:
             logging.getLogger(package).addHandler(handler)

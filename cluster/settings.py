@@ -200,6 +200,9 @@ class Settings(_Frozen):
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
         "INFO", description="DEBUG, INFO, WARNING or ERROR"
     )
+    log_format: Literal["plain", "json"] = Field(
+        "plain", description="a log line: plain, or one JSON object"
+    )
     router: RouterSettings = RouterSettings()
     encoder: EncoderSettings = EncoderSettings()
     decoder: DecoderSettings = DecoderSettings()

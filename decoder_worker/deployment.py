@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator
+from dataclasses import asdict
 
 from cluster.errors import WorkerError
 from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.handoff import make_handoff_importer
-from cluster.logs import request_scope
+from cluster.logs import request_scope, told
 from cluster.messages import DecodeRequest, DecodeResult, SampledToken, WorkerStatus
 from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
@@ -56,7 +57,7 @@ class DecoderWorker:
         """Pull one window's KV and decode it; cancelling the call frees what it holds."""
         with request_scope(request.request_id):
             result = await asyncio.wrap_future(self._engine.submit(request))
-            self._record(result)
+            self._record(request, result)
             return result
 
     async def decode_stream(
@@ -81,7 +82,7 @@ class DecoderWorker:
                     if submitted.done() and sampled.empty():
                         break
                 result = await asyncio.wrap_future(submitted)
-                self._record(result)
+                self._record(request, result)
                 yield result
             finally:
                 submitted.cancel()
@@ -114,7 +115,7 @@ class DecoderWorker:
         """Serve's hook on shutdown."""
         await self.shut_down()
 
-    def _record(self, result: DecodeResult) -> None:
+    def _record(self, request: DecodeRequest, result: DecodeResult) -> None:
         timings, record = result.timings, self._recorder
         transport = timings.transport
         record.add("splitscribe_tokens_total", len(result.tokens))
@@ -128,13 +129,23 @@ class DecoderWorker:
         if timings.steps:
             record.observe("splitscribe_decode_step_seconds", timings.decode_s / timings.steps)
         logger.info(
-            "window %d decoded: %d tokens in %d steps, KV in %.1f ms, %.0f ms in queue, %.0f ms",
+            "window %d decoded at attempt %d: %d tokens in %d steps, KV from %s in %.1f ms, "
+            "%.0f ms in queue, %.0f ms",
             result.window,
+            request.attempt,
             len(result.tokens),
             timings.steps,
+            request.handle.agent,
             1000 * timings.transfer_s,
             1000 * timings.queue_s,
             1000 * (timings.prefill_s + timings.decode_s),
+            extra=told(
+                window=result.window,
+                attempt=request.attempt,
+                peer=request.handle.agent,
+                tokens=len(result.tokens),
+                **asdict(timings),
+            ),
         )
 
     def _report(self) -> None:

@@ -13,7 +13,7 @@ from collections import Counter
 from cluster.errors import WorkerError
 from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.handoff import make_exporters
-from cluster.logs import request_scope
+from cluster.logs import request_scope, told
 from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest, WorkerStatus
 from cluster.metrics import ENCODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
@@ -59,13 +59,24 @@ class EncoderWorker:
         """Encode one window; cancelling the call takes it out of the queue."""
         with request_scope(request.request_id):
             reply = await self._reply(request)
+            timings, audio_s = reply.timings, request.n_samples / SAMPLE_RATE
             logger.info(
-                "window %d encoded: %.1f s of audio, batch of %d, %.0f ms in queue, %.0f ms",
+                "window %d encoded at attempt %d: %.1f s of audio, batch of %d, "
+                "%.0f ms in queue, %.0f ms",
                 request.window,
-                request.n_samples / SAMPLE_RATE,
-                reply.timings.batch_size,
-                1000 * reply.timings.queue_s,
-                1000 * reply.timings.encode_s,
+                request.attempt,
+                audio_s,
+                timings.batch_size,
+                1000 * timings.queue_s,
+                1000 * timings.encode_s,
+                extra=told(
+                    window=request.window,
+                    attempt=request.attempt,
+                    audio_s=audio_s,
+                    batch=timings.batch_size,
+                    queue_s=timings.queue_s,
+                    encode_s=timings.encode_s,
+                ),
             )
             return reply
 

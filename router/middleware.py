@@ -26,6 +26,10 @@ MAX_REQUEST_ID = 128  # characters
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=-]")
 
 
+class AnswerBrokenError(Exception):
+    """An answer whose status was sent cannot be finished; the line before says why."""
+
+
 class RequestMiddleware:
     """Wraps the application; `echo_request_id` is False where a proxy adds the header itself."""
 
@@ -60,7 +64,9 @@ class RequestMiddleware:
                 logger.exception("%s %s failed", scope["method"], scope["path"])
                 note_error(scope, UnexpectedError(request_id))
                 if status:
-                    raise  # the server cuts the connection, so that nobody takes it for whole
+                    # The server cuts the connection, so that nobody takes it for whole; what it
+                    # logs of this must not say more than our own line.
+                    raise AnswerBrokenError from None
                 await error_response(UnexpectedError(request_id))(scope, receive, send_stamped)
             finally:
                 if status and scope["path"].startswith(API_PREFIX):

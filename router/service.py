@@ -13,13 +13,13 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from fastapi import Request, Response
 
-from cluster.logs import current_request_id
+from cluster.logs import current_request_id, told
 from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
 from router.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest
@@ -159,6 +159,7 @@ class TranscriptionService:
             result.transcript.duration_s,
             time.monotonic() - job.started_s,
             result.timings.windows,
+            extra=told(duration_s=result.transcript.duration_s, **asdict(result.timings)),
         )
         return result
 

@@ -26,6 +26,7 @@ from cluster.errors import (
     WorkerError,
     WorkerGoneError,
 )
+from cluster.logs import told
 from cluster.messages import (
     SAMPLE_RATE,
     CrossKVHandle,
@@ -44,6 +45,7 @@ from router.seams import RequestContext, StageTimings
 
 logger = logging.getLogger(__name__)
 
+NO_PEER = "nobody"
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 2.0
 FRAMES_PER_S = 100  # mel frames
@@ -155,7 +157,7 @@ class WindowPath:
                     f"while window {audio.index} was in the cluster"
                 ) from error
             except OverloadedError:
-                self._note_retry(audio, "full")
+                self._note_retry(run, audio, handle, "full")
             except (
                 KVLostError,
                 SequenceFailedError,
@@ -163,9 +165,9 @@ class WindowPath:
                 WorkerDrainingError,
             ) as error:
                 failures += 1
+                self._note_retry(run, audio, handle, type(error).__name__, str(error))
                 if isinstance(error, KVLostError | SequenceFailedError):
                     handle = None  # encode again
-                self._note_retry(audio, type(error).__name__, str(error))
                 if failures >= self._settings.max_attempts:
                     raise _given_up(error, failures) from error
             await asyncio.sleep(min(backoff_s, run.remaining_s()) * random.uniform(0.5, 1.0))
@@ -221,10 +223,27 @@ class WindowPath:
         hop_s = time.monotonic() - called_s - worked_s
         self._recorder.observe("splitscribe_hop_seconds", max(0.0, hop_s), role=role)
 
-    def _note_retry(self, audio: WindowAudio, reason: str, what: str = "") -> None:
+    def _note_retry(
+        self,
+        run: RequestRun,
+        audio: WindowAudio,
+        handle: CrossKVHandle | None,
+        reason: str,
+        what: str = "",
+    ) -> None:
+        """handle: of the encoder's answer, if it had come that far."""
         self._recorder.add("splitscribe_window_retries_total", reason=reason)
-        level = logging.DEBUG if reason == "full" else logging.WARNING
-        logger.log(level, "window %d is tried again: %s %s", audio.index, reason, what)
+        peer = handle.agent if handle is not None else NO_PEER
+        logger.log(
+            logging.DEBUG if reason == "full" else logging.WARNING,
+            "window %d is tried again after attempt %d, encoded by %s: %s %s",
+            audio.index,
+            run.encodes,
+            peer,
+            reason,
+            what,
+            extra=told(window=audio.index, attempt=run.encodes, peer=peer, reason=reason),
+        )
 
 
 class ToldTokens:

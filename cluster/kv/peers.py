@@ -16,6 +16,7 @@ from typing import TypeVar
 from cluster.errors import PeerLostError, WorkerError
 from cluster.kv.reads import Ledger, Peer
 from cluster.kv.wire import Wire, release_message, renewal_messages
+from cluster.logs import told
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +56,9 @@ class Peers:
             return operation()
         except PeerLostError as error:
             if not peer.lost:
-                logger.warning("lost encoder %s: %s", peer.agent, error)
+                logger.warning(
+                    "lost encoder %s: %s", peer.agent, error, extra=told(peer=peer.agent)
+                )
             peer.lost = True
             self._ledger.lose(peer.agent)
             self.remove_if_lost(peer)

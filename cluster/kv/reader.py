@@ -28,6 +28,7 @@ from cluster.kv.reads import Fetch, Ledger, Peer, Read
 from cluster.kv.tally import Tally
 from cluster.kv.transfer import FetchStats
 from cluster.kv.wire import Wire, read_message, spans
+from cluster.logs import told
 from cluster.messages import CrossKVHandle
 
 logger = logging.getLogger(__name__)
@@ -73,7 +74,12 @@ class Reader:
         try:
             self._peer_of(handle)
         except WorkerError as error:  # the fetch will meet it again and report it
-            logger.warning("cannot connect to %s: %s", handle.agent, error)
+            logger.warning(
+                "cannot connect to %s: %s",
+                handle.agent,
+                error,
+                extra=told(handle.request_id, window=handle.window, peer=handle.agent),
+            )
 
     def start(self, fetch: Fetch) -> None:
         """Post the payload's read."""
@@ -190,7 +196,10 @@ class Reader:
         read.overdue = True
         read.peer.overdue += 1
         self._ledger.suspect(read.peer.agent, True)
-        logger.warning("a READ from %s is overdue: the peer is suspect", read.peer.agent)
+        peer = read.peer.agent
+        logger.warning(
+            "a READ from %s is overdue: the peer is suspect", peer, extra=told(peer=peer)
+        )
         if read.fetch is not None:
             self._pool.quarantine(read.fetch.pages)
             self._fail(

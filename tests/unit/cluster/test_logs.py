@@ -10,7 +10,17 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.logs import PACKAGES, configure_logging, current_request_id, request_scope
+from cluster.errors import KVLostError
+from cluster.logs import (
+    PACKAGES,
+    LogEncoding,
+    configure_logging,
+    current_request_id,
+    request_scope,
+    told,
+)
+
+SECRET = "-".join(("not", "for", "logs"))  # a traceback's lines of code would hold it whole
 
 
 @pytest.fixture(autouse=True)
@@ -49,6 +59,48 @@ def test_json_lines_with_tracebacks() -> None:
     assert (line["role"], line["replica"], line["request_id"]) == ("decoder", "d", "req_9")
     assert (line["level"], line["step"]) == ("ERROR", 4)
     assert line["exception"].endswith("RuntimeError: broken")
+
+
+def test_what_the_message_says_is_said_again_in_json_alone() -> None:
+    extra = told("req_3", window=2, attempt=1, peer="encoder-a")
+    for encoding in ("plain", "json"):
+        stream = io.StringIO()
+        configure_logging("INFO", role="d", replica="d", encoding=encoding, stream=stream)
+        logging.getLogger("decoder_worker").info("window %d of %s", 2, "encoder-a", extra=extra)
+        line = stream.getvalue().strip()
+        if encoding == "plain":
+            assert line.endswith("req_3 decoder_worker: window 2 of encoder-a")
+        else:
+            fields = json.loads(line)
+            assert (fields["window"], fields["attempt"], fields["peer"]) == (2, 1, "encoder-a")
+            assert "told" not in fields
+
+
+@pytest.mark.parametrize("encoding", ["plain", "json"])
+def test_a_bug_is_logged_without_what_it_quotes(encoding: LogEncoding) -> None:
+    """Every class and place of the chain, and our own words, but no foreign message; and what
+    other handlers of the logger write is no more.
+    """
+    stream, other = io.StringIO(), io.StringIO()
+    configure_logging(
+        "INFO", role="router", replica="r", encoding=encoding, quotes=False, stream=stream
+    )
+    serves_file = logging.StreamHandler(other)
+    logging.getLogger("router").addHandler(serves_file)
+    try:
+        try:
+            try:
+                int(SECRET)
+            except ValueError as error:
+                raise KVLostError("the page is gone") from error
+        except KVLostError as error:
+            raise ExceptionGroup(SECRET, [error, KeyError(SECRET)]) from None
+    except ExceptionGroup:
+        logging.getLogger("router").exception("a request failed")
+    for written in (stream.getvalue(), other.getvalue()):
+        assert SECRET not in written
+        assert all(name in written for name in ("ValueError", "KVLostError: the page is gone"))
+        assert "test_a_bug_is_logged" in written
 
 
 def test_configuring_again_replaces() -> None:
