@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-gpu check format demo-model demo-model-eval wheel clean
+.PHONY: help install demo test test-slow test-gpu check format audit demo-model demo-model-eval wheel clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make test             the fast test suite"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
 	@echo "make check            format, lint, types, import rules"
 	@echo "make format           rewrite files as 'make check' wants them"
+	@echo "make audit            compare constraints.txt with public advisories (needs the network)"
 	@echo "make demo-model       train the bundled checkpoint again (hours; needs espeak-ng and flite)"
 	@echo "make demo-model-eval  measure the bundled checkpoint (needs espeak-ng and flite)"
 	@echo "make wheel            build dist/splitscribe-*.whl, which the hosts of a cluster install"
@@ -51,6 +52,10 @@ check: install
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+audit: install
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
+	$(BIN)/python -m pip_audit --no-deps --disable-pip -r constraints.txt
 
 SPEECH_TOOLS = $(foreach tool,espeak-ng flite,command -v $(tool) >/dev/null || { echo "$(tool) is missing: apt-get install espeak-ng flite"; exit 1; };)
 

@@ -1,0 +1,134 @@
+"""What comes from outside is never unpickled: it stays bytes, whatever it looks like."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.build import PACKAGES, package_root
+from cluster.demo.samples import sample_path
+from cluster.kv.layout import KVLayout
+from cluster.kv.memory import MemoryExporter
+from tests.e2e.in_process import in_process_server
+
+UNSAFE_MODULES = frozenset(("pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal"))
+UNSAFE_CALLS = frozenset(("eval", "exec", "compile", "__import__"))
+
+_loaded: list[str] | None = None
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if event == "pickle.find_class" and _loaded is not None:
+        _loaded.append(".".join(map(str, args)))
+
+
+@contextmanager
+def unpickling_noted() -> Iterator[list[str]]:
+    """What any thread of this process unpickles by name while it is open."""
+    global _loaded
+    if not getattr(sys, "_splitscribe_hooked", False):
+        sys.addaudithook(_hook)  # there is no way back, so it is quiet outside of the context
+        sys._splitscribe_hooked = True  # type: ignore[attr-defined]
+    _loaded = noted = []
+    try:
+        yield noted
+    finally:
+        _loaded = None
+
+
+class Trap:
+    """Makes a file when it is unpickled."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.marker,)
+
+
+def test_the_trap_and_the_watch_work(tmp_path: Path) -> None:
+    with unpickling_noted() as noted:
+        pickle.loads(pickle.dumps(Trap(tmp_path / "sprung")))
+    assert (tmp_path / "sprung").exists()
+    assert noted
+
+
+def test_pickles_in_every_part_of_a_request_stay_bytes(tmp_path: Path) -> None:
+    """In the upload, its name, every field, the headers and the path; the next request is well."""
+    marker = tmp_path / "sprung"
+    trap = pickle.dumps(Trap(marker))
+    text = pickle.dumps(Trap(marker), protocol=0).decode("latin-1")
+    fields = (
+        "model",
+        "language",
+        "prompt",
+        "response_format",
+        "hotwords",
+        "chunking_strategy",
+        "x",
+    )
+    with in_process_server() as url, httpx.Client(base_url=url, timeout=60) as client:
+        path = "/v1/audio/transcriptions"
+        form = {"model": "whisper-1", "language": "en"}
+        good = {"file": ("short.flac", sample_path("short").read_bytes())}
+        with unpickling_noted() as noted:
+            answers = [
+                client.post(path, data=form, files={"file": ("a.wav", trap)}),
+                client.post(path, data=form, files={"file": ("a.npy", b"\x93NUMPY" + trap)}),
+                client.post(path, data=form, files={"file": (text, trap, text.split()[0])}),
+                client.post(path, content=trap, headers={"content-type": "application/x-pickle"}),
+                client.post(path, headers={"x-request-id": text.split()[0]}, content=trap),
+                *(client.post(path, data={**form, name: text}, files=good) for name in fields),
+            ]
+            assert client.post(path, data=form, files=good).status_code == 200
+    # A prompt may be any text; whatever else came was refused.
+    assert {answer.status_code for answer in answers} <= {200, 400, 404, 413, 415, 422}
+    assert sum(answer.status_code == 200 for answer in answers) <= 2
+    assert noted == []
+    assert not marker.exists()
+
+
+def test_a_pickle_among_notifications_is_counted_and_dropped(tmp_path: Path) -> None:
+    marker = tmp_path / "sprung"
+    exporter = MemoryExporter(KVLayout("m", 1, 1, 4, 10, 5, "float32"), 4, cluster_key=b"key")
+    try:
+        with unpickling_noted() as noted:
+            exporter.handle_notifications([pickle.dumps(Trap(marker))])
+    finally:
+        exporter.close()
+    assert exporter.refused() == {"malformed": 1, "unknown_lease": 0}
+    assert noted == []
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_module_of_ours_can_run_what_it_reads(package: str) -> None:
+    """No pickle, no eval, no torch.load without `weights_only`, no yaml but the safe one."""
+    for file in sorted((package_root() / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text())):
+            where = f"{file}:{getattr(node, 'lineno', 0)}"
+            if isinstance(node, ast.Import):
+                assert not UNSAFE_MODULES & {name.name.split(".")[0] for name in node.names}, where
+            elif isinstance(node, ast.ImportFrom):
+                assert (node.module or "").split(".")[0] not in UNSAFE_MODULES, where
+            elif isinstance(node, ast.Call):
+                _check_call(node, where)
+
+
+def _check_call(node: ast.Call, where: str) -> None:
+    called = ast.unparse(node.func)
+    given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
+    assert called not in UNSAFE_CALLS, where
+    assert called not in ("yaml.load", "yaml.unsafe_load", "yaml.full_load"), where
+    assert called != "torch.load" or given.get("weights_only") == "True", where
+    assert given.get("allow_pickle", "False") == "False", where
+    assert given.get("trust_remote_code", "False") == "False", where
+    assert given.get("shell", "False") == "False", where
