@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from importlib.resources import as_file
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from cluster.build import package_root
 from cluster.metrics import DECODER_METRICS, MetricSpec, Recorder
 from tests.observability import (
     FOLDER,
@@ -162,3 +164,15 @@ def test_a_counter_follows_a_total_that_somebody_else_counts() -> None:
         recorder.total(name, layout, reason="layout")
     of = {"signature": {"reason": "signature"}, "layout": {"reason": "layout"}}
     assert counted == [(2, of["signature"]), (1, of["layout"]), (3, of["signature"])]
+
+
+def test_the_runbook_has_each_alert_once_and_in_order() -> None:
+    book = (package_root() / "configs" / "RUNBOOK.md").read_text()
+    sections = re.findall(r"^## (Splitscribe\w+)$", book, re.MULTILINE)
+    assert sections == [rule["alert"] for rule in rules() if "alert" in rule]
+    titles = {panel["title"] for panel in dashboard()["panels"]}
+    for section in book.split("\n## ")[2:]:
+        assert "- Look" in section, section
+        assert "o: " in section, section
+    named = set(re.findall(r"(?<!\*)\*([A-Z][\w ,]+)\*", book))
+    assert named - {"Serve", "Cluster", "Actors", "Logs"} <= titles
