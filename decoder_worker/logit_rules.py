@@ -71,11 +71,14 @@ class LogitRules:
         max_initial_timestamp: int | None,
         device: torch.device | str,
     ) -> None:
-        """max_initial_timestamp: highest index that the first timestamp may have."""
+        """max_initial_timestamp: highest index that the first timestamp may have.
+
+        suppressed: float32 [n_vocab], added to logits; begin: int64, added to it at first.
+        """
         special = tokenizer.special
         self.eot = special.eot
         self.timestamp_begin = special.timestamp_begin
-        self._no_timestamps = special.no_timestamps
+        self.no_timestamps = special.no_timestamps
         prompt_only = (
             *(special.sot, special.sot_prev, special.sot_lm),
             *(special.transcribe, special.translate, special.no_speech),
@@ -83,14 +86,12 @@ class LogitRules:
         suppressed = torch.zeros(tokenizer.n_vocab)
         suppressed[[*tokenizer.suppress_tokens, *prompt_only]] = NEVER
         suppressed[special.timestamp_end + 1 :] = NEVER  # rows that pad the embedding
-        self._suppressed = suppressed.to(device)
-        self._begin = torch.tensor(
-            tokenizer.begin_suppress_tokens, dtype=torch.int64, device=device
-        )
+        self.suppressed = suppressed.to(device)
+        self.begin = torch.tensor(tokenizer.begin_suppress_tokens, dtype=torch.int64, device=device)
         n_stamps = tokenizer.n_vocab - special.timestamp_begin
         self._stamps = torch.arange(n_stamps, device=device)
-        limit = n_stamps if max_initial_timestamp is None else max_initial_timestamp
-        self._late = self._stamps > limit  # too late for a first timestamp
+        self.latest_first = n_stamps if max_initial_timestamp is None else max_initial_timestamp
+        self._late = self._stamps > self.latest_first  # too late for a first timestamp
 
     def apply(self, logits: Tensor, history: History) -> Tensor:
         """Set what may not be sampled to -inf, in place.
@@ -103,8 +104,8 @@ class LogitRules:
             `logits`.
         """
         first = history.n_sampled == 0
-        logits += self._suppressed
-        logits[:, self._begin] = logits[:, self._begin].masked_fill_(first[:, None], NEVER)
+        logits += self.suppressed
+        logits[:, self.begin] = logits[:, self.begin].masked_fill_(first[:, None], NEVER)
         self._apply_grammar(logits, history, first)
         return logits
 
@@ -118,7 +119,7 @@ class LogitRules:
             logits[:, self.eot : self.timestamp_begin],
             logits[:, self.timestamp_begin :],
         )
-        logits[:, self._no_timestamps].masked_fill_(timed, NEVER)
+        logits[:, self.no_timestamps].masked_fill_(timed, NEVER)
 
         # A segment's first timestamp may repeat the last one's end; its own end must be later.
         lowest = history.last_timestamp + (~ends_segment).long()

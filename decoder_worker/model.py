@@ -3,22 +3,33 @@
 Rows are tokens of any sequences, in any stage; which rows belong together only the attention
 backend knows, from its plan. Cross-attention has queries only: its keys and values were projected
 by the encoder worker and lie in pages. Plain frozen weights, every size from the checkpoint.
+
+On a CPU the same runs with fewer passes over the rows, once `step_kernels` are built.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.jit import InBackground, as_array
 from cluster.model.layers import MLP, LayerNorm, load_qkv, stream_dtype
 from cluster.model.linear import Linear, Pack, Projection, packer
 from cluster.model.shapes import EMBED_TOKENS, decoder_shapes
 from cluster.model.weights import load_tensors, output_projection
 from decoder_worker.attention.base import AttentionBackend
+
+if TYPE_CHECKING:
+    from decoder_worker.step_kernels import StepKernels
+
+FALLBACK_ROWS = 4096  # of the vocabulary at a time, while there are no kernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +67,34 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
+class HalfHead:
+    """Logits of a CPU that computes in bfloat16: sums in float32 over weights in float16.
+
+    Half of what float32 reads, and float16 keeps of these weights 8 times more than bfloat16.
+    weight float16 [n_vocab, n_text_state].
+    """
+
+    weight: Tensor
+    kernels: InBackground[StepKernels]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x float32 [n, n_text_state] -> float32 [n, n_vocab]."""
+        if kernels := self.kernels.get():
+            out = torch.empty(len(x), len(self.weight))
+            bits = self.weight.view(torch.uint16).numpy()
+            kernels.logits(as_array(x.contiguous()), bits, as_array(out))
+            return out
+        begins = range(0, len(self.weight), FALLBACK_ROWS)
+        parts = (self.weight[begin : begin + FALLBACK_ROWS].float() for begin in begins)
+        return torch.cat([x @ part.t() for part in parts], 1)
+
+
+@dataclass(frozen=True, slots=True)
 class TextDecoder:
     """embed_tokens [n_vocab, n_text_state]; embed_positions [n_text_ctx, n_text_state].
 
-    projection: what turns states into logits, the token embedding itself where they are tied.
+    head: what turns states into logits, the token embedding itself where they are tied.
+    kernels: of a CPU; None on a GPU.
     """
 
     n_head: int
@@ -67,7 +102,8 @@ class TextDecoder:
     embed_positions: Tensor
     layers: tuple[DecoderLayer, ...]
     norm: LayerNorm
-    projection: Projection
+    head: Callable[[Tensor], Tensor]
+    kernels: InBackground[StepKernels] | None
 
     @classmethod
     def load(
@@ -86,20 +122,20 @@ class TextDecoder:
             CheckpointError: a tensor is missing or has another shape than config.json says.
         """
         dims = checkpoint.dims
-        projection = output_projection(checkpoint)
-        shapes = decoder_shapes(dims) | {projection: (dims.n_vocab, dims.n_text_state)}
+        shapes = decoder_shapes(dims)
         tensors = load_tensors(checkpoint, shapes, dtype, device)
-        stream = stream_dtype(device, dtype)
-        head = load_tensors(checkpoint, {projection: shapes[projection]}, stream, device)
         pack = packer(device, dtype, int8=int8)
-        pack_head = packer(device, stream, int8=int8)
+        kernels = None
+        if torch.device(device).type == "cpu":
+            kernels = InBackground("decoder step", partial(_build_kernels, dtype))
         return cls(
             n_head=dims.n_text_head,
             embed_tokens=tensors[EMBED_TOKENS],
             embed_positions=tensors["decoder.embed_positions.weight"],
             layers=tuple(DecoderLayer.load(tensors, i, pack) for i in range(dims.n_text_layer)),
             norm=LayerNorm.load(tensors, "decoder.layer_norm"),
-            projection=pack_head(Linear(head[projection], None)),
+            head=_load_head(checkpoint, dtype, device, int8, kernels),
+            kernels=kernels,
         )
 
     def __call__(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
@@ -113,10 +149,55 @@ class TextDecoder:
         """
         x = self.embed_tokens[tokens] + self.embed_positions[positions]
         x = x.to(self.norm.weight.dtype)
+        if self.kernels is not None and (kernels := self.kernels.get()):
+            return self._run(x, attention, kernels)
         for index, layer in enumerate(self.layers):
             x = layer(index, x, self.n_head, attention)
         return self.norm.unrounded(x)
 
     def logits(self, states: Tensor) -> Tensor:
         """states [n, n_text_state] -> float32 [n, n_vocab]."""
-        return self.projection(states).float()
+        return self.head(states).float()
+
+    def _run(self, x: Tensor, attention: AttentionBackend, kernels: StepKernels) -> Tensor:
+        """The layers over embedded rows x, float32 [n_tokens, n_text_state], which it changes."""
+        stream, n, n_head = as_array(x), len(x), self.n_head
+        normed = self.layers[0].self_norm(x)
+        rows = as_array(normed)
+        for index, layer in enumerate(self.layers):
+            q, k, v = layer.self_qkv(normed).view(n, 3, n_head, -1).unbind(1)
+            delta = layer.self_out(attention.self_attention(index, q, k, v).flatten(1))
+            kernels.add_norm(stream, as_array(delta), *layer.cross_norm.arrays, rows)
+            q = layer.cross_q(normed).view(n, n_head, -1)
+            delta = layer.cross_out(attention.cross_attention(index, q).flatten(1))
+            kernels.add_norm(stream, as_array(delta), *layer.mlp.norm.arrays, rows)
+            delta = layer.mlp.fc2(layer.mlp.fc1.gelu(normed))
+            if index + 1 < len(self.layers):
+                norm = self.layers[index + 1].self_norm
+            else:
+                norm, rows = self.norm, as_array(normed := torch.empty_like(x))
+            kernels.add_norm(stream, as_array(delta), *norm.arrays, rows)
+        return normed
+
+
+def _load_head(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    int8: bool,
+    kernels: InBackground[StepKernels] | None,
+) -> Callable[[Tensor], Tensor]:
+    name, stream = output_projection(checkpoint), stream_dtype(device, dtype)
+    halves = kernels is not None and dtype == torch.bfloat16 and not int8
+    shape = (checkpoint.dims.n_vocab, checkpoint.dims.n_text_state)
+    kept = torch.float16 if halves else stream
+    weight = load_tensors(checkpoint, {name: shape}, kept, device)[name]
+    if halves and kernels is not None:
+        return HalfHead(weight, kernels)
+    return packer(device, stream, int8=int8)(Linear(weight, None))
+
+
+def _build_kernels(dtype: torch.dtype) -> StepKernels:
+    from decoder_worker.step_kernels import build
+
+    return build(np.uint16 if dtype == torch.bfloat16 else np.float32)

@@ -120,7 +120,7 @@ class ModelRunner:
         limit = MAX_INITIAL_TIMESTAMP if listed is None else int(listed)
         self._slots = SlotTable(n_slots, self._device)
         self._rules = LogitRules(tokenizer, limit, self._device)
-        sampler = Sampler(self._rules, self._slots)
+        sampler = Sampler(self._rules, self._slots, model.kernels)
         self.step = DecodeStep(model, sampler, self._slots, tokenizer.special.no_speech)
         self._aligner = Aligner(
             checkpoint, tokenizer, model, self._attention, cross_pool, self_pool
@@ -242,8 +242,9 @@ class ModelRunner:
         states = self._forward(fed)
         begins = list(accumulate((len(f.tokens) for f in fed), initial=0))
         sots = [begin + s.prompt.sot for begin, s in zip(begins[:-1], sequences, strict=True)]
-        no_speech = self.step.no_speech_probs(model.logits(states[self._indices(sots)]))
-        logits = model.logits(states[self._indices([end - 1 for end in begins[1:]])])
+        lasts = [end - 1 for end in begins[1:]]
+        both = model.logits(states[self._indices([*sots, *lasts])])  # one pass over its weights
+        no_speech, logits = self.step.no_speech_probs(both[: len(fed)]), both[len(fed) :]
         repeats = [len(s.live) for s in sequences]
         if max(repeats) > 1:
             sources = self._indices([i for i, n in enumerate(repeats) for _ in range(n)])

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from decoder_worker.logit_rules import NO_TIMESTAMP, History
 
-# Columns of the table. The first six are what a step writes.
+# Columns of the table. The first six are what a step writes; `step_kernels` has them too.
 _TOKEN, _POSITION, _N_SAMPLED, _LAST_TIMESTAMP, _LAST_IS, _BEFORE_IS = range(6)
 _TIMED, _LIMIT, _NOISE_KEY = range(6, 9)
 _N_COLUMNS = 9
@@ -55,14 +55,17 @@ class SlotRows:
 
 
 class SlotTable:
-    """One row of integers and a temperature for each of `n_slots` slots and the inert one."""
+    """One row of integers and a temperature for each of `n_slots` slots and the inert one.
+
+    table: int64 [n_slots + 1, columns].
+    """
 
     def __init__(self, n_slots: int, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self.inert = n_slots
         empty = [0] * _N_COLUMNS
         empty[_BEFORE_IS], empty[_LAST_TIMESTAMP] = 1, NO_TIMESTAMP
-        self._table = torch.tensor([empty] * (n_slots + 1), device=device)
+        self.table = torch.tensor([empty] * (n_slots + 1), device=device)
         self._temperature = torch.zeros(n_slots + 1, dtype=torch.float32, device=device)
 
     def load(
@@ -81,13 +84,13 @@ class SlotTable:
         rows = [_row(*each, timestamp_begin) for each in begun]
         index = upload(slots, torch.int64, self.device)
         flat = upload([value for row in rows for value in row], torch.int64, self.device)
-        self._table.index_copy_(0, index, flat.view(len(rows), _N_COLUMNS))
+        self.table.index_copy_(0, index, flat.view(len(rows), _N_COLUMNS))
         temperatures = [each.temperature for each in options]
         self._temperature.index_copy_(0, index, upload(temperatures, torch.float32, self.device))
 
     def rows(self, index: Tensor) -> SlotRows:
         """A copy of some slots; index int64 [n], the inert one any number of times."""
-        values = self._table[index]
+        values = self.table[index]
         columns = values.unbind(1)
         last_is, before_is, timed = values[:, _LAST_IS : _TIMED + 1].bool().unbind(1)
         return SlotRows(
@@ -122,7 +125,7 @@ class SlotTable:
             after.last_is_timestamp.long(),
             after.before_is_timestamp.long(),
         )
-        self._table[:, : len(columns)].index_copy_(0, rows.index, torch.stack(columns, 1))
+        self.table[:, : len(columns)].index_copy_(0, rows.index, torch.stack(columns, 1))
 
 
 def _row(

@@ -152,8 +152,7 @@ class _Window:
             self._sink(normed, begin)
 
     def _add_norm(self, x: Any, delta: Tensor, norm: LayerNorm, out: Tensor) -> None:
-        weight, bias = as_array(norm.weight), as_array(norm.bias)
-        self._kernels.add_norm(x, as_array(delta), weight, bias, as_array(out))
+        self._kernels.add_norm(x, as_array(delta), *norm.arrays, as_array(out))
 
 
 def attend(kernels: TeamKernels, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -14,19 +14,14 @@ import numpy as np
 from numba import int32, njit
 
 from cluster.model.jit_math import LOG2_E, bfloat16_bits, exp2, number, stored
-from cluster.model.layers import LAYER_NORM_EPS
-
-_EPS = np.float32(LAYER_NORM_EPS)
-# Sums in any order, and no promise that leaves NaN undefined: a window of NaN must not look well.
-_SUMS = {"reassoc", "contract", "arcp", "nsz"}
+from cluster.model.jit_rows import SUMS, add_norm
 
 
 @dataclass(frozen=True, slots=True)
 class TeamKernels:
     """`own` stands for the dtype that the encoder computes in: float32, or bfloat16 as uint16.
 
-    add_norm(x, delta, weight, bias, out): x += delta, then out = LayerNorm(x). x float32 [n, d],
-        delta and out own [n, d], weight and bias float32 [d].
+    add_norm: `cluster.model.jit_rows`.
     split(qkv, begin, q, k, v, key_sums): rows [n, 3 * d] of positions from `begin` on to
         q [H, n, Dh], k and v [H, T, Dh], all own; key_sums float32 [d] = the sums of k's rows.
     centre(k, begin, end, mean): k [H, begin:end, Dh] -= mean, float32 [d].
@@ -43,28 +38,7 @@ class TeamKernels:
     join: Callable[..., None]
 
 
-@njit(fastmath=_SUMS, nogil=True, cache=True)
-def _add_norm(x: Any, delta: Any, weight: Any, bias: Any, out: Any) -> None:
-    n, d = x.shape
-    share = np.float32(1) / np.float32(d)
-    for r in range(n):
-        row, added, normed = x[r], delta[r], out[r]
-        total = np.float32(0)
-        for c in range(d):
-            value = row[c] + number(added[c])
-            row[c] = value
-            total += value
-        mean = total * share
-        squares = np.float32(0)
-        for c in range(d):
-            off = row[c] - mean
-            squares += off * off
-        inverse = np.float32(1) / np.sqrt(squares * share + _EPS)
-        for c in range(d):
-            normed[c] = stored((row[c] - mean) * inverse * weight[c] + bias[c], normed[c])
-
-
-@njit(fastmath=_SUMS, nogil=True, cache=True)
+@njit(fastmath=SUMS, nogil=True, cache=True)
 def _split(qkv: Any, begin: Any, q: Any, k: Any, v: Any, key_sums: Any) -> None:
     n_head, n, head_dim = q.shape
     d = n_head * head_dim
@@ -82,7 +56,7 @@ def _split(qkv: Any, begin: Any, q: Any, k: Any, v: Any, key_sums: Any) -> None:
                 v[h, begin + r, c] = qkv[r, 2 * d + first + c]
 
 
-@njit(fastmath=_SUMS, nogil=True, cache=True)
+@njit(fastmath=SUMS, nogil=True, cache=True)
 def _centre(k: Any, begin: Any, end: Any, mean: Any) -> None:
     n_head, _, head_dim = k.shape
     for h in range(n_head):
@@ -112,7 +86,7 @@ def _softmax(scores: Any, inverse_sums: Any, log2_scale: Any) -> None:
         inverse_sums[r] = np.float32(1) / total
 
 
-@njit(fastmath=_SUMS, nogil=True, cache=True)
+@njit(fastmath=SUMS, nogil=True, cache=True)
 def _join(mixed: Any, inverse_sums: Any, first_head: Any, out: Any) -> None:
     n_head, n, head_dim = mixed.shape
     for h in range(n_head):
@@ -127,10 +101,10 @@ def build(own: Any) -> TeamKernels:
     """Compile (or load) the kernels; `own` is uint16 or float32."""
     plain, row = np.zeros(4, np.float32), np.zeros((1, 4), own)
     heads = np.zeros((1, 1, 4), own)
-    _add_norm(np.zeros((1, 4), np.float32), row, plain, plain, row.copy())
+    add_norm(np.zeros((1, 4), np.float32), row, plain, plain, row.copy())
     _split(np.zeros((1, 12), own), 0, heads, heads.copy(), heads.copy(), plain)
     _centre(heads, 0, 1, plain)
     _join(heads, plain, 0, row)
     if own is np.uint16:
         _softmax(row, plain, np.float32(LOG2_E))
-    return TeamKernels(_add_norm, _split, _centre, _softmax, _join)
+    return TeamKernels(add_norm, _split, _centre, _softmax, _join)

@@ -75,3 +75,13 @@ def exp2(x: Any) -> Any:
     p = p * part + np.float32(0.6931468)
     p = p * part + np.float32(1.0)
     return p * _as_float(uint32((whole + int32(127)) << int32(23)))
+
+
+@intrinsic
+def half_number(_context: Any, _bits: Any) -> Any:
+    """float32 of the bits of a float16, held as uint16."""
+
+    def extend(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), extend

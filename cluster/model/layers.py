@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,6 +42,11 @@ class LayerNorm:
         weight, bias = tensors[f"{prefix}.weight"], tensors[f"{prefix}.bias"]
         stream = stream_dtype(weight.device, weight.dtype)
         return cls(weight.to(stream), bias.to(stream), weight.dtype)
+
+    @property
+    def arrays(self) -> tuple[Any, Any]:
+        """weight, bias as NumPy arrays on the same memory; of a CPU."""
+        return self.weight.numpy(), self.bias.numpy()
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.unrounded(x).to(self.dtype)
