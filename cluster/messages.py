@@ -45,6 +45,7 @@ class EncodeRequest:
 
     pcm: int16 [n_samples], 16 kHz mono, 1 <= n_samples <= WINDOW_SAMPLES (unpadded); with
         `file_mel` its context comes on top, at most MEL_CONTEXT_SAMPLES on each side.
+    traceparent: W3C Trace Context of the caller's span; empty where nothing is traced.
     """
 
     request_id: str
@@ -53,6 +54,7 @@ class EncodeRequest:
     pcm: NDArray[np.int16]
     remaining_s: float
     file_mel: FileMel | None = None
+    traceparent: str = ""
 
     @property
     def n_samples(self) -> int:
@@ -174,6 +176,7 @@ class DecodeRequest:
     """One window's KV handle and options on its way to a decoder.
 
     content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
+    traceparent: as in `EncodeRequest`.
     """
 
     request_id: str
@@ -183,6 +186,7 @@ class DecodeRequest:
     options: DecodeOptions
     remaining_s: float
     content_frames: int = 3000
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,6 +203,18 @@ class Settings(_Frozen):
     log_format: Literal["plain", "json"] = Field(
         "plain", description="a log line: plain, or one JSON object"
     )
+    otel_endpoint: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="where traces go by OTLP over HTTP, such as http://collector:4318; "
+        "default: nothing is traced",
+    )
+    otel_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of the requests traced, where clients do not say",
+    )
     router: RouterSettings = RouterSettings()
     encoder: EncoderSettings = EncoderSettings()
     decoder: DecoderSettings = DecoderSettings()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
 
@@ -21,6 +22,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
 from cluster.replica import gpu_share, report_each_second, start_replica
 from cluster.settings import Settings
+from cluster.tracing import Span, make_tracer
 from decoder_worker.engine import DecoderEngine
 from decoder_worker.memory import sized
 
@@ -48,6 +50,7 @@ class DecoderWorker:
         )
         self._engine = DecoderEngine(checkpoint, self._importer, role)
         self._model = checkpoint.name
+        self._tracer = make_tracer(settings, "decoder", self._name)
         self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
         logger.info(
             "ready: %s on %s, KV by %s", self._model, self._device, self._importer.transport
@@ -55,9 +58,11 @@ class DecoderWorker:
 
     async def decode(self, request: DecodeRequest) -> DecodeResult:
         """Pull one window's KV and decode it; cancelling the call frees what it holds."""
-        with request_scope(request.request_id):
+        with request_scope(request.request_id), self._span(request) as span:
+            arrived_s = time.monotonic()
             result = await asyncio.wrap_future(self._engine.submit(request))
             self._record(request, result)
+            tell_stages(span, request, result, arrived_s)
             return result
 
     async def decode_stream(
@@ -70,7 +75,8 @@ class DecoderWorker:
         def tell(token: SampledToken | None) -> None:  # on the engine's thread
             loop.call_soon_threadsafe(sampled.put_nowait, token)
 
-        with request_scope(request.request_id):
+        with request_scope(request.request_id), self._span(request) as span:
+            arrived_s = time.monotonic()
             submitted = self._engine.submit(request, tell)
             submitted.add_done_callback(lambda _: tell(None))
             try:
@@ -83,6 +89,7 @@ class DecoderWorker:
                         break
                 result = await asyncio.wrap_future(submitted)
                 self._record(request, result)
+                tell_stages(span, request, result, arrived_s)
                 yield result
             finally:
                 submitted.cancel()
@@ -110,10 +117,21 @@ class DecoderWorker:
             logger.warning("shutting down with sequences unfinished")
         await asyncio.to_thread(self._engine.close)
         await asyncio.to_thread(self._importer.close)
+        await asyncio.to_thread(self._tracer.close)
 
     async def __del__(self) -> None:
         """Serve's hook on shutdown."""
         await self.shut_down()
+
+    def _span(self, request: DecodeRequest) -> Span:
+        return self._tracer.span(
+            "decoder",
+            request.traceparent,
+            "server",
+            window=request.window,
+            attempt=request.attempt,
+            replica=self._name,
+        )
 
     def _record(self, request: DecodeRequest, result: DecodeResult) -> None:
         timings, record = result.timings, self._recorder
@@ -162,3 +180,25 @@ class DecoderWorker:
         recorder.total("splitscribe_failed_sequences_total", stats.failed)
         for reason, total in self._importer.refused().items():
             recorder.total("splitscribe_refused_handles_total", total, reason=reason)
+
+
+def tell_stages(span: Span, request: DecodeRequest, result: DecodeResult, arrived_s: float) -> None:
+    """What the sequence, which has just ended, spent its time on; `arrived_s` is monotonic.
+
+    Between the KV's arrival and the prompts it waited for the batch to begin a step.
+    """
+    timings, now_s = result.timings, time.monotonic()
+    span.stage("decoder queue", arrived_s, timings.queue_s)
+    span.stage(
+        "KV transfer",
+        arrived_s + timings.queue_s,
+        timings.transfer_s,
+        peer=request.handle.agent,
+        transport=timings.transport,
+        bytes=timings.transfer_bytes,
+        payload=request.handle.payload,
+    )
+    decode_began_s = now_s - timings.decode_s
+    span.stage("prefill", decode_began_s - timings.prefill_s, timings.prefill_s)
+    tokens = len(result.tokens)
+    span.stage("decode", decode_began_s, timings.decode_s, steps=timings.steps, tokens=tokens)

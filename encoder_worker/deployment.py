@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter
 
 from cluster.errors import WorkerError
@@ -20,6 +21,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
 from cluster.replica import gpu_share, report_each_second, start_replica
 from cluster.settings import Settings
+from cluster.tracing import Span, make_tracer
 from encoder_worker.engine import EncoderEngine
 from encoder_worker.memory import sized
 
@@ -50,6 +52,7 @@ class EncoderWorker:
             checkpoint, self._exporters[0], role, self._recorder, *self._exporters[1:]
         )
         self._model = checkpoint.name
+        self._tracer = make_tracer(settings, "encoder", self._name)
         self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
         logger.info(
             "ready: %s on %s, KV by %s", self._model, self._device, self._exporters[0].transport
@@ -57,7 +60,8 @@ class EncoderWorker:
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         """Encode one window; cancelling the call takes it out of the queue."""
-        with request_scope(request.request_id):
+        with request_scope(request.request_id), self._span(request) as span:
+            arrived_s = time.monotonic()
             reply = await self._reply(request)
             timings, audio_s = reply.timings, request.n_samples / SAMPLE_RATE
             logger.info(
@@ -78,7 +82,20 @@ class EncoderWorker:
                     encode_s=timings.encode_s,
                 ),
             )
+            span.stage("encoder queue", arrived_s, timings.queue_s)
+            begun_s = arrived_s + timings.queue_s
+            span.stage("encode batch", begun_s, timings.encode_s, windows=timings.batch_size)
             return reply
+
+    def _span(self, request: EncodeRequest) -> Span:
+        return self._tracer.span(
+            "encoder",
+            request.traceparent,
+            "server",
+            window=request.window,
+            attempt=request.attempt,
+            replica=self._name,
+        )
 
     async def _reply(self, request: EncodeRequest) -> EncodeReply:
         future = self._engine.submit(request)
@@ -114,6 +131,7 @@ class EncoderWorker:
         await asyncio.to_thread(self._engine.close)
         for exporter in self._exporters:
             await asyncio.to_thread(exporter.close)
+        await asyncio.to_thread(self._tracer.close)
 
     async def __del__(self) -> None:
         """Serve's hook on shutdown."""

@@ -20,6 +20,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.replica import start_replica
 from cluster.settings import RouterSettings, Settings
+from cluster.tracing import NO_TRACER, Tracer, make_tracer
 from router.audio import AudioPool
 from router.clients import ServePool
 from router.listener import HttpListener
@@ -41,8 +42,9 @@ class Router:
         decoders: Mapping[str, Any],
     ) -> None:
         """`encoders`, `decoders`: handles by the names of `settings.by_model()`."""
-        _, recorder = start_replica("router", settings, build, ROUTER_METRICS)
+        replica, recorder = start_replica("router", settings, build, ROUTER_METRICS)
         self._recorder = recorder
+        self._tracer = make_tracer(settings, "router", replica)
         self._settings = settings
         self._audio = AudioPool(settings.router)
         await self._audio.start()
@@ -57,11 +59,14 @@ class Router:
                 settings.router,
                 recorder,
                 dims=checkpoint.dims,
+                tracer=self._tracer,
             )
             models.append(served_model(settings, name, pipeline))
             logger.info("ready: model %s as %s", checkpoint.name, name)
         self._registry = ModelRegistry(models)
-        self._listener = await open_listener(self._registry, settings.router, recorder)
+        self._listener = await open_listener(
+            self._registry, settings.router, recorder, self._tracer
+        )
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
@@ -69,22 +74,32 @@ class Router:
             self._listener.check()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return proxied_app(self._registry, self._settings.router, self._recorder)
+        return proxied_app(self._registry, self._settings.router, self._recorder, self._tracer)
 
     async def __del__(self) -> None:
         if hasattr(self, "_listener") and self._listener is not None:
             await self._listener.close()
         if hasattr(self, "_audio"):
             await self._audio.close()
+        if hasattr(self, "_tracer"):
+            await asyncio.to_thread(self._tracer.close)
 
 
-def proxied_app(registry: ModelRegistry, settings: RouterSettings, recorder: Recorder) -> FastAPI:
+def proxied_app(
+    registry: ModelRegistry,
+    settings: RouterSettings,
+    recorder: Recorder,
+    tracer: Tracer = NO_TRACER,
+) -> FastAPI:
     """The application behind Serve's proxy, which names requests itself."""
-    return create_app(registry, settings, recorder=recorder, echo_request_id=False)
+    return create_app(registry, settings, recorder=recorder, tracer=tracer, echo_request_id=False)
 
 
 async def open_listener(
-    registry: ModelRegistry, settings: RouterSettings, recorder: Recorder
+    registry: ModelRegistry,
+    settings: RouterSettings,
+    recorder: Recorder,
+    tracer: Tracer = NO_TRACER,
 ) -> HttpListener | None:
     """Serve HTTP from this replica; None where Serve's proxy does.
 
@@ -94,7 +109,7 @@ async def open_listener(
     if settings.listener != "router":
         return None
     try:
-        app = create_app(registry, settings, recorder=recorder)
+        app = create_app(registry, settings, recorder=recorder, tracer=tracer)
         return await HttpListener.open(app, settings.host, settings.port)
     except OSError as error:
         raise ConfigurationError(

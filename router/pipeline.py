@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from cluster.model.checkpoint import HOP_LENGTH
 from cluster.model.dims import ModelDims
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
+from cluster.tracing import NO_TRACER, Tracer
 from router.audio import AudioStream, WholeAudio
 from router.clients import DecoderClient, EncoderClient
 from router.context import TextContext
@@ -57,6 +59,7 @@ class TranscriptionPipeline:
         recorder: Recorder | None = None,
         *,
         dims: ModelDims,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._audio = audio
         self._encoders = encoders
@@ -65,7 +68,7 @@ class TranscriptionPipeline:
         self._dims = dims
         self._settings = settings
         self._recorder = recorder or silent_recorder(ROUTER_METRICS)
-        self._path = WindowPath(encoders, decoders, settings, self._recorder)
+        self._path = WindowPath(encoders, decoders, settings, self._recorder, tracer)
 
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
@@ -87,6 +90,7 @@ class TranscriptionPipeline:
     async def _transcribe_parallel(
         self, upload: Path, params: TranscriptionParams, run: RequestRun
     ) -> PipelineResult:
+        opened_s = time.monotonic()
         builder = TranscriptBuilder(self.tokenizer)
         context, options = run.context, self._options(params)
         work = ParallelRun(
@@ -108,7 +112,7 @@ class TranscriptionPipeline:
                 context.expect_audio(stream.expected_s)
             await work.decode_all(stream, self._settings.max_windows_in_flight)
         context.found_audio(stream.duration_s)
-        self._record_audio(stream)
+        self._record_audio(stream, run, opened_s)
         transcript = builder.finish(
             duration_s=stream.duration_s, task=params.task, language=work.options.language
         )
@@ -117,7 +121,7 @@ class TranscriptionPipeline:
     async def _transcribe_sequential(
         self, upload: Path, params: TranscriptionParams, run: RequestRun
     ) -> PipelineResult:
-        context = run.context
+        context, opened_s = run.context, time.monotonic()
         async with self._audio.open_whole(
             upload,
             request_id=context.request_id,
@@ -127,7 +131,7 @@ class TranscriptionPipeline:
             if audio.expected_s is not None:
                 context.expect_audio(audio.expected_s)
             await audio.load(context.found_audio)
-            self._record_audio(audio)
+            self._record_audio(audio, run, opened_s)
             options = replace(self._options(params), gates=replace(params.gates, keep="last"))
             seeker = self._seeker(params, options, audio.n_samples // HOP_LENGTH)
             work = SequentialRun(
@@ -164,7 +168,10 @@ class TranscriptionPipeline:
             carried=params.sequential.carry_initial_prompt,
         )
 
-    def _record_audio(self, audio: AudioStream | WholeAudio) -> None:
+    def _record_audio(
+        self, audio: AudioStream | WholeAudio, run: RequestRun, opened_s: float
+    ) -> None:
+        run.context.span.stage("audio", opened_s, audio.decode_s, audio_s=audio.duration_s)
         self._recorder.add("splitscribe_audio_seconds_total", audio.duration_s)
         self._recorder.observe("splitscribe_audio_decode_seconds", audio.decode_s)
 

@@ -24,6 +24,7 @@ from starlette.middleware.cors import CORSMiddleware
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.replica import report_each_second
 from cluster.settings import RouterSettings
+from cluster.tracing import NO_TRACER, Tracer
 from router.admission import Admission
 from router.envelope import install_error_handlers
 from router.forms import parse_transcription, parse_translation
@@ -63,6 +64,7 @@ def create_app(
     settings: RouterSettings,
     *,
     recorder: Recorder | None = None,
+    tracer: Tracer = NO_TRACER,
     echo_request_id: bool = True,
     spool_dir: Path | None = None,
     heartbeat_s: float = HEARTBEAT_S,
@@ -73,6 +75,7 @@ def create_app(
         registry: what clients may ask for, and the pipelines that do the work.
         settings: limits, deadlines, API keys, origins.
         recorder: counts the answers.
+        tracer: begins a trace for each.
         echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` to every
             answer itself (twice would join to one wrong id).
         spool_dir: where uploads wait; default: the system's folder for temporary files.
@@ -98,6 +101,7 @@ def create_app(
     app.add_middleware(
         RequestMiddleware,
         recorder=recorder,
+        tracer=tracer,
         echo_request_id=echo_request_id,
     )
     if settings.cors_origins:  # outermost, so that a browser can read errors too

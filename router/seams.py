@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from cluster.messages import WorkerStatus
+from cluster.tracing import NO_SPAN, Span
 from router.gather import Segment, TokenLogprob, Transcript
 from router.schemas import TranscriptionParams
 
@@ -106,6 +107,7 @@ class RequestContext:
     audio_s: float = 0.0
     started_s: float = field(default_factory=time.monotonic)
     finished_s: float = 0.0
+    span: Span = NO_SPAN  # of the whole request
     on_progress: Callable[[float, float], None] | None = None  # told (finished_s, audio_s)
     on_update: Callable[[Update], None] | None = None  # told, in order, what is certain
 

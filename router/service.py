@@ -27,6 +27,7 @@ from router.formats import render
 from router.forms import requested_model
 from router.gather import TokenLogprob
 from router.keys import KeyRing
+from router.middleware import request_span
 from router.models import ModelRegistry
 from router.schemas import TranscriptionParams
 from router.seams import Pipeline, PipelineResult, RequestContext, StageTimings
@@ -116,6 +117,7 @@ class TranscriptionService:
         )
         upload_s = time.monotonic() - started_s
         self._recorder.observe("splitscribe_upload_seconds", upload_s)
+        request_span(request.scope).stage("upload", started_s, upload_s, bytes=form.size_bytes)
         model = self._registry.find(requested_model(form.fields))
         params = parse(form.fields, model.languages)
         share.expect(form.size_bytes / BYTES_PER_AUDIO_S)
@@ -166,6 +168,7 @@ class TranscriptionService:
     def _context_fields(self, job: _Job) -> dict[str, Any]:
         return {
             "request_id": current_request_id(),
+            "span": request_span(job.request.scope),
             "ledger": job.share,
             "min_deadline_s": self._settings.min_deadline_s,
             "deadline_factor": self._settings.deadline_factor,

@@ -40,6 +40,7 @@ from cluster.messages import (
 )
 from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
+from cluster.tracing import NO_TRACER, Span, Tracer
 from router.clients import DecoderClient, EncoderClient, OnToken
 from router.seams import RequestContext, StageTimings
 
@@ -116,11 +117,13 @@ class WindowPath:
         decoders: DecoderClient,
         settings: RouterSettings,
         recorder: Recorder,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
         self._encoders = encoders
         self._decoders = decoders
         self._settings = settings
         self._recorder = recorder
+        self._tracer = tracer
 
     async def decode(
         self,
@@ -139,6 +142,17 @@ class WindowPath:
             OverloadedError: no worker could finish it in `max_attempts` tries.
             SplitscribeError: what no other worker would do better.
         """
+        with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
+            return await self._decode_traced(run, audio, options, on_token, span)
+
+    async def _decode_traced(
+        self,
+        run: RequestRun,
+        audio: WindowAudio,
+        options: DecodeOptions,
+        on_token: OnToken | None,
+        span: Span,
+    ) -> DecodeResult:
         handle: CrossKVHandle | None = None
         told = ToldTokens(on_token) if on_token is not None else None
         backoff_s = FIRST_BACKOFF_S
@@ -147,8 +161,8 @@ class WindowPath:
             try:
                 async with asyncio.timeout(run.remaining_s()):
                     if handle is None:
-                        handle = await self._encode(run, audio)
-                    result = await self._decode(run, audio, options, handle, told)
+                        handle = await self._encode(run, audio, span)
+                    result = await self._decode(run, audio, options, handle, told, span)
                     self._recorder.add("splitscribe_windows_total")
                     return result
             except TimeoutError as error:
@@ -158,6 +172,7 @@ class WindowPath:
                 ) from error
             except OverloadedError:
                 self._note_retry(run, audio, handle, "full")
+                span.event("retry", reason="full")
             except (
                 KVLostError,
                 SequenceFailedError,
@@ -166,6 +181,7 @@ class WindowPath:
             ) as error:
                 failures += 1
                 self._note_retry(run, audio, handle, type(error).__name__, str(error))
+                span.event("retry", reason=type(error).__name__)
                 if isinstance(error, KVLostError | SequenceFailedError):
                     handle = None  # encode again
                 if failures >= self._settings.max_attempts:
@@ -173,19 +189,23 @@ class WindowPath:
             await asyncio.sleep(min(backoff_s, run.remaining_s()) * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
-    async def _encode(self, run: RequestRun, audio: WindowAudio) -> CrossKVHandle:
+    async def _encode(self, run: RequestRun, audio: WindowAudio, span: Span) -> CrossKVHandle:
         run.encodes += 1
         called_s = time.monotonic()
-        reply = await self._encoders.encode(
-            EncodeRequest(
-                request_id=run.context.request_id,
-                window=audio.index,
-                attempt=run.encodes,
-                pcm=audio.pcm,
-                remaining_s=run.remaining_s(),
-                file_mel=audio.file_mel,
+        with self._tracer.span(
+            "call encoder", span.traceparent, "client", attempt=run.encodes
+        ) as call:
+            reply = await self._encoders.encode(
+                EncodeRequest(
+                    request_id=run.context.request_id,
+                    window=audio.index,
+                    attempt=run.encodes,
+                    pcm=audio.pcm,
+                    remaining_s=run.remaining_s(),
+                    file_mel=audio.file_mel,
+                    traceparent=call.traceparent,
+                )
             )
-        )
         run.add_encode(reply.timings)
         self._record_hop("encoder", called_s, reply.timings.queue_s + reply.timings.encode_s)
         return reply.handle
@@ -197,21 +217,26 @@ class WindowPath:
         options: DecodeOptions,
         handle: CrossKVHandle,
         told: ToldTokens | None,
+        span: Span,
     ) -> DecodeResult:
-        request = DecodeRequest(
-            request_id=run.context.request_id,
-            window=audio.index,
-            attempt=handle.attempt,
-            handle=handle,
-            options=options,
-            remaining_s=run.remaining_s(),
-            content_frames=audio.content_frames,
-        )
         called_s = time.monotonic()
-        if told is None:
-            result = await self._decoders.decode(request)
-        else:
-            result = await self._decoders.decode(request, told.begin())
+        with self._tracer.span(
+            "call decoder", span.traceparent, "client", attempt=handle.attempt
+        ) as call:
+            request = DecodeRequest(
+                request_id=run.context.request_id,
+                window=audio.index,
+                attempt=handle.attempt,
+                handle=handle,
+                options=options,
+                remaining_s=run.remaining_s(),
+                content_frames=audio.content_frames,
+                traceparent=call.traceparent,
+            )
+            if told is None:
+                result = await self._decoders.decode(request)
+            else:
+                result = await self._decoders.decode(request, told.begin())
         run.results.append(result)
         spent = result.timings
         self._record_hop(

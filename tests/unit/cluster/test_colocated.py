@@ -10,29 +10,11 @@ import torch
 
 from cluster.colocated import ColocatedWorker
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
-from cluster.metrics import silent_recorder
 from cluster.settings import load_settings
 from router.clients import ServePool
 from tests.checkpoints import cached_checkpoint
 from tests.reference import make_pcm
-
-
-@pytest.fixture
-def as_replica(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a replica asks of Serve is answered here."""
-
-    def start(role: str, settings: Any, build: str, specs: Any) -> Any:
-        return f"{role}-1", silent_recorder(specs)
-
-    for module in ("cluster.colocated", "encoder_worker.deployment", "decoder_worker.deployment"):
-        monkeypatch.setattr(f"{module}.start_replica", start)
-    for module in ("encoder_worker.deployment", "decoder_worker.deployment"):
-        monkeypatch.setattr(f"{module}.gpu_share", lambda: 1.0)
-
-
-class Worker(ColocatedWorker):
-    def __del__(self) -> None:  # type: ignore[override]
-        """Serve's hook, which Serve alone calls."""
+from tests.unit.cluster.replicas import Worker
 
 
 class Handle:
