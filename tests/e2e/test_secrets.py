@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from cluster.demo.samples import sample_path
-from tests.e2e.conftest import Server, wait_until
+from tests.e2e.conftest import Server, start_server, stop_server, wait_until
 from tests.e2e.test_metrics import metrics_addresses
 
 REQUEST_ID = f"seen-{secrets.token_hex(4)}"
@@ -42,10 +42,28 @@ def logged(server: Server) -> str:
 
 def test_no_log_holds_text_prompts_keys_or_file_names(server: Server) -> None:
     """Through good requests, refused ones and streams; each line still has its request's id."""
+    check_logs(server)
+
+
+@pytest.mark.slow
+def test_nor_at_the_level_that_tells_most(tmp_path: Path) -> None:
+    """With a key that the server knows, and lines in JSON."""
+    key = f"known{secrets.token_hex(8)}"
+    env = {"SPLITSCRIBE_LOG_FORMAT": "json", "SPLITSCRIBE_ROUTER__API_KEY": key}
+    running = start_server(tmp_path, "--log-level", "DEBUG", env=env)
+    try:
+        check_logs(running, key)
+        text = logged(running)
+    finally:
+        assert stop_server(running) == 0
+    assert key not in text + running.output()
+
+
+def check_logs(server: Server, key: str | None = None) -> None:
     word = {
         what: f"{what}{secrets.token_hex(6)}" for what in ("key", "prompt", "hot", "name", "bad")
     }
-    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=word["key"], max_retries=0)
+    client = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key or word["key"], max_retries=0)
     upload = (f"{word['name']}.flac", sample_path("medium").read_bytes())
     headers = {"x-request-id": REQUEST_ID}
     create = client.audio.transcriptions.create

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from cluster.colocated import ColocatedWorker
+from cluster.errors import DeadlineExceededError, HandleRefusedError
+from cluster.kv.exporter import Exporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
 from cluster.settings import load_settings
 from router.clients import ServePool
@@ -70,6 +73,56 @@ async def test_one_worker_encodes_decodes_streams_and_drains() -> None:
     assert (encoder.role, encoder.replica) == ("encoder", "encoder-1")
     assert (decoder.role, decoder.replica) == ("decoder", "decoder-1")
     await worker.shut_down()
+
+
+async def test_what_goes_wrong_is_counted(
+    as_replica: dict[tuple[str, ...], float],
+) -> None:
+    """A forged handle, a stray notification, a window too late, a lease that ran out, by name."""
+    settings = load_settings(
+        None,
+        {
+            "model": str(cached_checkpoint()),
+            "cluster_key": "k" * 32,
+            "encoder": {"threads": 1, "device": "cpu", "export_windows": 2},
+            "decoder": {"threads": 1, "device": "cpu", "kv_windows": 2},
+        },
+        environ={},
+    )
+    worker = Worker(settings, "build")
+    encode, decode = worker._encoder, worker._decoder
+    reply = await worker.encode(EncodeRequest("r", 0, 1, make_pcm(1.0), 30.0))
+    options = DecodeOptions(language="en", max_new_tokens=4)
+    forged = replace(reply.handle, frames=7)
+    with pytest.raises(HandleRefusedError):
+        await worker.decode(DecodeRequest("r", 0, 1, forged, options, 30.0))
+    with pytest.raises(DeadlineExceededError):
+        await worker.encode(EncodeRequest("r", 1, 1, make_pcm(1.0), -1.0))
+    with pytest.raises(DeadlineExceededError):
+        await worker.decode(DecodeRequest("r", 0, 1, reply.handle, options, -1.0))
+    (exporter,) = encode._exporters
+    assert isinstance(exporter, Exporter)
+    exporter.handle_notifications([b"nonsense", b"REL:" + b"0" * 32])
+    lost = exporter.reserve(exporter.layout.pages_per_window)
+    assert lost is not None
+    exporter._leases.lease_s = 0.0
+    exporter.publish(lost, request_id="r", window=2, attempt=1, frames=1500)
+    async with asyncio.timeout(30.0):
+        while not exporter.n_expired:  # noqa: ASYNC110 - another thread is waited for
+            await asyncio.sleep(0.01)
+    for _ in range(2):  # telling again counts nothing twice
+        encode._report()
+        decode._report()
+    await worker.shut_down()
+    expected = {
+        ("splitscribe_refused_handles_total", "signature"): 1,
+        ("splitscribe_refused_notifications_total", "malformed"): 1,
+        ("splitscribe_refused_notifications_total", "unknown_lease"): 1,
+        ("splitscribe_encoder_failed_windows_total", "expired"): 1,
+        ("splitscribe_failed_sequences_total",): 1,
+        ("splitscribe_expired_leases_total",): 1,
+    }
+    assert {name: as_replica[name] for name in expected} == expected
 
 
 @pytest.mark.gpu
