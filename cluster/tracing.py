@@ -8,6 +8,8 @@ figures and peers, and nothing that a client sent but its request id.
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 from collections.abc import Mapping
 from types import TracebackType
@@ -24,7 +26,8 @@ Kind = Literal["server", "client", "internal"]
 Attribute = str | int | float | bool
 
 SERVICE = "splitscribe"
-CLOSE_TIMEOUT_MS = 2000
+EXPORT_TIMEOUT_S = 5.0
+CLOSE_S = 2.0  # for what is left to be sent
 
 
 class Span(Protocol):
@@ -128,7 +131,10 @@ def make_tracer(settings: Settings, role: str, replica: str) -> Tracer:
         shutdown_on_exit=False,  # Serve ends replicas itself
     )
     endpoint = f"{settings.otel_endpoint.rstrip('/')}/v1/traces"
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+    exporter = OTLPSpanExporter(endpoint=endpoint, timeout=EXPORT_TIMEOUT_S)
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    # Its warnings are one for each new try; the error is the one after the last.
+    logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
     return OtelTracer(provider)
 
 
@@ -148,8 +154,10 @@ class OtelTracer:
         return _OtelSpan(self._tracer, name, parent, "server", attributes)
 
     def close(self) -> None:
-        self._provider.force_flush(CLOSE_TIMEOUT_MS)
-        self._provider.shutdown()
+        """Give up on a collector that does not answer: nobody's shutdown waits for it."""
+        closing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        closing.start()
+        closing.join(CLOSE_S)
 
 
 class _OtelSpan:

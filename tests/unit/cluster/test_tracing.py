@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,6 +69,20 @@ def test_off_by_default_it_makes_nothing() -> None:
     with NO_SPAN as span:
         span.stage("c", 0.0, 1.0)
     assert NO_SPAN.traceparent == ""
+
+
+def test_a_collector_that_is_gone_holds_nobody_up() -> None:
+    """Neither a request nor the shutdown, with many spans left to send."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    tracer = make_tracer(load_settings(None, {"otel_endpoint": url}, environ={}), "router", "r")
+    for _ in range(3000):
+        with tracer.root("request", "") as span:
+            span.stage("upload", 0.0, 0.1)
+    closing = threading.Thread(target=tracer.close)
+    closing.start()
+    closing.join(20.0)
+    assert not closing.is_alive()
 
 
 def test_children_name_their_parent_by_a_text(traced: Traced) -> None:
