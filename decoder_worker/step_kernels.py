@@ -217,11 +217,4 @@ def build(own: Any) -> StepKernels:
     _sample(
         logits, ids, np.zeros((1, 9), np.int64), logits[0].copy(), ids, marks, ids.copy(), plain
     )
-    together = on_torch_threads(_logits_together)
-
-    def run_logits(x: Any, weight: Any, out: Any) -> None:
-        import torch
-
-        (_logits_alone if torch.get_num_threads() == 1 else together)(x, weight, out)
-
-    return StepKernels(add_norm, run_logits, _sample)
+    return StepKernels(add_norm, on_torch_threads(_logits_together, _logits_alone), _sample)

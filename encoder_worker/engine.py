@@ -239,8 +239,10 @@ class EncoderEngine:
         while launched is not None:
             # The device goes on with a full batch while the host publishes this one. A batch that
             # is not full has nothing to gain from an early start: it may still grow.
+            self._fail_expired()
             full = self._forward.is_async and len(self._batcher) >= self._max_batch
-            following = self._take(self._max_batch, 0.0) if full else None
+            goes_on = full and not self._closing
+            following = self._take(self._max_batch, 0.0) if goes_on else None
             self._complete(launched)
             launched = following
 
@@ -280,7 +282,13 @@ class EncoderEngine:
 
     def _complete(self, launched: _Launched) -> None:
         """Wait for a batch and publish it."""
-        launched.ready.wait()
+        try:
+            launched.ready.wait()
+        except torch.AcceleratorError:
+            raise  # as in `_launch`
+        except Exception as error:
+            self._encode_alone(launched.exporter, launched.batch, launched.reserved, error)
+            return
         batch, now = launched.batch, time.monotonic()
         encode_s = now - max(launched.started_s, self._done_s)  # not while it stood behind another
         self._done_s = now

@@ -2,15 +2,16 @@
 
 Pages get the cross K/V of all layers or, where the decoder projects, the encoder's states. The
 computation of a batch and nothing else; who owns the pages and who waits for them is the engine's
-business. On a CPU it happens in the call, on threads of `encoder_worker.team` once that team's
-kernels are built; on a GPU the call launches it.
+business. The call launches it, on a GPU or on the threads of `encoder_worker.team`; before that
+team's kernels are built a CPU computes in the call.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +74,7 @@ class WindowEncoder:
     @property
     def is_async(self) -> bool:
         """Whether a call returns before its batch is done, so that the next can be launched."""
-        return self._stream is not None
+        return self._stream is not None or self._team is not None
 
     def prepare(self, pool: Tensor, max_batch: int) -> None:
         """On a GPU: capture the graphs that write to `pool`. Call on the thread that will call.
@@ -117,9 +118,8 @@ class WindowEncoder:
         if self._stream is None:
             mel = self._mel(windows, file_mels)
             if team := self._find_team():
-                self._encode_by_team(team, mel, projection, paged, pages)
-            else:
-                projection.write(self._encoder(mel), paged, pages)
+                return self._launch_on_team(team, mel, projection, paged, pages)
+            projection.write(self._encoder(mel), paged, pages)
             return AlreadyDone()
         self._stream.wait_stream(torch.cuda.default_stream())  # that loaded the weights
         with torch.cuda.stream(self._stream):
@@ -140,7 +140,7 @@ class WindowEncoder:
             seconds.append(time.perf_counter() - begun)
         return min(seconds)
 
-    def wait(self, timeout_s: float) -> bool:
+    def wait_until_built(self, timeout_s: float) -> bool:
         """Whether what is built in the background is there, after at most `timeout_s`."""
         return self._kernels is None or self._kernels.wait(timeout_s) is not None
 
@@ -157,21 +157,21 @@ class WindowEncoder:
             self._team = TeamEncoder(self._encoder, built, torch.get_num_threads())
         return self._team
 
-    def _encode_by_team(
+    def _launch_on_team(
         self,
         team: TeamEncoder,
         mel: Tensor,
         projection: CrossKVProjection | Unprojected,
         pool: Tensor,
         pages: Sequence[Sequence[int]],
-    ) -> None:
+    ) -> Ready:
         if isinstance(projection, CrossKVProjection) and pool.shape[3] == self._states_shape[1]:
             sinks = [partial(projection.write_rows, pool[own[0]]) for own in pages]
-            team([(mel[i : i + 1], sink) for i, sink in enumerate(sinks)])
-            return
+            return TeamReady([team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)])
         states = torch.empty(len(mel), *self._states_shape[1:], dtype=TORCH_DTYPES[self.dtype])
-        team([(mel[i : i + 1], partial(_put_rows, row)) for i, row in enumerate(states)])
-        projection.write(states, pool, pages)
+        sinks = [partial(_put_rows, row) for row in states]
+        futures = [team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)]
+        return TeamReady(futures, partial(projection.write, states, pool, pages))
 
     def _output(self, pool: Tensor) -> tuple[CrossKVProjection | Unprojected, Tensor]:
         """What turns states into what `pool` holds, and the pool as that writes to it."""
@@ -179,6 +179,22 @@ class WindowEncoder:
             return Unprojected(), as_kv_pool(pool)
         assert self._projection is not None
         return self._projection, pool
+
+
+class TeamReady:
+    """Windows on a team; `then` is called when all are encoded."""
+
+    def __init__(self, futures: list[Future[None]], then: Callable[[], None] | None = None) -> None:
+        self._futures = futures
+        self._then = then
+
+    @torch.inference_mode()
+    def wait(self) -> None:
+        wait(self._futures)  # of all, so that after an error nobody writes to any page
+        for future in self._futures:
+            future.result()
+        if self._then is not None:
+            self._then()
 
 
 def _put_rows(states: Tensor, rows: Tensor, begin: int) -> None:

@@ -1,20 +1,20 @@
-"""The encoder on a CPU's cores: rows of one window, shared out among threads.
+"""The encoder on a CPU's cores: threads that share out the rows of windows.
 
-Every thread runs single-threaded products on the rows that it takes next, and does with these rows
-all that a layer does; two barriers a layer, at which keys and values of all rows must stand, are
-all that threads wait for. A product by a thread pool's fork and join instead, a dozen each layer,
-costs a third more on two cores, and far more where another process has one of them.
+Every thread takes some rows of a window, and does with them by single-threaded products all that a
+layer does; only then, where keys and values of all rows must stand, does the window's next layer
+begin. A thread that finds nothing to do in the oldest window goes on with the next one, so cores
+idle only where one window is all there is. A product by a thread pool's fork and join instead, a
+dozen each layer, costs a third more on two cores, and far more where another process has one.
 
 A unit of rows is always computed alike, so a window's result does not depend on who took it, nor
-on what else is in its batch.
+on what else there is.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,6 @@ from encoder_worker.model import AudioEncoder, EncoderLayer
 from encoder_worker.team_kernels import TeamKernels
 
 ROWS = 250  # a unit: its hidden rows (1 MB for base) stay in cache between products
-MOST_UNITS = 6  # of a window of 1500 positions, and so the threads that one window keeps busy
 SCORES_BYTES = 1 << 22  # of the heads that a unit attends with at a time
 LOG2_E = 1.4426950408889634
 
@@ -36,123 +35,174 @@ Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an inde
 
 
 class TeamEncoder:
-    """`AudioEncoder` for batches of one and more on CPU threads of its own. For one caller."""
+    """`AudioEncoder` on CPU threads of its own. May be called from any thread."""
 
     def __init__(self, encoder: AudioEncoder, kernels: TeamKernels, n_threads: int) -> None:
         self._encoder = encoder
         self._kernels = kernels
-        self._n_threads = n_threads
-        self._pool = ThreadPoolExecutor(n_threads, "encoder-team", torch.set_num_threads, (1,))
-        self._idle: list[_Window] = []  # their memory is used again
+        self._changed = threading.Condition()  # guards the windows and the next three
+        self._windows: list[_Window] = []  # not yet done, oldest first
+        self._idle: list[_Memory] = []  # used again
+        self._closing = False
+        self._threads = [
+            threading.Thread(target=self._main, name=f"encoder-team-{index}", daemon=True)
+            for index in range(n_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def __call__(self, windows: Sequence[tuple[Tensor, Sink]]) -> None:
-        """Encode windows, each mel [1, n_mels, 2 * T] with what its states go to, in units.
+    def submit(self, mel: Tensor, sink: Sink) -> Future[None]:
+        """Encode a window.
 
-        Sinks are called on the team's threads, for each row once.
+        Args:
+            mel: [1, n_mels, 2 * T], in any dtype.
+            sink: called on the team's threads, with each row once, in units.
+
+        Returns:
+            Done when all rows are; fails with what a thread raised, after which no thread is at it.
         """
-        most = max(1, self._n_threads)
-        for first in range(0, len(windows), most):
-            together = windows[first : first + most]
-            team = min(MOST_UNITS, most // len(together))
-            futures: list[Future[None]] = []
-            running = []
-            for mel, sink in together:
-                window = self._idle.pop() if self._idle else _Window(self._encoder, self._kernels)
-                window.begin(mel, sink, team)
-                running.append(window)
-                futures += [self._pool.submit(window.run) for _ in range(team)]
-            wait(futures)
-            self._idle += running
-            broken = [error for future in futures if (error := future.exception())]
-            for error in broken:
-                if not isinstance(error, threading.BrokenBarrierError):
-                    raise error  # what the others' barrier broke of
-            if broken:
-                raise broken[0]
+        with self._changed:
+            memory = self._idle.pop() if self._idle else _Memory(self._encoder)
+            window = _Window(memory, mel.to(self._encoder.dtype), sink)
+            self._windows.append(window)
+            self._changed.notify_all()
+        return window.future
 
     def close(self) -> None:
-        self._pool.shutdown()
+        """End the threads after what was submitted."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
 
+    def _main(self) -> None:
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            while (taken := self._take()) is not None:
+                window, unit = taken
+                try:
+                    self._run(window, unit)
+                except BaseException as error:
+                    window.error = window.error or error
+                self._finish(window)
 
-class _Window:
-    """One window's memory, and the work on it. `run` is called by every thread of its team."""
+    def _take(self) -> tuple[_Window, int] | None:
+        """A unit of the oldest window that has one to give; None when the team is closed."""
+        with self._changed:
+            while True:
+                for window in self._windows:
+                    if (unit := window.take()) is not None:
+                        return window, unit
+                if self._closing and not self._windows:
+                    return None
+                self._changed.wait()
 
-    def __init__(self, encoder: AudioEncoder, kernels: TeamKernels) -> None:
-        self._encoder, self._kernels = encoder, kernels
-        dims, dtype = encoder.dims, encoder.dtype
-        self._n, self._d = dims.n_audio_ctx, dims.n_audio_state
-        size = ROWS if self._n % ROWS == 0 else self._n
-        self._units = [(begin, begin + size) for begin in range(0, self._n, size)]
-        self._x = torch.empty(self._n, self._d)  # the residual stream
-        n_head, head_dim = dims.n_audio_head, self._d // dims.n_audio_head
-        self._q = [torch.empty(n_head, size, head_dim, dtype=dtype) for _ in self._units]
-        # Keys and values of two layers: while some attend with one, others write the next.
-        all_rows = (2, n_head, self._n, head_dim)
-        self._k, self._v = torch.empty(all_rows, dtype=dtype), torch.empty(all_rows, dtype=dtype)
-        self._key_sums = np.empty((len(self._units), self._d), dtype=np.float32)
+    def _finish(self, window: _Window) -> None:
+        """A unit is done. The last of a layer begins the next one, or ends the window."""
+        memory = window.memory
+        with self._changed:
+            window.n_running -= 1
+            stands = not window.n_running and (window.error or window.n_left == 0)
+            n_layers = len(self._encoder.layers)
+            ends = stands and (window.error is not None or window.layer == n_layers)
+            if ends:
+                self._windows.remove(window)
+                self._idle.append(memory)
+                self._changed.notify_all()
+        if ends:
+            if window.error is not None:
+                window.future.set_exception(window.error)
+            else:
+                window.future.set_result(None)
+        elif stands:  # no other thread is at this window now
+            mean = memory.key_sums.sum(0) / np.float32(memory.n)
+            self._kernels.centre(as_array(memory.k[window.layer % 2]), 0, memory.n, mean)
+            with self._changed:
+                window.begin_layer(window.layer + 1)
+                self._changed.notify_all()
 
-    def begin(self, mel: Tensor, sink: Sink, team: int) -> None:
-        self._mel, self._sink = mel.to(self._encoder.dtype), sink
-        self._barrier = threading.Barrier(team)
-        n_phases = 2 * len(self._encoder.layers) + 1
-        self._taken = [itertools.count() for _ in range(n_phases)]
+    def _run(self, window: _Window, unit: int) -> None:
+        if window.layer:
+            self._layer(window, window.layer - 1, unit)
+        else:
+            self._start(window, unit)
 
-    def run(self) -> None:
-        try:
-            with torch.inference_mode():
-                self._run()
-        except BaseException:
-            self._barrier.abort()
-            raise
-
-    def _run(self) -> None:
-        layers = self._encoder.layers
-        for unit in self._take(0):
-            self._start(unit)
-        for index in range(len(layers)):
-            self._barrier.wait()
-            mean = self._key_sums.sum(0) / np.float32(self._n)
-            for unit in self._take(2 * index + 1):
-                self._kernels.centre(as_array(self._k[index % 2]), *self._units[unit], mean)
-            self._barrier.wait()
-            for unit in self._take(2 * index + 2):
-                self._layer(index, unit)
-
-    def _take(self, phase: int) -> Iterator[int]:
-        """Units that no other thread has taken; `next` of a count is atomic."""
-        return itertools.takewhile(lambda unit: unit < len(self._units), self._taken[phase])
-
-    def _start(self, unit: int) -> None:
+    def _start(self, window: _Window, unit: int) -> None:
         """Convolutions and positions, and the first layer's queries, keys and values."""
-        begin, end = self._units[unit]
-        x = self._x[begin:end]
-        x.copy_(self._encoder.embed_rows(self._mel, begin, end))
-        self._project(0, unit, self._encoder.layers[0].norm(x))
+        begin, end = window.memory.units[unit]
+        x = window.memory.x[begin:end]
+        x.copy_(self._encoder.embed_rows(window.mel, begin, end))
+        self._project(window, 0, unit, self._encoder.layers[0].norm(x))
 
-    def _project(self, index: int, unit: int, normed: Tensor) -> None:
+    def _project(self, window: _Window, index: int, unit: int, normed: Tensor) -> None:
         """Queries, keys and values of one layer, from its normed input [n, d]."""
+        memory = window.memory
         qkv = as_array(self._encoder.layers[index].qkv(normed))
-        k, v = as_array(self._k[index % 2]), as_array(self._v[index % 2])
-        q, sums = as_array(self._q[unit]), self._key_sums[unit]
-        self._kernels.split(qkv, self._units[unit][0], q, k, v, sums)
+        k, v = as_array(memory.k[index % 2]), as_array(memory.v[index % 2])
+        q, sums = as_array(memory.q[unit]), memory.key_sums[unit]
+        self._kernels.split(qkv, memory.units[unit][0], q, k, v, sums)
 
-    def _layer(self, index: int, unit: int) -> None:
-        begin, end = self._units[unit]
+    def _layer(self, window: _Window, index: int, unit: int) -> None:
+        memory = window.memory
+        begin, end = memory.units[unit]
         layer: EncoderLayer = self._encoder.layers[index]
-        x = as_array(self._x[begin:end])
-        normed = torch.empty(end - begin, self._d, dtype=self._encoder.dtype)
-        attended = attend(self._kernels, self._q[unit], self._k[index % 2], self._v[index % 2])
+        x = as_array(memory.x[begin:end])
+        normed = torch.empty(end - begin, memory.d, dtype=self._encoder.dtype)
+        attended = attend(self._kernels, memory.q[unit], memory.k[index % 2], memory.v[index % 2])
         self._add_norm(x, layer.out(attended), layer.mlp.norm, normed)
         delta = layer.mlp.fc2(layer.mlp.fc1.gelu(normed))
         if index + 1 < len(self._encoder.layers):
             self._add_norm(x, delta, self._encoder.layers[index + 1].norm, normed)
-            self._project(index + 1, unit, normed)
+            self._project(window, index + 1, unit, normed)
         else:
             self._add_norm(x, delta, self._encoder.norm, normed)
-            self._sink(normed, begin)
+            window.sink(normed, begin)
 
     def _add_norm(self, x: Any, delta: Tensor, norm: LayerNorm, out: Tensor) -> None:
         self._kernels.add_norm(x, as_array(delta), *norm.arrays, as_array(out))
+
+
+class _Memory:
+    """What a window needs while it is encoded."""
+
+    def __init__(self, encoder: AudioEncoder) -> None:
+        dims, dtype = encoder.dims, encoder.dtype
+        self.n, self.d = dims.n_audio_ctx, dims.n_audio_state
+        size = ROWS if self.n % ROWS == 0 else self.n
+        self.units = [(begin, begin + size) for begin in range(0, self.n, size)]
+        self.x = torch.empty(self.n, self.d)  # the residual stream
+        n_head, head_dim = dims.n_audio_head, self.d // dims.n_audio_head
+        self.q = [torch.empty(n_head, size, head_dim, dtype=dtype) for _ in self.units]
+        # Keys and values of two layers: while some attend with one, others write the next.
+        all_rows = (2, n_head, self.n, head_dim)
+        self.k, self.v = torch.empty(all_rows, dtype=dtype), torch.empty(all_rows, dtype=dtype)
+        self.key_sums = np.empty((len(self.units), self.d), dtype=np.float32)
+
+
+class _Window:
+    """One window's state; the team's lock guards it.
+
+    layer: of the units that are taken now; 0 are those before the first layer.
+    """
+
+    def __init__(self, memory: _Memory, mel: Tensor, sink: Sink) -> None:
+        self.memory, self.mel, self.sink = memory, mel, sink
+        self.future: Future[None] = Future()
+        self.error: BaseException | None = None
+        self.begin_layer(0)
+
+    def begin_layer(self, layer: int) -> None:
+        self.layer = layer
+        self.n_left = len(self.memory.units)
+        self.n_running = 0
+
+    def take(self) -> int | None:
+        if self.error is not None or not self.n_left:
+            return None
+        self.n_left -= 1
+        self.n_running += 1
+        return self.n_left
 
 
 def attend(kernels: TeamKernels, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

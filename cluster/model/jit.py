@@ -21,6 +21,7 @@ from torch import Tensor
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+Kernel = Callable[..., None]
 
 
 class InBackground(Generic[T]):
@@ -60,21 +61,30 @@ def as_array(x: Tensor) -> Any:
     return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
 
 
-def on_torch_threads(kernel: Callable[..., None]) -> Callable[..., None]:
-    """A parallel kernel with as many threads as torch has, and where need be one caller at a time.
+def on_torch_threads(together: Kernel, alone: Kernel) -> Kernel:
+    """A kernel with as many threads as torch has, and where need be one caller at a time.
 
-    To be called after the kernel has run once: numba chooses its threading layer then.
+    To be called after both have run once: numba chooses its threading layer then.
+
+    Args:
+        together: the kernel with a parallel loop. alone: the same on the calling thread, which
+            one thread takes: to begin and to end a parallel loop costs more than its first steps.
     """
     import numba
 
     backend: Any = numba  # whose exports mypy does not see
     most = backend.config.NUMBA_NUM_THREADS
-    alone = backend.threading_layer() == "workqueue"
-    one_at_a_time: AbstractContextManager[Any] = threading.Lock() if alone else nullcontext()
+    one_at_a_time: AbstractContextManager[Any] = nullcontext()
+    if backend.threading_layer() == "workqueue":
+        one_at_a_time = threading.Lock()
 
     def call(*args: Any) -> None:
-        backend.set_num_threads(min(torch.get_num_threads(), most))  # of the calling thread
+        n_threads = min(torch.get_num_threads(), most)
+        if n_threads == 1:
+            alone(*args)
+            return
+        backend.set_num_threads(n_threads)  # of the calling thread
         with one_at_a_time:
-            kernel(*args)
+            together(*args)
 
     return call

@@ -140,4 +140,4 @@ def build(own: Any, cross: Any) -> Kernels:
     for attend in (_attend_alone, _attend_together):
         attend(q, own_pool, 0, indptr, *pages, scores, out)
         attend(out.copy(), cross_pool, 0, indptr, *pages, scores, out)
-    return Kernels(on_torch_threads(_attend_together), _attend_alone, _append)
+    return Kernels(on_torch_threads(_attend_together, _attend_alone), _attend_alone, _append)

@@ -23,6 +23,7 @@ from tests.checkpoints import cached_checkpoint
 from tests.reference import assert_close, make_pcm
 
 BUILD_S = 100.0
+PATIENCE_S = 60.0
 OWN = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 PCM = [make_pcm(seconds, seed) for seed, seconds in enumerate((4.0, 30.0, 0.3))]
 
@@ -52,7 +53,8 @@ def encode(encoder: AudioEncoder, team: TeamEncoder, mel: Tensor) -> Tensor:
 
         return sink
 
-    team([(mel[i : i + 1], put(row)) for i, row in enumerate(states)])
+    for future in [team.submit(mel[i : i + 1], put(row)) for i, row in enumerate(states)]:
+        future.result(PATIENCE_S)
     return states
 
 
@@ -90,10 +92,9 @@ def test_a_thread_that_fails_ends_the_window_and_nothing_else(checkpoint: Checkp
             raise ValueError("no room for these rows")
 
     with pytest.raises(ValueError, match="no room"):
-        team([(mel, sink)])
-    broken = torch.zeros(1, 3, 5)  # fails before the first barrier, at which others wait
-    with pytest.raises(RuntimeError, match=r"primitive|shape|size"):
-        team([(broken, sink)])
+        team.submit(mel, sink).result(PATIENCE_S)
+    with pytest.raises(RuntimeError, match=r"primitive|shape|size"):  # in units before any layer
+        team.submit(torch.zeros(1, 3, 5), sink).result(PATIENCE_S)
     assert torch.equal(encode(encoder, team, mel), before)
     team.close()
 
@@ -149,6 +150,6 @@ def test_pages_get_the_same_before_and_after_the_kernels_are_built(
     kernels, forward._kernels = forward._kernels, None
     forward(PCM, plain, pages).wait()
     forward._kernels = kernels
-    assert forward.wait(BUILD_S)
+    assert forward.wait_until_built(BUILD_S)
     forward(PCM, by_team, pages).wait()
     assert_close("pages", by_team, plain)
