@@ -9,18 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
-from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
-from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from cluster.errors import WorkerGoneError
 from cluster.messages import DecodeOptions, DecodeRequest, EncodeRequest
 from cluster.settings import load_settings
-from cluster.tracing import NO_SPAN, NO_TRACER, OtelTracer, make_tracer
+from cluster.tracing import NO_SPAN, NO_TRACER, make_tracer
 from router.routes import create_app
 from tests.checkpoints import cached_checkpoint
 from tests.reference import make_pcm
+from tests.traced import Traced, id_of, parent_of
 from tests.unit.cluster.replicas import Worker
 from tests.unit.router.fakes import FakePipeline, client_of, make_registry, make_settings, post
 
@@ -28,38 +25,11 @@ CLIENTS_TRACE = "0123456789abcdef0123456789abcdef"
 CLIENTS_SPAN = "00f067aa0ba902b7"
 
 
-class Traced:
-    """A tracer and what it has exported."""
-
-    def __init__(self, ratio: float = 1.0) -> None:
-        self._memory = InMemorySpanExporter()
-        provider = TracerProvider(sampler=ParentBasedTraceIdRatio(ratio))
-        provider.add_span_processor(SimpleSpanProcessor(self._memory))
-        self.tracer = OtelTracer(provider)
-
-    def spans(self) -> dict[str, ReadableSpan]:
-        """By name; each has been ended once."""
-        found = self._memory.get_finished_spans()
-        names = [span.name for span in found]
-        assert len(set(names)) == len(names), names
-        return dict(zip(names, found, strict=True))
-
-
 @pytest.fixture
 def traced() -> Iterator[Traced]:
     one = Traced()
     yield one
     one.tracer.close()
-
-
-def parent_of(span: ReadableSpan) -> int | None:
-    return span.parent.span_id if span.parent else None
-
-
-def id_of(span: ReadableSpan) -> int:
-    context = span.get_span_context()
-    assert context is not None
-    return context.span_id
 
 
 def test_off_by_default_it_makes_nothing() -> None:

@@ -47,6 +47,7 @@ from router.seams import Update
 from router.windows import Window
 from tests.checkpoints import cached_checkpoint
 from tests.requests import request_context
+from tests.traced import Traced, id_of, parent_of
 
 Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> what to raise
 
@@ -107,6 +108,7 @@ class PlayedPools:
         self.decodes: dict[int, int] = {}
         self.languages: dict[int, str | None] = {}
         self.options: dict[int, DecodeOptions] = {}
+        self.traceparents: list[str] = []
         self.running = 0
         self.most_running = 0
         self.cancelled = 0
@@ -114,6 +116,7 @@ class PlayedPools:
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         nth = self.encodes[request.window] = self.encodes.get(request.window, 0) + 1
+        self.traceparents.append(request.traceparent)
         self.lengths.setdefault(request.window, []).append(request.n_samples)
         if error := self.encode_fault(request.window, nth):
             raise error
@@ -125,6 +128,7 @@ class PlayedPools:
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
         nth = self.decodes[request.window] = self.decodes.get(request.window, 0) + 1
+        self.traceparents.append(request.traceparent)
         self.languages[request.window] = request.options.language
         self.options[request.window] = request.options
         self.running += 1
@@ -265,6 +269,36 @@ async def test_a_dead_decoder_costs_no_encode(pools: PlayedPools) -> None:
     text, _ = await run(pools)
     assert text == "word0 word1 word2"
     assert set(pools.encodes.values()) == {1}
+
+
+async def test_a_trace_has_a_span_of_every_window_and_call_and_tells_of_retries(
+    pools: PlayedPools,
+) -> None:
+    """Each call is below its window, by the very context that the worker is sent."""
+    pools.decode_fault = lambda window, nth: (
+        KVLostError("gone") if window == 1 and nth == 1 else None
+    )
+    traced = Traced()
+    parts: Any = (PlayedAudio(3), pools, pools, pools.tokenizer, SETTINGS)
+    pipeline = TranscriptionPipeline(*parts, dims=DIMS, tracer=traced.tracer)
+    with traced.tracer.root("request", "") as root:
+        context = replace(request_context("r1", 30.0), span=root)
+        await pipeline.transcribe(Path("none"), PARAMS, context)
+    spans = traced.all()
+    (request,) = (span for span in spans if span.name == "request")
+    windows = {id_of(span): span for span in spans if span.name == "window"}
+    assert [parent_of(span) for span in windows.values()] == [id_of(request)] * 3
+    calls = [span for span in spans if span.name.startswith("call ")]
+    assert len(calls) == 2 * 3 + 2
+    assert {parent_of(span) for span in calls} == set(windows)
+    assert {f"{id_of(span):016x}" for span in calls} == {
+        traceparent.split("-")[2] for traceparent in pools.traceparents
+    }
+    retried = [event for span in windows.values() for event in span.events]
+    assert [dict(event.attributes or {}) for event in retried] == [
+        {"splitscribe.reason": "KVLostError"}
+    ]
+    assert [span.status.description for span in calls].count("KVLostError") == 1
 
 
 async def test_a_dead_encoder_is_replaced(pools: PlayedPools) -> None:
