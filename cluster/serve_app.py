@@ -33,11 +33,13 @@ def build(args: dict[str, Any]) -> Any:
         args: settings as in `configs/settings.yaml`; over `SPLITSCRIBE_*` of the node that builds.
 
     Raises:
-        ConfigurationError: they do not fit; the message is the deployment's in `serve status`.
+        ConfigurationError, CheckpointError: they do not fit, or a model is not there; `serve
+            status` shows the message, and what was deployed before keeps serving.
     """
     import ray
 
     from cluster.app import build_app
+    from cluster.model.checkpoint import open_checkpoint
     from cluster.placement import joined_machine, place
 
     settings = settings_of(args)
@@ -54,6 +56,8 @@ def build(args: dict[str, Any]) -> Any:
         port=settings.router.port,
         listener="serve",
     )
+    for own in settings.by_model().values():
+        open_checkpoint(own.model, weights=False)  # here it fails before any old replica is stopped
     resources: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     placement = place(settings, joined_machine(resources.get("GPU", 0.0)))
     logger.info("splitscribe %s, placement: %s", build_id(), placement)
