@@ -1,4 +1,4 @@
-"""The command line: serve, transcribe, demo, check.
+"""The command line: serve, transcribe, demo, check; up, deploy, status, down, config.
 
 Settings come from flags over `SPLITSCRIBE_*` over `--config` over defaults. A mistake of the
 user's is one line that says what to do; everything else keeps its traceback.
@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from cluster.errors import SplitscribeError
+from cluster.operate.commands import deploy, down, status, up
 from cluster.operate.config_commands import config
 from cluster.settings import Settings, load_settings
 from cluster.transcribe.command import transcribe
@@ -126,7 +127,9 @@ def serve(
 
 
 app.command(cls=WhisperCommand)(transcribe)
-app.add_typer(config)
+for command in (up, deploy, status, down):
+    app.command(rich_help_panel="Clusters of several machines")(command)
+app.add_typer(config, rich_help_panel="Clusters of several machines")
 
 
 @app.command()

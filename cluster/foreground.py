@@ -51,7 +51,8 @@ def curl_line(url: str, settings: Settings) -> str:
     """A command that a newcomer can paste."""
     from cluster.demo.samples import sample_path
 
-    key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if settings.router.api_key else ""
+    has_keys = settings.router.api_key or settings.router.api_key_file
+    key = ' -H "Authorization: Bearer $OPENAI_API_KEY"' if has_keys else ""
     return (
         f"curl {url}/v1/audio/transcriptions{key} "
         f"-F model=whisper-1 -F file=@{sample_path('short')}"

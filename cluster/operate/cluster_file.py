@@ -1,0 +1,162 @@
+"""A cluster file for `ray up`, read and checked before any machine is touched.
+
+Ray's own launcher code checks the fields; here is checked what it finds out late: files that are to
+be copied and are not there, several wheels, no token. Knows the file, not the running cluster.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.errors import ConfigurationError
+
+TOKEN_FILE = Path("~/.ray/auth_token")
+OTHER_NODES = "worker"  # the pool of nodes whose file does not say which
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """What a launch needs to know. least_nodes: of each pool, without the head."""
+
+    path: Path
+    provider: str
+    head_address: str | None  # None: the cloud knows
+    worker_addresses: tuple[str, ...]  # of machines of one's own
+    least_nodes: Mapping[str, int]
+    auth: Mapping[str, Any]
+    file_mounts: Mapping[str, str]
+
+    @property
+    def is_onprem(self) -> bool:
+        return self.provider == "local"
+
+    def environment(self) -> dict[str, str]:
+        """For Ray's launcher. Its newer autoscaler counts the head among on-prem workers."""
+        version = "0" if self.is_onprem else "1"
+        return {"RAY_UP_enable_autoscaler_v2": version, **os.environ}
+
+    def ssh(self, address: str) -> list[str]:
+        """The command that reaches a machine as Ray's launcher does; what to run there follows."""
+        options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"]
+        if proxy := self.auth.get("ssh_proxy_command"):
+            options.append(f"ProxyCommand={proxy}")
+        command = ["ssh", *(part for option in options for part in ("-o", option))]
+        if key := self.auth.get("ssh_private_key"):
+            command += ["-i", str(Path(key).expanduser())]
+        return [*command, f"{self.auth['ssh_user']}@{address}"]
+
+
+def read_cluster_file(path: Path) -> ClusterFile:
+    """Read it as `ray up` would.
+
+    Raises:
+        ConfigurationError: it cannot be read, or Ray's launcher would refuse it.
+    """
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot read cluster file {path}: {error.strerror}; "
+            f"begin with: splitscribe config show cluster/onprem > cluster.yaml"
+        ) from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"cluster file {path} is not YAML: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("provider"), dict):
+        raise ConfigurationError(f"{path} is not a cluster file: it has no provider")
+    prepared = _prepared(content, path)
+    provider = prepared["provider"]
+    workers = tuple(str(one) for one in provider.get("worker_ips", ()))
+    head = provider.get("external_head_ip") or provider.get("head_ip")
+    return ClusterFile(
+        path=path.resolve(),
+        provider=provider["type"],
+        head_address=None if head is None else str(head),
+        worker_addresses=workers,
+        least_nodes={OTHER_NODES: len(workers)} if workers else _least_nodes(prepared),
+        auth=prepared.get("auth", {}),
+        file_mounts=prepared.get("file_mounts", {}),
+    )
+
+
+def _prepared(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    import jsonschema
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    try:
+        prepared: dict[str, Any] = prepare_config(copy.deepcopy(content))
+        validate_config(prepared)
+    except jsonschema.ValidationError as error:
+        where = ".".join(str(part) for part in error.absolute_path)
+        raise ConfigurationError(f"{path}: {where or 'the file'}: {error.message}") from error
+    except Exception as error:  # the launcher's own errors have no common class
+        raise ConfigurationError(f"{path}: Ray's launcher does not take it: {error}") from error
+    return prepared
+
+
+def _least_nodes(prepared: Mapping[str, Any]) -> dict[str, int]:
+    """What the file asks for at least, by label: {"encoder": 1, "decoder": 2}."""
+    least: dict[str, int] = {}
+    for name, node_type in prepared["available_node_types"].items():
+        if name == prepared["head_node_type"]:
+            continue
+        pool = node_type.get("labels", {}).get("pool", OTHER_NODES)
+        least[pool] = least.get(pool, 0) + node_type.get("min_workers", 0)
+    return least
+
+
+def check_sources(file: ClusterFile) -> None:
+    """Refuse what would fail half-way: absent files and keys, no wheel or several.
+
+    Raises:
+        ConfigurationError: says what to do.
+    """
+    key = file.auth.get("ssh_private_key")
+    if key and not Path(key).expanduser().is_file():
+        raise ConfigurationError(f"auth.ssh_private_key: there is no {key}")
+    for target, source in file.file_mounts.items():
+        here = Path(source).expanduser()
+        if "splitscribe-wheel" in target:
+            _check_wheel(here)
+        elif not here.exists():
+            raise ConfigurationError(f"file_mounts: there is no {source} to be copied to {target}")
+
+
+def _check_wheel(folder: Path) -> None:
+    wheels = sorted(folder.glob("splitscribe-*.whl"))
+    if len(wheels) != 1:
+        found = ", ".join(one.name for one in wheels) or "none"
+        raise ConfigurationError(
+            f"file_mounts: {folder.resolve()} must hold one wheel of splitscribe, found {found}; "
+            f"in its sources: make wheel"
+        )
+    if not (folder / "constraints.txt").is_file():
+        raise ConfigurationError(
+            f"file_mounts: {folder.resolve()} has no constraints.txt, which `make wheel` puts there"
+        )
+
+
+def ensure_token() -> bool:
+    """Make the token that whoever talks to the cluster must have; False where there is one."""
+    path = TOKEN_FILE.expanduser()
+    if path.exists():
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(secrets.token_hex(32))
+    return True
+
+
+def read_token(environ: Mapping[str, str] = os.environ) -> str | None:
+    """The token as Ray looks for it: variable, file that a variable names, the usual file."""
+    if token := environ.get("RAY_AUTH_TOKEN"):
+        return token
+    path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN_FILE).expanduser()
+    return path.read_text().strip() or None if path.is_file() else None
