@@ -1,8 +1,7 @@
 """Ray's dashboard as an operator's command line needs it: nodes, applications, deploy, stop.
 
 Over HTTP, with the cluster's token, so that nothing here joins the cluster. The dashboard listens
-on the head's own loopback unless somebody changed that; `reach` goes there by ssh, through Ray's
-launcher, which knows the machine, the user and the key.
+on the head's own loopback unless somebody changed that; `reach` goes there by ssh.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from cluster.operate.cluster_file import OTHER_NODES, ClusterFile, read_token
 
 PORT = 8265
 APPLICATIONS = "/api/serve/applications/"
-TUNNEL_S = 60.0
+TUNNEL_S = 20.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,7 @@ def _tunnel(file: ClusterFile) -> Iterator[str]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     process = subprocess.Popen(
-        ray_command("dashboard", str(file.path), "--port", str(port), "--remote-port", str(PORT)),
+        _forwarding(file, port),
         env=file.environment(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
@@ -164,6 +163,18 @@ def _tunnel(file: ClusterFile) -> Iterator[str]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGTERM)
         process.wait()
+
+
+def _forwarding(file: ClusterFile, port: int) -> list[str]:
+    """A command that leads `port` to the dashboard for as long as it runs.
+
+    Ray's own refuses a head whose last `ray up` failed, though Ray may run there as before.
+    """
+    if file.is_onprem and file.head_address is not None:
+        forward = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"{port}:127.0.0.1:{PORT}")
+        return [*file.ssh(file.head_address), *forward]
+    port_flags = ("--port", str(port), "--remote-port", str(PORT))
+    return ray_command("dashboard", str(file.path), *port_flags)
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], file: ClusterFile) -> None:

@@ -228,7 +228,9 @@ def stop_serving(dashboard: Dashboard, say: Say) -> None:
 
 
 def run_ray_down(file: ClusterFile, show: Say) -> None:
-    """`ray down`; on machines of one's own also `ray stop` on each, which it leaves out.
+    """`ray down`; on machines of one's own also `ray stop` on each.
+
+    There it stops the head alone, and not even that after a `ray up` that failed.
 
     Raises:
         ConfigurationError: it failed, or a machine could not be reached.
@@ -250,8 +252,9 @@ def run_ray_down(file: ClusterFile, show: Say) -> None:
             f"`ray down` failed; its last lines say why. Look whether machines are left that cost "
             f"money, and try again: splitscribe down {file.path}"
         )
-    failed = [address for address in file.worker_addresses if not _ray_stop(file, address)]
-    if failed:
+    heads = (file.head_address,) if file.is_onprem and file.head_address else ()
+    machines = (*heads, *file.worker_addresses)
+    if failed := [address for address in machines if not _ray_stop(file, address)]:
         raise ConfigurationError(
             f"Ray may still run on {', '.join(failed)}, where ssh failed; there: ray stop --force"
         )
