@@ -160,7 +160,12 @@ def _of(record: logging.LogRecord, name: str) -> str:
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in vars(record).items() if name not in _STANDARD_FIELDS}
+    """Items of `extra`. A leading underscore is somebody's own: Ray stamps every record."""
+    return {
+        name: value
+        for name, value in vars(record).items()
+        if name not in _STANDARD_FIELDS and not name.startswith("_")
+    }
 
 
 def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
