@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response, params
 from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
@@ -90,12 +90,15 @@ def create_app(
         yield
         reporting.cancel()
 
+    keys = KeyRing(settings.api_key, settings.max_requests_per_key)
+    guards = [Depends(_key_check(keys))] if len(keys) else []
     app = FastAPI(
         title="splitscribe",
         version=_version(),
         description=DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
+        openapi_url=None if guards else "/openapi.json",  # and with it /docs
     )
     recorder = recorder or silent_recorder(ROUTER_METRICS)
     app.add_middleware(
@@ -113,7 +116,6 @@ def create_app(
             expose_headers=EXPOSED_HEADERS,
         )
     install_error_handlers(app)
-    keys = KeyRing(settings.api_key, settings.max_requests_per_key)
     service = TranscriptionService(
         registry,
         settings,
@@ -122,12 +124,13 @@ def create_app(
         spool_dir=spool_dir,
         heartbeat_s=heartbeat_s,
     )
-    guards = [Depends(_key_check(keys))] if len(keys) else []
     api = APIRouter(prefix="/v1", dependencies=guards, responses=ERRORS)
     _add_audio(api, service)
     _add_models(api, registry)
     app.include_router(api)
     _add_health(app, registry, service.admission)
+    if guards:
+        _add_guarded_schema(app, guards)
     return app
 
 
@@ -196,6 +199,14 @@ def _add_health(app: FastAPI, registry: ModelRegistry, admission: Admission) -> 
             },
         }
         return JSONResponse(body, 200 if whole.ready else 503)
+
+
+def _add_guarded_schema(app: FastAPI, guards: Sequence[params.Depends]) -> None:
+    """The API's description for bearers of a key; a page that shows it could not send one."""
+
+    @app.get("/openapi.json", dependencies=guards, include_in_schema=False)
+    async def schema() -> JSONResponse:
+        return JSONResponse(app.openapi())
 
 
 def _status(report: HealthReport) -> str:
