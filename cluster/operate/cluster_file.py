@@ -7,6 +7,7 @@ be copied and are not there, several wheels, no token. Knows the file, not the r
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import secrets
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ import yaml
 from cluster.errors import ConfigurationError
 
 TOKEN_FILE = Path("~/.ray/auth_token")
+CLOUD_MODULES = {"aws": "boto3", "gcp": "googleapiclient"}
 OTHER_NODES = "worker"  # the pool of nodes whose file does not say which
 
 
@@ -113,11 +115,17 @@ def _least_nodes(prepared: Mapping[str, Any]) -> dict[str, int]:
 
 
 def check_sources(file: ClusterFile) -> None:
-    """Refuse what would fail half-way: absent files and keys, no wheel or several.
+    """Refuse what would fail half-way: absent files and keys, no wheel or several, no cloud's API.
 
     Raises:
         ConfigurationError: says what to do.
     """
+    module = CLOUD_MODULES.get(file.provider)
+    if module is not None and importlib.util.find_spec(module) is None:
+        raise ConfigurationError(
+            f"provider {file.provider!r} needs the package {module}: "
+            f"pip install 'splitscribe[{file.provider}]'"
+        )
     key = file.auth.get("ssh_private_key")
     if key and not Path(key).expanduser().is_file():
         raise ConfigurationError(f"auth.ssh_private_key: there is no {key}")

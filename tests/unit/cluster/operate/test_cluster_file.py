@@ -11,6 +11,7 @@ import yaml
 
 from cluster.errors import ConfigurationError
 from cluster.operate.cluster_file import (
+    CLOUD_MODULES,
     check_sources,
     ensure_token,
     read_cluster_file,
@@ -94,6 +95,16 @@ def test_what_is_to_be_copied_must_be_there(
     check_sources(file)
     (tmp_path / "dist" / "splitscribe-2-py3-none-any.whl").write_text("")
     with pytest.raises(ConfigurationError, match=r"splitscribe-1.*splitscribe-2"):
+        check_sources(file)
+
+
+@pytest.mark.parametrize("cloud", ["aws", "gcp"])
+def test_a_cloud_needs_its_package(
+    cloud: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CLOUD_MODULES, cloud, "no_such_module")
+    file = read_cluster_file(written(tmp_path, cloud))
+    with pytest.raises(ConfigurationError, match=rf"splitscribe\[{cloud}\]"):
         check_sources(file)
 
 
