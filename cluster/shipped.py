@@ -15,7 +15,7 @@ from pathlib import Path
 from cluster.build import package_root
 from cluster.errors import ConfigurationError
 
-ENDINGS = (".yaml", ".Dockerfile", ".json")
+ENDINGS = (".yaml", ".Dockerfile", ".json", ".cfg", ".conf")
 
 
 @dataclass(frozen=True, slots=True)
