@@ -23,7 +23,7 @@ from tests.unit.router.sounds import encode_as, joined, write_wav
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
-ADDRESS = re.compile(r"https?://(?:localhost|127\.0\.0\.1):8000")
+ADDRESS = re.compile(r"https?://(?:localhost|127\.0\.0\.1|10\.0\.0\.10):8000")  # or a cluster's
 RUN_S = 120
 
 needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")

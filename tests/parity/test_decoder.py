@@ -176,7 +176,8 @@ def compare(shape: str, folder: Path) -> None:
             sequence.rows[0].tokens.append(outputs[0].token)
             if not step:
                 no_speech.append(outputs[0].no_speech_prob)
-    ours = torch.stack(bench.recorder.given[1:])  # [step, sequence, n_vocab]; first those at SOT
+    first, *others = bench.recorder.given  # the prompts': those at SOT, then the last ones
+    ours = torch.stack([first[len(sequences) :], *others])  # [step, sequence, n_vocab]
     for slot, sequence in enumerate(sequences):
         prompt = list(sequence.prompt.tokens)
         theirs = hf_logits(model, states[slot], prompt + sequence.rows[0].tokens[:-1])
