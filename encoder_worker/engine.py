@@ -1,10 +1,10 @@
 """The encoder worker's engine: windows in, handles to published KV out.
 
 One thread owns the device. Per batch: take windows, reserve their export pages, log-mel, encoder,
-cross K/V into the pages, publish. On a GPU the next batch, if it is full, is launched before this
-one is waited for. No window holds a page before it is encoded; a full export pool stops the loop
-until pages come free, which is the backpressure that reaches the client. Knows no Serve, no HTTP
-and no decoder.
+cross K/V into the pages, publish. On a GPU, and on a CPU once its kernels are built, the next
+batch, if it is full, is launched before this one is waited for. No window holds a page before it
+is encoded; a full export pool stops the loop until pages come free, which is the backpressure that
+reaches the client. Knows no Serve, no HTTP and no decoder.
 """
 
 from __future__ import annotations

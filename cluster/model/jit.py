@@ -25,7 +25,7 @@ Kernel = Callable[..., None]
 
 
 class InBackground(Generic[T]):
-    """What `build` returns, once it has: `InBackground("softmax", build).get()`."""
+    """What `build` returns, once it has: `InBackground("encoder", build).get()`."""
 
     def __init__(self, name: str, build: Callable[[], T]) -> None:
         self._name = name
