@@ -33,6 +33,7 @@ from cluster.errors import (
 from cluster.settings import RouterSettings
 from router.audio_limits import AudioLimits
 from router.audio_process import AudioProcess
+from router.audio_protocol import Message
 from router.audio_stream import AudioStream
 from router.audio_whole import PcmFile, WholeAudio
 from router.schemas import Chunking
@@ -80,7 +81,7 @@ class AudioPool:
         self._tasks = [asyncio.create_task(task) for task in (*keepers, self._watch())]
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                while sum(w.ready.is_set() for w in self._workers) < len(keepers):
+                while sum(w.is_able for w in self._workers) < len(keepers):
                     await asyncio.wait(self._tasks, timeout=0.01)
                     for task in self._tasks:
                         if task.done():
@@ -93,16 +94,19 @@ class AudioPool:
             raise
 
     async def close(self) -> None:
-        """End all workers; uploads still open fail."""
+        """End all workers; uploads still open fail. Cancelled, it ends them all the same."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        streams = [*self._waiting, *(s for w in self._workers for s in w.streams.values())]
-        for stream in streams:
-            stream.fail(WorkerDrainingError("the server is shutting down"))
-        await asyncio.gather(*(worker.bury(EXIT_TIMEOUT_S) for worker in self._workers))
-        self._workers.clear()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            streams = [*self._waiting, *(s for w in self._workers for s in w.streams.values())]
+            for stream in streams:
+                stream.fail(WorkerDrainingError("the server is shutting down"))
+            ends = [worker.bury(EXIT_TIMEOUT_S) for worker in self._workers]
+            self._workers.clear()
+            await asyncio.gather(*ends)
 
     @contextlib.asynccontextmanager
     async def open(
@@ -166,7 +170,7 @@ class AudioPool:
     def _assign(self) -> None:
         """Give waiting uploads to the least busy workers."""
         while self._waiting:
-            able = [w for w in self._workers if w.ready.is_set() and len(w.streams) < MAX_JOBS]
+            able = [w for w in self._workers if w.is_able and len(w.streams) < MAX_JOBS]
             if not able:
                 return
             stream = self._waiting.popleft()
@@ -209,29 +213,35 @@ class AudioPool:
             return str(error)
         self._workers.append(worker)
         await self._listen(worker)
+        await worker.bury(EXIT_TIMEOUT_S)  # cancelled here, it is still the pool's to end
         self._workers.remove(worker)
-        await worker.bury(EXIT_TIMEOUT_S)
         self._mourn(worker)
         if worker.ready.is_set():
             return None
         return f"exit code {worker.process.returncode}; its error output says why"
 
     async def _listen(self, worker: AudioProcess) -> None:
-        """Hand a worker's messages to their streams until it is gone."""
+        """Hand a worker's messages to their streams until it is gone, or sends nonsense."""
         while True:
             try:
-                message, pcm = await worker.receive()
+                self._hear(worker, *await worker.receive())
             except EOFError:
                 return
-            if message["kind"] == "ready":
-                worker.ready.set()
-                self._assign()
-            elif (stream := worker.streams.get(message["job"])) is None:
-                continue  # cancelled meanwhile
-            elif message["kind"] == "memory":
-                stream.fail(self._limits.too_big())
-            else:
-                stream.take(message, pcm)
+            except (LookupError, TypeError, ValueError) as error:
+                # What an upload has taken over sends what it likes; that ends it, and not us.
+                logger.warning("an audio worker sent what none sends (%s)", type(error).__name__)
+                return
+
+    def _hear(self, worker: AudioProcess, message: Message, pcm: bytes) -> None:
+        if message["kind"] == "ready":
+            worker.ready.set()
+            self._assign()
+        elif (stream := worker.streams.get(message["job"])) is None:
+            return  # cancelled meanwhile
+        elif message["kind"] == "memory":
+            stream.fail(self._limits.too_big())
+        else:
+            stream.take(message, pcm)
 
     def _mourn(self, worker: AudioProcess) -> None:
         """Blame the upload that a dead worker was on, and move its other uploads."""

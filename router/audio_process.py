@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import Future, InvalidStateError
 
 from cluster.messages import WINDOW_SAMPLES
 from router.audio_limits import AudioLimits
@@ -39,18 +41,35 @@ class AudioProcess:
 
     @classmethod
     async def spawn(cls, limits: AudioLimits) -> AudioProcess:
-        starting = asyncio.ensure_future(asyncio.to_thread(_start, limits))
+        """Start a worker. Cancelled at any point, it leaves no process and no socket.
+
+        Raises:
+            OSError: the system gives no process, socket or shared page.
+        """
+        loop = asyncio.get_running_loop()
+        started: Future[Started] = Future()
+        loop.run_in_executor(None, _start_for, started, limits)
         try:
-            process, slot, ours = await asyncio.shield(starting)
+            process, slot, ours = await asyncio.wrap_future(started)
         except asyncio.CancelledError:
-            # The thread forks whatever becomes of us: the child must not outlive it unseen.
-            starting.add_done_callback(_abandon)
+            # Either the thread sees that nobody waits, or it was done before: then it falls to us.
+            if not started.cancel() and started.exception() is None:
+                loop.run_in_executor(None, _discard, *started.result())
             raise
         worker = cls(process, slot)
-        worker._reader, worker._writer = await asyncio.open_unix_connection(
-            sock=ours, limit=2 * WINDOW_SAMPLES
-        )
+        try:
+            worker._reader, worker._writer = await asyncio.open_unix_connection(
+                sock=ours, limit=2 * WINDOW_SAMPLES
+            )
+        except BaseException:
+            loop.run_in_executor(None, _discard, process, slot, ours)
+            raise
         return worker
+
+    @property
+    def is_able(self) -> bool:
+        """It takes uploads."""
+        return self.alive and self.ready.is_set()
 
     @property
     def load(self) -> tuple[int, int]:
@@ -96,47 +115,67 @@ class AudioProcess:
             self.send({"kind": "cancel", "job": stream.job})
         stream.worker = None
 
-    async def bury(self, patience_s: float = 0.0) -> None:
-        """Close the socket, which ends the process; kill it if it does not end in time."""
+    def bury(self, patience_s: float = 0.0) -> asyncio.Future[None]:
+        """Close the socket, which ends the process; kill it if it does not end in time.
+
+        Whether anybody awaits the end or not, it comes: a thread sees to it. May be called again.
+        """
         self.alive = False
         self._writer.close()
-        try:
-            await asyncio.to_thread(self.process.wait, patience_s)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            await asyncio.to_thread(self.process.wait)
+        loop = asyncio.get_running_loop()
+        return asyncio.shield(loop.run_in_executor(None, _end, self.process, patience_s))
 
 
 Started = tuple[subprocess.Popen[bytes], JobSlot, socket.socket]
 
 
+def _start_for(started: Future[Started], limits: AudioLimits) -> None:
+    """Start a worker for whoever waits for `started`; end it again if nobody does."""
+    try:
+        parts = _start(limits)
+    except BaseException as error:
+        with contextlib.suppress(InvalidStateError):
+            started.set_exception(error)
+        return
+    try:
+        started.set_result(parts)
+    except InvalidStateError:  # cancelled meanwhile
+        _discard(*parts)
+
+
 def _start(limits: AudioLimits) -> Started:
     """Fork a worker; returns it with its job slot and our end of its socket."""
     ours, theirs = socket.socketpair()
-    slot_fd = JobSlot.make_file()
-    command = [sys.executable, "-c", BOOT, json.dumps([str(entry) for entry in sys.path])]
-    command += [str(theirs.fileno()), str(slot_fd), json.dumps(dataclasses.asdict(limits))]
+    with theirs, contextlib.ExitStack() as undo:
+        undo.enter_context(ours)
+        slot_fd = JobSlot.make_file()
+        try:
+            slot = JobSlot(slot_fd)
+            undo.callback(slot.close)
+            command = [sys.executable, "-c", BOOT, json.dumps([str(entry) for entry in sys.path])]
+            command += [str(theirs.fileno()), str(slot_fd), json.dumps(dataclasses.asdict(limits))]
+            process = subprocess.Popen(
+                command,
+                pass_fds=(theirs.fileno(), slot_fd),
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            os.close(slot_fd)
+        undo.pop_all()
+    return process, slot, ours
+
+
+def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
     try:
-        process = subprocess.Popen(
-            command,
-            pass_fds=(theirs.fileno(), slot_fd),
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        return process, JobSlot(slot_fd), ours
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
-        os.close(slot_fd)
+        process.wait(patience_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
-def _abandon(starting: asyncio.Future[Started]) -> None:
+def _discard(process: subprocess.Popen[bytes], slot: JobSlot, ours: socket.socket) -> None:
     """End a worker that nobody waits for any more."""
-    if starting.cancelled() or starting.exception() is not None:
-        return
-    process, slot, ours = starting.result()
     slot.close()
     ours.close()
     process.kill()

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 
 from cluster.errors import (
@@ -72,16 +71,6 @@ async def test_a_client_may_wish_how_it_is_cut(tmp_path: Path) -> None:
     (usual,), (padded,), nothing = found
     assert usual - padded == pytest.approx(1.0, abs=0.01)
     assert nothing == []
-
-
-async def test_a_worker_whose_start_is_given_up_ends() -> None:
-    before = set(psutil.Process().children())
-    for pause_s in (0.0, 0.001, 0.01, 0.05):
-        starting = asyncio.ensure_future(AudioPool(RouterSettings(audio_workers=1)).start())
-        await asyncio.sleep(pause_s)
-        starting.cancel()
-        await asyncio.gather(starting, return_exceptions=True)
-    await until(lambda: not set(psutil.Process().children()) - before)
 
 
 async def test_an_upload_becomes_windows_with_true_offsets(tmp_path: Path) -> None:
