@@ -44,6 +44,7 @@ __all__ = ["AudioPool", "AudioStream", "WholeAudio", "Window"]
 logger = logging.getLogger(__name__)
 
 MAX_JOBS = 64  # uploads in one worker; more wait in the router
+STALLED_LOOKS = 5  # in a row, a second apart, at which a worker gives no sign of life
 MAX_MOVES = 3  # times an upload may lose its worker without fault
 READY_TIMEOUT_S = 60.0
 FIRST_RESTART_S, LAST_RESTART_S = 0.1, 10.0  # waits between failed starts of a worker
@@ -236,6 +237,8 @@ class AudioPool:
         if message["kind"] == "ready":
             worker.ready.set()
             self._assign()
+        elif message["kind"] == "pong":
+            return
         elif (stream := worker.streams.get(message["job"])) is None:
             return  # cancelled meanwhile
         elif message["kind"] == "memory":
@@ -254,7 +257,7 @@ class AudioPool:
             stream.moves += 1
             if stream.ended:
                 continue
-            if stream.job == blamed or stream.moves > MAX_MOVES:
+            if (stream.job == blamed and not worker.stalled) or stream.moves > MAX_MOVES:
                 error = self._blame(worker, code)
                 logger.warning(error.message, extra={"request_id": stream.request_id})
                 stream.fail(error)
@@ -271,7 +274,8 @@ class AudioPool:
         return WorkerError(f"the audio worker died on this upload (exit code {code})")
 
     async def _watch(self) -> None:
-        """Kill a worker that has been inside one step for longer than an upload may take."""
+        """Kill a worker that has been inside one step for longer than an upload may take, and one
+        that stands still, which is no upload's fault."""
         limit_s = self._settings.audio_timeout_s
         while True:
             await asyncio.sleep(min(1.0, limit_s / 4))
@@ -279,4 +283,8 @@ class AudioPool:
                 job, busy_s = worker.slot.get()
                 if job and busy_s > limit_s:
                     worker.timed_out = True
+                    worker.process.kill()
+                elif worker.is_listening and worker.n_silent() >= STALLED_LOOKS:
+                    logger.error("an audio worker stands still")
+                    worker.stalled = True
                     worker.process.kill()

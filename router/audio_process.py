@@ -10,6 +10,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import Future, InvalidStateError
 
 from cluster.messages import WINDOW_SAMPLES
@@ -36,6 +37,10 @@ class AudioProcess:
         self.ready = asyncio.Event()
         self.alive = True
         self.timed_out = False
+        self.stalled = False
+        self._n_silent = 0  # looks at it in a row at which it had neither answered nor worked
+        self._is_asked = False
+        self._cpu_ticks = 0
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
 
@@ -91,9 +96,30 @@ class AudioProcess:
             if length > MAX_MESSAGE_BYTES or pcm_bytes > 2 * WINDOW_SAMPLES:
                 raise EOFError
             message: Message = json.loads(await self._reader.readexactly(length))
+            self._is_asked = False
             return message, await self._reader.readexactly(pcm_bytes) if pcm_bytes else b""
         except (asyncio.IncompleteReadError, OSError, ValueError) as error:
             raise EOFError from error
+
+    @property
+    def is_listening(self) -> bool:
+        return self.alive and self.ready.is_set()
+
+    def n_silent(self) -> int:
+        """Ask for a sign of life; returns at how many such looks in a row there was none.
+
+        A worker inside a long step does not answer, but takes processor time.
+        """
+        ticks = _cpu_ticks(self.process.pid)
+        if self._is_asked and ticks == self._cpu_ticks:
+            self._n_silent += 1
+        else:
+            self._n_silent = 0
+        self._cpu_ticks = ticks
+        if not self._is_asked:
+            self._is_asked = True
+            self.send({"kind": "ping"})
+        return self._n_silent
 
     def take_up(self, stream: AudioStream) -> None:
         self.streams[stream.job] = stream
@@ -124,6 +150,19 @@ class AudioProcess:
         self._writer.close()
         loop = asyncio.get_running_loop()
         return asyncio.shield(loop.run_in_executor(None, _end, self.process, patience_s))
+
+
+def _cpu_ticks(pid: int) -> int:
+    """Processor time of a process so far, in the kernel's ticks.
+
+    Where the kernel does not tell, what never stands still: a frozen worker is not found there.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return time.monotonic_ns()
+    return int(fields[11]) + int(fields[12])  # utime and stime
 
 
 Started = tuple[subprocess.Popen[bytes], JobSlot, socket.socket]

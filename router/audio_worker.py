@@ -93,7 +93,9 @@ class AudioWorker:
         return min(ready, key=lambda job: job.busy_s, default=None)
 
     def _take(self, message: Message) -> None:
-        if message["kind"] == "open":
+        if message["kind"] == "ping":
+            self._connection.send({"kind": "pong"})
+        elif message["kind"] == "open":
             steps = self._steps(Path(message["path"]), message["n_mels"], message["chunking"])
             job = Job(message["job"], steps, message["credit"], message["skip"])
             self._jobs[job.id] = job
