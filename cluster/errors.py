@@ -18,7 +18,8 @@
         │   ├── StaleGenerationError            its pages were reused before or during the READ
         │   ├── PeerLostError                   the peer died, or the connection to it did
         │   └── TransferTimeoutError            the READ did not end in time
-        ├── HandleRefusedError                  bad signature or another layout: never retried
+        ├── HandleRefusedError                  bad signature, or no handle of ours: never retried
+        │   └── LayoutMismatchError             of another version or settings: encode again
         ├── WorkerDrainingError                 the replica takes nothing new: ask another
         ├── WorkerGoneError                     the replica died or cannot be reached
         └── SequenceFailedError                 this sequence alone failed
@@ -171,9 +172,15 @@ class TransferTimeoutError(KVLostError):
 
 
 class HandleRefusedError(WorkerError):
-    """The handle is not one of ours, or describes another layout."""
+    """The handle is not one of ours, or names what is not there."""
 
-    should_retry = False
+    should_retry: ClassVar[bool | None] = False
+
+
+class LayoutMismatchError(HandleRefusedError):
+    """The handle is of an encoder with other settings, as while a version replaces another."""
+
+    should_retry = None
 
 
 class WorkerDrainingError(WorkerError):

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from cluster.errors import (
     DeadlineExceededError,
     KVLostError,
+    LayoutMismatchError,
     OverloadedError,
     SequenceFailedError,
     SplitscribeError,
@@ -175,6 +176,7 @@ class WindowPath:
                 span.event("retry", reason="full")
             except (
                 KVLostError,
+                LayoutMismatchError,
                 SequenceFailedError,
                 WorkerGoneError,
                 WorkerDrainingError,
@@ -182,7 +184,7 @@ class WindowPath:
                 failures += 1
                 self._note_retry(run, audio, handle, type(error).__name__, str(error))
                 span.event("retry", reason=type(error).__name__)
-                if isinstance(error, KVLostError | SequenceFailedError):
+                if not isinstance(error, WorkerGoneError | WorkerDrainingError):
                     handle = None  # encode again
                 if failures >= self._settings.max_attempts:
                     raise _given_up(error, failures) from error

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
-from cluster.errors import HandleRefusedError
+from cluster.errors import HandleRefusedError, LayoutMismatchError
 from cluster.kv.connect import make_exporter, make_importer
 from cluster.kv.handles import verify
 from cluster.kv.layout import PageLayout
@@ -129,7 +129,7 @@ class HandoffImporter:
         if getattr(handle, "payload", None) != "encoder_states":
             return self._kv
         if self._landing is None:
-            raise HandleRefusedError("no encoder states are taken here any more")
+            raise LayoutMismatchError("no encoder states are taken here any more")
         return self._landing
 
 

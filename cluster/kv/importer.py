@@ -13,7 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from cluster.errors import HandleRefusedError, KVLostError, PeerLostError, WorkerDrainingError
+from cluster.errors import (
+    HandleRefusedError,
+    KVLostError,
+    LayoutMismatchError,
+    PeerLostError,
+    WorkerDrainingError,
+)
 from cluster.kv.handles import check_key, verify
 from cluster.kv.layout import PageLayout
 from cluster.kv.pool import PagePool
@@ -103,7 +109,8 @@ class Importer:
         """Verify `handle` and keep its lease alive until it is fetched or dropped.
 
         Raises:
-            HandleRefusedError: signature wrong (checked first), or another layout.
+            HandleRefusedError: signature wrong (checked first).
+            LayoutMismatchError: another layout.
             PeerLostError: its exporter is gone, or did not answer an earlier read.
             WorkerDrainingError: the importer is closed.
         """
@@ -184,21 +191,21 @@ class Importer:
             raise
         try:
             self._check_layout(handle)
-        except HandleRefusedError:
+        except LayoutMismatchError:
             self._refused.add("layout")
             raise
 
     def _check_layout(self, handle: CrossKVHandle) -> None:
         expected = (self.layout.payload, self._layout_hash)
         if (handle.payload, handle.layout_hash) != expected:
-            raise HandleRefusedError(
+            raise LayoutMismatchError(
                 f"the KV handle of {handle.agent} is for {handle.payload} in layout "
                 f"{handle.layout_hash}, expected {expected[0]} in {expected[1]}: encoder and "
                 f"decoder run different models or settings"
             )
         fits = self.layout.pages_for(handle.frames) <= len(handle.addresses)
         if handle.page_bytes != self.pool.page_bytes or not fits or handle.frames < 1:
-            raise HandleRefusedError(
+            raise LayoutMismatchError(
                 f"the KV handle has {len(handle.addresses)} pages of {handle.page_bytes} bytes "
                 f"for {handle.frames} frames, which does not fit its layout"
             )

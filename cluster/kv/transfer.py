@@ -124,7 +124,8 @@ class KVImporter(Protocol):
         """Verify and begin to renew.
 
         Raises:
-            HandleRefusedError: signature wrong (checked first), or layout hash differs.
+            HandleRefusedError: signature wrong (checked first).
+            LayoutMismatchError: layout hash differs.
             PeerLostError: the handle's exporter is known to be gone, or suspect: an earlier
                 READ from it is overdue.
             WorkerDrainingError: the importer is closed.

@@ -20,6 +20,7 @@ from cluster.errors import (
     HandleRefusedError,
     InvalidAudioError,
     KVLostError,
+    LayoutMismatchError,
     OverloadedError,
     SequenceFailedError,
     WorkerGoneError,
@@ -334,6 +335,14 @@ async def test_a_refused_handle_is_never_tried_again(pools: PlayedPools) -> None
     with pytest.raises(HandleRefusedError):
         await run(pools, 1)
     assert pools.decodes == {0: 1}
+
+
+async def test_a_handle_of_another_version_is_encoded_again(pools: PlayedPools) -> None:
+    """While one version replaces another, a window may meet one of each, and then two alike."""
+    pools.decode_fault = lambda window, nth: LayoutMismatchError("pages of 7") if nth < 3 else None
+    text, _ = await run(pools, 1)
+    assert text == "word0"
+    assert pools.encodes == {0: 3}
 
 
 async def test_the_deadline_ends_everything(pools: PlayedPools) -> None:
