@@ -9,12 +9,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-gpu check format audit demo-model demo-model-eval wheel clean
+.PHONY: help install demo test test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make test             the fast test suite"
 	@echo "make test-slow        everything that takes longer"
 	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
+	@echo "make chaos            faults under load, one after another and in pairs (40 minutes; root for all)"
 	@echo "make check            format, lint, types, import rules"
 	@echo "make format           rewrite files as 'make check' wants them"
 	@echo "make audit            compare constraints.txt with public advisories (needs the network)"
@@ -42,6 +43,10 @@ test-slow: install
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
+
+chaos: install
+	$(BIN)/python -m tests.chaos --pairs 5
+	$(BIN)/python -m tests.chaos --hosts
 
 check: install
 	$(BIN)/ruff format --check .

@@ -66,18 +66,19 @@ def missing_for_hosts() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """One host. home: where its HOME lies on this machine."""
+    """One host. home: where its HOME lies on this machine; bridge: what joins it to the others."""
 
     name: str
     address: str
     home: Path
     process: subprocess.Popen[bytes]
+    bridge: str
 
     def run(
         self, command: str, timeout_s: float = 60.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
         """Run in a login shell of this host, in its home."""
-        entered = ["nsenter", "--target", str(self._first_pid()), "--all"]
+        entered = ["nsenter", "--target", str(self.first_pid()), "--all"]
         run = subprocess.run(
             [*entered, "bash", "-c", f"cd; . ~/.bashrc; {command}"],
             env={"HOME": HOME, "PATH": os.environ["PATH"], "TERM": "dumb", "COLUMNS": "150"},
@@ -96,7 +97,7 @@ class Host:
         lines = self.run("ps -eo pid,args --no-headers").stdout.splitlines()
         return [line for line in lines if "ps -eo" not in line and "sshd" not in line]
 
-    def _first_pid(self) -> int:
+    def first_pid(self) -> int:
         """`unshare` forks: its child is the first process of the host."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
         return int(children.read_text().split()[0])
@@ -135,15 +136,25 @@ def hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
                 f"addr add {address}/24 dev eth0",
             ):
                 _call("ip", "-n", space, *command.split())
-            host = _start(folder / name, name, address, space, keys, is_operator=number == 0)
+            host = _start(
+                folder / name, name, address, (space, bridge), keys, is_operator=number == 0
+            )
             stack.callback(_end, host)
             made.append(host)
         yield made
 
 
 def _start(
-    folder: Path, name: str, address: str, space: str, keys: Path, *, is_operator: bool
+    folder: Path,
+    name: str,
+    address: str,
+    network: tuple[str, str],
+    keys: Path,
+    *,
+    is_operator: bool,
 ) -> Host:
+    """network: the host's namespace and the bridge that it is joined to."""
+    space, bridge = network
     home, tmp = folder / "home", folder / "tmp"
     (home / ".ssh").mkdir(parents=True)
     tmp.mkdir()
@@ -167,7 +178,7 @@ def _start(
         env={"PATH": os.environ["PATH"], "HOME": HOME},
         start_new_session=True,
     )
-    host = Host(name, address, home, process)
+    host = Host(name, address, home, process, bridge)
     deadline = time.monotonic() + 10
     while not (tmp / "up").exists():
         if process.poll() is not None or time.monotonic() > deadline:

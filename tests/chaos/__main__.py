@@ -1,0 +1,108 @@
+"""Faults under load, one after another, on a real cluster on this machine.
+
+    python -m tests.chaos                              # every fault once
+    python -m tests.chaos --faults 'kill encoder' 'freeze decoder'
+    python -m tests.chaos --faults --pairs 10 --seed 1 # random pairs; with no --faults, after them
+    python -m tests.chaos --hosts                      # on four hosts: network, nodes, redeploys
+    python -m tests.chaos --soak 3600                  # random faults for an hour, resumable
+
+Needs two idle cores. Ends with one JSON line; status 1 when a text was wrong, a request lost, a
+worker not replaced or something left over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tests.chaos.campaign import run_faults
+from tests.chaos.faults import Both, Burst, Fault, Freeze, FullSpool, Kill
+from tests.chaos.load import Load, reference_texts
+from tests.chaos.report import table
+from tests.chaos.several_hosts import host_faults, several_hosts
+from tests.chaos.soak import soak
+from tests.chaos.target import local_target
+
+
+def single_faults() -> list[Fault]:
+    """Each fault of one machine, in the order in which it is run."""
+    kinds = ("encoder", "decoder", "audio", "router", "proxy", "controller")
+    return [
+        *(Kill(kind=kind) for kind in kinds),
+        *(Freeze(kind=kind) for kind in kinds[:-1]),
+        Freeze(kind="controller", hold_s=20.0),
+        Freeze(kind="encoder", hold_s=3.0),
+        Freeze(kind="decoder", hold_s=3.0),
+        Freeze(kind="gcs", hold_s=20.0),
+        FullSpool(),
+        Burst(),
+    ]
+
+
+def random_pairs(n: int, seed: int) -> list[Fault]:
+    rng = random.Random(seed)
+    return [Both(first=one, second=two) for one, two in (rng.sample(PAIRED, 2) for _ in range(n))]
+
+
+PAIRED: list[Fault] = [
+    *(Kill(kind=kind) for kind in ("encoder", "decoder", "audio", "router")),
+    *(Freeze(kind=kind) for kind in ("encoder", "decoder", "audio", "router")),
+    FullSpool(),
+    Burst(n=30),
+]
+
+
+def make_parser() -> argparse.ArgumentParser:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", nargs="*", help="names, as the table has them; none: no single")
+    parser.add_argument("--pairs", type=int, default=0, help="random pairs after the single ones")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--rate", type=float, default=2.0, help="requests/s")
+    parser.add_argument("--routers", type=int, default=2)
+    parser.add_argument("--hosts", action="store_true", help="four hosts in network namespaces")
+    parser.add_argument("--folder", type=Path, help="of --hosts: where their files stay")
+    parser.add_argument("--soak", type=float, metavar="SECONDS", help="in all, over interruptions")
+    parser.add_argument("--state", type=Path, default=Path(".soak-state.json"), help="of --soak")
+    parser.add_argument("--json", type=Path, help="write the report there, too")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+    random.seed(args.seed)
+    if args.soak:
+        run = soak(args.soak, args.state, seed=args.seed, rate=args.rate)
+        print(run.line())
+        print(json.dumps({"soak": asdict(run)}))
+        return 1 if run.bad else 0
+    faults = host_faults() if args.hosts else single_faults()
+    if args.faults is not None:
+        faults = [one for one in faults if one.name in args.faults]
+    faults += random_pairs(args.pairs, args.seed)
+    outcomes = []
+    with several_hosts(args.folder) if args.hosts else local_target(routers=args.routers) as target:
+        texts = reference_texts(target.url)
+        with Load(target.url, texts, args.rate) as load:
+            time.sleep(5.0)  # first requests compile kernels
+            for outcome in run_faults(faults, target, load):
+                outcomes.append(outcome)
+                print(table([outcome]), flush=True)
+    print(table(outcomes))
+    report = json.dumps({"chaos": [one.as_json() for one in outcomes]})
+    if args.json:
+        args.json.write_text(report)
+    print(report)
+    return 0 if all(one.is_good for one in outcomes) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,180 @@
+"""A steady load through OpenAI's SDK, and what became of every request.
+
+Open loop: a request leaves when its time has come, whatever the ones before it do, on a connection
+of its own, as if each were another client's. The SDK has its own two retries and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import itertools
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import httpx
+import openai
+
+from cluster.demo.samples import sample_path
+
+CLIPS = ("short", "short", "medium", "short")  # in turn; 5 and 25 seconds of speech
+GIVEN_UP_S = 150.0  # a request without an answer by then is lost; above any deadline of a clip
+REFUSALS = (429, 503)
+
+Verdict = Literal["right", "wrong", "refused", "lost"]
+
+
+@dataclass(slots=True)
+class Sent:
+    """One request. Times are monotonic; `statuses`: of each try, 0 where no answer came."""
+
+    number: int
+    clip: str
+    began_s: float
+    ended_s: float = 0.0
+    verdict: Verdict | None = None  # None: in flight
+    detail: str = ""
+    statuses: list[int] = field(default_factory=list)
+
+    @property
+    def retried(self) -> bool:
+        return len(self.statuses) > 1
+
+    @property
+    def was_refused(self) -> bool:
+        """At any of its tries."""
+        return any(status in REFUSALS for status in self.statuses)
+
+    @property
+    def took_s(self) -> float:
+        return self.ended_s - self.began_s
+
+
+_current: contextvars.ContextVar[Sent] = contextvars.ContextVar("current")
+
+
+async def _note_try(request: httpx.Request) -> None:
+    _current.get().statuses.append(0)
+
+
+async def _note_answer(response: httpx.Response) -> None:
+    _current.get().statuses[-1] = response.status_code
+
+
+class Load:
+    """Sends CLIPS in turn at `rate` per second, from a thread of its own, until it is closed."""
+
+    def __init__(self, url: str, texts: Mapping[str, str], rate: float) -> None:
+        """texts: of each clip, by a cluster without faults."""
+        self.rate = rate
+        self.sent: list[Sent] = []
+        self._texts = dict(texts)
+        self._url = url
+        self._paused = threading.Event()
+        self._closing = threading.Event()
+        self._burst = 0
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._closing.set()
+        if kind is None:  # else somebody wants to be rid of it
+            self._thread.join(GIVEN_UP_S + 10)
+
+    def pause(self) -> None:
+        self._paused.set()
+
+    def go_on(self) -> None:
+        self._paused.clear()
+
+    def burst(self, n: int) -> None:
+        """Send `n` requests more, at once."""
+        self._burst += n
+
+    @property
+    def n_in_flight(self) -> int:
+        return sum(one.verdict is None for one in tuple(self.sent))
+
+    async def _run(self) -> None:
+        hooks = {"request": [_note_try], "response": [_note_answer]}
+        # No connection is kept: with several routers, each request takes its chance.
+        limits = httpx.Limits(max_keepalive_connections=0)
+        async with (
+            httpx.AsyncClient(limits=limits, event_hooks=hooks, timeout=600.0) as http,
+            openai.AsyncOpenAI(
+                base_url=f"{self._url}/v1", api_key="none", http_client=http
+            ) as client,
+        ):
+            clips = itertools.cycle(CLIPS)
+            due = time.monotonic()
+            while not self._closing.is_set():
+                if self._paused.is_set():
+                    due = time.monotonic()
+                elif time.monotonic() >= due:
+                    due += 1 / self.rate
+                    self._send(client, next(clips))
+                for _ in range(self._burst):
+                    self._send(client, next(clips))
+                self._burst = 0
+                await asyncio.sleep(max(0.005, min(0.1, due - time.monotonic())))
+            await asyncio.gather(*self._in_flight)
+
+    def _send(self, client: openai.AsyncOpenAI, clip: str) -> None:
+        sent = Sent(len(self.sent), clip, time.monotonic())
+        self.sent.append(sent)
+        task = asyncio.create_task(self._one(client, sent))
+        self._in_flight.add(task)
+        task.add_done_callback(self._in_flight.discard)
+
+    async def _one(self, client: openai.AsyncOpenAI, sent: Sent) -> None:
+        _current.set(sent)
+        verdict: Verdict = "lost"
+        try:
+            async with asyncio.timeout(GIVEN_UP_S):
+                answer = await client.audio.transcriptions.create(
+                    model="whisper-1",
+                    file=sample_path(sent.clip),
+                    language="en",
+                    temperature=0.0,
+                )
+            verdict = "right" if answer.text == self._texts[sent.clip] else "wrong"
+            if verdict == "wrong":
+                sent.detail = f"{answer.text!r} in place of {self._texts[sent.clip]!r}"
+        except openai.APIStatusError as error:
+            verdict = "refused" if error.status_code in REFUSALS else "lost"
+            sent.detail = f"{error.status_code}: {error.message}"
+        except TimeoutError:
+            sent.detail = f"no answer in {GIVEN_UP_S:.0f} s"
+        except Exception as error:
+            sent.detail = f"{type(error).__name__}: {error.__cause__ or error}"
+        sent.ended_s = time.monotonic()
+        sent.verdict = verdict
+
+
+def reference_texts(url: str) -> dict[str, str]:
+    """What a cluster without faults answers."""
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        return {
+            clip: client.audio.transcriptions.create(
+                model="whisper-1", file=sample_path(clip), language="en", temperature=0.0
+            ).text
+            for clip in dict.fromkeys(CLIPS)
+        }
+
+
+def goodput(sent: Sequence[Sent], since_s: float, until_s: float) -> float:
+    """Right answers per second that came in that time."""
+    right = sum(one.verdict == "right" and since_s <= one.ended_s < until_s for one in sent)
+    return right / (until_s - since_s)
+
+
+def verdicts(sent: Sequence[Sent]) -> Counter[str]:
+    return Counter(one.verdict or "in flight" for one in sent)

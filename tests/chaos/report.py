@@ -1,0 +1,122 @@
+"""What each fault did, as clients saw it: figures, a table for the terminal, JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tests.chaos.load import Sent, goodput, verdicts
+
+SPAN_S = 5.0  # goodput is counted over so much
+SHARE = 0.9  # of the goodput before, at which the service has recovered
+STEP_S = 0.25
+EDGE = 0.5  # requests: what one more or less in a span does not decide
+
+COLUMNS = (
+    ("fault", 34),
+    ("sent", 5),
+    ("right", 6),
+    ("retried", 8),
+    ("429/503", 8),
+    ("refused", 8),
+    ("wrong", 6),
+    ("lost", 5),
+    ("slowest", 8),
+    ("before", 7),
+    ("recovery", 9),
+    ("replaced", 9),
+)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """One fault's figures.
+
+    met_refusal: requests that got a 429 or 503 at any try; refused: at their last.
+    recovery_s: from the fault to the first 5 s with 90 % of the goodput before it, after the
+        goodput fell; 0 where it never fell, None where it stayed low.
+    replaced_s: until every worker was there again; None: not in time.
+    """
+
+    fault: str
+    limit_s: float
+    sent: int = 0
+    right: int = 0
+    retried: int = 0
+    met_refusal: int = 0
+    refused: int = 0
+    wrong: int = 0
+    lost: int = 0
+    slowest_s: float = 0.0
+    goodput_before: float = 0.0
+    recovery_s: float | None = None
+    replaced_s: float | None = None
+    left_over: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        """No wrong text, no request lost, nothing left over. Speed is for the reader to judge."""
+        return not (self.wrong or self.lost or self.left_over) and self.replaced_s is not None
+
+    def count(self, sent: Sequence[Sent]) -> None:
+        by_verdict = verdicts(sent)
+        self.sent = len(sent)
+        self.right, self.refused = by_verdict["right"], by_verdict["refused"]
+        self.wrong, self.lost = by_verdict["wrong"], by_verdict["lost"] + by_verdict["in flight"]
+        self.retried = sum(one.retried for one in sent)
+        self.met_refusal = sum(one.was_refused for one in sent)
+        self.slowest_s = max((one.took_s for one in sent), default=0.0)
+        self.details = [
+            f"request {one.number} ({one.clip}), tries {one.statuses}: {one.verdict}, {one.detail}"
+            for one in sent
+            if one.verdict != "right"
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def recovery_s(sent: Sequence[Sent], fault_s: float, until_s: float, before: float) -> float | None:
+    """See `Outcome`. Times are monotonic; `until_s` is how far the answers are known."""
+    enough = SHARE * before - EDGE / SPAN_S
+    fell = False
+    n_steps = int((until_s - SPAN_S - fault_s) / STEP_S) + 1
+    for step in range(n_steps):
+        begin_s = fault_s + step * STEP_S
+        is_low = goodput(sent, begin_s, begin_s + SPAN_S) < enough
+        if is_low:
+            fell = True
+        elif fell:
+            return begin_s - fault_s
+    return None if fell else 0.0
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    """For a terminal."""
+    lines = ["  ".join(name.ljust(width) for name, width in COLUMNS).rstrip()]
+    for one in outcomes:
+        values = (
+            one.fault,
+            one.sent,
+            one.right,
+            one.retried,
+            one.met_refusal,
+            one.refused,
+            one.wrong,
+            one.lost,
+            f"{one.slowest_s:.1f} s",
+            f"{one.goodput_before:.1f}/s",
+            _seconds(one.recovery_s),
+            _seconds(one.replaced_s),
+        )
+        cells = (str(v).ljust(width) for v, (_, width) in zip(values, COLUMNS, strict=True))
+        lines.append("  ".join(cells).rstrip())
+        lines += [f"    left over: {what}" for what in one.left_over]
+        lines += [f"    {detail}" for detail in one.details[:5]]
+    return "\n".join(lines)
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.1f} s"

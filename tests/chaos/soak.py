@@ -1,0 +1,163 @@
+"""Hours of bounded load with random faults from a seed: nothing wrong, nothing lost, memory flat.
+
+What has been done is in a state file after every fault. A run that was interrupted goes on from
+there, with a new cluster and the next fault of its seed.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.chaos.campaign import run_fault
+from tests.chaos.faults import Both, Burst, Fault, Freeze, FullSpool, Kill
+from tests.chaos.load import Load, reference_texts
+from tests.chaos.report import Outcome
+from tests.chaos.target import local_target
+
+WARM_SAMPLES = 3  # of a cluster's start, before its caches are full
+MIN_SAMPLES = 8  # for a line through them
+MAX_GROWTH = 0.10  # of the memory, in an hour
+BEFORE_S, WATCH_S = 20.0, 15.0
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Soak:
+    """What a soak has done so far.
+
+    samples: of the idle, whole cluster after each fault: seconds since its start, its number,
+        resident bytes and open files of all its processes, by kind.
+    """
+
+    seed: int
+    rate: float
+    seconds: float = 0.0
+    n_starts: int = 0
+    n_faults: int = 0
+    totals: dict[str, int] = field(default_factory=dict)
+    bad: list[dict[str, Any]] = field(default_factory=list)
+    slowest_recovery_s: float = 0.0
+    never_recovered: list[str] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+    @classmethod
+    def resumed(cls, state: Path, seed: int, rate: float) -> Soak:
+        """From its state file, if that is of the same soak."""
+        if state.exists():
+            kept = cls(**json.loads(state.read_text()))
+            if (kept.seed, kept.rate) == (seed, rate):
+                return kept
+        return cls(seed, rate)
+
+    def save(self, state: Path) -> None:
+        new = state.with_suffix(".new")
+        new.write_text(json.dumps(asdict(self)))
+        new.replace(state)
+
+    def count(self, outcome: Outcome) -> None:
+        self.n_faults += 1
+        totals = Counter(self.totals)
+        for name in ("sent", "right", "retried", "met_refusal", "refused", "wrong", "lost"):
+            totals[name] += getattr(outcome, name)
+        self.totals = dict(totals)
+        if not outcome.is_good:
+            self.bad.append(outcome.as_json())
+        if outcome.recovery_s is None:
+            self.never_recovered.append(outcome.fault)
+        else:
+            self.slowest_recovery_s = max(self.slowest_recovery_s, outcome.recovery_s)
+
+    def growth(self, what: str = "memory") -> float | None:
+        """Of `what` of all processes, as a share of it in an hour; None: too few samples.
+
+        The slope that fits all starts of the cluster, each with a level of its own.
+        """
+        times: list[float] = []
+        values: list[float] = []
+        levels: list[float] = []
+        for start in range(1, self.n_starts + 1):
+            of_start = [one for one in self.samples if one["start"] == start][WARM_SAMPLES:]
+            if len(of_start) < 2:
+                continue
+            at = np.array([one["at_s"] for one in of_start])
+            value = np.array([sum(one[what].values()) for one in of_start], float)
+            times += list(at - at.mean())
+            values += list(value - value.mean())
+            levels += list(value)
+        if len(times) < MIN_SAMPLES:
+            return None
+        slope = np.dot(times, values) / np.dot(times, times)
+        return float(3600 * slope / np.mean(levels))
+
+    def line(self) -> str:
+        growths = {what: self.growth(what) for what in ("memory", "files")}
+        grown = ", ".join(
+            f"{what} {'?' if share is None else f'{share:+.1%} an hour'}"
+            for what, share in growths.items()
+        )
+        return (
+            f"{self.seconds / 60:.0f} min, {self.n_faults} faults, {self.n_starts} starts: "
+            f"{self.totals}; slowest recovery {self.slowest_recovery_s:.1f} s, never "
+            f"{self.never_recovered}; {grown}; {len(self.bad)} bad"
+        )
+
+
+def random_fault(seed: int, number: int) -> Fault:
+    """The soak's fault of that number; every fifth or so is a pair."""
+    rng = random.Random(f"{seed}:{number}")
+    kinds = ("encoder", "decoder", "audio", "router")
+    single: list[Fault] = [
+        *(Kill(kind=kind) for kind in kinds),
+        *(Freeze(kind=kind) for kind in kinds),
+        *(Freeze(kind=kind, hold_s=3.0) for kind in ("encoder", "decoder", "controller")),
+        Kill(kind="controller"),
+        FullSpool(),
+        Burst(n=30),
+    ]
+    if rng.random() < 0.2:
+        first, second = rng.sample(single, 2)
+        return Both(first=first, second=second)
+    return rng.choice(single)
+
+
+def soak(asked_s: float, state: Path, *, seed: int, rate: float, say: Say = print) -> Soak:
+    """Go on until the soak has lasted `asked_s` in all, or something bad happened."""
+    run = Soak.resumed(state, seed, rate)
+    if run.seconds >= asked_s or run.bad:
+        return run
+    run.n_starts += 1
+    with local_target() as target, Load(target.url, reference_texts(target.url), rate) as load:
+        began_s = last_s = time.monotonic()
+        while run.seconds < asked_s and not run.bad:
+            fault = random_fault(seed, run.n_faults)
+            if reason := fault.possible(target):
+                say(f"not run: {fault.name}: {reason}")
+                run.n_faults += 1
+                continue
+            outcome = run_fault(fault, target, load, before_s=BEFORE_S, watch_s=WATCH_S)
+            run.count(outcome)
+            now_s = time.monotonic()
+            run.seconds += now_s - last_s
+            last_s = now_s
+            run.samples.append(
+                {
+                    "start": run.n_starts,
+                    "at_s": now_s - began_s,
+                    "memory": target.memory_bytes(),
+                    "files": target.files(),
+                }
+            )
+            load.sent.clear()  # all have ended; a soak of days must not keep them
+            run.save(state)
+            say(f"{fault.name}: {run.line()}")
+    return run

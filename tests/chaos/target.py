@@ -1,0 +1,205 @@
+"""The cluster under fault: its processes by what they do, whether it is whole, what it left over.
+
+Processes are looked for among the descendants of those that were started here, so that no other
+cluster on this machine is ever touched.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from tests.e2e.conftest import start_server, stop_server
+
+ROLES = ("router", "encoder", "decoder")
+AUDIO_WORKERS = 2  # of each router
+SPOOL_MB = 64
+IDLE_S = 45.0  # leases of a dead reader end within 15 s; queues within a request's time
+MARKS = {
+    "router": "ray::ServeReplica:splitscribe:router",
+    "encoder": "ray::ServeReplica:splitscribe:encoder",
+    "decoder": "ray::ServeReplica:splitscribe:decoder",
+    "audio": "router.audio_worker",
+    "proxy": "ray::ProxyActor",
+    "controller": "ray::ServeController",
+    "gcs": "gcs/gcs_server",
+    "raylet": "raylet/raylet",
+}
+
+
+@dataclass(slots=True)
+class Target:
+    """A running cluster.
+
+    roots: processes from which all others descend; asked each time, as hosts may be replaced.
+    wanted: replicas of each role.
+    spool: where its uploads lie, and how large that disk is; None: the system's.
+    """
+
+    url: str
+    roots: Callable[[], list[psutil.Process]]
+    wanted: Mapping[str, int]
+    spool: Path | None = None
+    spool_bytes: int = 0
+    extras: dict[str, Any] = field(default_factory=dict)  # what only some faults know how to use
+
+    def everything(self) -> list[psutil.Process]:
+        found: dict[int, psutil.Process] = {}
+        for root in self.roots():
+            with suppress(psutil.Error):
+                found |= {one.pid: one for one in (root, *root.children(recursive=True))}
+        return list(found.values())
+
+    def by_kind(self) -> dict[str, list[psutil.Process]]:
+        """Those that are alive, by the keys of MARKS."""
+        found: dict[str, list[psutil.Process]] = {kind: [] for kind in MARKS}
+        for one in self.everything():
+            with suppress(psutil.Error):
+                command = " ".join(one.cmdline())
+                for kind, mark in MARKS.items():
+                    if mark in command and one.status() != psutil.STATUS_ZOMBIE:
+                        found[kind].append(one)
+        return found
+
+    def processes(self, kind: str) -> list[psutil.Process]:
+        return self.by_kind()[kind]
+
+    def health(self) -> dict[str, Any]:
+        answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=5).json()
+        return answer
+
+    def workers(self, role: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.health()["pools"][role]["workers"]
+        return found
+
+    def missing(self) -> str:
+        """What keeps the cluster from being whole; empty: nothing."""
+        try:
+            health = self.health()
+        except (httpx.HTTPError, ValueError) as error:
+            return f"no health: {error!r}"
+        if health.get("status") != "ready":
+            return f"its status is {health.get('status')}"
+        for role in ("encoder", "decoder"):
+            workers = health["pools"][role]["workers"]
+            if sum(one["healthy"] for one in workers) != self.wanted[role]:
+                return f"{len(workers)} {role}s answer, not {self.wanted[role]}"
+        # One replica more is an old one that still drains, or a frozen one.
+        by_kind = self.by_kind()
+        counts = {kind: len(by_kind[kind]) for kind in (*ROLES, "audio")}
+        with suppress(psutil.Error):
+            for kind, found in by_kind.items():
+                if any(one.status() == psutil.STATUS_STOPPED for one in found):
+                    return f"a frozen {kind}"
+        wanted = dict(self.wanted) | {"audio": AUDIO_WORKERS * self.wanted["router"]}
+        if counts != wanted:
+            return f"processes: {counts}, wanted: {wanted}"
+        return ""
+
+    def left_over(self, timeout_s: float = IDLE_S) -> list[str]:
+        """What an idle cluster should not have; waits for it to go away by itself."""
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            found = self._left_over()
+            if not found or time.monotonic() > deadline_s:
+                return found
+            time.sleep(0.5)
+
+    def _left_over(self) -> list[str]:
+        if missing := self.missing():
+            return [missing]
+        found = []
+        health = self.health()
+        for role in ("encoder", "decoder"):
+            for worker in health["pools"][role]["workers"]:
+                name, extra = worker["replica"], worker.get("extra", {})
+                if worker["pages_free"] != worker["pages_total"]:
+                    free = f"{worker['pages_free']} of {worker['pages_total']}"
+                    found.append(f"{name}: {free} pages free")
+                busy = ("queued", "running")
+                found += [f"{name}: {worker[what]} {what}" for what in busy if worker[what]]
+                for what in ("leases", "pages_quarantined"):
+                    if extra.get(what):
+                        found.append(f"{name}: {extra[what]:g} {what}")
+        if health["router"]["requests"]:
+            found.append(f"a router holds {health['router']['requests']} requests")
+        if self.spool is not None:
+            found += [f"spool file {one.name}" for one in self.spool.glob("splitscribe-upload-*")]
+        return found
+
+    def files(self) -> dict[str, int]:
+        """Open files of each role's processes, in all."""
+        counts: dict[str, int] = {}
+        for kind, found in self.by_kind().items():
+            with suppress(psutil.Error):
+                counts[kind] = sum(one.num_fds() for one in found)
+        return counts
+
+    def memory_bytes(self) -> dict[str, int]:
+        """Resident memory of each role's processes, what they share counted to each."""
+        counts: dict[str, int] = {}
+        for kind, found in self.by_kind().items():
+            with suppress(psutil.Error):
+                counts[kind] = sum(one.memory_info().rss for one in found)
+        return counts
+
+
+@contextmanager
+def local_target(
+    folder: Path | None = None, *, routers: int = 2, env: Mapping[str, str] | None = None
+) -> Iterator[Target]:
+    """`splitscribe serve` on this machine, in float32, with one spare of each role.
+
+    With root its uploads lie on a disk of their own of SPOOL_MB.
+    """
+    with ExitStack() as stack:
+        if folder is None:
+            folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        spool = folder / "spool"
+        spool.mkdir()
+        on_own_disk = os.geteuid() == 0 and _mounted(spool)
+        if on_own_disk:
+            stack.callback(subprocess.run, ["umount", "--lazy", spool], check=False)
+        settings = {
+            "SPLITSCRIBE_ROUTER__REPLICAS": str(routers),
+            "SPLITSCRIBE_ROUTER__AUDIO_WORKERS": str(AUDIO_WORKERS),
+            "TMPDIR": str(spool),
+        }
+        server = start_server(
+            folder,
+            *("--encoders", "2", "--decoders", "2", "--dtype", "float32", "--placement", "split"),
+            env={**settings, **(env or {})},
+        )
+        root = psutil.Process(server.process.pid)
+        target = Target(
+            server.url,
+            lambda: [root],
+            {"router": routers, "encoder": 2, "decoder": 2},
+            spool,
+            SPOOL_MB * 2**20 if on_own_disk else 0,
+            {"server": server},
+        )
+        try:
+            yield target
+        finally:
+            ours = target.everything()
+            status = stop_server(server)
+            _, alive = psutil.wait_procs(ours, timeout=10)
+            (folder / "serve.log").write_text(server.output())
+        if status != 0 or alive:
+            raise AssertionError(f"serve ended with {status}, and left {alive}")
+
+
+def _mounted(folder: Path) -> bool:
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={SPOOL_MB}m", "tmpfs", str(folder)]
+    return subprocess.run(mount, capture_output=True, check=False).returncode == 0

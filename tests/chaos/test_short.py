@@ -1,0 +1,91 @@
+"""The short form of the fault suite (`make chaos` has all of it): no request pays for a fault."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.chaos.campaign import run_fault
+from tests.chaos.faults import Both, Fault, Freeze, FullSpool, Kill
+from tests.chaos.load import Load, Sent, reference_texts
+from tests.chaos.report import Outcome, recovery_s
+from tests.chaos.target import Target, local_target
+from tests.e2e.conftest import wait_until
+
+RATE = 1.5  # requests/s
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    with local_target(tmp_path_factory.mktemp("chaos")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def load(target: Target) -> Iterator[Load]:
+    with Load(target.url, reference_texts(target.url), RATE) as running:
+        yield running
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Both(first=Kill(kind="encoder"), second=Freeze(kind="audio")),
+        Both(first=Kill(kind="decoder"), second=FullSpool(hold_s=2.0)),
+        Kill(kind="router"),
+    ],
+    ids=lambda fault: fault.name,
+)
+def test_no_request_is_lost_and_nothing_left_over(target: Target, load: Load, fault: Fault) -> None:
+    if reason := fault.possible(target):
+        pytest.skip(reason)
+    outcome = run_fault(fault, target, load, before_s=3.0, watch_s=5.0)
+    assert outcome.sent > 0
+    assert outcome.is_good, outcome
+
+
+@pytest.mark.timeout(300)
+def test_routers_that_all_die_leave_nothing_behind(target: Target, load: Load) -> None:
+    """What they held is free 15 s later: no lease outlives its reader for longer."""
+    load.burst(8)
+    wait_until(lambda: any(one["running"] for one in target.workers("decoder")), 30, "work")
+    for router in target.processes("router"):
+        router.kill()
+    wait_until(lambda: not target.missing(), 60, "new routers")
+    assert target.left_over() == []
+    wait_until(lambda: load.n_in_flight == 0, 60, "the end of what was in flight")
+
+
+# ------------------------------------------------------------------------- how it is counted
+
+
+def answers(times_s: list[float]) -> list[Sent]:
+    return [
+        Sent(number, "short", ended_s - 1.0, ended_s, "right", "", [200])
+        for number, ended_s in enumerate(times_s)
+    ]
+
+
+def test_recovery_is_counted_to_the_first_good_span() -> None:
+    """One answer a second, but none from 10 to 18: good again with the span that begins at 18."""
+    sent = answers([float(s) for s in range(40) if not 10 <= s < 18])
+    assert recovery_s(sent, 10.0, 40.0, 1.0) == pytest.approx(8.0, abs=1.0)
+    assert recovery_s(sent, 20.0, 40.0, 1.0) == 0.0
+    assert recovery_s(sent[:10], 10.0, 40.0, 1.0) is None
+
+
+def test_a_late_fall_counts_too() -> None:
+    sent = answers([float(s) for s in range(40) if not 20 <= s < 25])
+    assert recovery_s(sent, 10.0, 40.0, 1.0) == pytest.approx(15.0, abs=1.0)
+
+
+def test_an_outcome_is_bad_by_one_wrong_text() -> None:
+    outcome = Outcome("a fault", 10.0, replaced_s=1.0)
+    sent = answers([1.0, 2.0])
+    outcome.count(sent)
+    assert outcome.is_good
+    sent[1].verdict = "wrong"
+    outcome.count(sent)
+    assert not outcome.is_good
