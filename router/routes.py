@@ -50,12 +50,11 @@ from router.responses import (
 from router.seams import HealthReport
 from router.service import TranscriptionService
 from router.sse import HEARTBEAT_S
-from router.uploads import sweep_spool
+from router.uploads import sweep_spool_always
 
 logger = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_S = 5.0
-LEFTOVER_AGE_S = 3600.0  # beyond the longest request; then a spool file has no owner
 EXPOSED_HEADERS = ("x-request-id", "server-timing", "openai-processing-ms", "retry-after")
 
 
@@ -84,11 +83,11 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        age_s = settings.max_deadline_s + LEFTOVER_AGE_S
-        await asyncio.to_thread(sweep_spool, age_s, spool_dir)
-        reporting = asyncio.create_task(report_each_second(service.report))
+        chores = (report_each_second(service.report), sweep_spool_always(spool_dir))
+        tasks = [asyncio.create_task(chore) for chore in chores]
         yield
-        reporting.cancel()
+        for task in tasks:
+            task.cancel()
 
     keys = KeyRing(settings.api_key, settings.max_requests_per_key)
     guards = [Depends(_key_check(keys))] if len(keys) else []

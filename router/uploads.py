@@ -2,13 +2,15 @@
 
 Counts every byte while reading, so that a limit ends the upload when it is crossed and not when
 it is over. The spool file has a name, because audio workers open it from their own processes;
-it is deleted when the context ends, however it ends. Starlette's own form parser will not do:
+it is deleted when the context ends, and held (flock) till then: what nobody holds is a killed
+router's, and swept. Starlette's own form parser will not do:
 it has no limit on a file's size.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import os
 import tempfile
@@ -27,6 +29,8 @@ logger = logging.getLogger(__name__)
 SPOOL_PREFIX = "splitscribe-upload-"
 WRITE_BYTES = 1024 * 1024  # gathered before a thread writes them
 RETRY_AFTER_S = 10.0  # after a full disk
+SWEEP_S = 5.0  # between looks for files of killed routers
+NEW_S = 2.0  # a file this young may not be held yet
 STALL_S = 60.0  # longest silence of a client in mid-upload
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -102,17 +106,27 @@ async def receive_form(
         spool.delete()
 
 
-def sweep_spool(older_than_s: float, spool_dir: Path | None = None) -> int:
-    """Delete spool files that a killed router left behind. Returns how many."""
+async def sweep_spool_always(spool_dir: Path | None = None) -> None:
+    """Sweep now and every few seconds until cancelled."""
+    while True:
+        await asyncio.to_thread(sweep_spool, spool_dir)
+        await asyncio.sleep(SWEEP_S)
+
+
+def sweep_spool(spool_dir: Path | None = None) -> int:
+    """Delete spool files that nobody holds: those of killed routers. Returns how many."""
     folder = spool_dir or Path(tempfile.gettempdir())
     swept = 0
     for path in folder.glob(f"{SPOOL_PREFIX}*"):
-        with suppress(OSError):  # another replica was faster, or it is another user's
-            if time.time() - path.stat().st_mtime > older_than_s:
+        with suppress(OSError):  # it is held, another replica was faster, or it is another user's
+            if time.time() - path.stat().st_mtime < NEW_S:
+                continue
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()
                 swept += 1
     if swept:
-        logger.info("deleted %d spool files of an earlier run", swept)
+        logger.info("deleted %d spool files of routers that are gone", swept)
     return swept
 
 
@@ -138,6 +152,7 @@ class _Spool:
 
     def __init__(self, folder: Path | None) -> None:
         handle, name = tempfile.mkstemp(prefix=SPOOL_PREFIX, dir=folder)
+        fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed, by us or by our end
         self.path = Path(name)
         self.size_bytes = 0
         self._file = os.fdopen(handle, "wb", buffering=0)

@@ -62,7 +62,10 @@ class Link:
         while not self._closing.is_set():
             wait_s = max(0.0, under_way[0][0] - time.monotonic()) if under_way else 0.1
             for descriptor, _ in poll.poll(min(100.0, 1000 * wait_s)):
-                packet = os.read(descriptor, MAX_PACKET)
+                try:
+                    packet = os.read(descriptor, MAX_PACKET)
+                except OSError:  # its host is down
+                    continue
                 self.n_packets += 1
                 is_lost = self.is_cut or len(under_way) > MAX_QUEUED or rng.random() < self.loss
                 if not is_lost:

@@ -174,6 +174,7 @@ def local_target(
             "SPLITSCRIBE_ROUTER__REPLICAS": str(routers),
             "SPLITSCRIBE_ROUTER__AUDIO_WORKERS": str(AUDIO_WORKERS),
             "TMPDIR": str(spool),
+            "RAY_TMPDIR": "/tmp",  # its sockets' paths must be short, and its disk is another
         }
         server = start_server(
             folder,

@@ -261,10 +261,20 @@ async def test_a_full_disk_is_an_overload(tmp_path: Path, monkeypatch: pytest.Mo
     assert caught.value.retry_after_s is not None
 
 
-def test_files_of_a_killed_router_are_swept(tmp_path: Path) -> None:
-    for name in (f"{SPOOL_PREFIX}old", f"{SPOOL_PREFIX}new", "other"):
+async def test_files_of_a_killed_router_are_swept_and_no_others(tmp_path: Path) -> None:
+    """A file is held by the router that reads or transcribes it, however long that takes."""
+    for name in (f"{SPOOL_PREFIX}left", f"{SPOOL_PREFIX}new", "other"):
         (tmp_path / name).write_bytes(b"x")
-    for name in (f"{SPOOL_PREFIX}old", "other"):
-        os.utime(tmp_path / name, (0, 0))
-    assert sweep_spool(3600.0, tmp_path) == 1
-    assert {path.name for path in tmp_path.iterdir()} == {f"{SPOOL_PREFIX}new", "other"}
+    channel = Channel(body_of((FILE_NAME, b"abc")))
+    async with receive_form(
+        HEADERS, channel.receive, max_upload_bytes=LIMIT, spool_dir=tmp_path
+    ) as form:
+        for path in (tmp_path / f"{SPOOL_PREFIX}left", tmp_path / "other", form.path):
+            os.utime(path, (0, 0))
+        assert sweep_spool(tmp_path) == 1
+        left = {path.name for path in tmp_path.iterdir()}  # noqa: ASYNC240
+        assert left == {
+            f"{SPOOL_PREFIX}new",
+            "other",
+            form.path.name,
+        }
