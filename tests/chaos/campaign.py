@@ -25,8 +25,12 @@ def run_fault(
     *,
     before_s: float = BEFORE_S,
     watch_s: float = WATCH_S,
+    is_timed: bool = True,
 ) -> Outcome:
-    """Inject one fault into a whole cluster under load; returns when it is whole and idle again."""
+    """Inject one fault into a whole cluster under load; returns when it is whole and idle again.
+
+    is_timed: the recovery of the goodput is waited for; else only that of the workers.
+    """
     outcome = Outcome(fault.name, fault.limit_s)
     n_before = len(load.sent)
     load.go_on()
@@ -48,7 +52,9 @@ def run_fault(
             outcome.replaced_s = now_s - fault_s
         recovered_s = recovery_s(load.sent, fault_s, now_s, outcome.goodput_before)
         is_over = now_s - fault_s > max(watch_s, fault.hold_s + SPAN_S + 1)
-        if outcome.replaced_s is not None and recovered_s is not None and is_over:
+        if outcome.replaced_s is None or not is_over:
+            pass
+        elif recovered_s is not None or not is_timed:
             break
         time.sleep(0.5)
     load.pause()

@@ -2,7 +2,7 @@
 
     head      Ray's control store, kept on disk; the proxy that clients talk to; both routers
     encoder   one encoder        decoder   one decoder
-    spare     one of each
+    spare     one of each, and room for what the other two lose
 
 A userspace relay carries all packets between `encoder` and `decoder`. Deployed by `serve deploy`.
 """
@@ -86,10 +86,6 @@ def serve_config(settings: dict[str, Any]) -> dict[str, Any]:
                 "route_prefix": "/",
                 "import_path": "cluster.serve_app:build",
                 "args": args,
-                # Each role on two hosts, and back on a host that was lost.
-                "deployments": [
-                    {"name": role, "max_replicas_per_node": 1} for role in ("encoder", "decoder")
-                ],
             }
         ],
     }
@@ -298,14 +294,16 @@ class Redeploy(FaultBase):
 
 
 def host_faults() -> list[Fault]:
-    """In the order in which they are run: each host is lost while it still has work."""
+    """In the order in which they are run: a deployment gives work to a host that came back."""
     return [
         BadLink(delay_s=0.2),
         BadLink(loss=0.05),
         BadLink(is_cut=True),
         LinkDown(),
         KillGcs(),
+        LoseHost(host="encoder"),
         Redeploy(settings={"decoder": {"max_batch": 8}, "encoder": {"batch_wait_ms": 4.0}}),
+        LoseHost(host="decoder"),
         Redeploy(label="another KV layout", settings={"page_frames": 750}),
         Redeploy(
             label="a model that is not there",
@@ -315,11 +313,9 @@ def host_faults() -> list[Fault]:
         ),
         Redeploy(
             label="workers that cannot start",
-            settings={"encoder": {"max_batch": 100_000}, "page_frames": 7},
+            settings={"page_frames": 7},
             is_broken=True,
             hold_s=40.0,
         ),
-        LoseHost(host="encoder"),
-        LoseHost(host="decoder"),
         KillRaylet(host="spare"),
     ]
