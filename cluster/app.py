@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,6 +24,7 @@ from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_device
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.placement import Placement
+from cluster.scaling import Role
 from cluster.settings import Settings
 from decoder_worker import memory as decoder_memory
 from decoder_worker.deployment import DecoderWorker
@@ -40,6 +42,7 @@ HEALTH_PERIOD_S = 1.0
 # Three checks in a row without an answer, and a replica is killed: a frozen one after 7 s or so;
 # what waits for it is done by another. A check waits for no engine, only for the event loop.
 HEALTH_TIMEOUT_S = 2.0
+STATS_PERIOD_S = 0.5
 DRAIN_S = 60.0  # above the longest decode of a window, so that none is cut
 DEEPEST_BATCH = 16  # of any encoder whose batch follows its device
 UNBOUNDED = 1_000_000
@@ -76,6 +79,52 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
     )
 
 
+def _size(role: Role, settings: Settings) -> dict[str, Any]:
+    """How many replicas a pool has; the policy is made in Serve's controller."""
+    pool = settings.encoder if role == "encoder" else settings.decoder
+    if not pool.is_scaled:
+        return {"num_replicas": pool.replicas}
+    from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
+
+    (model,) = settings.by_model()
+    policy = AutoscalingPolicy(  # type: ignore[no-untyped-call]
+        policy_function="cluster.serve_policy:PoolPolicy",
+        policy_kwargs={
+            "role": role,
+            "model": model,
+            "rules": settings.scaling.model_dump(),
+        },
+    )
+    with warnings.catch_warnings():
+        # Deprecated for environment variables that a running Ray cluster may not have.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return {
+            "autoscaling_config": AutoscalingConfig(
+                min_replicas=pool.fewest,
+                initial_replicas=pool.replicas,
+                max_replicas=pool.most,
+                metrics_interval_s=STATS_PERIOD_S,
+                look_back_period_s=4 * STATS_PERIOD_S,
+                upscale_delay_s=0.0,
+                downscale_delay_s=0.0,
+                policy=policy,
+            )
+        }
+
+
+def replica_choice() -> dict[str, Any]:
+    """Options of a pool whose workers are chosen by their load (`cluster.routing`)."""
+    from ray.serve.config import RequestRouterConfig
+
+    config: Any = RequestRouterConfig
+    return {
+        "request_router_config": config(
+            request_router_class="cluster.serve_router.LoadAwareRouter",
+            request_routing_stats_period_s=STATS_PERIOD_S,
+        )
+    }
+
+
 def http_front(router: type, settings: Settings) -> Any:
     """The class that is deployed for `router`: an ingress, where Serve's proxy is in front."""
     if settings.router.listener == "router":
@@ -105,7 +154,8 @@ def _pools(
     encoder = deployment(
         EncoderWorker,
         name=f"encoder{suffix}",
-        num_replicas=settings.encoder.replicas,
+        **_size("encoder", settings),
+        **replica_choice(),
         # Windows queue inside the replica by deadline, so Serve's own queue must stay shallow.
         max_ongoing_requests=4 * (settings.encoder.max_batch or DEEPEST_BATCH),
         **encoder_options,
@@ -113,7 +163,8 @@ def _pools(
     decoder = deployment(
         DecoderWorker,
         name=f"decoder{suffix}",
-        num_replicas=settings.decoder.replicas,
+        **_size("decoder", settings),
+        **replica_choice(),
         max_ongoing_requests=settings.decoder.max_waiting + settings.decoder.max_batch,
         **_replica_options(placement.gpus_of(settings.decoder), settings.decoder.node_labels),
     ).bind(settings, build)

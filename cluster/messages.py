@@ -107,11 +107,20 @@ class EncodeTimings:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a worker runs: Ray's id of the node, and the name of the NVLink domain it is in."""
+
+    node: str = ""
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class EncodeReply:
-    """What an encoder answers: the handle, and where the time went."""
+    """What an encoder answers: the handle, where the time went, and where the KV is."""
 
     handle: CrossKVHandle
     timings: EncodeTimings
+    place: Place = Place()
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +186,8 @@ class DecodeRequest:
 
     content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
     traceparent: as in `EncodeRequest`.
+    kv_place: as in the `EncodeReply`, for whoever chooses a decoder; says nothing of the right to
+        read, which is the handle's.
     """
 
     request_id: str
@@ -187,6 +198,7 @@ class DecodeRequest:
     remaining_s: float
     content_frames: int = 3000
     traceparent: str = ""
+    kv_place: Place = Place()
 
 
 @dataclass(frozen=True, slots=True)

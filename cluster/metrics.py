@@ -109,6 +109,21 @@ DECODER_METRICS = (
     MetricSpec("splitscribe_refused_handles_total", "counter", "KV handles not taken", ("reason",)),
 )
 
+CONTROLLER_METRICS = (  # of Serve's controller, which decides how many workers there are
+    MetricSpec(
+        "splitscribe_autoscaling_decisions_total",
+        "counter",
+        "Changes of a pool's size",
+        ("pool", "model", "direction", "reason"),
+    ),
+    MetricSpec(
+        "splitscribe_autoscaling_target_workers",
+        "gauge",
+        "Workers that the last change asked for",
+        ("pool", "model"),
+    ),
+)
+
 
 class Recorder:
     """Sets, adds and observes metrics by name; unknown names are a programming error."""
@@ -140,13 +155,24 @@ def serve_recorder(specs: tuple[MetricSpec, ...]) -> Recorder:
     """A recorder that exports through Ray Serve; call it inside a replica."""
     from ray.serve import metrics as serve_metrics
 
+    return _exporting(specs, serve_metrics)
+
+
+def ray_recorder(specs: tuple[MetricSpec, ...]) -> Recorder:
+    """A recorder that exports through Ray, from any of its processes."""
+    from ray.util import metrics as ray_metrics
+
+    return _exporting(specs, ray_metrics)
+
+
+def _exporting(specs: tuple[MetricSpec, ...], metrics: Any) -> Recorder:
     def make(spec: MetricSpec) -> Any:
         common: dict[str, Any] = {"description": spec.help, "tag_keys": spec.tags or None}
         if spec.kind == "counter":
-            return serve_metrics.Counter(spec.name, **common)
+            return metrics.Counter(spec.name, **common)
         if spec.kind == "gauge":
-            return serve_metrics.Gauge(spec.name, **common)
-        return serve_metrics.Histogram(spec.name, boundaries=list(spec.bounds), **common)
+            return metrics.Gauge(spec.name, **common)
+        return metrics.Histogram(spec.name, boundaries=list(spec.bounds), **common)
 
     return Recorder(specs, make)
 

@@ -95,7 +95,7 @@ def place(settings: Settings, machine: Machine) -> Placement:
     models = list(settings.by_model().values())
     devices = [one.encoder.device for one in models] + [one.decoder.device for one in models]
     n_gpus = machine.n_gpus if "cuda" in devices or "auto" in devices else 0
-    several = max(max(one.encoder.replicas, one.decoder.replicas) for one in models) > 1
+    several = max(max(one.encoder.most, one.decoder.most) for one in models) > 1
     # An explicit "nixl" that does not load is told by the worker, with the remedy.
     in_memory = settings.transport == "memory" or (
         settings.transport == "auto" and not machine.has_nixl

@@ -10,16 +10,21 @@ import asyncio
 import logging
 import os
 import sys
+import time
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 from cluster.build import check_distribution
 from cluster.logs import PACKAGES, configure_logging
+from cluster.messages import Place
 from cluster.metrics import MetricSpec, Recorder, serve_recorder
 from cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
 
 REPORT_PERIOD_S = 1.0
+DOMAIN_LABEL = "nvlink-domain"  # a label of Ray nodes, set by whoever starts them
 
 
 def start_replica(
@@ -59,12 +64,40 @@ async def report_each_second(record: Callable[[], None]) -> None:
         await asyncio.sleep(REPORT_PERIOD_S)
 
 
+class BusyShare:
+    """The share of the last few seconds that something worked, by its total of seconds."""
+
+    def __init__(self, over_s: float = 5.0) -> None:
+        self._over_s = over_s
+        self._told: deque[tuple[float, float]] = deque()  # when, total
+
+    def share(self, total_s: float) -> float:
+        """total_s: worked by now, since the start."""
+        now = time.monotonic()
+        self._told.append((now, total_s))
+        while len(self._told) > 2 and now - self._told[1][0] >= self._over_s:
+            self._told.popleft()
+        since_s, before_s = self._told[0]
+        return min(1.0, (total_s - before_s) / (now - since_s)) if now > since_s else 0.0
+
+
 def gpu_share() -> float:
     """The part of its GPU that Ray gave this replica; the whole one where nothing was asked for."""
     import ray
 
     resources = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
     return min(1.0, float(resources.get("GPU", 0.0))) or 1.0
+
+
+def own_place() -> Place:
+    """Where this replica runs; `DOMAIN_LABEL` of its node names its NVLink domain."""
+    import ray
+
+    if not ray.is_initialized():
+        return Place()
+    context = ray.get_runtime_context()
+    labels: Any = context.get_node_labels()
+    return Place(context.get_node_id(), str(labels.get(DOMAIN_LABEL, "")))
 
 
 def _serve_id() -> str:

@@ -102,10 +102,44 @@ class RouterSettings(_Frozen):
         return self
 
 
-class EncoderSettings(_Frozen):
+class PoolSettings(_Frozen):
+    """How many workers a pool has."""
+
+    replicas: int
+    min_replicas: int | None
+    max_replicas: int | None
+
+    @property
+    def fewest(self) -> int:
+        return self.replicas if self.min_replicas is None else self.min_replicas
+
+    @property
+    def most(self) -> int:
+        return self.replicas if self.max_replicas is None else self.max_replicas
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.fewest < self.most
+
+    def check_bounds(self) -> None:
+        """Raises ValueError."""
+        if not self.fewest <= self.replicas <= self.most:
+            raise ValueError(
+                f"replicas ({self.replicas}) must lie between min_replicas ({self.fewest}) and "
+                f"max_replicas ({self.most})"
+            )
+
+
+class EncoderSettings(PoolSettings):
     """One encoder worker."""
 
-    replicas: int = Field(1, ge=1, description="encoder workers")
+    replicas: int = Field(1, ge=1, description="encoder workers, at first where they are scaled")
+    min_replicas: int | None = Field(
+        None, ge=0, description="fewest of them; 0: none while nothing comes; unset: `replicas`"
+    )
+    max_replicas: int | None = Field(
+        None, ge=1, description="most of them, as the load wants it; unset: `replicas`"
+    )
     gpus: float | None = Field(
         None, ge=0, description="of each worker, perhaps a part of one; unset: as many as there are"
     )
@@ -122,10 +156,16 @@ class EncoderSettings(_Frozen):
     threads: int = Field(0, ge=0, description="torch threads; 0 takes every core")
 
 
-class DecoderSettings(_Frozen):
+class DecoderSettings(PoolSettings):
     """One decoder worker."""
 
-    replicas: int = Field(1, ge=1, description="decoder workers")
+    replicas: int = Field(1, ge=1, description="decoder workers, at first where they are scaled")
+    min_replicas: int | None = Field(
+        None, ge=0, description="fewest of them; 0: none while nothing comes; unset: `replicas`"
+    )
+    max_replicas: int | None = Field(
+        None, ge=1, description="most of them, as the load wants it; unset: `replicas`"
+    )
     gpus: float | None = Field(
         None, ge=0, description="of each worker, perhaps a part of one; unset: as many as there are"
     )
@@ -153,6 +193,23 @@ class DecoderSettings(_Frozen):
         le=1,
         description="decode steps launched before the last one's results are read; "
         "unset: 1 on a GPU, 0 on a CPU",
+    )
+
+
+class ScalingSettings(_Frozen):
+    """When pools with `min_replicas` or `max_replicas` grow and shrink."""
+
+    target_wait_s: float = Field(
+        5.0, gt=0, description="time in which encoders should be done with their queue"
+    )
+    upscale_delay_s: float = Field(
+        1.0, ge=0, description="how long more workers must be wanted before they are started"
+    )
+    downscale_delay_s: float = Field(
+        60.0, ge=0, description="how long fewer must be enough before some are ended"
+    )
+    to_zero_delay_s: float = Field(
+        300.0, ge=0, description="without a request, before pools with min_replicas 0 go to sleep"
     )
 
 
@@ -218,6 +275,7 @@ class Settings(_Frozen):
     router: RouterSettings = RouterSettings()
     encoder: EncoderSettings = EncoderSettings()
     decoder: DecoderSettings = DecoderSettings()
+    scaling: ScalingSettings = ScalingSettings()
 
     @model_validator(mode="after")
     def _one_or_several(self) -> Settings:
@@ -226,6 +284,9 @@ class Settings(_Frozen):
         names = [name for key, one in self.models.items() for name in (key, *one.aliases)]
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two of the models are called {min(twice)!r}")
+        for one in self.by_model().values():
+            one.encoder.check_bounds()
+            one.decoder.check_bounds()
         return self
 
     def by_model(self) -> dict[str, Settings]:

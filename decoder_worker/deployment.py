@@ -20,7 +20,7 @@ from cluster.messages import DecodeRequest, DecodeResult, SampledToken, WorkerSt
 from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
-from cluster.replica import gpu_share, report_each_second, start_replica
+from cluster.replica import gpu_share, own_place, report_each_second, start_replica
 from cluster.settings import Settings
 from cluster.tracing import Span, make_tracer
 from decoder_worker.engine import DecoderEngine
@@ -49,7 +49,7 @@ class DecoderWorker:
             name=self._name,
         )
         self._engine = DecoderEngine(checkpoint, self._importer, role)
-        self._model = checkpoint.name
+        self._model, self._place = checkpoint.name, own_place()
         self._tracer = make_tracer(settings, "decoder", self._name)
         self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
         logger.info(
@@ -93,6 +93,18 @@ class DecoderWorker:
                 yield result
             finally:
                 submitted.cancel()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For `cluster.serve_policy`."""
+        return asdict(self._engine.stats().signals())
+
+    def record_routing_stats(self) -> dict[str, float]:
+        """For `cluster.serve_router`; Serve asks twice a second."""
+        return self._engine.stats().load.as_stats()
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """For `cluster.serve_router`; Serve asks once."""
+        return {"domain": self._place.domain}
 
     async def status(self) -> WorkerStatus:
         return self._engine.stats().as_status(

@@ -174,6 +174,9 @@ class DecoderEngine:
             pages_free=pool.n_free,
             pages_total=pool.n_pages,
             pages_quarantined=pool.n_quarantined,
+            pages_per_window=pool.layout.pages_per_window,
+            slots_free=self._loop.scheduler.n_free_slots,
+            slots_total=self._settings.max_batch,
             **asdict(self._loop.counters),
         )
 

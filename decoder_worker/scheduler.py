@@ -62,6 +62,10 @@ class Scheduler:
     def n_running(self) -> int:
         return len(self._running)
 
+    @property
+    def n_free_slots(self) -> int:
+        return len(self._free_slots)
+
     def add(self, sequence: DecodeSequence) -> None:
         heapq.heappush(self._waiting, (sequence.deadline, next(self._order), sequence))
 

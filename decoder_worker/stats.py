@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.messages import WorkerStatus
+from cluster.routing import WorkerLoad
+from cluster.scaling import DecoderSignals
 
 
 @dataclass(slots=True)
@@ -31,6 +33,7 @@ class DecoderStats:
 
     waiting, loading, running: sequences in each state (arrivals not yet taken are waiting).
     pages_*: of the cross-attention pool.
+    slots_*: rows of the batch; a sequence has one for each of its hypotheses.
     """
 
     waiting: int
@@ -39,6 +42,9 @@ class DecoderStats:
     pages_free: int
     pages_total: int
     pages_quarantined: int
+    pages_per_window: int
+    slots_free: int
+    slots_total: int
     steps: int
     step_s: float
     tokens: int
@@ -56,6 +62,18 @@ class DecoderStats:
     def transfer_gb_per_s(self) -> float:
         """10^9 bytes per second of a READ, the check of its generation included; 0: none yet."""
         return self.transfer_bytes / self.transfer_s / 1e9 if self.transfer_s else 0.0
+
+    @property
+    def load(self) -> WorkerLoad:
+        """Whichever of pages and slots there is less of."""
+        windows = self.pages_total // self.pages_per_window
+        capacity = max(1, min(self.slots_total, windows))
+        free = min(self.slots_free / self.slots_total, self.pages_free / self.pages_total)
+        return WorkerLoad(capacity * (1.0 - free) + self.waiting, capacity)
+
+    def signals(self) -> DecoderSignals:
+        load, waiting = self.load, self.waiting
+        return DecoderSignals((load.work - waiting) / load.capacity, waiting / load.capacity)
 
     def as_status(
         self, *, replica: str, model: str, transport: str, device: str, healthy: bool

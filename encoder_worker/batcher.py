@@ -71,6 +71,13 @@ class Batcher:
             return sum(window.request.n_samples for window in self._queue) / SAMPLE_RATE
 
     @property
+    def slack_s(self) -> float:
+        """The least time that a waiting window has left; infinite without any."""
+        with self._changed:
+            nearest = min((window.deadline_s for window in self._queue), default=float("inf"))
+        return nearest - self._clock()
+
+    @property
     def n_in_flight(self) -> int:
         with self._changed:
             return self._in_flight.total()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
+from dataclasses import asdict, replace
 
 from cluster.errors import WorkerError
 from cluster.kv.gpu_memory import gpu_budget
@@ -19,7 +20,13 @@ from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest, WorkerStat
 from cluster.metrics import ENCODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
-from cluster.replica import gpu_share, report_each_second, start_replica
+from cluster.replica import (
+    BusyShare,
+    gpu_share,
+    own_place,
+    report_each_second,
+    start_replica,
+)
 from cluster.settings import Settings
 from cluster.tracing import Span, make_tracer
 from encoder_worker.engine import EncoderEngine
@@ -51,7 +58,8 @@ class EncoderWorker:
         self._engine = EncoderEngine(
             checkpoint, self._exporters[0], role, self._recorder, *self._exporters[1:]
         )
-        self._model = checkpoint.name
+        self._model, self._place = checkpoint.name, own_place()
+        self._busy = BusyShare()
         self._tracer = make_tracer(settings, "encoder", self._name)
         self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
         logger.info(
@@ -85,7 +93,7 @@ class EncoderWorker:
             span.stage("encoder queue", arrived_s, timings.queue_s)
             begun_s = arrived_s + timings.queue_s
             span.stage("encode batch", begun_s, timings.encode_s, windows=timings.batch_size)
-            return reply
+            return replace(reply, place=self._place)
 
     def _span(self, request: EncodeRequest) -> Span:
         return self._tracer.span(
@@ -106,6 +114,15 @@ class EncoderWorker:
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._engine.revoke(future.result().handle)
             raise
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For `cluster.serve_policy`."""
+        stats = self._engine.stats()
+        return asdict(stats.signals(self._busy.share(stats.encode_s)))
+
+    def record_routing_stats(self) -> dict[str, float]:
+        """For `cluster.serve_router`; Serve asks twice a second."""
+        return self._engine.stats().load.as_stats()
 
     async def status(self) -> WorkerStatus:
         return self._engine.stats().as_status(

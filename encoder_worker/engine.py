@@ -165,14 +165,19 @@ class EncoderEngine:
             queued=len(self._batcher),
             queued_audio_s=self._batcher.queued_audio_s,
             running=self._batcher.n_in_flight,
+            slack_s=self._batcher.slack_s,
             leases=self._n_leases(),
             pages_free=self._n_free_pages(),
             pages_total=sum(one.pool.n_pages for one in self._exporters.values()),
+            windows_exported=sum(
+                one.pool.n_pages // one.layout.pages_per_window for one in self._exporters.values()
+            ),
             batches=counts.batches,
             windows=counts.windows,
             failed=counts.failed,
             expired=counts.expired,
             encode_s=counts.encode_s,
+            window_s=counts.window_s,
             sends_states=self._next_exporter().layout.payload == "encoder_states",
         )
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.messages import WorkerStatus
+from cluster.routing import WorkerLoad
+from cluster.scaling import NO_SLACK_S, EncoderSignals
+
+UNKNOWN_WINDOW_S = 0.2  # before the first
+RECENT = 0.2  # what the newest batch counts for in `window_s`
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,15 +19,31 @@ class EncoderStats:
     queued: int
     queued_audio_s: float
     running: int
+    slack_s: float  # least time that a queued window has left
     leases: int
     pages_free: int
     pages_total: int
+    windows_exported: int  # at most, at a time
     batches: int
     windows: int
     failed: int  # expired ones included
     expired: int
-    encode_s: float  # of all batches
+    encode_s: float  # of all batches; times in which two overlap count once
+    window_s: float  # of that for one window, of late
     sends_states: bool  # the next batch is handed over as encoder states
+
+    @property
+    def load(self) -> WorkerLoad:
+        return WorkerLoad(self.queued + self.running, window_s=self.window_s)
+
+    def signals(self, busy: float) -> EncoderSignals:
+        """busy: as in `EncoderSignals`."""
+        return EncoderSignals(
+            busy,
+            self.queued * (self.window_s or UNKNOWN_WINDOW_S),
+            min(self.slack_s, NO_SLACK_S),
+            self.leases / self.windows_exported,
+        )
 
     def as_status(
         self, *, replica: str, model: str, transport: str, device: str, healthy: bool
@@ -52,8 +73,11 @@ class Counts:
     failed: int = 0
     expired: int = 0
     encode_s: float = 0.0
+    window_s: float = 0.0
 
     def add_batch(self, n_windows: int, encode_s: float) -> None:
         self.batches += 1
         self.windows += n_windows
         self.encode_s += encode_s
+        window_s = encode_s / n_windows
+        self.window_s += (window_s - self.window_s) * (RECENT if self.window_s else 1.0)

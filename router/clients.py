@@ -23,6 +23,7 @@ from cluster.messages import (
     SampledToken,
     WorkerStatus,
 )
+from cluster.routing import LEDGER, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +63,22 @@ class ServePool:
         self._decode = handle.options(method_name="decode", request_serialization="pickle")
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
-        reply: EncodeReply = await call_worker(self._encode.remote(request))
-        return reply
+        try:
+            reply: EncodeReply = await call_worker(self._encode.remote(request))
+            return reply
+        finally:
+            LEDGER.end(key_of(request))
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
-        if on_token is None:
+        try:
+            if on_token is not None:
+                return await self._decode_told(request, on_token)
             result: DecodeResult = await call_worker(self._decode.remote(request))
             return result
+        finally:
+            LEDGER.end(key_of(request))
+
+    async def _decode_told(self, request: DecodeRequest, on_token: OnToken) -> DecodeResult:
         groups = self._handle.options(stream=True).decode_stream.remote(request)
         try:
             while True:

@@ -27,6 +27,9 @@ from router.listener import HttpListener
 from router.models import ModelRegistry, ServedModel
 from router.pipeline import TranscriptionPipeline
 from router.routes import create_app
+from router.seams import Role
+
+ROLES: tuple[Role, ...] = ("encoder", "decoder")
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class Router:
                 recorder,
                 dims=checkpoint.dims,
                 tracer=self._tracer,
+                may_sleep=[role for role in ROLES if getattr(own, role).fewest == 0],
             )
             models.append(served_model(settings, name, pipeline))
             logger.info("ready: model %s as %s", checkpoint.name, name)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
+from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from cluster.messages import DecodeOptions
+from cluster.messages import DecodeOptions, WorkerStatus
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import HOP_LENGTH
 from cluster.model.dims import ModelDims
@@ -28,7 +29,7 @@ from router.context import TextContext
 from router.gather import TranscriptBuilder
 from router.parallel import ParallelRun
 from router.schemas import Chunking, TranscriptionParams
-from router.seams import HealthReport, PipelineResult, PoolHealth, RequestContext
+from router.seams import HealthReport, PipelineResult, PoolHealth, RequestContext, Role
 from router.seeking import Seeker
 from router.sequential import SequentialRun
 from router.window_path import RequestRun, WindowPath
@@ -60,7 +61,10 @@ class TranscriptionPipeline:
         *,
         dims: ModelDims,
         tracer: Tracer = NO_TRACER,
+        may_sleep: Collection[Role] = (),
     ) -> None:
+        """may_sleep: pools that are well without a worker, since a request starts one."""
+        self._may_sleep = may_sleep
         self._audio = audio
         self._encoders = encoders
         self._decoders = decoders
@@ -179,10 +183,15 @@ class TranscriptionPipeline:
         """See `router.seams.Pipeline.health`."""
         encoders, decoders = await asyncio.gather(self._encoders.status(), self._decoders.status())
         pools = {
-            "encoder": PoolHealth(any(w.healthy for w in encoders), len(encoders), tuple(encoders)),
-            "decoder": PoolHealth(any(w.healthy for w in decoders), len(decoders), tuple(decoders)),
+            "encoder": self._pool_health("encoder", encoders),
+            "decoder": self._pool_health("decoder", decoders),
         }
         return HealthReport(all(pool.ready for pool in pools.values()), pools)  # type: ignore[arg-type]
+
+    def _pool_health(self, role: Role, workers: list[WorkerStatus]) -> PoolHealth:
+        sleeps = not workers and role in self._may_sleep
+        ready = sleeps or any(worker.healthy for worker in workers)
+        return PoolHealth(ready, len(workers), tuple(workers))
 
     def _options(self, params: TranscriptionParams) -> DecodeOptions:
         language = params.language

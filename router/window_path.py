@@ -30,10 +30,10 @@ from cluster.errors import (
 from cluster.logs import told
 from cluster.messages import (
     SAMPLE_RATE,
-    CrossKVHandle,
     DecodeOptions,
     DecodeRequest,
     DecodeResult,
+    EncodeReply,
     EncodeRequest,
     EncodeTimings,
     FileMel,
@@ -154,16 +154,16 @@ class WindowPath:
         on_token: OnToken | None,
         span: Span,
     ) -> DecodeResult:
-        handle: CrossKVHandle | None = None
+        encoded: EncodeReply | None = None
         told = ToldTokens(on_token) if on_token is not None else None
         backoff_s = FIRST_BACKOFF_S
         failures = 0
         while True:
             try:
                 async with asyncio.timeout(run.remaining_s()):
-                    if handle is None:
-                        handle = await self._encode(run, audio, span)
-                    result = await self._decode(run, audio, options, handle, told, span)
+                    if encoded is None:
+                        encoded = await self._encode(run, audio, span)
+                    result = await self._decode(run, audio, options, encoded, told, span)
                     self._recorder.add("splitscribe_windows_total")
                     return result
             except TimeoutError as error:
@@ -172,7 +172,7 @@ class WindowPath:
                     f"while window {audio.index} was in the cluster"
                 ) from error
             except OverloadedError:
-                self._note_retry(run, audio, handle, "full")
+                self._note_retry(run, audio, encoded, "full")
                 span.event("retry", reason="full")
             except (
                 KVLostError,
@@ -182,16 +182,16 @@ class WindowPath:
                 WorkerDrainingError,
             ) as error:
                 failures += 1
-                self._note_retry(run, audio, handle, type(error).__name__, str(error))
+                self._note_retry(run, audio, encoded, type(error).__name__, str(error))
                 span.event("retry", reason=type(error).__name__)
                 if not isinstance(error, WorkerGoneError | WorkerDrainingError):
-                    handle = None  # encode again
+                    encoded = None  # encode again
                 if failures >= self._settings.max_attempts:
                     raise _given_up(error, failures) from error
             await asyncio.sleep(min(backoff_s, run.remaining_s()) * random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
-    async def _encode(self, run: RequestRun, audio: WindowAudio, span: Span) -> CrossKVHandle:
+    async def _encode(self, run: RequestRun, audio: WindowAudio, span: Span) -> EncodeReply:
         run.encodes += 1
         called_s = time.monotonic()
         with self._tracer.span(
@@ -210,18 +210,18 @@ class WindowPath:
             )
         run.add_encode(reply.timings)
         self._record_hop("encoder", called_s, reply.timings.queue_s + reply.timings.encode_s)
-        return reply.handle
+        return reply
 
     async def _decode(
         self,
         run: RequestRun,
         audio: WindowAudio,
         options: DecodeOptions,
-        handle: CrossKVHandle,
+        encoded: EncodeReply,
         told: ToldTokens | None,
         span: Span,
     ) -> DecodeResult:
-        called_s = time.monotonic()
+        called_s, handle = time.monotonic(), encoded.handle
         with self._tracer.span(
             "call decoder", span.traceparent, "client", attempt=handle.attempt
         ) as call:
@@ -234,6 +234,7 @@ class WindowPath:
                 remaining_s=run.remaining_s(),
                 content_frames=audio.content_frames,
                 traceparent=call.traceparent,
+                kv_place=encoded.place,
             )
             if told is None:
                 result = await self._decoders.decode(request)
@@ -254,13 +255,13 @@ class WindowPath:
         self,
         run: RequestRun,
         audio: WindowAudio,
-        handle: CrossKVHandle | None,
+        encoded: EncodeReply | None,
         reason: str,
         what: str = "",
     ) -> None:
-        """handle: of the encoder's answer, if it had come that far."""
+        """encoded: the encoder's answer, if it had come that far."""
         self._recorder.add("splitscribe_window_retries_total", reason=reason)
-        peer = handle.agent if handle is not None else NO_PEER
+        peer = encoded.handle.agent if encoded is not None else NO_PEER
         logger.log(
             logging.DEBUG if reason == "full" else logging.WARNING,
             "window %d is tried again after attempt %d, encoded by %s: %s %s",
