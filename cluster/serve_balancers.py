@@ -23,14 +23,14 @@ def _recorder() -> Recorder:
 
 
 def record(pool: str, model: str, before: int, decision: Decision) -> None:
-    """Count a decision that changes something."""
-    direction = "up" if decision.workers > before else "down"
+    """Tell a decision, and count it if it changes something."""
     recorder = _recorder()
-    recorder.add(
-        "splitscribe_autoscaling_decisions_total",
-        pool=pool,
-        model=model,
-        direction=direction,
-        reason=decision.reason,
-    )
     recorder.set("splitscribe_autoscaling_target_workers", decision.workers, pool=pool, model=model)
+    if decision.workers != before:
+        recorder.add(
+            "splitscribe_autoscaling_decisions_total",
+            pool=pool,
+            model=model,
+            direction="up" if decision.workers > before else "down",
+            reason=decision.reason,
+        )

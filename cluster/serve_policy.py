@@ -38,7 +38,6 @@ class PoolPolicy:
     def __init__(self, role: Role, model: str, rules: dict[str, Any]) -> None:
         self._role, self._model = role, model
         self._rules = ScalingRules(**rules)
-        self._told: Decision | None = None
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
         """Called by Serve several times a second; on an error things stay as they are."""
@@ -76,10 +75,10 @@ class PoolPolicy:
         return PoolView(context.target_num_replicas, queued / USUAL_ROWS, decoders=signals)
 
     def _tell(self, pool: str, target: int, decision: Decision, view: PoolView) -> None:
-        if logger.isEnabledFor(logging.DEBUG):
-            logger.debug("scaling %s: %s", pool, json.dumps([asdict(view), asdict(decision)]))
-        if decision.workers == target or decision == self._told:
-            return
-        self._told = decision
-        logger.warning("%s: %d to %d workers (%s)", pool, target, decision.workers, decision.reason)
+        if logger.isEnabledFor(logging.INFO):  # at our log level DEBUG
+            logger.info("scaling %s: %s", pool, json.dumps([asdict(view), asdict(decision)]))
         serve_balancers.record(pool, self._model, target, decision)
+        if decision.workers != target:
+            logger.warning(
+                "%s: %d to %d workers (%s)", pool, target, decision.workers, decision.reason
+            )

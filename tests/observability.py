@@ -10,10 +10,19 @@ from typing import Any
 
 import yaml
 
-from cluster.metrics import DECODER_METRICS, ENCODER_METRICS, ROUTER_METRICS, MetricSpec
+from cluster.metrics import (
+    CONTROLLER_METRICS,
+    DECODER_METRICS,
+    ENCODER_METRICS,
+    ROUTER_METRICS,
+    MetricSpec,
+)
 
 FOLDER = files("configs.observability")
-SPECS = {f"ray_{spec.name}": spec for spec in (*ROUTER_METRICS, *ENCODER_METRICS, *DECODER_METRICS)}
+SPECS = {
+    f"ray_{spec.name}": spec
+    for spec in (*ROUTER_METRICS, *ENCODER_METRICS, *DECODER_METRICS, *CONTROLLER_METRICS)
+}
 SERVE_LABELS = frozenset(("application", "deployment", "replica"))
 # Counters of what goes wrong: no series until it does. Unit tests make each of them count.
 RARE = frozenset(
@@ -28,6 +37,8 @@ RARE = frozenset(
         "refused_handles",
     )
 )
+# No series where no pool is scaled.
+SCALED = frozenset(f"ray_{spec.name}" for spec in CONTROLLER_METRICS)
 _WORDS = frozenset(("or", "and", "unless", "offset", "by", "on", "ignoring", "bool"))
 
 

@@ -19,7 +19,7 @@ import yaml
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
-from tests.observability import FOLDER, RARE, SPECS, panel_queries, rule_queries, rules
+from tests.observability import FOLDER, RARE, SCALED, SPECS, panel_queries, rule_queries, rules
 
 EXPORT_S = 40.0  # workers send their metrics every 10 s
 PROMETHEUS = shutil.which("prometheus")
@@ -67,16 +67,16 @@ def test_panels_and_rules_find_their_series(server: Server) -> None:
 
     def complete() -> bool:
         scraped.update(scrape(server))
-        return not (wanted - scraped.keys() - RARE)
+        return not (wanted - scraped.keys() - RARE - SCALED)
 
     try:
         wait_until(complete, EXPORT_S, "every series")
     finally:
-        assert not (wanted - scraped.keys() - RARE)
+        assert not (wanted - scraped.keys() - RARE - SCALED)
     for query in panel_queries() + rule_queries():
         names = query.names() - recorded
         labels = set().union(*(scraped.get(name, set()) for name in names))
-        rare = {tag for name in names & RARE for tag in SPECS[name].tags}
+        rare = {tag for name in names & (RARE | SCALED) for tag in SPECS[name].tags}
         if names:
             assert query.labels() <= labels | rare | {"replica", "deployment"}, query
 
@@ -99,7 +99,7 @@ def test_prometheus_answers_every_panel(server: Server, tmp_path: Path) -> None:
             return [
                 query.where
                 for query in panel_queries()
-                if not query.names() & RARE and not ask(query.expr)
+                if not query.names() & (RARE | SCALED) and not ask(query.expr)
             ]
 
         wait_until(lambda: not unanswered(), 90.0, "an answer to every panel")

@@ -6,6 +6,7 @@ What a real cluster told Serve's controller under a load is replayed as well
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,25 @@ from tests.unit.cluster.pool_model import ROWS, STEP_S, WINDOW_S, PoolModel
 
 TRACE = Path(__file__).parents[2] / "data" / "scaling_trace.json"
 BOTH: tuple[Role, Role] = ("encoder", "decoder")
+
+
+def replay(rules: ScalingRules) -> tuple[float, list[tuple[float, Role, int, int]]]:
+    """When the load began, and the decisions for what the recorded workers told."""
+    trace: dict[str, Any] = json.loads(TRACE.read_text())
+    balancer, targets = Balancer(), dict.fromkeys(BOTH, 1)
+    changes: list[tuple[float, Role, int, int]] = []
+    for at_s, role, queued, signals in trace["rows"]:
+        if role == "encoder":
+            encoders = tuple(EncoderSignals(*one) for one in signals)
+            view = PoolView(targets[role], queued, encoders=encoders)
+        else:
+            decoders = tuple(DecoderSignals(*one) for one in signals)
+            view = PoolView(targets[role], queued, decoders=decoders)
+        decision = balancer.decide(role, rules, view, at_s)
+        if decision.workers != targets[role]:
+            changes.append((at_s, role, targets[role], decision.workers))
+            targets[role] = decision.workers
+    return float(trace["load_began_s"]), changes
 
 
 def make_model(start_s: float = 2.0, decode_s: float = 1.0, **rules: Any) -> PoolModel:
@@ -54,6 +74,18 @@ def test_a_step_of_load_is_answered_within_five_seconds() -> None:
     assert model.queue * WINDOW_S < 0.5
     assert model.unread < ROWS
     assert max(after for _, _, after in model.changes("encoder")) <= 2 * n_needed
+
+
+def test_what_a_real_cluster_told_is_answered_in_time_and_without_flapping() -> None:
+    """Twenty seconds of load, then three bursts, then one client, then none."""
+    began_s, changes = replay(ScalingRules(max_workers=3))
+    for role in BOTH:
+        own = [change for change in changes if change[1] == role]
+        signs = [after > before for _, _, before, after in own]
+        assert signs == sorted(signs, reverse=True), changes  # up, then down, once
+        assert own[-1][3] == 1
+    encoders = [change for change in changes if change[1] == "encoder"]
+    assert 0 < encoders[0][0] - began_s <= 5.0, changes
 
 
 @pytest.mark.parametrize("quiet_s", [5, 10, 30])
