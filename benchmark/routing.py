@@ -250,8 +250,8 @@ def verdict(p95: list[list[float]]) -> str:
     below = sum(b < min(a, c) for a, b, c in p95)
     where = "outside" if ratio < 1.0 - noise else "inside"
     return (
-        f"mean p95 by load / Serve's {ratio:.2f}; the two A differ by {100 * noise:.0f} %, so it is "
-        f"{where} the noise; below both A in {below} of {len(p95)} rounds"
+        f"mean p95 by load / Serve's {ratio:.2f}; the two A differ by {100 * noise:.0f} %, so it "
+        f"is {where} the noise; below both A in {below} of {len(p95)} rounds"
     )
 
 
