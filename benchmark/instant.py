@@ -22,7 +22,7 @@ from typing import Any, Literal
 
 from fastapi import FastAPI, Request
 
-from cluster.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front
+from cluster.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, replica_choice
 from cluster.demo.samples import sample_text
 from cluster.launch import running_cluster
 from cluster.messages import (
@@ -40,6 +40,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.placement import Placement
 from cluster.replica import start_replica
+from cluster.routing import WorkerLoad
 from cluster.settings import RouterSettings, Settings
 from router.admission import MAX_REQUESTS
 from router.audio import AudioPool
@@ -64,6 +65,7 @@ class InstantWorker:
         self._tokens = (first, *tokenizer.encode(" " + sample_text("short")), last)
         self._hold_s = hold_s
         self._device = asyncio.Lock()
+        self._held = 0
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         await self._hold()
@@ -101,6 +103,10 @@ class InstantWorker:
             compression_ratio=1.0,
         )
 
+    def record_routing_stats(self) -> dict[str, float]:
+        """As real workers tell it."""
+        return WorkerLoad(self._held, window_s=self._hold_s).as_stats()
+
     async def status(self) -> tuple[WorkerStatus, ...]:
         """As a worker of both roles tells it."""
         return tuple(
@@ -109,9 +115,14 @@ class InstantWorker:
         )
 
     async def _hold(self) -> None:
-        if self._hold_s:
+        if not self._hold_s:
+            return
+        self._held += 1
+        try:
             async with self._device:
                 await asyncio.sleep(self._hold_s)
+        finally:
+            self._held -= 1
 
 
 class LocalPool(InstantWorker):
@@ -194,7 +205,9 @@ def build_instant(
         return deployment(http_front(LocalRouter, settings), **front).bind(settings, build, hold_s)
     counts = {"encoder": args.encoders, "decoder": args.decoders}
     pools = {
-        role: deployment(InstantWorker, name=role, num_replicas=n, **common).bind(settings, hold_s)
+        role: deployment(
+            InstantWorker, name=role, num_replicas=n, **replica_choice(), **common
+        ).bind(settings, hold_s)
         for role, n in counts.items()
     }
     name = next(iter(settings.by_model()))
