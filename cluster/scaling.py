@@ -73,12 +73,13 @@ class DecoderSignals:
 class PoolView:
     """A pool at one moment.
 
-    target: workers it has or will have. queued: of calls that none has taken, the encoder seconds,
-    or the parts of a decoder's capacity.
+    target: workers it has or will have. starting: of those, the ones that do not work yet. queued:
+    of calls that none has taken, the encoder seconds, or the parts of a decoder's capacity.
     """
 
     target: int
     queued: float = 0.0
+    starting: int = 0
     encoders: tuple[EncoderSignals, ...] = ()
     decoders: tuple[DecoderSignals, ...] = ()
 
@@ -157,15 +158,21 @@ class Balancer:
         view, busy = pool.view, sum(one.busy for one in pool.view.encoders)
         if any(one.is_starved for one in view.encoders):
             return _workers(busy, view.target), "busy"  # more would wait for decoders as well
-        rate = busy + _growth(pool.queue)
+        # Who has a second of work in front of it, works for the next second.
+        rate = sum(min(1.0, one.busy + one.queue_s) for one in view.encoders)
+        rate += _growth(pool.queue)
         slack_s = min((one.slack_s for one in view.encoders), default=NO_SLACK_S)
-        wait_s = max(LEAST_WAIT_S, min(pool.rules.target_wait_s, slack_s / 2))
+        wait_s = max(LEAST_WAIT_S, slack_s / 2)
+        if not view.starting:  # a queue grows until they work; for it alone, no more are started
+            wait_s = min(pool.rules.target_wait_s, wait_s)
         usual, hurried = _workers(rate, view.target), math.ceil(rate + _queue_s(view) / wait_s)
         return (hurried, "queue") if hurried > max(usual, view.target) else (usual, "busy")
 
     def _decoders(self) -> tuple[int, str]:
         view = self._pools["decoder"].view
         waiting = sum(one.waiting for one in view.decoders) + view.queued
+        if view.starting:
+            waiting = min(waiting, max(1, view.target - view.starting))
         demand = sum(one.used for one in view.decoders) + WAITING * waiting
         workers, reason = _workers(demand, view.target), "sequences wait" if waiting else "pages"
         encoders = self._pools.get("encoder")

@@ -66,13 +66,14 @@ class PoolPolicy:
             kind(**{name: told[name][worker] for name in names if worker in told.get(name, {})})
             for worker in sorted(workers, key=str)
         )
+        target, running = context.target_num_replicas, len(context.running_replicas)
         queued = float(context.total_queued_requests)
-        if not context.running_replicas:
+        if not running:
             queued = max(queued, float(context.total_num_requests))
+        starting = max(0, target - running)
         if self._role == "encoder":
-            queued *= USUAL_WINDOW_S
-            return PoolView(context.target_num_replicas, queued, encoders=signals)
-        return PoolView(context.target_num_replicas, queued / USUAL_ROWS, decoders=signals)
+            return PoolView(target, queued * USUAL_WINDOW_S, starting, encoders=signals)
+        return PoolView(target, queued / USUAL_ROWS, starting, decoders=signals)
 
     def _tell(self, pool: str, target: int, decision: Decision, view: PoolView) -> None:
         if logger.isEnabledFor(logging.INFO):  # at our log level DEBUG

@@ -115,7 +115,7 @@ class PoolModel:
     def _encoder_view(self) -> PoolView:
         workers = self.pools["encoder"]
         if not workers.running:
-            return PoolView(workers.target, self.queue * WINDOW_S)
+            return PoolView(workers.target, self.queue * WINDOW_S, len(workers.starting))
         n = workers.running
         busy = sum(self.worked) / (len(self.worked) * STEP_S * n)
         one = EncoderSignals(
@@ -123,15 +123,15 @@ class PoolModel:
             self.queue * WINDOW_S / n,
             unread=self.unread / (n * EXPORT_WINDOWS),
         )
-        return PoolView(workers.target, encoders=(one,) * n)
+        return PoolView(workers.target, 0.0, len(workers.starting), encoders=(one,) * n)
 
     def _decoder_view(self) -> PoolView:
         workers = self.pools["decoder"]
         if not workers.running:
-            return PoolView(workers.target, self.unread / ROWS)
+            return PoolView(workers.target, self.unread / ROWS, len(workers.starting))
         n = workers.running
         one = DecoderSignals(self.used / (n * ROWS), self.unread / (n * ROWS))
-        return PoolView(workers.target, decoders=(one,) * n)
+        return PoolView(workers.target, 0.0, len(workers.starting), decoders=(one,) * n)
 
     def changes(self, role: Role) -> list[tuple[float, int, int]]:
         return [(at, before, after) for at, who, before, after, _ in self.history if who == role]

@@ -88,6 +88,14 @@ def test_what_a_real_cluster_told_is_answered_in_time_and_without_flapping() -> 
     assert 0 < encoders[0][0] - began_s <= 5.0, changes
 
 
+def test_machines_that_come_late_are_not_ordered_twice() -> None:
+    """A queue grows for a minute while they start; what is ordered follows what comes."""
+    model = make_model(start_s=60.0, max_workers=50)
+    model.run(poisson(3, 30) + poisson(30, 55))
+    assert 30 * WINDOW_S / 0.8 <= model.pools["encoder"].target <= 2 * 30 * WINDOW_S / 0.8
+    assert model.pools["decoder"].target <= 6
+
+
 @pytest.mark.parametrize("quiet_s", [5, 10, 30])
 def test_bursts_do_not_make_it_flap(quiet_s: float) -> None:
     model = make_model()
