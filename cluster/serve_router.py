@@ -26,6 +26,8 @@ from cluster.routing import Candidate, WorkerLoad, key_of, ranked, work_of
 
 logger = logging.getLogger("ray.serve")
 
+N_TRIED = 3  # Serve asks each of them that it takes for full; then it pauses, and asks us again
+
 
 class LoadAwareRouter(FIFOMixin, RequestRouter):
     """Chooses by `cluster.routing.ranked`."""
@@ -50,7 +52,7 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """Every candidate, the best one first: Serve takes the first with room for one more."""
+        """The best few, the best one first: Serve takes the first with room for one more."""
         replicas = {replica.replica_id: replica for replica in candidate_replicas}
         order: list[Any] = random.sample(list(replicas), len(replicas))
         if pending_request is not None:
@@ -59,7 +61,7 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
                 order = _order(replicas, pending_request)
             except Exception:
                 logger.exception("choosing a worker failed; any will do")
-        return [[replicas[key]] for key in order]
+        return [[replicas[key]] for key in order[:N_TRIED]]
 
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any

@@ -57,6 +57,14 @@ async def test_windows_that_come_together_are_spread() -> None:
     assert [routing.LEDGER.work(name) for name in names] == [0.0, 0.0, 0.0]
 
 
+async def test_a_full_pool_costs_few_questions() -> None:
+    """Serve asks every replica of the answer that it takes for full, one after another."""
+    replicas = [make_replica(f"many-{index}", {}) for index in range(50)]
+    order = await make_router().choose_replicas(replicas, make_pending(request(0)))
+    routing.LEDGER.end(key_of(request(0)))
+    assert [len(rank) for rank in order] == [1, 1, 1]
+
+
 async def test_a_window_counts_where_it_went() -> None:
     router, pending = make_router(), make_pending(request(0))
     replicas = [make_replica(name, {}) for name in ("went-a", "went-b")]
