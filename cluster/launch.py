@@ -26,6 +26,7 @@ import httpx
 
 from cluster.build import build_id, package_root
 from cluster.errors import ConfigurationError
+from cluster.network import ray_on_loopback
 from cluster.placement import Placement, joined_machine, place, this_machine
 from cluster.settings import Listener, Settings, read_api_keys
 
@@ -223,12 +224,13 @@ def _start_ray(ray: Any, address: str | None, log_to_driver: bool) -> Any:
     try:
         if address is not None:
             return ray.init(address=address, **common)
-        return ray.init(
-            address="local",
-            include_dashboard=True,
-            object_store_memory=OBJECT_STORE_BYTES,
-            **common,
-        )
+        with ray_on_loopback():
+            return ray.init(
+                address="local",
+                include_dashboard=True,
+                object_store_memory=OBJECT_STORE_BYTES,
+                **common,
+            )
     except Exception as error:
         raise ConfigurationError(f"Ray did not start: {error}") from error
 

@@ -1,7 +1,7 @@
 """What every Serve replica of ours does at its start and while it lives.
 
-Checks that its code is the cluster's code, sets up logging, names itself, and tells an
-engine's statistics to the metrics once a second.
+Checks that its code is the cluster's code, sets up logging, keeps to the cluster's network, names
+itself, and tells an engine's statistics to the metrics once a second.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from cluster.build import check_distribution
 from cluster.logs import PACKAGES, configure_logging
 from cluster.messages import Place
 from cluster.metrics import MetricSpec, Recorder, serve_recorder
+from cluster.network import keep_to_network
 from cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,7 @@ def start_replica(
         The replica's name (role, Serve's id, pid) and its metrics recorder.
 
     Raises:
-        ConfigurationError: this node runs other code than the cluster.
+        ConfigurationError: this node runs other code than the cluster, or has not its network.
     """
     check_distribution(build)
     name = f"{role}-{_serve_id()}-{os.getpid()}"
@@ -51,6 +52,7 @@ def start_replica(
     for package in PACKAGES:  # Serve's log file too: it is the one that the dashboard shows
         for handler in logging.getLogger("ray.serve").handlers:
             logging.getLogger(package).addHandler(handler)
+    keep_to_network(None if role == "router" else settings.kv_network)
     return name, serve_recorder(specs)
 
 

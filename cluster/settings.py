@@ -240,6 +240,11 @@ class Settings(_Frozen):
     transport: Transport = Field(
         "auto", description="how KV moves between workers: auto, nixl or memory"
     )
+    kv_network: str = Field(
+        "auto",
+        description="networks that KV may take: auto (the one with the address of Ray's node, and "
+        "RDMA), all, or UCX's names and subnets with commas: mlx5_0:1,eth1 or 10.1.0.0/16",
+    )
     page_frames: int = Field(0, ge=0, description="encoder frames in a KV page; 0: by device")
     handoff: Handoff = Field(
         "cross_kv",
