@@ -202,6 +202,9 @@ def _replica_options(
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
         "graceful_shutdown_timeout_s": DRAIN_S,
         "graceful_shutdown_wait_loop_s": 0.2,
+        # A new version starts one worker more, and stops an old one when that is ready: one that
+        # cannot start replaces nothing. A GPU's memory has no room for two.
+        "max_surge_percent": 0 if gpus else 1,
     }
 
 
