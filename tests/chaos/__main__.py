@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.chaos.campaign import run_faults
 from tests.chaos.faults import Both, Burst, Fault, Freeze, FullSpool, Kill
 from tests.chaos.load import Load, reference_texts
-from tests.chaos.report import table
+from tests.chaos.report import Outcome, table
 from tests.chaos.several_hosts import host_faults, several_hosts
 from tests.chaos.soak import soak
 from tests.chaos.target import local_target
@@ -76,6 +76,10 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def report_of(outcomes: Sequence[Outcome]) -> str:
+    return json.dumps({"chaos": [one.as_json() for one in outcomes]})
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     random.seed(args.seed)
@@ -96,11 +100,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             for outcome in run_faults(faults, target, load):
                 outcomes.append(outcome)
                 print(table([outcome]), flush=True)
+                if args.json:
+                    args.json.write_text(report_of(outcomes))
     print(table(outcomes))
-    report = json.dumps({"chaos": [one.as_json() for one in outcomes]})
-    if args.json:
-        args.json.write_text(report)
-    print(report)
+    print(report_of(outcomes))
     return 0 if all(one.is_good for one in outcomes) else 1
 
 

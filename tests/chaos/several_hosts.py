@@ -2,7 +2,7 @@
 
     head      Ray's control store, kept on disk; the proxy that clients talk to; both routers
     encoder   one encoder        decoder   one decoder
-    spare     one of each, and room for what the other two lose
+    spare     one of each
 
 A userspace relay carries all packets between `encoder` and `decoder`. Deployed by `serve deploy`.
 """
@@ -43,6 +43,7 @@ class HostTarget:
 
     by_name: dict[str, Host]
     link: Link
+    per_node: int = 1  # replicas of a role, at most; 2 for a new one beside an old one
 
     def start_ray(self, host: Host) -> None:
         host.run(
@@ -54,7 +55,7 @@ class HostTarget:
     def deploy(self, **settings: Any) -> None:
         """As an operator: `serve deploy`, which returns before anything has happened."""
         head = self.by_name["head"]
-        (head.home / "serve.yaml").write_text(yaml.safe_dump(serve_config(settings)))
+        (head.home / "serve.yaml").write_text(yaml.safe_dump(serve_config(settings, self.per_node)))
         head.run("serve deploy serve.yaml --address http://127.0.0.1:8265", timeout_s=90)
 
     def status(self) -> str:
@@ -63,7 +64,7 @@ class HostTarget:
         return str(application.get("status"))
 
 
-def serve_config(settings: dict[str, Any]) -> dict[str, Any]:
+def serve_config(settings: dict[str, Any], per_node: int) -> dict[str, Any]:
     """`configs/serve/cpu.yaml`, in float32, with two of each role."""
     args: dict[str, Any] = {
         "model": "demo",
@@ -86,6 +87,10 @@ def serve_config(settings: dict[str, Any]) -> dict[str, Any]:
                 "route_prefix": "/",
                 "import_path": "cluster.serve_app:build",
                 "args": args,
+                "deployments": [
+                    {"name": role, "max_replicas_per_node": per_node}
+                    for role in ("encoder", "decoder")
+                ],
             }
         ],
     }
@@ -281,6 +286,7 @@ class Redeploy(FaultBase):
 
     def inject(self, target: Target, load: Load) -> None:
         ours: HostTarget = target.extras["hosts"]
+        ours.per_node = 2
         ours.deploy(**self.settings)
         if self.is_broken:
             return
@@ -294,7 +300,7 @@ class Redeploy(FaultBase):
 
 
 def host_faults() -> list[Fault]:
-    """In the order in which they are run: a deployment gives work to a host that came back."""
+    """In the order in which they are run: new versions may put both of a role on one host."""
     return [
         BadLink(delay_s=0.2),
         BadLink(loss=0.05),
@@ -302,8 +308,9 @@ def host_faults() -> list[Fault]:
         LinkDown(),
         KillGcs(),
         LoseHost(host="encoder"),
-        Redeploy(settings={"decoder": {"max_batch": 8}, "encoder": {"batch_wait_ms": 4.0}}),
         LoseHost(host="decoder"),
+        KillRaylet(host="spare"),
+        Redeploy(settings={"decoder": {"max_batch": 8}, "encoder": {"batch_wait_ms": 4.0}}),
         Redeploy(label="another KV layout", settings={"page_frames": 750}),
         Redeploy(
             label="a model that is not there",
@@ -317,5 +324,4 @@ def host_faults() -> list[Fault]:
             is_broken=True,
             hold_s=40.0,
         ),
-        KillRaylet(host="spare"),
     ]
