@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with several_hosts(args.folder) if args.hosts else local_target(routers=args.routers) as target:
         texts = reference_texts(target.url)
         with Load(target.url, texts, args.rate) as load:
-            time.sleep(5.0)  # first requests compile kernels
+            time.sleep(20.0)  # workers compile kernels beside their first requests
             for outcome in run_faults(faults, target, load):
                 outcomes.append(outcome)
                 print(table([outcome]), flush=True)
