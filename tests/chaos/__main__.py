@@ -68,6 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=2.0, help="requests/s")
     parser.add_argument("--routers", type=int, default=2)
+    parser.add_argument("--listener", choices=("router", "serve"), default="router")
     parser.add_argument("--hosts", action="store_true", help="four hosts in network namespaces")
     parser.add_argument("--folder", type=Path, help="of --hosts: where their files stay")
     parser.add_argument("--soak", type=float, metavar="SECONDS", help="in all, over interruptions")
@@ -93,7 +94,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         faults = [one for one in faults if one.name in args.faults]
     faults += random_pairs(args.pairs, args.seed)
     outcomes = []
-    with several_hosts(args.folder) if args.hosts else local_target(routers=args.routers) as target:
+    listener = {"SPLITSCRIBE_ROUTER__LISTENER": args.listener}
+    with (
+        several_hosts(args.folder)
+        if args.hosts
+        else local_target(routers=args.routers, env=listener) as target
+    ):
         texts = reference_texts(target.url)
         with Load(target.url, texts, args.rate) as load:
             time.sleep(20.0)  # workers compile kernels beside their first requests
