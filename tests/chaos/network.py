@@ -88,8 +88,10 @@ def link_between(one: Host, other: Host) -> Iterator[Link]:
     for here, there in ((one, other), (other, one)):
         name = f"relay{next(number)}"
         ends.append(_open_tun(here, name))
+        # The host's own address there too: UCX takes a device by its route and its address.
         here.run(
-            f"ip link set {name} up; ip route add {there.address}/32 dev {name} src {here.address}"
+            f"ip addr add {here.address}/32 dev {name}; ip link set {name} up; "
+            f"ip route add {there.address}/32 dev {name} src {here.address}"
         )
     link = Link(*ends)
     try:
