@@ -12,6 +12,7 @@ import contextlib
 import ctypes
 import importlib
 import logging
+import logging.config
 import os
 import re
 import secrets
@@ -55,13 +56,30 @@ def load_api() -> ModuleType:
         problems = []
         for package in PACKAGES:
             try:
-                return importlib.import_module(f"{package}._api")
+                with _logging_left_alone():
+                    return importlib.import_module(f"{package}._api")
             except ImportError as error:
                 problems.append(f"{package}: {error}")
         raise ConfigurationError(
             "NIXL does not load on this machine, use transport 'memory' or install nixl-cu13 "
             f"(Linux only): {'; '.join(problems)}"
         )
+
+
+@contextlib.contextmanager
+def _logging_left_alone() -> Iterator[None]:
+    """While open, nobody configures Python's logging.
+
+    NIXL does when it is imported, which closes the handlers of all others: Serve's log file of the
+    replica got nothing more, and a restarted controller, which asks for that file, took the replica
+    for broken and replaced it.
+    """
+    real = logging.config.dictConfig
+    logging.config.dictConfig = lambda config: None
+    try:
+        yield
+    finally:
+        logging.config.dictConfig = real
 
 
 def unique_name(name: str) -> str:
