@@ -291,7 +291,7 @@ class Redeploy(FaultBase):
         if self.is_broken:
             return
         time.sleep(2.0)
-        wait_until(lambda: ours.status() == "RUNNING", 120, "the new version")
+        wait_until(lambda: ours.status() == "RUNNING", 240, "the new version")
 
     def undo(self, target: Target) -> None:
         if self.is_broken:
