@@ -37,6 +37,7 @@ from router.schemas import (
     Decoding,
     ResponseFormat,
     SequentialOptions,
+    StreamUsage,
     TranscriptionParams,
 )
 
@@ -53,6 +54,7 @@ EXTENSION_FIELDS = (
     "patience",
     "best_of",
     "length_penalty",
+    "max_completion_tokens",
     "compression_ratio_threshold",
     "logprob_threshold",
     "no_speech_threshold",
@@ -60,6 +62,8 @@ EXTENSION_FIELDS = (
     "carry_initial_prompt",
     "hallucination_silence_threshold",
 )
+# vLLM's, which its benchmark client and GuideLLM send beside `stream`.
+STREAM_USAGE_FIELDS = ("stream_include_usage", "stream_continuous_usage_stats")
 SEQUENTIAL_FIELDS = (
     "condition_on_previous_text",
     "carry_initial_prompt",
@@ -75,6 +79,7 @@ TRANSCRIPTION_FORM = FormShape(
         "response_format",
         "temperature",
         "stream",
+        *STREAM_USAGE_FIELDS,
         *EXTENSION_FIELDS,
     ),
     lists=("timestamp_granularities", "include", "keywords", "clip_timestamps"),
@@ -90,6 +95,7 @@ MAX_SEED = 2**63 - 1
 MAX_CANDIDATES = 16  # beams, or samples: query rows of one sequence
 MIN_PATIENCE = 0.1
 MAX_PATIENCE = 8.0
+MAX_TOKENS = 1_000_000  # more than any window's text context, which bounds it anyway
 MAX_COMPRESSION_RATIO = 1000.0  # zlib cannot do better
 MIN_LOGPROB = -100.0
 MAX_SILENCE_S = 3600.0
@@ -134,6 +140,7 @@ def parse_transcription(
         language=language(values.scalars.get("language"), languages),
         hotwords=_hotwords(values),
         stream=boolean("stream", values.text("stream")) or False,
+        stream_usage=_stream_usage(values),
         words=words,
         segments=segments,
         logprobs=_logprobs(values, params.response_format),
@@ -183,6 +190,9 @@ def _common(model: str, values: FormValues, task: Task) -> TranscriptionParams:
         decoding=decoding,
         sequential=_sequential(values, decoding),
         gates=_gates(values, decoding),
+        max_completion_tokens=whole_number(
+            "max_completion_tokens", values.text("max_completion_tokens"), 1, MAX_TOKENS
+        ),
     )
     return _with_candidates(params, values)
 
@@ -246,6 +256,14 @@ def _sequential(values: FormValues, decoding: Decoding) -> SequentialOptions:
             "clip_timestamps", values.lists.get("clip_timestamps", ()), MAX_CLIP_S
         ),
     )
+
+
+def _stream_usage(values: FormValues) -> StreamUsage:
+    """Without a stream, or the continuous one without the other, they do nothing, as in vLLM."""
+    included, continuous = (boolean(name, values.text(name)) for name in STREAM_USAGE_FIELDS)
+    if not included:
+        return "end"
+    return "each chunk" if continuous else "end chunk"
 
 
 def _granularities(values: FormValues, response_format: ResponseFormat) -> tuple[bool, bool]:

@@ -22,8 +22,10 @@ from router.forms import (
     MAX_PATIENCE,
     MAX_SEED,
     MAX_SILENCE_S,
+    MAX_TOKENS,
     MIN_LOGPROB,
     MIN_PATIENCE,
+    STREAM_USAGE_FIELDS,
     TRANSCRIPTION_FORM,
     TRANSLATION_FORM,
 )
@@ -137,6 +139,15 @@ FIELDS: dict[str, Schema] = {
         "`vtt` each delta is whole cues; with `verbose_json` the last event has the whole answer.",
         False,
     ),
+    "stream_include_usage": _boolean(
+        "As vLLM's clients read a stream: each delta has `choices` besides, and the last event's "
+        "`usage` has `prompt_tokens` and `completion_tokens`.",
+        False,
+    ),
+    "stream_continuous_usage_stats": _boolean(
+        "With `stream_include_usage`: each delta has `usage` too, of the segments closed by then.",
+        False,
+    ),
     "timestamp_granularities[]": _list(
         {"type": "string", "enum": list(GRANULARITIES)},
         "What `verbose_json` lists: `segment` (the default), `word`, or both.",
@@ -193,6 +204,11 @@ FIELDS: dict[str, Schema] = {
     "length_penalty": _number(
         0, 1, "Ranks beams and samples by Google's formula; left out: by their mean."
     ),
+    "max_completion_tokens": _integer(
+        1,
+        MAX_TOKENS,
+        "Tokens of each window, timestamps included; what it has no room for is not transcribed.",
+    ),
     "compression_ratio_threshold": _threshold(
         0,
         MAX_COMPRESSION_RATIO,
@@ -227,7 +243,7 @@ def _body(title: str, spellings: tuple[str, ...], example: Mapping[str, str]) ->
     properties = {}
     for name in spellings:
         schema = FIELDS[name]
-        if name in EXTENSION_FIELDS or name == "clip_timestamps[]":
+        if name in (*EXTENSION_FIELDS, *STREAM_USAGE_FIELDS, "clip_timestamps[]"):
             schema = {**schema, "description": f"{schema['description']} (Not in OpenAI's API.)"}
         properties[name] = schema
     form = {

@@ -3,7 +3,8 @@
 A bounded number of windows runs at a time, each through its own chain of encodes and decodes, so
 that none holds pages while another waits. While the language is unknown windows go one after
 another, until the first with speech has told it. Where a decoder stopped before a window's end or
-before speech in it, the rest is decoded as a window of its own, so that nothing said is lost.
+before speech in it, the rest is decoded as a window of its own, so that nothing said is lost
+(unless the client asked for so many tokens of each window and no more).
 Without fallback a window is decoded once, whatever comes: so its tokens can be told one by one, and
 a rest stays as it is. What text needs the voice detector's support is for `router.doubt` to say.
 """
@@ -68,7 +69,7 @@ class ParallelRun:
             if self.options.language is None and any(s.text for s in part.segments):
                 self.options = replace(self.options, language=part.language)
             parts.append(part)
-            start_s = _rest(part, window)
+            start_s = None if self.options.max_new_tokens else _rest(part, window)
         self.run.context.finished_audio(window.n_samples / SAMPLE_RATE)
         text, segments = self.builder.add(window.index, parts)
         logprobs = token_logprobs(segments, self.tokenizer) if self.logprobs else ()

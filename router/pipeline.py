@@ -211,6 +211,7 @@ class TranscriptionPipeline:
             length_penalty=params.length_penalty,
             gates=params.gates,
             words=params.aligns,
+            max_new_tokens=params.max_completion_tokens,
         )
 
 

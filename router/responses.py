@@ -6,7 +6,7 @@ hold those to these models. Knows nothing of transcripts.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -34,6 +34,8 @@ class TokenUsage(BaseModel):
     total_tokens: int
     input_token_details: InputTokens
     seconds: int = Field(description="seconds of audio, rounded up")
+    prompt_tokens: int | None = Field(None, description="with `stream_include_usage`: the input's")
+    completion_tokens: int | None = Field(None, description="with it, too: the output's")
 
 
 class LogprobResponse(BaseModel):
@@ -110,6 +112,13 @@ class TextDeltaEvent(BaseModel):
     delta: str
     logprobs: list[LogprobResponse] | None = None
     segments: list[SegmentResponse] | None = Field(None, description="verbose_json: closed by now")
+    choices: list[dict[str, Any]] | None = Field(
+        None, description="with `stream_include_usage`: the delta again, in vLLM's shape"
+    )
+    usage: dict[str, int] | None = Field(
+        None,
+        description="with `stream_continuous_usage_stats`: of segments closed by now",
+    )
 
 
 class TextDoneEvent(BaseModel):

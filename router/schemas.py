@@ -13,6 +13,7 @@ from cluster.messages import QualityGates, Task
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Decoding = Literal["parallel", "sequential"]
+StreamUsage = Literal["end", "end chunk", "each chunk"]
 
 RESPONSE_FORMATS: tuple[str, ...] = get_args(ResponseFormat)
 DECODINGS: tuple[str, ...] = get_args(Decoding)
@@ -51,7 +52,9 @@ class TranscriptionParams:
     that came before the audio; hotwords: words to expect; temperature: 0 is greedy; fallback:
     try higher temperatures where an attempt fails `gates` (only from temperature 0 on); seed: of
     the sampling noise, None for one drawn at random; words, segments, logprobs: what the answer
-    shall hold; stream: send it as it becomes certain; chunking: None leaves the cuts to the server.
+    shall hold; stream: send it as it becomes certain; chunking: None leaves the cuts to the server;
+    max_completion_tokens: of each window, None for as many as the model can; stream_usage: "end"
+    is OpenAI's, with "chunk" events are also in vLLM's shape, with the usage at the end or in each.
     """
 
     model: str
@@ -75,6 +78,8 @@ class TranscriptionParams:
     best_of: int = 1
     length_penalty: float | None = None
     gates: QualityGates = PARALLEL_GATES
+    max_completion_tokens: int | None = None
+    stream_usage: StreamUsage = "end"
 
     @property
     def temperatures(self) -> tuple[float, ...]:

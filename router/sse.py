@@ -54,6 +54,7 @@ class EventWriter:
         self._params = params
         self._n_cues = 0
         self._logprobs: list[TokenLogprob] = []
+        self._n_tokens = 0  # of the segments that closed
 
     def delta(self, update: Update) -> bytes | None:
         """None when the update holds nothing for this format."""
@@ -69,7 +70,20 @@ class EventWriter:
                 event["segments"] = segment_bodies(update.segments)
             case "json" if self._params.logprobs and update.logprobs:
                 event["logprobs"] = logprob_bodies(update.logprobs)
-        return _event(event) if event["delta"] or len(event) > 2 else None
+        self._n_tokens += sum(len(segment.tokens) for segment in update.segments)
+        if not event["delta"] and len(event) == 2:
+            return None
+        return _event(event | self._chunk(event["delta"]))
+
+    def _chunk(self, text: str) -> dict[str, Any]:
+        """What vLLM's clients read of a delta. Tokens are counted when their segment closes."""
+        stream_usage = self._params.stream_usage
+        if stream_usage == "end":
+            return {}
+        chunk: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": text}}]}
+        if stream_usage == "each chunk":
+            chunk["usage"] = {"completion_tokens": self._n_tokens}
+        return chunk
 
     def done(self, result: PipelineResult) -> bytes:
         """The last events. A subtitle file without a cue still has its header."""
@@ -80,12 +94,16 @@ class EventWriter:
                 text = subtitles(transcript.segments, subtitle_format)
                 body: dict[str, Any] = {"text": text}
                 if text and not self._n_cues:
-                    rest = _event({"type": "transcript.text.delta", "delta": text})
+                    delta = {"type": "transcript.text.delta", "delta": text}
+                    rest = _event(delta | self._chunk(text))
             case "verbose_json":
                 body = verbose_body(transcript, words=params.words, segments=params.segments)
             case _:
                 body = json_body(transcript, self._logprobs if params.logprobs else None)
-        body["usage"] = token_usage(transcript)
+        body["usage"] = used = token_usage(transcript)
+        if params.stream_usage != "end":
+            used["prompt_tokens"] = used["input_tokens"]
+            used["completion_tokens"] = used["output_tokens"]
         return rest + _event({"type": "transcript.text.done", **body}) + END
 
 

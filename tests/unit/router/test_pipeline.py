@@ -217,6 +217,13 @@ async def test_what_a_window_leaves_undecoded_is_decoded_as_its_own(pools: Playe
     assert pools.lengths[1] == [2 * SAMPLE_RATE, 2 * SAMPLE_RATE - SAMPLE_RATE // 2]
 
 
+async def test_a_window_of_so_many_tokens_is_not_decoded_on(pools: PlayedPools) -> None:
+    pools.breaks_off = lambda window, nth: window == 1
+    text, _ = await run(pools, params=replace(PARAMS, max_completion_tokens=7))
+    assert text == "word0 word1 word2"
+    assert {one.max_new_tokens for one in pools.options.values()} == {7}
+
+
 async def test_a_window_that_always_breaks_off_ends(pools: PlayedPools) -> None:
     pools.breaks_off = lambda window, nth: window == 1
     text, _ = await run(pools)

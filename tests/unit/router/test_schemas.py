@@ -508,3 +508,35 @@ def test_the_documentation_names_exactly_the_fields_that_are_taken(
 ) -> None:
     form = body["requestBody"]["content"]["multipart/form-data"]["schema"]
     assert set(form["properties"]) == set(shape.spellings)
+
+
+# ------------------------------------------------------------------------------ vLLM's own fields
+
+
+def test_what_vllm_s_benchmark_client_sends_is_taken() -> None:
+    params = parse(
+        ("temperature", "0.0"),
+        ("max_completion_tokens", "128"),
+        ("stream", "True"),
+        ("language", "en"),
+        ("stream_include_usage", "True"),
+        ("stream_continuous_usage_stats", "True"),
+    )
+    assert params.stream
+    assert params.max_completion_tokens == 128
+    assert params.stream_usage == "each chunk"
+    assert parse(("stream_include_usage", "true")).stream_usage == "end chunk"
+    assert parse(("stream_continuous_usage_stats", "true")).stream_usage == "end"
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1.5"])
+def test_a_number_of_tokens_that_is_none_is_refused(value: str) -> None:
+    assert refusal(("max_completion_tokens", value)).param == "max_completion_tokens"
+
+
+def test_a_translation_has_no_stream_and_so_no_usage_in_it() -> None:
+    fields = [("model", "m"), ("max_completion_tokens", "5")]
+    assert parse_translation(fields, LANGUAGES).max_completion_tokens == 5
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_translation([*fields, ("stream_include_usage", "true")], LANGUAGES)
+    assert caught.value.code == "unknown_parameter"

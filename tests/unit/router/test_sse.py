@@ -93,6 +93,31 @@ def test_the_sdk_reads_deltas_whose_texts_joined_are_the_answer(client: openai.O
     assert done.usage.total_tokens == done.usage.input_tokens + done.usage.output_tokens > 0
 
 
+@pytest.mark.parametrize("continuous", [False, True])
+def test_vllm_s_clients_read_choices_and_usage(url: str, continuous: bool) -> None:
+    """Text from `choices`, and tokens from the `usage` of the one event that has no `choices`."""
+    form = {"stream_include_usage": "True", "stream_continuous_usage_stats": str(continuous)}
+    *deltas, done = events_of(post_stream(url, **form))
+    texts = [event["choices"][0]["delta"]["content"] for event in deltas]
+    assert "".join(texts) == done["text"] == "Hello there. General."
+    assert "choices" not in done
+    assert done["usage"]["completion_tokens"] == done["usage"]["output_tokens"] > 0
+    assert done["usage"]["prompt_tokens"] == done["usage"]["input_tokens"] > 0
+    counts = [event["usage"]["completion_tokens"] for event in deltas if "usage" in event]
+    assert len(counts) == (len(deltas) if continuous else 0)
+    assert counts == sorted(counts)
+    assert not continuous or counts[-1] == done["usage"]["completion_tokens"]
+    for event in deltas:
+        TextDeltaEvent.model_validate(event)
+    TextDoneEvent.model_validate(done)
+
+
+def test_without_vllm_s_fields_events_are_openais_alone(url: str) -> None:
+    *deltas, done = events_of(post_stream(url))
+    assert all(set(event) == {"type", "delta"} for event in deltas)
+    assert "completion_tokens" not in done["usage"]
+
+
 async def test_the_asynchronous_sdk_reads_the_same(url: str) -> None:
     async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
         stream = await client.audio.transcriptions.create(model="demo", file=AUDIO, stream=True)
