@@ -11,6 +11,7 @@ import ssl
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,6 +39,21 @@ class Proxy:
     def client(self, **options: object) -> httpx.Client:
         context = ssl.create_default_context(cafile=str(self.certificate))
         return httpx.Client(base_url=self.url, verify=context, timeout=60, **options)  # type: ignore[arg-type]
+
+    @contextmanager
+    def streaming(self) -> Iterator[httpx.Response]:
+        """The answer to the long recording, as a stream that was opened."""
+        with (
+            self.client() as client,
+            LONG.open("rb") as file,
+            client.stream(
+                "POST",
+                "/v1/audio/transcriptions",
+                data={"model": "whisper-1", "stream": "true"},
+                files={"file": ("long.flac", file)},
+            ) as answer,
+        ):
+            yield answer
 
 
 def free_port() -> int:
@@ -124,16 +140,7 @@ def test_openais_client_gets_the_same_text_through_tls(server: Server, proxy: Pr
 
 def test_events_come_one_by_one_and_not_at_the_end(proxy: Proxy) -> None:
     arrivals = []
-    with (
-        proxy.client() as client,
-        LONG.open("rb") as file,
-        client.stream(
-            "POST",
-            "/v1/audio/transcriptions",
-            data={"model": "whisper-1", "stream": "true"},
-            files={"file": ("long.flac", file)},
-        ) as answer,
-    ):
+    with proxy.streaming() as answer:
         assert answer.status_code == 200
         for line in answer.iter_lines():
             if line.startswith("data:"):
@@ -160,15 +167,6 @@ def test_errors_keep_their_words_and_their_status(proxy: Proxy) -> None:
 
 
 def test_who_hangs_up_leaves_nothing_behind(server: Server, proxy: Proxy) -> None:
-    with (
-        proxy.client() as client,
-        LONG.open("rb") as file,
-        client.stream(
-            "POST",
-            "/v1/audio/transcriptions",
-            data={"model": "whisper-1", "stream": "true"},
-            files={"file": ("long.flac", file)},
-        ) as answer,
-    ):
+    with proxy.streaming() as answer:
         next(answer.iter_lines())
     wait_until(server.is_idle, DEAF_S, "pages, sequences and requests are back")

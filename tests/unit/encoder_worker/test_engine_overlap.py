@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.errors import WorkerError
+from cluster.errors import DeadlineExceededError, WorkerError
 from encoder_worker.static_encoder import Ready
 from tests.reference import make_pcm
 from tests.unit.encoder_worker.engine_bench import PATIENCE_S, Bench, Replaced, until
@@ -63,6 +63,25 @@ def test_a_full_batch_is_launched_before_the_last_one_is_done(
     until(lambda: b.engine.stats().running == 0)
     assert b.engine.stats().windows == 6
     b.exporter.pool.check_integrity(6)
+
+
+def test_a_window_expires_while_batch_follows_batch(bench: Callable[..., Bench]) -> None:
+    """The device is never idle here, and the first batch not done when the window's time is up."""
+    b = bench(n_windows=8, max_batch=1)
+    device = Device(b)
+    first = b.hold("first")
+    late = b.submit(make_pcm(0.1), "late", remaining_s=0.05)
+    rest = [b.submit(make_pcm(0.1), f"r{n}") for n in range(2)]
+    until(lambda: b.engine._batcher.slack_s < 0)
+    b.gate.set()
+    with pytest.raises(DeadlineExceededError):
+        late.result(PATIENCE_S)
+    assert ("done", 1) not in device.events
+    assert b.engine.stats().expired == 1
+    device.let_go(3)
+    for future in (first, *rest):
+        b.engine.revoke(future.result(PATIENCE_S).handle)
+    b.exporter.pool.check_integrity()
 
 
 def test_a_full_pool_holds_the_next_batch_back(bench: Callable[..., Bench]) -> None:
