@@ -17,6 +17,7 @@ from torch import Tensor
 
 from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, FileMel
 from cluster.model.checkpoint import HOP_LENGTH, N_FFT
+from cluster.model.jit_cache import ensure_jit_cache
 
 N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH  # 3000 mel frames in a window, 10 ms each
 INT16_SCALE = 32_768.0
@@ -30,6 +31,7 @@ class LogMel:
     """Features on one device: `LogMel(80, "cpu")([pcm, pcm])`."""
 
     def __init__(self, n_mels: int, device: torch.device | str = "cpu") -> None:
+        ensure_jit_cache()
         import librosa  # slow to import, and only workers need it
 
         self.device = torch.device(device)

@@ -18,6 +18,8 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
+from cluster.model.jit_cache import ensure_jit_cache
+
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -46,6 +48,7 @@ class InBackground(Generic[T]):
     def _main(self) -> None:
         begun = time.monotonic()
         try:
+            ensure_jit_cache()
             self._built = self._build()
             logger.info("%s kernels are ready after %.1f s", self._name, time.monotonic() - begun)
         except Exception as error:  # torch's operations do the same, slower

@@ -1,0 +1,79 @@
+"""The CPU engine starts, kernels and all, where nothing but /tmp can be written."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cluster.build import package_root
+from cluster.demo.samples import sample_path, sample_text
+from cluster.model.jit_cache import VARIABLE, ensure_jit_cache
+
+MOUNT = """\
+set -e
+mount --make-rprivate /
+for folder in {folders}; do mount --bind $folder $folder; mount -o remount,bind,ro $folder; done
+exec "$@"
+"""
+
+
+def is_root_with_namespaces() -> bool:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        return False
+    return subprocess.run(["unshare", "--mount", "true"], check=False).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(240)
+@pytest.mark.skipif(not is_root_with_namespaces(), reason="needs Linux, root and namespaces")
+def test_a_read_only_install_without_a_home_has_its_kernels(tmp_path: Path) -> None:
+    folders = " ".join({str(package_root()), sys.prefix})
+    code = (
+        "import logging; logging.basicConfig(level=logging.INFO, force=True); "
+        "from encoder_worker.mel import LogMel; LogMel(80); "
+        "from cluster.model.jit import InBackground; "
+        "import importlib; names = ('encoder_worker.team_kernels', 'decoder_worker.step_kernels'); "
+        "b = InBackground('test', lambda: [importlib.import_module(n) for n in names]); "
+        "print('kernels', bool(b.wait(100)))"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in (VARIABLE, "XDG_CACHE_HOME")}
+    environment |= {"HOME": "/proc/none", "PYTHONPATH": str(package_root())}
+
+    def run(*command: str) -> subprocess.CompletedProcess[str]:
+        script = ["unshare", "--mount", "bash", "-c", MOUNT.format(folders=folders), "-"]
+        return subprocess.run(
+            [*script, sys.executable, *command],
+            env=environment,
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    kernels = run("-c", code)
+    assert kernels.stdout == "kernels True\n", kernels.stderr
+    assert VARIABLE in kernels.stderr
+    said = run("-m", "cluster.cli", "transcribe", str(sample_path("short")), "-o", str(tmp_path))
+    assert said.returncode == 0, said.stderr
+    assert sample_text("short") in (tmp_path / "short.txt").read_text().replace("\n", " ")
+
+
+def test_a_folder_that_the_operator_names_stays(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    ensure_jit_cache()
+    assert os.environ[VARIABLE] == str(tmp_path)
+
+
+def test_a_home_that_can_be_written_is_enough(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ensure_jit_cache()
+    assert VARIABLE not in os.environ
