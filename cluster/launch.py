@@ -45,7 +45,7 @@ ENVIRONMENT = {
     # What is frozen is ended, not drained for a minute: who waits for it goes on elsewhere at once.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "2",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "5",  # a busy one is no dead one: many go through it
     # A machine that is silent for 15 to 20 s is gone, by default after a minute. Its workers are
     # replaced before, by their own checks; sooner, and a short break of the network would end Ray.
     "RAY_health_check_period_ms": "1000",
