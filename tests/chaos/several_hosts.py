@@ -43,7 +43,9 @@ class HostTarget:
 
     by_name: dict[str, Host]
     link: Link
-    per_node: int = 1  # replicas of a role, at most; 2 for a new one beside an old one
+    per_node: int | None = (
+        1  # replicas of a role, at most; None lets new ones start beside old ones
+    )
 
     def start_ray(self, host: Host) -> None:
         host.run(
@@ -64,7 +66,7 @@ class HostTarget:
         return str(application.get("status"))
 
 
-def serve_config(settings: dict[str, Any], per_node: int) -> dict[str, Any]:
+def serve_config(settings: dict[str, Any], per_node: int | None) -> dict[str, Any]:
     """`configs/serve/cpu.yaml`, in float32, with two of each role."""
     args: dict[str, Any] = {
         "model": "demo",
@@ -90,6 +92,7 @@ def serve_config(settings: dict[str, Any], per_node: int) -> dict[str, Any]:
                 "deployments": [
                     {"name": role, "max_replicas_per_node": per_node}
                     for role in ("encoder", "decoder")
+                    if per_node
                 ],
             }
         ],
@@ -286,7 +289,7 @@ class Redeploy(FaultBase):
 
     def inject(self, target: Target, load: Load) -> None:
         ours: HostTarget = target.extras["hosts"]
-        ours.per_node = 2
+        ours.per_node = None
         ours.deploy(**self.settings)
         if self.is_broken:
             return
