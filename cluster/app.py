@@ -203,8 +203,8 @@ def _replica_options(
         "graceful_shutdown_timeout_s": DRAIN_S,
         "graceful_shutdown_wait_loop_s": 0.2,
         # A new version starts one worker more, and stops an old one when that is ready: one that
-        # cannot start replaces nothing. A GPU's memory has no room for two.
-        "max_surge_percent": 0 if gpus else 1,
+        # cannot start replaces nothing. Not where it would wait for what the old ones claim.
+        "max_surge_percent": 0 if gpus or cpus else 1,
     }
 
 

@@ -43,9 +43,7 @@ class HostTarget:
 
     by_name: dict[str, Host]
     link: Link
-    per_node: int | None = (
-        1  # replicas of a role, at most; None lets new ones start beside old ones
-    )
+    per_node: int | None = 1  # replicas of a role; None: any, as new ones start beside old ones
 
     def start_ray(self, host: Host) -> None:
         host.run(
