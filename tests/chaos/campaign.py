@@ -12,7 +12,7 @@ from tests.chaos.target import Target
 
 BEFORE_S = 10.0  # of undisturbed load before each fault
 WATCH_S = 12.0  # a fault is watched at least so long
-REPLACED_S = 60.0  # and at most so long after it was undone
+REPLACED_S = 120.0  # and at most so long after it was undone
 SETTLE_S = 90.0  # for requests in flight to end, once all is whole
 
 Say = Callable[[str], None]
