@@ -107,7 +107,12 @@ def start_server(folder: Path, *flags: str, env: dict[str, str] | None = None) -
         found = re.search(r"ready at (http://\S+)", server.output())
         return found.group(1) if found else None
 
-    server.url = wait_until(ready, START_S, "the ready line")
+    try:
+        server.url = wait_until(ready, START_S, "the ready line")
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)  # Ray's processes end with it
+        print(server.output()[-4000:])
+        raise
     return server
 
 
