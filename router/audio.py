@@ -284,7 +284,7 @@ class AudioPool:
                 if job and busy_s > limit_s:
                     worker.timed_out = True
                     worker.process.kill()
-                elif worker.is_listening and worker.n_silent() >= STALLED_LOOKS:
+                elif worker.is_able and worker.n_silent() >= STALLED_LOOKS:
                     logger.error("an audio worker stands still")
                     worker.stalled = True
                     worker.process.kill()

@@ -101,10 +101,6 @@ class AudioProcess:
         except (asyncio.IncompleteReadError, OSError, ValueError) as error:
             raise EOFError from error
 
-    @property
-    def is_listening(self) -> bool:
-        return self.alive and self.ready.is_set()
-
     def n_silent(self) -> int:
         """Ask for a sign of life; returns at how many such looks in a row there was none.
 
