@@ -61,20 +61,30 @@ def _stored(x, like):
     return lambda x, like: x
 
 
+@intrinsic
+def _nearest_whole(_context: Any, _x: Any) -> Any:
+    """The nearest whole number, as float32; one instruction, unlike a conversion with a choice."""
+
+    def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        return builder.call(builder.module.declare_intrinsic("llvm.rint", (ir.FloatType(),)), args)
+
+    return types.float32(types.float32), generate
+
+
 @njit(inline="always", fastmath=True)
 def exp2(x: Any) -> Any:
-    """2 ** x for x <= 0, within 3e-7 of it; float32. From -125 on downwards it is below 3e-38."""
+    """2 ** x for x <= 0, within 2e-7 of it; float32. From -125 on downwards it is below 3e-38."""
     x = max(x, np.float32(-126.0))
-    whole = int32(x) - int32(x < np.float32(0))
-    part = x - np.float32(whole)  # 0..1; a whole negative x gives 1, which is right too
-    p = np.float32(0.00021871255)
-    p = p * part + np.float32(0.0012382411)
-    p = p * part + np.float32(0.009686188)
-    p = p * part + np.float32(0.05547891)
-    p = p * part + np.float32(0.2402311)
-    p = p * part + np.float32(0.6931468)
+    whole = _nearest_whole(x)
+    part = x - whole  # -0.5..0.5
+    # The polynomial of degree 5 with 1 at 0 whose largest relative error is least (9e-8).
+    p = np.float32(0.0013264727)
+    p = p * part + np.float32(0.009671513)
+    p = p * part + np.float32(0.055507336)
+    p = p * part + np.float32(0.24022242)
+    p = p * part + np.float32(0.693147)
     p = p * part + np.float32(1.0)
-    return p * _as_float(uint32((whole + int32(127)) << int32(23)))
+    return p * _as_float(uint32((int32(whole) + int32(127)) << int32(23)))
 
 
 @intrinsic
