@@ -9,7 +9,7 @@ from cluster.kv.layout import KVLayout
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer import KVImporter
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.device import resolve_device, resolve_dtype
+from cluster.model.device import resolve_device, resolve_dtype, step_threads
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import DecoderSettings
 from decoder_worker.attention.choose import choose_attention
@@ -57,6 +57,7 @@ def build_parts(
         settings.max_batch,
         attentions,
         int8=settings.dtype == "int8",
+        threads=step_threads(settings.threads),
     )
     scheduler = Scheduler(
         cross_pool,

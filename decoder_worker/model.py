@@ -25,6 +25,8 @@ from cluster.model.linear import Linear, Pack, Projection, packer
 from cluster.model.shapes import EMBED_TOKENS, decoder_shapes
 from cluster.model.weights import load_tensors, output_projection
 from decoder_worker.attention.base import AttentionBackend
+from decoder_worker.attention.cpu_backend import CpuAttention, fits_kernels
+from decoder_worker.fused import FusedDecoder
 
 if TYPE_CHECKING:
     from decoder_worker.step_kernels import StepKernels
@@ -94,7 +96,7 @@ class TextDecoder:
     """embed_tokens [n_vocab, n_text_state]; embed_positions [n_text_ctx, n_text_state].
 
     head: what turns states into logits, the token embedding itself where they are tied.
-    kernels: of a CPU; None on a GPU.
+    kernels: of a CPU; None on a GPU. fused: of a CPU and two pools, for few rows.
     """
 
     n_head: int
@@ -104,6 +106,7 @@ class TextDecoder:
     norm: LayerNorm
     head: Callable[[Tensor], Tensor]
     kernels: InBackground[StepKernels] | None
+    fused: FusedDecoder | None = None
 
     @classmethod
     def load(
@@ -113,10 +116,15 @@ class TextDecoder:
         device: torch.device | str,
         *,
         int8: bool = False,
+        pools: tuple[Tensor, Tensor] | None = None,
+        threads: int = 1,
     ) -> TextDecoder:
         """Read the decoder's tensors of a checkpoint, no others.
 
-        int8: hold the weights of matrix products in 8 bits (CPU).
+        Args:
+            int8: hold the weights of matrix products in 8 bits (CPU).
+            pools: of self- and cross-attention, whose forwards of few rows `threads` threads are
+                to share out (CPU).
 
         Raises:
             CheckpointError: a tensor is missing or has another shape than config.json says.
@@ -125,17 +133,21 @@ class TextDecoder:
         shapes = decoder_shapes(dims)
         tensors = load_tensors(checkpoint, shapes, dtype, device)
         pack = packer(device, dtype, int8=int8)
-        kernels = None
+        kernels = fused = None
         if torch.device(device).type == "cpu":
             kernels = InBackground("decoder step", partial(_build_kernels, dtype))
+        weight = _head_weight(checkpoint, dtype, device, halves=kernels is not None and not int8)
+        if pools is not None and fits_kernels(*pools):
+            fused = FusedDecoder(tensors, weight, dims, pools, threads, int8=int8)
         return cls(
             n_head=dims.n_text_head,
             embed_tokens=tensors[EMBED_TOKENS],
             embed_positions=tensors["decoder.embed_positions.weight"],
             layers=tuple(DecoderLayer.load(tensors, i, pack) for i in range(dims.n_text_layer)),
             norm=LayerNorm.load(tensors, "decoder.layer_norm"),
-            head=_load_head(checkpoint, dtype, device, int8, kernels),
+            head=_head(weight, kernels, int8=int8),
             kernels=kernels,
+            fused=fused,
         )
 
     def __call__(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
@@ -149,6 +161,8 @@ class TextDecoder:
         """
         x = self.embed_tokens[tokens] + self.embed_positions[positions]
         x = x.to(self.norm.weight.dtype)
+        if isinstance(attention, CpuAttention) and self.fused and self.fused.takes(len(x)):
+            return self.fused.states(x, attention.batch)
         if self.kernels is not None and (kernels := self.kernels.get()):
             return self._run(x, attention, kernels)
         for index, layer in enumerate(self.layers):
@@ -157,6 +171,8 @@ class TextDecoder:
 
     def logits(self, states: Tensor) -> Tensor:
         """states [n, n_text_state] -> float32 [n, n_vocab]."""
+        if self.fused is not None and self.fused.takes(len(states)):
+            return self.fused.logits(states)
         return self.head(states).float()
 
     def _run(self, x: Tensor, attention: AttentionBackend, kernels: StepKernels) -> Tensor:
@@ -180,21 +196,24 @@ class TextDecoder:
         return normed
 
 
-def _load_head(
-    checkpoint: Checkpoint,
-    dtype: torch.dtype,
-    device: torch.device | str,
-    int8: bool,
-    kernels: InBackground[StepKernels] | None,
-) -> Callable[[Tensor], Tensor]:
-    name, stream = output_projection(checkpoint), stream_dtype(device, dtype)
-    halves = kernels is not None and dtype == torch.bfloat16 and not int8
+def _head_weight(
+    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str, *, halves: bool
+) -> Tensor:
+    """halves: a model that computes in bfloat16 is to have it in float16; see `HalfHead`."""
+    name = output_projection(checkpoint)
     shape = (checkpoint.dims.n_vocab, checkpoint.dims.n_text_state)
-    kept = torch.float16 if halves else stream
-    weight = load_tensors(checkpoint, {name: shape}, kept, device)[name]
-    if halves and kernels is not None:
+    kept = stream_dtype(device, dtype)
+    if halves and dtype == torch.bfloat16:
+        kept = torch.float16
+    return load_tensors(checkpoint, {name: shape}, kept, device)[name]
+
+
+def _head(
+    weight: Tensor, kernels: InBackground[StepKernels] | None, *, int8: bool
+) -> Callable[[Tensor], Tensor]:
+    if weight.dtype == torch.float16 and kernels is not None:
         return HalfHead(weight, kernels)
-    return packer(device, stream, int8=int8)(Linear(weight, None))
+    return packer(weight.device, weight.dtype, int8=int8)(Linear(weight, None))
 
 
 def _build_kernels(dtype: torch.dtype) -> StepKernels:

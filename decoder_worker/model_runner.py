@@ -99,6 +99,7 @@ class ModelRunner:
         attentions: Attentions | None = None,
         *,
         int8: bool = False,
+        threads: int = 1,
     ) -> None:
         """The device is the pools', the dtype the self pool's.
 
@@ -106,6 +107,7 @@ class ModelRunner:
             attentions: over the two pools; None takes torch's. Where they have backends for steps
                 of fixed sizes, one page of the self pool is taken for good.
             int8: hold the weights of matrix products in 8 bits (CPU).
+            threads: that share out forwards of few rows (CPU).
         """
         self._tokenizer = tokenizer
         self._device = self_pool.device
@@ -113,7 +115,10 @@ class ModelRunner:
         self._cross_layout, self._self_layout = cross_pool.layout, self_pool.layout
         self._self_pool = self_pool.tensor
         dtype = TORCH_DTYPES[self_pool.layout.dtype]
-        model = TextDecoder.load(checkpoint, dtype, self._device, int8=int8)
+        pools = (self_pool.tensor, cross_pool.tensor)
+        model = TextDecoder.load(
+            checkpoint, dtype, self._device, int8=int8, pools=pools, threads=threads
+        )
         attentions = attentions or torch_attention(self_pool.tensor, cross_pool.tensor)
         self._attention = attentions.ragged
         listed = checkpoint.generation_config.get("max_initial_timestamp_index")

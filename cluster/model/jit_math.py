@@ -31,8 +31,21 @@ def _as_bits(_context: Any, _number: Any) -> Any:
     return types.uint32(types.float32), bitcast
 
 
+@intrinsic
+def half_number(_context: Any, _bits: Any) -> Any:
+    """float32 of the bits of a float16, held as uint16."""
+
+    def extend(_: Any, builder: Any, __: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), extend
+
+
 def number(stored: Any) -> Any:
-    """A stored element as float32: uint16 holds the bits of a bfloat16."""
+    """A stored element as float32.
+
+    uint16 holds the bits of a bfloat16, int16 those of a float16, int8 an integer.
+    """
     raise NotImplementedError("only inside a kernel")
 
 
@@ -40,6 +53,10 @@ def number(stored: Any) -> Any:
 def _number(stored):
     if stored == types.uint16:
         return lambda stored: _as_float(uint32(stored) << uint32(16))
+    if stored == types.int16:
+        return lambda stored: half_number(uint16(stored))
+    if stored == types.int8:
+        return lambda stored: np.float32(stored)
     return lambda stored: stored
 
 
@@ -87,11 +104,15 @@ def exp2(x: Any) -> Any:
     return p * _as_float(uint32((int32(whole) + int32(127)) << int32(23)))
 
 
-@intrinsic
-def half_number(_context: Any, _bits: Any) -> Any:
-    """float32 of the bits of a float16, held as uint16."""
-
-    def extend(_: Any, builder: Any, __: Any, args: Any) -> Any:
-        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
-
-    return types.float32(types.uint16), extend
+@njit(inline="always", fastmath=True)
+def erf(x: Any) -> Any:
+    """The error function within 6e-7; float32 (Abramowitz and Stegun, formula 7.1.26)."""
+    size = abs(x)
+    t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * size)
+    p = np.float32(1.061405429)
+    p = p * t - np.float32(1.453152027)
+    p = p * t + np.float32(1.421413741)
+    p = p * t - np.float32(0.284496736)
+    p = p * t + np.float32(0.254829592)
+    y = np.float32(1) - p * t * exp2(-size * size * np.float32(LOG2_E))
+    return y if x >= np.float32(0) else -y

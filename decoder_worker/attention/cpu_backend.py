@@ -63,6 +63,8 @@ class CpuAttention:
         self._reference = TorchAttention(self_pool, cross_pool)
         self._kernels = InBackground("decoder", _builder(self_pool.dtype, cross_pool.dtype))
         self._self_pool, self._cross_pool = as_array(self_pool), as_array(cross_pool)
+        self._batch: AttentionBatch | None = None
+        self._is_planned = False
         self._running: Kernels | None = None  # chosen anew by each plan, for the whole forward
         self._self_plan: _Plan | None = None
         self._cross_plan: _Plan | None = None
@@ -71,7 +73,18 @@ class CpuAttention:
         """Whether the kernels are there, after at most `timeout_s`."""
         return self._kernels.wait(timeout_s) is not None
 
+    @property
+    def batch(self) -> AttentionBatch:
+        """That was planned last."""
+        assert self._batch is not None
+        return self._batch
+
     def plan(self, batch: AttentionBatch) -> None:
+        self._batch, self._is_planned = batch, False
+
+    def _plan_batch(self) -> None:
+        """In the first layer: a forward may go without."""
+        batch, self._is_planned = self.batch, True
         self._running, self._self_plan, self._cross_plan = self._kernels.get(), None, None
         if self._running is not None:
             one_each = len(batch.self_kv.kv_last_page_len) == int(batch.self_kv.qo_indptr[-1])
@@ -85,6 +98,8 @@ class CpuAttention:
         """Lengths and places came with the plan."""
 
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not self._is_planned:
+            self._plan_batch()
         plan, kernels = self._self_plan, self._running
         if plan is None or kernels is None:
             return self._reference.self_attention(layer, q, k, v)
@@ -93,6 +108,8 @@ class CpuAttention:
         return self._attend(plan, pool, layer, q)
 
     def cross_attention(self, layer: int, q: Tensor) -> Tensor:
+        if not self._is_planned:
+            self._plan_batch()
         if self._cross_plan is None:
             return self._reference.cross_attention(layer, q)
         return self._attend(self._cross_plan, self._cross_pool, layer, q)

@@ -59,3 +59,25 @@ def test_numbers_go_to_bfloat16_and_back_as_torch_has_them() -> None:
     assert np.array_equal(back, x.bfloat16().float().numpy())
     expected = np.exp2(-np.abs(x.numpy().astype(np.float64)))
     assert np.allclose(power, expected, rtol=2e-7, atol=3e-38)
+
+
+def test_the_error_function_and_narrow_numbers_are_torch_s() -> None:
+    from numba import njit
+
+    from cluster.model.jit_math import erf, number
+
+    @njit
+    def through(x, halves, wholes, errors, half_back, whole_back):
+        for i in range(len(x)):
+            errors[i] = erf(x[i])
+            half_back[i] = number(halves[i])
+            whole_back[i] = number(wholes[i])
+
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 2
+    halves, wholes = x.half(), (x * 16).to(torch.int8)
+    errors, half_back, whole_back = (np.zeros(1000, np.float32) for _ in range(3))
+    bits = halves.view(torch.int16).numpy()
+    through(x.numpy(), bits, wholes.numpy(), errors, half_back, whole_back)
+    assert np.abs(errors - torch.erf(x.double()).numpy()).max() < 6e-7
+    assert np.array_equal(half_back, halves.float().numpy())
+    assert np.array_equal(whole_back, wholes.float().numpy())

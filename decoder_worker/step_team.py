@@ -1,0 +1,88 @@
+"""Threads that help the engine's own with one computation after another.
+
+The engine's thread never needs them: what is computed shares itself out (`work_sharing`), and a
+helper that is not there yet is not missed. While a helper gets no time, because another process has
+its core, it is left alone for a while: the one thing it costs is a unit that it stops within.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+# Counters that a team shares, int64: places, each in a cache line of its own.
+CLAIMED, DONE, WAITED = 0, 16, 32  # units; and phases whose end the leader waited long for
+N_COUNTERS = 48
+LEAST_REST, MOST_REST = 4, 128  # computations without helpers after one in which they were slow
+
+Job = Callable[[Any, int, bool], Any]  # counters, first unit, whether this thread leads
+
+
+class StepTeam:
+    """One leader, the thread that calls `run`, and `n_helpers` threads."""
+
+    def __init__(self, n_helpers: int) -> None:
+        self._counters = new_counters()
+        self._next_unit = 0
+        self._rest = LEAST_REST
+        self._resting = 0  # computations that are still to go without helpers
+        self._helpers = [_Helper(self._counters) for _ in range(n_helpers)]
+        weakref.finalize(self, _end, self._helpers)
+
+    def run(self, job: Job, n_units: int) -> None:
+        """Do a job of `n_units`; all of it is done on return, and no helper is within it."""
+        begin = self._next_unit
+        self._next_unit += n_units
+        helped = not self._resting
+        if helped:
+            for helper in self._helpers:
+                helper.post(job, begin)
+        else:
+            self._resting -= 1
+        before = self._counters[WAITED]
+        job(self._counters, begin, True)
+        if helped and self._helpers:
+            if self._counters[WAITED] > before:
+                self._resting = self._rest = min(MOST_REST, 2 * self._rest)
+            else:
+                self._rest = LEAST_REST
+
+
+class _Helper:
+    """A thread that does the job that was posted last, as far as something is left of it."""
+
+    def __init__(self, counters: Any) -> None:
+        self._counters = counters
+        self._job: tuple[Job, int] | None = None
+        self._posted = threading.Lock()  # open while there is a job that was not seen
+        self._posted.acquire()
+        threading.Thread(target=self._main, name="decoder-helper", daemon=True).start()
+
+    def post(self, job: Job | None, begin: int) -> None:
+        """None ends the thread."""
+        self._job = None if job is None else (job, begin)
+        if self._posted.locked():
+            self._posted.release()
+
+    def _main(self) -> None:
+        while True:
+            self._posted.acquire()
+            if (posted := self._job) is None:
+                return
+            job, begin = posted
+            job(self._counters, begin, False)
+            del posted, job
+
+
+def _end(helpers: list[_Helper]) -> None:
+    for helper in helpers:
+        helper.post(None, 0)
+
+
+def new_counters() -> Any:
+    """Of a team whose units are numbered from 0."""
+    return np.zeros(N_COUNTERS, dtype=np.int64)

@@ -1,0 +1,149 @@
+"""The decoder's layers as one program of several threads give what torch's layers give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.attention.cpu_backend import CpuAttention
+from decoder_worker.attention.torch_backend import TorchAttention
+from decoder_worker.fused import MAX_ROWS
+from decoder_worker.model import TextDecoder
+from tests.checkpoints import ModelShape, make_checkpoint
+from tests.reference import assert_close
+
+BUILD_S = 200.0
+OWN_PAGE, CROSS_PAGE = 8, 300  # neither is a multiple of what a unit attends to
+SHAPE = ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)
+FRAMES = (1500, 70)
+
+DTYPES = {"float32": (torch.float32, 1e-5), "bfloat16": (torch.bfloat16, 0.02)}
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    return open_checkpoint(str(make_checkpoint(tmp_path_factory.mktemp("model"), SHAPE)))
+
+
+class Bench:
+    """One model with pools of random KV, and both ways through it."""
+
+    def __init__(self, checkpoint: Checkpoint, name: str, threads: int, *, int8: bool) -> None:
+        dtype, self.share = DTYPES[name]
+        generator = torch.Generator().manual_seed(5)
+
+        def pool(n_pages: int, page_size: int) -> Tensor:
+            shape = (n_pages, SHAPE.decoder_layers, 2, page_size, SHAPE.n_head, 64)
+            return torch.randn(shape, generator=generator).to(dtype)
+
+        self.pools = (pool(32, OWN_PAGE), pool(16, CROSS_PAGE))
+        self.model = TextDecoder.load(
+            checkpoint, dtype, "cpu", int8=int8, pools=self.pools, threads=threads
+        )
+        assert self.model.fused is not None
+        assert self.model.fused.wait(BUILD_S)
+
+    @torch.inference_mode()
+    def fused(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
+        """States and logits."""
+        attention = CpuAttention(*self.pools)
+        attention.plan(batch)
+        states = self.model(*rows_of(batch), attention)
+        return states, self.model.logits(states)
+
+    @torch.inference_mode()
+    def reference(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
+        attention = TorchAttention(*self.pools)
+        attention.plan(batch)
+        states = self.model(*rows_of(batch), attention)
+        return states, self.model.head(states).float()
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def bench(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Bench:
+    return Bench(checkpoint, request.param, threads=2, int8=False)
+
+
+def rows_of(batch: AttentionBatch) -> tuple[Tensor, Tensor]:
+    """Tokens, and the last positions of each entry."""
+    kv = batch.self_kv
+    counts, pages = kv.qo_indptr.diff(), kv.kv_indptr.diff()
+    lengths = (pages - 1) * OWN_PAGE + kv.kv_last_page_len
+    spans = zip(lengths.tolist(), counts.tolist(), strict=True)
+    positions = [place for length, n in spans for place in range(length - n, length)]
+    return torch.arange(len(positions)) + 11, torch.tensor(positions)
+
+
+def steps(n: int, per_window: int = 1) -> AttentionBatch:
+    """Rows of ragged lengths, so many of which share a window."""
+    lengths = [1 + 3 * row for row in range(n)]
+    own = [[4 * row + page for page in range(4)] for row in range(n)]
+    n_windows = n // per_window
+    windows = [[(5 * window + page) % 16 for page in range(5)] for window in range(n_windows)]
+    frames = [FRAMES[window % 2] for window in range(n_windows)]
+    return AttentionBatch(
+        self_kv=PagedKV.make([1] * n, own, lengths, OWN_PAGE),
+        cross_kv=PagedKV.make([per_window] * n_windows, windows, frames, CROSS_PAGE),
+    )
+
+
+def prompts() -> AttentionBatch:
+    """Three tokens from the start, and four behind fifteen that are there: over two pages."""
+    return AttentionBatch(
+        self_kv=PagedKV.make([3, 4], [[0, 1], [2, 3, 4]], [3, 19], OWN_PAGE),
+        cross_kv=PagedKV.make([3, 4], [[0, 1, 2, 3, 4], [7]], FRAMES, CROSS_PAGE),
+    )
+
+
+BATCHES = {
+    "one row": steps(1),
+    "three rows": steps(3),
+    "six beams of one window": steps(6, per_window=6),
+    "as many as it takes": steps(MAX_ROWS),
+    "prompts": prompts(),
+}
+
+
+@pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
+def test_states_logits_and_pages_are_the_reference_ones(
+    bench: Bench, batch: AttentionBatch
+) -> None:
+    states, logits = bench.fused(batch)
+    written = bench.pools[0].clone()
+    expected_states, expected_logits = bench.reference(batch)
+    assert_close("states", states, expected_states, share=bench.share)
+    assert_close("logits", logits, expected_logits, share=bench.share)
+    assert_close("pages", written, bench.pools[0].float(), share=bench.share)
+
+
+def test_results_do_not_depend_on_who_helps(checkpoint: Checkpoint) -> None:
+    """Bit for bit, forward after forward, with more threads than there are cores."""
+    alone = Bench(checkpoint, "bfloat16", threads=1, int8=False)
+    helped = Bench(checkpoint, "bfloat16", threads=5, int8=False)
+    for number in range(60):
+        batch = steps(1 + number % MAX_ROWS)
+        for one, other in zip(alone.fused(batch), helped.fused(batch), strict=True):
+            assert torch.equal(one, other), f"forward {number}"
+
+
+def test_weights_in_eight_bits_are_near_those_in_sixteen(checkpoint: Checkpoint) -> None:
+    bench = Bench(checkpoint, "bfloat16", threads=2, int8=True)
+    exact = Bench(checkpoint, "bfloat16", threads=2, int8=False)
+    (states, logits), (exact_states, exact_logits) = bench.fused(steps(5)), exact.fused(steps(5))
+    assert_close("states", states, exact_states, share=0.05)
+    assert_close("logits", logits, exact_logits, share=0.05)
+
+
+def test_a_row_of_nan_stays_one_and_leaves_others_alone(bench: Bench) -> None:
+    batch = steps(4)
+    healthy, _ = bench.fused(batch)
+    cross = bench.pools[1]
+    before = cross[5].clone()  # the first page of the second row's window
+    cross[5] = float("nan")
+    states, logits = bench.fused(batch)
+    cross[5] = before
+    assert logits[1].isnan().all()
+    assert torch.equal(states[[0, 2, 3]], healthy[[0, 2, 3]])
