@@ -119,15 +119,26 @@ class AudioEncoder:
             x = layer(x)
         return self.norm(x)
 
-    def embed_rows(self, mel: Tensor, begin: int, end: int) -> Tensor:
+    def embed_rows(self, mel: Tensor, begin: int, end: int, alike: range) -> Tensor:
         """What goes into the first layer at some positions of one window.
 
         Args:
             mel: [1, n_mels, 2 * n_audio_ctx] in the encoder's dtype.
+            alike: positions that see the same features (`positions_alike`), computed once.
 
         Returns:
             Rows [end - begin, n_audio_state] in the residual stream's dtype.
         """
+        first, last = max(begin, alike.start) + 1, min(end, alike.stop)
+        if first >= last:
+            x = self._convolved(mel, begin, end)
+        else:
+            before = self._convolved(mel, begin, first)
+            behind = [self._convolved(mel, last, end)] if last < end else []
+            x = torch.cat([before, before[-1:].expand(last - first, -1), *behind])
+        return (x + self.positions[begin:end]).to(self.norm.weight.dtype)
+
+    def _convolved(self, mel: Tensor, begin: int, end: int) -> Tensor:
         # Position t sees rows 2t-1..2t+1 of the first convolution, which see one more each side.
         first, last = 2 * begin - 1, 2 * end - 1
         n_rows = mel.shape[2]
@@ -136,7 +147,18 @@ class AudioEncoder:
         x = self.conv1.rows(seen.t().contiguous())
         if first < 0:  # the second convolution sees zeros, not what the first makes of them
             x[0] = 0
-        return (self.conv2.rows(x) + self.positions[begin:end]).to(self.norm.weight.dtype)
+        return self.conv2.rows(x)
+
+
+def positions_alike(mel: Tensor) -> range:
+    """Of the encoder's positions those that see nothing but a short window's padding.
+
+    mel [1, n_mels, 2 * n_audio_ctx], whose last frames are all the same there. A position t sees
+    frames 2t-2 to 2t+2; the last one sees beyond the window.
+    """
+    differs = (mel[0] != mel[0, :, -1:]).any(0).nonzero()
+    padded_from = int(differs[-1]) + 1 if len(differs) else 0
+    return range((padded_from + 3) // 2, mel.shape[2] // 2 - 1)
 
 
 def attention(qkv: Tensor, n_head: int) -> Tensor:

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from cluster.model.jit import as_array
 from cluster.model.layers import LayerNorm
-from encoder_worker.model import AudioEncoder, EncoderLayer
+from encoder_worker.model import AudioEncoder, EncoderLayer, positions_alike
 from encoder_worker.team_kernels import TeamKernels
 
 ROWS = 250  # a unit: its hidden rows (1 MB for base) stay in cache between products
@@ -132,7 +132,7 @@ class TeamEncoder:
         """Convolutions and positions, and the first layer's queries, keys and values."""
         begin, end = window.memory.units[unit]
         x = window.memory.x[begin:end]
-        x.copy_(self._encoder.embed_rows(window.mel, begin, end))
+        x.copy_(self._encoder.embed_rows(window.mel, begin, end, window.alike))
         self._project(window, 0, unit, self._encoder.layers[0].norm(x))
 
     def _project(self, window: _Window, index: int, unit: int, normed: Tensor) -> None:
@@ -188,6 +188,7 @@ class _Window:
 
     def __init__(self, memory: _Memory, mel: Tensor, sink: Sink) -> None:
         self.memory, self.mel, self.sink = memory, mel, sink
+        self.alike = positions_alike(mel)
         self.future: Future[None] = Future()
         self.error: BaseException | None = None
         self.begin_layer(0)

@@ -16,7 +16,7 @@ from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.jit import as_array
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.mel import LogMel
-from encoder_worker.model import AudioEncoder
+from encoder_worker.model import AudioEncoder, positions_alike
 from encoder_worker.team import TeamEncoder, attend
 from encoder_worker.team_kernels import TeamKernels, build
 from tests.checkpoints import cached_checkpoint
@@ -77,6 +77,20 @@ def test_any_team_gives_the_plain_encoders_states(
         assert torch.equal(again[0], found[1]), "another batch, another result"
         alone = found if alone is None else alone
         assert torch.equal(found, alone), f"{n_threads} threads, another result"
+
+
+@pytest.mark.parametrize("seconds", [0.3, 4.0, 12.512, 29.98, 30.0])
+@torch.inference_mode()
+def test_padding_is_convolved_once_and_the_same(checkpoint: Checkpoint, seconds: float) -> None:
+    encoder = AudioEncoder(checkpoint)
+    mel = LogMel(checkpoint.dims.n_mels)([make_pcm(seconds, 1)])
+    alike = positions_alike(mel)
+    n_content = round(seconds * 50)
+    assert len(alike) == pytest.approx(max(0, 1500 - n_content), abs=4)
+    for begin in range(0, 1500, 250):
+        found = encoder.embed_rows(mel, begin, begin + 250, alike)
+        expected = encoder.embed_rows(mel, begin, begin + 250, range(0))
+        assert_close(f"rows from {begin}", found, expected, share=1e-6)
 
 
 @torch.inference_mode()
