@@ -42,7 +42,8 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection
 from cluster.model.device import use_threads
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.settings import Settings, load_settings
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.model import TextDecoder

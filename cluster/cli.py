@@ -17,7 +17,8 @@ from rich.console import Console
 from cluster.errors import SplitscribeError
 from cluster.operate.commands import deploy, down, status, up
 from cluster.operate.config_commands import config
-from cluster.settings import Settings, load_settings
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings
 from cluster.transcribe.command import transcribe
 from cluster.transcribe.flags import WhisperCommand
 

@@ -28,7 +28,8 @@ from cluster.build import build_id, package_root
 from cluster.errors import ConfigurationError
 from cluster.network import ray_on_loopback
 from cluster.placement import Placement, joined_machine, place, this_machine
-from cluster.settings import Listener, Settings, read_api_keys
+from cluster.settings import Listener, Settings
+from cluster.settings_sources import read_api_keys
 
 APP_NAME = "splitscribe"
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # one upload crosses proxy -> router in such messages

@@ -17,7 +17,8 @@ from typing import Any
 from cluster.build import build_id
 from cluster.errors import ConfigurationError
 from cluster.launch import ENVIRONMENT, resolved
-from cluster.settings import Settings, load_settings
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings
 
 logger = logging.getLogger("ray.serve")  # the build's log, which the dashboard shows
 

@@ -1,30 +1,17 @@
-"""Frozen settings, one model per role, composed into `Settings`; YAML file and environment.
+"""Frozen settings, one model per role, composed into `Settings`.
 
-Order of precedence: command-line flags over `SPLITSCRIBE_*` variables over the file over the
-defaults here. This is the only module that reads the environment. "auto" is resolved once, by
-the role that knows its hardware, into a new object.
+"auto" is resolved once, by the role that knows its hardware, into a new object. Where values come
+from is in `cluster.settings_sources`.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-import yaml
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    ValidationError,
-    model_validator,
-)
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from cluster.errors import ConfigurationError
-
-ENV_PREFIX = "SPLITSCRIBE_"
 BUNDLED_MODEL = "demo"
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -35,7 +22,6 @@ Transport = Literal["auto", "nixl", "memory"]
 PlacementName = Literal["auto", "split", "colocated"]
 Attention = Literal["auto", "flashinfer", "torch"]
 Listener = Literal["auto", "router", "serve"]
-LIST_VARIABLES = ("served_model_names", "api_key", "cors_origins")  # texts with commas
 
 
 def _as_tuple(value: Any) -> Any:
@@ -103,11 +89,23 @@ class RouterSettings(_Frozen):
 
 
 class PoolSettings(_Frozen):
-    """How many workers a pool has."""
+    """One role's workers: how many, where, on what device."""
 
-    replicas: int
-    min_replicas: int | None
-    max_replicas: int | None
+    replicas: int = Field(1, ge=1, description="workers, at first where they are scaled")
+    min_replicas: int | None = Field(
+        None, ge=0, description="fewest of them; 0: none while nothing comes; unset: `replicas`"
+    )
+    max_replicas: int | None = Field(
+        None, ge=1, description="most of them, as the load wants it; unset: `replicas`"
+    )
+    gpus: float | None = Field(
+        None, ge=0, description="of each worker, perhaps a part of one; unset: as many as there are"
+    )
+    node_labels: Labels = Field(
+        {}, description="Ray's labels of the nodes to run on: LABEL: VALUE; empty: any node"
+    )
+    device: Device = Field("auto", description="auto, cpu or cuda")
+    dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8")
 
     @property
     def fewest(self) -> int:
@@ -131,23 +129,8 @@ class PoolSettings(_Frozen):
 
 
 class EncoderSettings(PoolSettings):
-    """One encoder worker."""
+    """The encoder workers."""
 
-    replicas: int = Field(1, ge=1, description="encoder workers, at first where they are scaled")
-    min_replicas: int | None = Field(
-        None, ge=0, description="fewest of them; 0: none while nothing comes; unset: `replicas`"
-    )
-    max_replicas: int | None = Field(
-        None, ge=1, description="most of them, as the load wants it; unset: `replicas`"
-    )
-    gpus: float | None = Field(
-        None, ge=0, description="of each worker, perhaps a part of one; unset: as many as there are"
-    )
-    node_labels: Labels = Field(
-        {}, description="Ray's labels of the nodes to run on: LABEL: VALUE; empty: any node"
-    )
-    device: Device = Field("auto", description="auto, cpu or cuda")
-    dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8")
     max_batch: int = Field(0, ge=0, description="windows in one encoder batch; 0: by device")
     batch_wait_ms: float = Field(5.0, ge=0, description="longest wait for a batch to fill")
     export_windows: int = Field(
@@ -157,23 +140,8 @@ class EncoderSettings(PoolSettings):
 
 
 class DecoderSettings(PoolSettings):
-    """One decoder worker."""
+    """The decoder workers."""
 
-    replicas: int = Field(1, ge=1, description="decoder workers, at first where they are scaled")
-    min_replicas: int | None = Field(
-        None, ge=0, description="fewest of them; 0: none while nothing comes; unset: `replicas`"
-    )
-    max_replicas: int | None = Field(
-        None, ge=1, description="most of them, as the load wants it; unset: `replicas`"
-    )
-    gpus: float | None = Field(
-        None, ge=0, description="of each worker, perhaps a part of one; unset: as many as there are"
-    )
-    node_labels: Labels = Field(
-        {}, description="Ray's labels of the nodes to run on: LABEL: VALUE; empty: any node"
-    )
-    device: Device = Field("auto", description="auto, cpu or cuda")
-    dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8")
     max_batch: int = Field(16, ge=1, description="sequences in one decode step")
     kv_windows: int = Field(
         0,
@@ -328,114 +296,3 @@ def _default_name(model: str) -> str:
     """What a model is called when nobody named it: its Hub id, or its folder's name."""
     path = Path(model)
     return path.name if path.is_absolute() else model
-
-
-def read_api_keys(file: Path) -> tuple[str, ...]:
-    """The keys of a file: one per line; blank lines and what follows a # do not count.
-
-    Raises:
-        ConfigurationError: it cannot be read, or holds none.
-    """
-    try:
-        lines = file.expanduser().read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read API keys from {file}: {error}") from error
-    keys = tuple(key for line in lines if (key := line.partition("#")[0].strip()))
-    if not keys:
-        raise ConfigurationError(f"there is no API key in {file}")
-    return keys
-
-
-def load_settings(
-    file: Path | None = None,
-    flags: Mapping[str, Any] | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Settings:
-    """Merge file, environment and flags into one checked object.
-
-    Args:
-        file: YAML with the fields of `Settings`.
-        flags: nested mapping of what the command line set; None values are left out.
-        environ: defaults to the process environment. `SPLITSCRIBE_ROUTER__PORT=9000` sets
-            `router.port`; two underscores nest.
-
-    Raises:
-        ConfigurationError: names the field, what came and what is allowed.
-    """
-    merged: dict[str, Any] = {}
-    if file is not None:
-        _merge(merged, _read_yaml(file))
-    _merge(merged, _from_environ(os.environ if environ is None else environ))
-    _merge(merged, _without_none(flags or {}))
-    return checked(merged)
-
-
-def checked(fields: Mapping[str, Any]) -> Settings:
-    """Settings from plain fields.
-
-    Raises:
-        ConfigurationError: names the field, what came and what is allowed.
-    """
-    try:
-        return Settings.model_validate(fields)
-    except ValidationError as error:
-        raise ConfigurationError(_explain(error)) from error
-
-
-def _read_yaml(file: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(file.read_text())
-    except OSError as error:
-        raise ConfigurationError(f"cannot read settings file {file}: {error.strerror}") from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"settings file {file} is not YAML: {error}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"settings file {file} must hold a mapping of fields")
-    return content
-
-
-def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for name, value in environ.items():
-        if not name.startswith(ENV_PREFIX):
-            continue
-        path = name[len(ENV_PREFIX) :].lower().split("__")
-        node = nested
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        is_list = path[-1] in LIST_VARIABLES
-        texts = tuple(text.strip() for text in value.split(",") if text.strip())
-        node[path[-1]] = texts if is_list else value
-    return nested
-
-
-def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
-    kept: dict[str, Any] = {}
-    for name, value in flags.items():
-        if isinstance(value, Mapping):
-            if inner := _without_none(value):
-                kept[name] = inner
-        elif value is not None:
-            kept[name] = value
-    return kept
-
-
-def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
-    for name, value in new.items():
-        if isinstance(value, Mapping) and isinstance(into.get(name), dict):
-            _merge(into[name], value)
-        else:
-            into[name] = value
-
-
-def _explain(error: ValidationError) -> str:
-    lines = []
-    for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
-        came = item.get("input")
-        # A mapping may hold keys, which must not end up in a log.
-        got = "" if isinstance(came, Mapping | BaseModel) else f" (got {came!r})"
-        lines.append(f"{where}: {item['msg']}{got}" if where else f"{item['msg']}{got}")
-    return "settings do not fit: " + "; ".join(lines)

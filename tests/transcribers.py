@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from cluster.app import local_pipeline
 from cluster.messages import SAMPLE_RATE
-from cluster.settings import load_settings
+from cluster.settings_sources import load_settings
 from router.pipeline import TranscriptionPipeline
 from router.schemas import TranscriptionParams
 from router.seams import PipelineResult

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from cluster.app import local_pipeline
 from cluster.demo.mel import SAMPLE_RATE
-from cluster.settings import load_settings
+from cluster.settings_sources import load_settings
 from router.admission import Unlimited
 from router.gather import Transcript
 from router.schemas import TranscriptionParams

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from cluster.demo.samples import SAMPLES, sample_path, sample_text
 from cluster.launch import running_cluster
-from cluster.settings import load_settings
+from cluster.settings_sources import load_settings
 
 # server-timing names, in the order of the path
 STAGES = ("audio", "queue", "encode", "transfer", "decode")

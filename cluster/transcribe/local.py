@@ -13,7 +13,8 @@ from typing import Any
 
 from cluster.errors import UnsupportedValueError
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.settings import Settings, load_settings
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings
 from cluster.transcribe.job import Job, Transcriber, Watcher
 from router.admission import Unlimited
 from router.gather import Transcript

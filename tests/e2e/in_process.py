@@ -17,7 +17,8 @@ from typing import Any
 import uvicorn
 
 from cluster.app import local_pipeline
-from cluster.settings import Settings, load_settings
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings
 from router.deployment import served_model
 from router.models import ModelRegistry
 from router.routes import create_app

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cluster.app import local_pipeline
 from cluster.demo.samples import sample_path
-from cluster.settings import load_settings
+from cluster.settings_sources import load_settings
 from router.pipeline import TranscriptionPipeline
 from router.schemas import TranscriptionParams
 from tests.requests import request_context

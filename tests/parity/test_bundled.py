@@ -12,7 +12,7 @@ from cluster.demo.samples import SAMPLES, sample_path
 from cluster.messages import DecodeRequest, DecodeResult, EncodeReply, EncodeRequest, WorkerStatus
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.settings import load_settings
+from cluster.settings_sources import load_settings
 from router.clients import DecoderClient, EncoderClient
 from router.schemas import TranscriptionParams
 from tests.reference import hf_features, hf_model

@@ -27,7 +27,7 @@ from cluster.app import local_pipeline
 from cluster.demo.samples import sample_path, sample_text
 from cluster.messages import SAMPLE_RATE, QualityGates
 from cluster.model.checkpoint import open_checkpoint
-from cluster.settings import load_settings
+from cluster.settings_sources import load_settings
 from decoder_worker.noise import gumbel, noise_key
 from router.gather import Segment, Transcript
 from router.pipeline import TranscriptionPipeline

@@ -13,7 +13,7 @@ from cluster.colocated import ColocatedWorker
 from cluster.errors import DeadlineExceededError, HandleRefusedError
 from cluster.kv.exporter import Exporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
-from cluster.settings import load_settings
+from cluster.settings_sources import load_settings
 from router.clients import ServePool
 from tests.checkpoints import cached_checkpoint
 from tests.reference import make_pcm

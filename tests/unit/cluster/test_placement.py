@@ -10,7 +10,8 @@ import pytest
 
 from cluster.errors import ConfigurationError
 from cluster.placement import Machine, mps_runs, place
-from cluster.settings import DecoderSettings, EncoderSettings, load_settings
+from cluster.settings import DecoderSettings, EncoderSettings
+from cluster.settings_sources import load_settings
 
 CPU = Machine(0, False, True)
 ONE_GPU = Machine(1, False, True)

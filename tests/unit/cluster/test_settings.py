@@ -15,7 +15,8 @@ from cluster.cli import as_yaml
 from cluster.errors import ConfigurationError
 from cluster.launch import resolve_settings
 from cluster.reference_config import reference_config
-from cluster.settings import Settings, load_settings, read_api_keys
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings, read_api_keys
 
 
 def test_defaults_serve_the_bundled_model_on_localhost() -> None:

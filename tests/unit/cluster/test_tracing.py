@@ -12,7 +12,7 @@ import pytest
 
 from cluster.errors import WorkerGoneError
 from cluster.messages import DecodeOptions, DecodeRequest, EncodeRequest
-from cluster.settings import load_settings
+from cluster.settings_sources import load_settings
 from cluster.tracing import NO_SPAN, NO_TRACER, make_tracer
 from router.routes import create_app
 from tests.checkpoints import cached_checkpoint

@@ -16,7 +16,7 @@ from cluster.kv.layout import KVLayout, StatesLayout
 from cluster.kv.memory import MemoryExporter, MemoryImporter
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import open_checkpoint
-from cluster.settings import load_settings
+from cluster.settings_sources import load_settings
 from tests.checkpoints import cached_checkpoint
 
 KEY = b"key"

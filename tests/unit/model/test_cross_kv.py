@@ -11,7 +11,7 @@ from cluster.kv.layout_for import GPU_PAGE_FRAMES, kv_layout, served_kv_layout
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection, stored_as, write_pages
 from cluster.model.device import resolve_dtype
-from cluster.settings import load_settings
+from cluster.settings_sources import load_settings
 from tests.checkpoints import cached_checkpoint
 
 UNTOUCHED = -7.0

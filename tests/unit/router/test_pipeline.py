@@ -40,7 +40,8 @@ from cluster.messages import (
 )
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.settings import RouterSettings, load_settings
+from cluster.settings import RouterSettings
+from cluster.settings_sources import load_settings
 from router.clients import OnToken
 from router.pipeline import TranscriptionPipeline
 from router.schemas import TranscriptionParams
