@@ -23,9 +23,10 @@ from pathlib import Path
 
 from tests.chaos.campaign import run_faults
 from tests.chaos.faults import Both, Burst, Fault, Freeze, FullSpool, Kill
+from tests.chaos.host_faults import host_faults
 from tests.chaos.load import Load, reference_texts
 from tests.chaos.report import Outcome, table
-from tests.chaos.several_hosts import host_faults, several_hosts
+from tests.chaos.several_hosts import several_hosts
 from tests.chaos.soak import soak
 from tests.chaos.target import local_target
 

@@ -33,6 +33,7 @@ def run_fault(
     """
     outcome = Outcome(fault.name, fault.limit_s)
     n_before = len(load.sent)
+    files_before = target.files()
     load.go_on()
     began_s = time.monotonic()
     _sleep_until(began_s + before_s)
@@ -63,7 +64,7 @@ def run_fault(
         outcome.left_over.append(f"not replaced: {target.missing()}")
     _wait(lambda: load.n_in_flight == 0, SETTLE_S)
     outcome.count(load.sent[n_before:])
-    outcome.left_over += target.left_over()
+    outcome.left_over += target.left_over(files_before)
     return outcome
 
 

@@ -25,6 +25,8 @@ ROLES = ("router", "encoder", "decoder")
 AUDIO_WORKERS = 2  # of each router
 SPOOL_MB = 64
 IDLE_S = 45.0  # leases of a dead reader end within 15 s; queues within a request's time
+KEEP_FILES = ("router", "encoder", "decoder", "audio")
+MORE_FILES = 16  # a replaced worker's connections are made anew, some of them later
 MARKS = {
     "router": "ray::ServeReplica:splitscribe:router",
     "encoder": "ray::ServeReplica:splitscribe:encoder",
@@ -106,11 +108,16 @@ class Target:
             return f"processes: {counts}, wanted: {wanted}"
         return ""
 
-    def left_over(self, timeout_s: float = IDLE_S) -> list[str]:
-        """What an idle cluster should not have; waits for it to go away by itself."""
+    def left_over(
+        self, files_before: Mapping[str, int] | None = None, timeout_s: float = IDLE_S
+    ) -> list[str]:
+        """What an idle cluster should not have; waits for it to go away by itself.
+
+        files_before: open files of each kind when it was last idle.
+        """
         deadline_s = time.monotonic() + timeout_s
         while True:
-            found = self._left_over()
+            found = self._left_over() or self._more_files(files_before or {})
             if not found or time.monotonic() > deadline_s:
                 return found
             time.sleep(0.5)
@@ -136,6 +143,14 @@ class Target:
         if self.spool is not None:
             found += [f"spool file {one.name}" for one in self.spool.glob("splitscribe-upload-*")]
         return found
+
+    def _more_files(self, before: Mapping[str, int]) -> list[str]:
+        now = self.files()
+        return [
+            f"{now[kind] - n} files more are open in {kind} processes"
+            for kind, n in before.items()
+            if kind in KEEP_FILES and now.get(kind, 0) > n + MORE_FILES
+        ]
 
     def files(self) -> dict[str, int]:
         """Open files of each role's processes, in all."""
