@@ -1,0 +1,24 @@
+"""`benchmark/scaling.py` on a cluster whose workers answer at once: every request is counted."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmark.scaling import Sample, instant, measure
+
+N, IN_FLIGHT = 20, 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_what_a_request_costs_is_told_by_kind_of_process() -> None:
+    sample = Sample()
+    with instant() as server:
+        for _ in range(2):
+            load, cpu_ms = measure(server, N, IN_FLIGHT)
+            assert len(load.latencies_ms) == N
+            sample.add(load, cpu_ms)
+    told = sample.report()
+    assert told["requests_per_s"] > 0
+    assert {"router", "audio", "client"} <= set(told["cpu_ms"])
+    assert told["router_and_proxy_ms"] == pytest.approx(told["cpu_ms"]["router"], abs=0.02)
