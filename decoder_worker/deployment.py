@@ -1,8 +1,4 @@
-"""The decoder's Serve replica: a thin shell around `DecoderEngine`.
-
-It hands windows in and results out, reports status and metrics, and on shutdown finishes what it
-has. It knows Serve; the engine does not.
-"""
+"""The decoder's Serve replica: hands windows into `DecoderEngine`, and tokens out."""
 
 from __future__ import annotations
 
@@ -12,49 +8,47 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
 
-from cluster.errors import WorkerError
 from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.handoff import make_handoff_importer
 from cluster.logs import request_scope, told
-from cluster.messages import DecodeRequest, DecodeResult, SampledToken, WorkerStatus
+from cluster.messages import DecodeRequest, DecodeResult, SampledToken
 from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
-from cluster.replica import gpu_share, own_place, report_each_second, start_replica
+from cluster.pool_worker import PoolWorker
+from cluster.replica import gpu_share
 from cluster.settings import Settings
-from cluster.tracing import Span, make_tracer
+from cluster.tracing import Span
 from decoder_worker.engine import DecoderEngine
 from decoder_worker.memory import sized
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 30.0
 
-
-class DecoderWorker:
+class DecoderWorker(PoolWorker):
     """Serve deployment class of the decoder pool."""
 
+    ROLE = "decoder"
+    METRICS = DECODER_METRICS
+
+    _engine: DecoderEngine
+
     def __init__(self, settings: Settings, build: str) -> None:
-        self._name, self._recorder = start_replica("decoder", settings, build, DECODER_METRICS)
+        self._start(settings, build)
         checkpoint = open_checkpoint(settings.model)
-        self._device = resolve_device(settings.decoder.device)
-        budget = gpu_budget(self._device, gpu_share())
-        settings = sized(settings, checkpoint, self._device, budget)
+        device = resolve_device(settings.decoder.device)
+        budget = gpu_budget(device, gpu_share())
+        settings = sized(settings, checkpoint, device, budget)
         role = settings.decoder
         self._importer = make_handoff_importer(
             checkpoint,
             settings,
-            self._device,
+            device,
             cluster_key=(settings.cluster_key or "").encode(),
             name=self._name,
         )
         self._engine = DecoderEngine(checkpoint, self._importer, role)
-        self._model, self._place = checkpoint.name, own_place()
-        self._tracer = make_tracer(settings, "decoder", self._name)
-        self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
-        logger.info(
-            "ready: %s on %s, KV by %s", self._model, self._device, self._importer.transport
-        )
+        self._ready(settings, checkpoint.name, device)
 
     async def decode(self, request: DecodeRequest) -> DecodeResult:
         """Pull one window's KV and decode it; cancelling the call frees what it holds."""
@@ -98,52 +92,15 @@ class DecoderWorker:
         """For `cluster.serve_policy`."""
         return asdict(self._engine.stats().signals())
 
-    def record_routing_stats(self) -> dict[str, float]:
-        """For `cluster.serve_router`; Serve asks twice a second."""
-        return self._engine.stats().load.as_stats()
-
     async def record_replica_metadata(self) -> dict[str, str]:
         """For `cluster.serve_router`; Serve asks once."""
         return {"domain": self._place.domain}
 
-    async def status(self) -> WorkerStatus:
-        return self._engine.stats().as_status(
-            replica=self._name,
-            model=self._model,
-            transport=self._importer.transport,
-            device=self._device,
-            healthy=self._engine.healthy() is None,
-        )
+    def _transport(self) -> str:
+        return self._importer.transport
 
-    def check_health(self) -> None:
-        """Serve replaces the replica when this raises."""
-        if reason := self._engine.healthy():
-            raise WorkerError(reason)
-
-    async def shut_down(self) -> None:
-        """Nothing new, finish what is here, then free."""
-        if not hasattr(self, "_engine"):
-            return  # the constructor failed
-        self._reporting.cancel()
-        if not await asyncio.to_thread(self._engine.drain, DRAIN_S):
-            logger.warning("shutting down with sequences unfinished")
-        await asyncio.to_thread(self._engine.close)
-        await asyncio.to_thread(self._importer.close)
-        await asyncio.to_thread(self._tracer.close)
-
-    async def __del__(self) -> None:
-        """Serve's hook on shutdown."""
-        await self.shut_down()
-
-    def _span(self, request: DecodeRequest) -> Span:
-        return self._tracer.span(
-            "decoder",
-            request.traceparent,
-            "server",
-            window=request.window,
-            attempt=request.attempt,
-            replica=self._name,
-        )
+    def _close_transport(self) -> None:
+        self._importer.close()
 
     def _record(self, request: DecodeRequest, result: DecodeResult) -> None:
         timings, record = result.timings, self._recorder

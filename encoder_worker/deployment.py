@@ -1,8 +1,4 @@
-"""The encoder's Serve replica: a thin shell around `EncoderEngine`.
-
-It hands windows in and handles out, reports status and metrics, and on shutdown waits until
-its exported pages are free. It knows Serve; the engine does not.
-"""
+"""The encoder's Serve replica: hands windows into `EncoderEngine`, and handles of KV out."""
 
 from __future__ import annotations
 
@@ -12,59 +8,50 @@ import time
 from collections import Counter
 from dataclasses import asdict, replace
 
-from cluster.errors import WorkerError
 from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.handoff import make_exporters
 from cluster.logs import request_scope, told
-from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest, WorkerStatus
+from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
 from cluster.metrics import ENCODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
-from cluster.replica import (
-    BusyShare,
-    gpu_share,
-    own_place,
-    report_each_second,
-    start_replica,
-)
+from cluster.pool_worker import PoolWorker
+from cluster.replica import BusyShare, gpu_share
 from cluster.settings import Settings
-from cluster.tracing import Span, make_tracer
 from encoder_worker.engine import EncoderEngine
 from encoder_worker.memory import sized
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 30.0  # leases live 10 s from their last renewal, so this is enough for all of them
 
-
-class EncoderWorker:
+class EncoderWorker(PoolWorker):
     """Serve deployment class of the encoder pool."""
+
+    ROLE = "encoder"
+    METRICS = ENCODER_METRICS
+
+    _engine: EncoderEngine
 
     def __init__(self, settings: Settings, build: str, portion: float = 1.0) -> None:
         """portion: see `encoder_worker.memory.sized`."""
-        self._name, self._recorder = start_replica("encoder", settings, build, ENCODER_METRICS)
+        self._start(settings, build)
         checkpoint = open_checkpoint(settings.model)
-        self._device = resolve_device(settings.encoder.device)
-        budget = gpu_budget(self._device, gpu_share())
-        settings = sized(settings, checkpoint, self._device, budget, portion)
+        device = resolve_device(settings.encoder.device)
+        budget = gpu_budget(device, gpu_share())
+        settings = sized(settings, checkpoint, device, budget, portion)
         role = settings.encoder
         self._exporters = make_exporters(
             checkpoint,
             settings,
-            self._device,
+            device,
             cluster_key=(settings.cluster_key or "").encode(),
             name=self._name,
         )
         self._engine = EncoderEngine(
             checkpoint, self._exporters[0], role, self._recorder, *self._exporters[1:]
         )
-        self._model, self._place = checkpoint.name, own_place()
         self._busy = BusyShare()
-        self._tracer = make_tracer(settings, "encoder", self._name)
-        self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
-        logger.info(
-            "ready: %s on %s, KV by %s", self._model, self._device, self._exporters[0].transport
-        )
+        self._ready(settings, checkpoint.name, device)
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         """Encode one window; cancelling the call takes it out of the queue."""
@@ -95,16 +82,6 @@ class EncoderWorker:
             span.stage("encode batch", begun_s, timings.encode_s, windows=timings.batch_size)
             return replace(reply, place=self._place)
 
-    def _span(self, request: EncodeRequest) -> Span:
-        return self._tracer.span(
-            "encoder",
-            request.traceparent,
-            "server",
-            window=request.window,
-            attempt=request.attempt,
-            replica=self._name,
-        )
-
     async def _reply(self, request: EncodeRequest) -> EncodeReply:
         future = self._engine.submit(request)
         try:
@@ -120,39 +97,12 @@ class EncoderWorker:
         stats = self._engine.stats()
         return asdict(stats.signals(self._busy.share(stats.encode_s)))
 
-    def record_routing_stats(self) -> dict[str, float]:
-        """For `cluster.serve_router`; Serve asks twice a second."""
-        return self._engine.stats().load.as_stats()
+    def _transport(self) -> str:
+        return self._exporters[0].transport
 
-    async def status(self) -> WorkerStatus:
-        return self._engine.stats().as_status(
-            replica=self._name,
-            model=self._model,
-            transport=self._exporters[0].transport,
-            device=self._device,
-            healthy=self._engine.healthy() is None,
-        )
-
-    def check_health(self) -> None:
-        """Serve replaces the replica when this raises."""
-        if reason := self._engine.healthy():
-            raise WorkerError(reason)
-
-    async def shut_down(self) -> None:
-        """Nothing new, finish, wait for readers, then free."""
-        if not hasattr(self, "_engine"):
-            return  # the constructor failed
-        self._reporting.cancel()
-        if not await asyncio.to_thread(self._engine.drain, DRAIN_S):
-            logger.warning("shutting down with windows still leased")
-        await asyncio.to_thread(self._engine.close)
+    def _close_transport(self) -> None:
         for exporter in self._exporters:
-            await asyncio.to_thread(exporter.close)
-        await asyncio.to_thread(self._tracer.close)
-
-    async def __del__(self) -> None:
-        """Serve's hook on shutdown."""
-        await self.shut_down()
+            exporter.close()
 
     def _report(self) -> None:
         stats, recorder = self._engine.stats(), self._recorder

@@ -34,7 +34,7 @@ def as_replica(monkeypatch: pytest.MonkeyPatch) -> Counted:
     def start(role: str, settings: Any, build: str, specs: Any) -> Any:
         return f"{role}-1", Recorder(specs, Metric)
 
-    for module in ("cluster.colocated", "encoder_worker.deployment", "decoder_worker.deployment"):
+    for module in ("cluster.colocated", "cluster.pool_worker"):
         monkeypatch.setattr(f"{module}.start_replica", start)
     for module in ("encoder_worker.deployment", "decoder_worker.deployment"):
         monkeypatch.setattr(f"{module}.gpu_share", lambda: 1.0)

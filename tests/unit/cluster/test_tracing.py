@@ -131,8 +131,7 @@ async def test_workers_tell_their_stages_below_the_callers_span(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both roles in one process, with real engines: the spans of a window and their order."""
-    for module in ("encoder_worker.deployment", "decoder_worker.deployment"):
-        monkeypatch.setattr(f"{module}.make_tracer", lambda *names: traced.tracer)
+    monkeypatch.setattr("cluster.pool_worker.make_tracer", lambda *names: traced.tracer)
     flags: dict[str, Any] = {
         "model": str(cached_checkpoint()),
         "cluster_key": "k" * 32,
