@@ -10,6 +10,7 @@ carries all packets between `encoder` and `decoder`. Deployed by `serve deploy`.
 
 from __future__ import annotations
 
+import json
 import subprocess
 import tempfile
 import time
@@ -61,15 +62,16 @@ class HostTarget:
 
     def status(self) -> str:
         """Of the version that was deployed last; empty: Serve has not taken it up yet."""
-        said = self.by_name["head"].run("serve status --address http://127.0.0.1:8265", 60)
-        application = yaml.safe_load(said.stdout)["applications"].get("splitscribe", {})
+        asked = "curl -sf --max-time 20 http://127.0.0.1:8265/api/serve/applications/"
+        answer = self.by_name["head"].run(asked, 30, check=False).stdout or "{}"
+        application = json.loads(answer).get("applications", {}).get("splitscribe", {})
         if application.get("last_deployed_time_s", 0.0) < self.deployed_s:
             return ""
         return str(application["status"])
 
     def wait_for(self, status: str) -> None:
         """Until the last version has this status; raises AssertionError if it never gets it."""
-        wait_until(lambda: self.status() == status, NEW_VERSION_S, f"status {status}")
+        wait_until(lambda: self.status() == status, NEW_VERSION_S, f"status {status}", every_s=1.0)
 
 
 def serve_config(settings: dict[str, Any], per_node: int | None) -> dict[str, Any]:

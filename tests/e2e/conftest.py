@@ -67,7 +67,9 @@ class Server:
         return "".join(self.lines)
 
 
-def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
+def wait_until(
+    condition: Callable[[], Any], timeout_s: float, what: str, every_s: float = 0.1
+) -> Any:
     """Poll until `condition()` is true; its exceptions count as not yet."""
     deadline = time.monotonic() + timeout_s
     last: object = None
@@ -77,7 +79,7 @@ def wait_until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any
                 return value
         except Exception as error:
             last = error
-        time.sleep(0.1)
+        time.sleep(every_s)
     raise AssertionError(f"not within {timeout_s:.0f} s: {what} (last: {last!r})")
 
 
