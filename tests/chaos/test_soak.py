@@ -16,7 +16,7 @@ STATE = Path(os.environ.get("CHAOS_SOAK_STATE", ".soak-state.json"))
 @pytest.mark.slow
 @pytest.mark.timeout(SOAK_S + 900)
 def test_an_hour_of_faults_loses_nothing_and_leaves_memory_flat() -> None:
-    run = soak(SOAK_S, STATE, seed=1, rate=2.0)
+    run = soak(SOAK_S, STATE, seed=1, rate=1.0)
     assert run.bad == [], run.line()
     growth = run.growth()
     assert growth is None or growth < MAX_GROWTH, run.line()
