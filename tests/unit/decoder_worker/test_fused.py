@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +16,7 @@ from decoder_worker.attention.cpu_backend import CpuAttention
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.fused import MAX_ROWS
 from decoder_worker.model import TextDecoder
+from decoder_worker.step_team import LEAST_REST, WAITED, StepTeam
 from tests.checkpoints import ModelShape, make_checkpoint
 from tests.reference import assert_close
 
@@ -147,3 +152,36 @@ def test_a_row_of_nan_stays_one_and_leaves_others_alone(bench: Bench) -> None:
     cross[5] = before
     assert logits[1].isnan().all()
     assert torch.equal(states[[0, 2, 3]], healthy[[0, 2, 3]])
+
+
+def test_helpers_end_with_their_team() -> None:
+    before = set(threading.enumerate())
+    team = StepTeam(3)
+    own = set(threading.enumerate()) - before
+    assert [thread.name for thread in own] == ["decoder-helper"] * 3
+    done: list[bool] = []
+    team.run(lambda counters, begin, leads: done.append(leads), 1)
+    assert True in done, "the leader did its part"
+    del team
+    for thread in own:
+        thread.join(BUILD_S)
+        assert not thread.is_alive()
+
+
+def test_helpers_that_get_no_time_are_left_alone_for_a_while() -> None:
+    """A leader that waits long for them goes on alone, then asks again."""
+    team, posted = StepTeam(1), []
+
+    def job(counters: Any, begin: int, leads: bool) -> None:
+        if not leads:
+            posted.append(begin)
+        elif begin == 0:
+            counters[WAITED] += 1  # as `work_sharing.wait` does after a long wait
+
+    for _ in range(LEAST_REST * 2 + 2):
+        team.run(job, 1)
+    assert not any(1 <= begin <= LEAST_REST * 2 for begin in posted)
+    end = time.monotonic() + BUILD_S
+    while LEAST_REST * 2 + 1 not in posted and time.monotonic() < end:
+        time.sleep(0.01)
+    assert LEAST_REST * 2 + 1 in posted
