@@ -8,6 +8,7 @@ its core, it is left alone for a while: the one thing it costs is a unit that it
 from __future__ import annotations
 
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +18,9 @@ import numpy as np
 # Counters that a team shares, int64: places, each in a cache line of its own.
 CLAIMED, DONE, WAITED = 0, 16, 32  # units; and phases whose end the leader waited long for
 N_COUNTERS = 48
-LEAST_REST, MOST_REST = 4, 128  # computations without helpers after one in which they were slow
+# How long helpers are not asked after they were slow: a load that ends is over soon, and to ask in
+# vain costs the leader what is left of another thread's turn on the core, a few milliseconds.
+LEAST_REST_S, MOST_REST_S = 0.02, 0.2
 
 Job = Callable[[Any, int, bool], Any]  # counters, first unit, whether this thread leads
 
@@ -28,8 +31,7 @@ class StepTeam:
     def __init__(self, n_helpers: int) -> None:
         self._counters = new_counters()
         self._next_unit = 0
-        self._rest = LEAST_REST
-        self._resting = 0  # computations that are still to go without helpers
+        self._rest_s, self._rests_until = LEAST_REST_S, 0.0
         self._helpers = [_Helper(self._counters) for _ in range(n_helpers)]
         weakref.finalize(self, _end, self._helpers)
 
@@ -37,19 +39,19 @@ class StepTeam:
         """Do a job of `n_units`; all of it is done on return, and no helper is within it."""
         begin = self._next_unit
         self._next_unit += n_units
-        helped = not self._resting
+        helped = self._helpers and time.monotonic() >= self._rests_until
         if helped:
             for helper in self._helpers:
                 helper.post(job, begin)
-        else:
-            self._resting -= 1
         before = self._counters[WAITED]
         job(self._counters, begin, True)
-        if helped and self._helpers:
-            if self._counters[WAITED] > before:
-                self._resting = self._rest = min(MOST_REST, 2 * self._rest)
-            else:
-                self._rest = LEAST_REST
+        if not helped:
+            return
+        if self._counters[WAITED] > before:
+            self._rest_s = min(MOST_REST_S, 2 * self._rest_s)
+            self._rests_until = time.monotonic() + self._rest_s
+        else:
+            self._rest_s = LEAST_REST_S
 
 
 class _Helper:

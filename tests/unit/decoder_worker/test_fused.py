@@ -16,7 +16,7 @@ from decoder_worker.attention.cpu_backend import CpuAttention
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.fused import MAX_ROWS
 from decoder_worker.model import TextDecoder
-from decoder_worker.step_team import LEAST_REST, WAITED, StepTeam
+from decoder_worker.step_team import LEAST_REST_S, WAITED, StepTeam
 from tests.checkpoints import ModelShape, make_checkpoint
 from tests.reference import assert_close
 
@@ -170,18 +170,18 @@ def test_helpers_end_with_their_team() -> None:
 
 def test_helpers_that_get_no_time_are_left_alone_for_a_while() -> None:
     """A leader that waits long for them goes on alone, then asks again."""
-    team, posted = StepTeam(1), []
+    team, posted = StepTeam(1), set[int]()
 
     def job(counters: Any, begin: int, leads: bool) -> None:
         if not leads:
-            posted.append(begin)
+            posted.add(begin)
         elif begin == 0:
             counters[WAITED] += 1  # as `work_sharing.wait` does after a long wait
 
-    for _ in range(LEAST_REST * 2 + 2):
+    team.run(job, 1)
+    rested_from = time.monotonic()
+    while not posted - {0} and time.monotonic() < rested_from + BUILD_S:
         team.run(job, 1)
-    assert not any(1 <= begin <= LEAST_REST * 2 for begin in posted)
-    end = time.monotonic() + BUILD_S
-    while LEAST_REST * 2 + 1 not in posted and time.monotonic() < end:
-        time.sleep(0.01)
-    assert LEAST_REST * 2 + 1 in posted
+        time.sleep(0.001)
+    assert posted - {0}, "never asked again"
+    assert time.monotonic() - rested_from >= LEAST_REST_S
