@@ -17,7 +17,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from decoder_worker.model_runner import DeviceLostError, Launched, ModelRunner
+from decoder_worker.launched import Launched
+from decoder_worker.model_runner import DeviceLostError, ModelRunner
 from decoder_worker.search import Search, StepOutput
 from decoder_worker.sequence import DecodeSequence
 from decoder_worker.stats import Counters

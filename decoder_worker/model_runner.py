@@ -32,10 +32,11 @@ from decoder_worker.attention.choose import Attentions, torch_attention
 from decoder_worker.fallback import chosen_attempt
 from decoder_worker.graphs import BatchRow, Buckets
 from decoder_worker.landing import Landing
+from decoder_worker.launched import Launched, launched, outputs_of, read_back
 from decoder_worker.logit_rules import LogitRules
 from decoder_worker.model import TextDecoder
 from decoder_worker.readback import Readback
-from decoder_worker.sampling import Sampled, Sampler, best_of
+from decoder_worker.sampling import Sampler, best_of
 from decoder_worker.search import Row, RowCopy, StepOutput
 from decoder_worker.sequence import DecodeSequence
 from decoder_worker.slots import SlotTable, upload
@@ -72,15 +73,6 @@ class Feed:
     row: Row
     tokens: tuple[int, ...]
     start: int
-
-
-@dataclass(frozen=True, slots=True)
-class Launched:
-    """Sequences in a forward, and its results: one output for each row that was live."""
-
-    sequences: tuple[DecodeSequence, ...]
-    n_rows: tuple[int, ...]
-    readbacks: tuple[Readback, ...]  # one after the other they have all rows
 
 
 class ModelRunner:
@@ -179,7 +171,7 @@ class ModelRunner:
         with self._on_device():
             fed = [Feed(s, s.rows[0], (self._tokenizer.special.sot,), 0) for s in sequences]
             logits = self.step.model.logits(self._forward(fed))
-            return list(_outputs(_read_back(best_of(logits, self._language_tokens))))
+            return list(outputs_of(read_back(best_of(logits, self._language_tokens))))
 
     def prefill(self, sequences: Sequence[DecodeSequence]) -> Launched:
         """Run the prompts of any lengths, each in its sequence's first live row.
@@ -210,7 +202,7 @@ class ModelRunner:
         and so do prompts with context.
         """
         if not self._buckets:
-            return _launched(sequences, ragged(sequences))
+            return launched(sequences, ragged(sequences))
         order: list[DecodeSequence] = []
         readbacks = []
         for n_tokens, buckets in self._buckets.items():
@@ -223,7 +215,7 @@ class ModelRunner:
         if others := [s for s in sequences if key(s) not in self._buckets]:
             readbacks.append(ragged(others))
             order += others
-        return _launched(order, *readbacks)
+        return launched(order, *readbacks)
 
     def _start_key(self, sequence: DecodeSequence) -> int | None:
         """The length of a prompt that is a start sequence; None for others."""
@@ -255,18 +247,18 @@ class ModelRunner:
             sources = self._indices([i for i, n in enumerate(repeats) for _ in range(n)])
             logits, no_speech = logits[sources], no_speech[sources]
         slots, noisy, n_top = self._sampling(sequences)
-        return _read_back(self.step.sample(logits, slots, noisy, n_top), no_speech)
+        return read_back(self.step.sample(logits, slots, noisy, n_top), no_speech)
 
     def _decode_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
         rows = [(s, row) for s in sequences for row in s.live]
         self._plan([(s, row, s.n_cached(row) + s.n_ahead + 1) for s, row in rows], [1] * len(rows))
         slots, noisy, n_top = self._sampling(sequences)
-        return _read_back(self.step(slots, self._attention, noisy, n_top))
+        return read_back(self.step(slots, self._attention, noisy, n_top))
 
-    def collect(self, launched: Launched) -> list[list[StepOutput]]:
+    def collect(self, launch: Launched) -> list[list[StepOutput]]:
         """The outputs of a launch, by sequence; waits for the device."""
-        outputs = (output for each in launched.readbacks for output in _outputs(each))
-        return [[next(outputs) for _ in range(n)] for n in launched.n_rows]
+        outputs = (output for each in launch.readbacks for output in outputs_of(each))
+        return [[next(outputs) for _ in range(n)] for n in launch.n_rows]
 
     def align(self, sequences: Sequence[DecodeSequence]) -> list[TokenAlignment | None]:
         """When the tokens of decoded sequences are spoken; None where there is nothing to align.
@@ -385,27 +377,3 @@ def text_to_align(sequence: DecodeSequence, tokenizer: WhisperTokenizer) -> tupl
 def _n_top(sequence: DecodeSequence) -> int:
     assert sequence.search is not None
     return sequence.search.n_top
-
-
-def _launched(sequences: Sequence[DecodeSequence], *readbacks: Readback) -> Launched:
-    return Launched(tuple(sequences), tuple(len(s.live) for s in sequences), readbacks)
-
-
-def _read_back(sampled: Sampled, no_speech: Tensor | None = None) -> Readback:
-    """In the order in which `_outputs` takes them."""
-    columns = (sampled.tokens, sampled.logprobs, no_speech)
-    return Readback((*columns, sampled.top_tokens, sampled.top_logprobs))
-
-
-def _outputs(readback: Readback) -> Iterator[StepOutput]:
-    """The only place that reads a step's results."""
-    tokens, logprobs, no_speech, *tops = (*readback.wait(), None)[:5]
-    assert tokens is not None
-    assert logprobs is not None
-    probs = [0.0] * len(tokens) if no_speech is None else no_speech.tolist()
-    ranked: list[tuple[tuple[int, float], ...]] = [()] * len(tokens)
-    if len(tops) == 2 and tops[0] is not None and tops[1] is not None:
-        pairs = zip(tops[0].tolist(), tops[1].tolist(), strict=True)
-        ranked = [tuple(zip(ids, values, strict=True)) for ids, values in pairs]
-    columns = zip(tokens.tolist(), logprobs.tolist(), probs, ranked, strict=True)
-    return (StepOutput(*column) for column in columns)

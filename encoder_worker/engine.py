@@ -39,9 +39,9 @@ from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_device, resolve_dtype, use_threads
 from cluster.settings import EncoderSettings
 from encoder_worker.batcher import Batcher, QueuedWindow
-from encoder_worker.checks import as_worker_error, check_layout, check_pcm
+from encoder_worker.checks import as_worker_error, check_pcm
+from encoder_worker.exports import Exports, Pages, reserve
 from encoder_worker.forward import WindowEncoder
-from encoder_worker.handoff import HandoffChoice
 from encoder_worker.static_encoder import Ready
 from encoder_worker.stats import Counts, EncoderStats
 
@@ -53,8 +53,6 @@ DRAIN_POLL_S = 0.02
 
 GPU_BATCH = 8  # windows; large-v3 is near its compute bound from two on
 CORES_PER_WINDOW = 8  # on a CPU a batch has no more throughput than its windows one by one
-
-Pages = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,25 +91,21 @@ class EncoderEngine:
 
         Args:
             exporter: its pool's payload is what is published.
-            other: of the other payload; given both, `HandoffChoice` says which a batch takes.
+            other: of the other payload; given both, the measured links say which a batch takes.
 
         Raises:
             ConfigurationError: checkpoint, device or layout do not fit each other.
         """
-        self._exporters = {one.layout.payload: one for one in (exporter, other) if one is not None}
-        for one in self._exporters.values():
-            check_layout(checkpoint, one)
+        self._exports = Exports(checkpoint, exporter, other)
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
-        projects = "cross_kv" in self._exporters
         self._forward = WindowEncoder(
             checkpoint,
             self.dtype,
             self.device,
-            projects=projects,
+            projects=self._exports.has_kv,
             int8=settings.dtype == "int8",
         )
-        self._choice: HandoffChoice | None = None  # made by `_warm_up`, where there is one
         self._threads = settings.threads
         self._recorder = recorder or silent_recorder(ENCODER_METRICS)
         self._max_batch = settings.max_batch or auto_batch(self.device)
@@ -157,7 +151,7 @@ class EncoderEngine:
 
     def revoke(self, handle: CrossKVHandle) -> bool:
         """Free the pages of a reply that nobody will use; False when they are free already."""
-        return self._exporters[handle.payload].revoke(handle.lease)
+        return self._exports.revoke(handle)
 
     def stats(self) -> EncoderStats:
         counts = self._counts
@@ -166,25 +160,22 @@ class EncoderEngine:
             queued_audio_s=self._batcher.queued_audio_s,
             running=self._batcher.n_in_flight,
             slack_s=self._batcher.slack_s,
-            leases=self._n_leases(),
-            pages_free=self._n_free_pages(),
-            pages_total=sum(one.pool.n_pages for one in self._exporters.values()),
-            windows_exported=sum(
-                one.pool.n_pages // one.layout.pages_per_window for one in self._exporters.values()
-            ),
+            leases=self._exports.n_leases,
+            pages_free=self._exports.n_free_pages,
+            pages_total=self._exports.n_pages,
+            windows_exported=self._exports.n_windows,
             batches=counts.batches,
             windows=counts.windows,
             failed=counts.failed,
             expired=counts.expired,
             encode_s=counts.encode_s,
             window_s=counts.window_s,
-            sends_states=self._next_exporter().layout.payload == "encoder_states",
+            sends_states=self._exports.next().layout.payload == "encoder_states",
         )
 
     def healthy(self) -> str | None:
         """None when well, else why not."""
-        reasons = (self._failure, *(one.healthy() for one in self._exporters.values()))
-        return next((reason for reason in reasons if reason is not None), None)
+        return self._failure or self._exports.healthy()
 
     def drain(self, timeout_s: float) -> bool:
         """Take nothing new, finish what is queued, wait until every exported page is free.
@@ -209,13 +200,7 @@ class EncoderEngine:
         self._fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
 
     def _is_idle(self) -> bool:
-        return not len(self._batcher) and not (self._batcher.n_in_flight or self._n_leases())
-
-    def _n_leases(self) -> int:
-        return sum(one.active_leases() for one in self._exporters.values())
-
-    def _n_free_pages(self) -> int:
-        return sum(one.pool.n_free for one in self._exporters.values())
+        return not len(self._batcher) and not (self._batcher.n_in_flight or self._exports.n_leases)
 
     def _run(self, started: Future[None]) -> None:
         try:
@@ -253,8 +238,8 @@ class EncoderEngine:
 
     def _take(self, n_windows: int, page_wait_s: float) -> _Launched | None:
         """Launch the next windows, as many as there are pages for; None when that is none."""
-        exporter = self._next_exporter()
-        reserved = _reserve(exporter, n_windows, page_wait_s)
+        exporter = self._exports.next()
+        reserved = reserve(exporter, n_windows, page_wait_s)
         batch = self._batcher.pop(len(reserved))
         for surplus in reserved[len(batch) :]:  # windows were cancelled meanwhile
             exporter.abandon(surplus)
@@ -262,12 +247,6 @@ class EncoderEngine:
             return None
         self._running += batch
         return self._launch(exporter, batch, reserved[: len(batch)])
-
-    def _next_exporter(self) -> KVExporter:
-        """Of what the next batch publishes."""
-        if self._choice is not None:
-            return self._exporters[self._choice.payload]
-        return next(iter(self._exporters.values()))
 
     def _launch(
         self, exporter: KVExporter, batch: list[QueuedWindow], reserved: list[Pages]
@@ -357,28 +336,17 @@ class EncoderEngine:
     def _warm_up(self) -> None:
         """One window of silence, so that the first request does not pay for first calls."""
         silence = np.zeros(WINDOW_SAMPLES, dtype=np.int16)
-        for exporter in self._exporters.values():
-            pool, reserved = exporter.pool.tensor, _reserve(exporter, 1)
+        for exporter in self._exports:
+            pool, reserved = exporter.pool.tensor, reserve(exporter, 1, PAGE_WAIT_S)
             if not reserved:
                 raise ConfigurationError("the export pool has no free page at start")
             try:
                 self._forward.prepare(pool, self._max_batch)
                 self._forward([silence], pool, reserved).wait()
-                if len(self._exporters) > 1 and exporter.layout.payload == "cross_kv":
-                    projection_s = self._forward.time_projection(pool, reserved[0])
-                    self._choice = self._make_choice(projection_s)
+                if self._exports.wants_choice and exporter.layout.payload == "cross_kv":
+                    self._exports.choose_by(self._forward.time_projection(pool, reserved[0]))
             finally:
                 exporter.abandon(reserved[0])
-
-    def _make_choice(self, projection_s: float) -> HandoffChoice:
-        window_bytes = {
-            payload: one.layout.pages_per_window * one.layout.page_bytes
-            for payload, one in self._exporters.items()
-        }
-        choice = HandoffChoice(window_bytes, projection_s)
-        for exporter in self._exporters.values():
-            exporter.on_read = choice.note
-        return choice
 
     def _drop_cancelled(self, window: QueuedWindow, future: Future[EncodeReply]) -> None:
         if future.cancelled():
@@ -404,17 +372,5 @@ class EncoderEngine:
         record = self._recorder.set
         record("splitscribe_encoder_queue_windows", len(self._batcher))
         record("splitscribe_encoder_queue_audio_seconds", self._batcher.queued_audio_s)
-        record("splitscribe_export_pages_free", self._n_free_pages())
-        record("splitscribe_export_leases", self._n_leases())
-
-
-def _reserve(exporter: KVExporter, n_windows: int, wait_s: float = PAGE_WAIT_S) -> list[Pages]:
-    """Pages of `exporter` for as many windows as there is room for, at most `n_windows`."""
-    n_pages = exporter.layout.pages_per_window
-    reserved: list[Pages] = []
-    while len(reserved) < n_windows:
-        pages = exporter.reserve(n_pages, 0.0 if reserved else wait_s)
-        if pages is None:
-            break
-        reserved.append(pages)
-    return reserved
+        record("splitscribe_export_pages_free", self._exports.n_free_pages)
+        record("splitscribe_export_leases", self._exports.n_leases)

@@ -1,0 +1,88 @@
+"""Where an encoder's windows go: its export pools, one for each payload, and the choice of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cluster.kv.transfer import KVExporter
+from cluster.messages import CrossKVHandle
+from cluster.model.checkpoint import Checkpoint
+from encoder_worker.checks import check_layout
+from encoder_worker.handoff import HandoffChoice
+
+Pages = tuple[int, ...]
+
+
+class Exports:
+    """One exporter, or two of different payloads, which belong to the caller."""
+
+    def __init__(self, checkpoint: Checkpoint, exporter: KVExporter, other: KVExporter | None):
+        """Raises ConfigurationError where a layout is not the checkpoint's."""
+        self._by_payload = {one.layout.payload: one for one in (exporter, other) if one is not None}
+        self._choice: HandoffChoice | None = None
+        for one in self:
+            check_layout(checkpoint, one)
+
+    def __iter__(self) -> Iterator[KVExporter]:
+        return iter(self._by_payload.values())
+
+    @property
+    def has_kv(self) -> bool:
+        return "cross_kv" in self._by_payload
+
+    @property
+    def wants_choice(self) -> bool:
+        return len(self._by_payload) > 1
+
+    def choose_by(self, projection_s: float) -> None:
+        """From here on links are measured, and `next` goes by them; seconds for one window."""
+        window_bytes = {
+            payload: one.layout.pages_per_window * one.layout.page_bytes
+            for payload, one in self._by_payload.items()
+        }
+        self._choice = HandoffChoice(window_bytes, projection_s)
+        for exporter in self:
+            exporter.on_read = self._choice.note
+
+    def next(self) -> KVExporter:
+        """Of what the next batch publishes."""
+        if self._choice is not None:
+            return self._by_payload[self._choice.payload]
+        return next(iter(self))
+
+    def revoke(self, handle: CrossKVHandle) -> bool:
+        """Free a window's pages; False when they are free already."""
+        return self._by_payload[handle.payload].revoke(handle.lease)
+
+    def healthy(self) -> str | None:
+        """None when well, else why not."""
+        return next((reason for one in self if (reason := one.healthy()) is not None), None)
+
+    @property
+    def n_leases(self) -> int:
+        return sum(one.active_leases() for one in self)
+
+    @property
+    def n_free_pages(self) -> int:
+        return sum(one.pool.n_free for one in self)
+
+    @property
+    def n_pages(self) -> int:
+        return sum(one.pool.n_pages for one in self)
+
+    @property
+    def n_windows(self) -> int:
+        """That all pools hold."""
+        return sum(one.pool.n_pages // one.layout.pages_per_window for one in self)
+
+
+def reserve(exporter: KVExporter, n_windows: int, wait_s: float) -> list[Pages]:
+    """Pages for as many windows as there is room for, at most `n_windows`; waits for the first."""
+    n_pages = exporter.layout.pages_per_window
+    reserved: list[Pages] = []
+    while len(reserved) < n_windows:
+        pages = exporter.reserve(n_pages, 0.0 if reserved else wait_s)
+        if pages is None:
+            break
+        reserved.append(pages)
+    return reserved
