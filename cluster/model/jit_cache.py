@@ -1,12 +1,16 @@
-"""Where numba keeps machine code when neither the install nor a home can be written.
+"""What numba keeps of machine code: where, and when it is out of date.
 
-Without a folder numba refuses to load what is to be cached: librosa does not import, and our own
-kernels are missing. Such are containers with a read-only file system and services without a home.
+Where neither the install nor a home can be written numba refuses to load what is to be cached:
+librosa does not import, and our own kernels are missing. Such are containers with a read-only file
+system and services without a home. And numba compares a kernel with its own file only, not with
+those of what it calls: so in a checkout what lies beside the sources goes when one of them changes.
+(An installation's files are all new with every version.)
 """
 
 from __future__ import annotations
 
 import atexit
+import hashlib
 import importlib.util
 import logging
 import os
@@ -15,13 +19,28 @@ import sys
 import tempfile
 from pathlib import Path
 
+from cluster.build import package_root
+
 logger = logging.getLogger(__name__)
 
 VARIABLE = "NUMBA_CACHE_DIR"
+KERNELS = (  # all sources whose functions numba compiles
+    "cluster/model/jit_math.py",
+    "cluster/model/jit_rows.py",
+    "decoder_worker/attention/cpu_kernels.py",
+    "decoder_worker/fused_arrays.py",
+    "decoder_worker/fused_kernels.py",
+    "decoder_worker/fused_parts.py",
+    "decoder_worker/step_kernels.py",
+    "decoder_worker/work_sharing.py",
+    "encoder_worker/team_kernels.py",
+)
+MARK = "kernels-"  # and a digest of their sources: the name of an empty file beside what is kept
 
 
 def ensure_jit_cache() -> None:
     """Call before numba, or what imports it, is imported."""
+    forget_stale_kernels(package_root())
     if os.environ.get(VARIABLE) or _is_writable(_user_cache()):
         return
     if all(_is_writable(folder / "__pycache__") for folder in _packages()):
@@ -37,6 +56,24 @@ def ensure_jit_cache() -> None:
         "%s names a folder that keeps them",
         VARIABLE,
     )
+
+
+def forget_stale_kernels(root: Path) -> None:
+    """Remove what numba keeps in the packages of `root` unless it is of their present sources.
+
+    A process that is compiling meanwhile loses nothing but what it kept for later ones.
+    """
+    sources = [root / name for name in KERNELS]
+    digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:16]
+    for folder in sorted({file.parent / "__pycache__" for file in sources}):
+        if (folder / (MARK + digest)).exists() or not folder.is_dir():
+            continue
+        try:
+            for old in (*folder.glob("*.nb[ic]"), *folder.glob(f"{MARK}*")):
+                old.unlink(missing_ok=True)
+            (folder / (MARK + digest)).touch()
+        except OSError:  # read-only: nothing is kept there
+            continue
 
 
 def _user_cache() -> Path:

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.build import package_root
 from cluster.demo.samples import sample_path, sample_text
-from cluster.model.jit_cache import VARIABLE, ensure_jit_cache
+from cluster.model.jit_cache import KERNELS, VARIABLE, ensure_jit_cache, forget_stale_kernels
 
 MOUNT = """\
 set -e
@@ -77,3 +77,34 @@ def test_a_home_that_can_be_written_is_enough(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     ensure_jit_cache()
     assert VARIABLE not in os.environ
+
+
+def test_machine_code_of_other_sources_is_forgotten(tmp_path: Path) -> None:
+    for name in KERNELS:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("one = 1")
+    folder = tmp_path / "decoder_worker" / "__pycache__"
+    folder.mkdir()
+    kept = folder / "fused_kernels._run_head-1.py311.nbi"
+
+    def is_kept() -> bool:
+        kept.touch()
+        forget_stale_kernels(tmp_path)
+        return kept.exists()
+
+    assert not is_kept(), "nobody knows of which sources it is"
+    assert is_kept()
+    (tmp_path / "decoder_worker/fused_parts.py").write_text("one = 2")  # what that kernel calls
+    assert not is_kept()
+    assert is_kept()
+
+
+def test_every_source_of_kernels_is_known() -> None:
+    root = package_root()
+    found = {
+        file.relative_to(root).as_posix()
+        for package in ("cluster", "encoder_worker", "decoder_worker")
+        for file in (root / package).rglob("*.py")
+        if "njit(" in file.read_text() or "from numba" in file.read_text()
+    }
+    assert found <= set(KERNELS)
