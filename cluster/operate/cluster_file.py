@@ -48,6 +48,7 @@ class ClusterFile:
     def ssh(self, address: str) -> list[str]:
         """The command that reaches a machine as Ray's launcher does; what to run there follows."""
         options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"]
+        options += ["ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3"]
         if proxy := self.auth.get("ssh_proxy_command"):
             options.append(f"ProxyCommand={proxy}")
         command = ["ssh", *(part for option in options for part in ("-o", option))]

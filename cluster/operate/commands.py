@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.errors import ConfigurationError
-from cluster.operate import steps
+from cluster.operate import launcher, steps
 from cluster.operate.application import ServeFile, read_serve_file
 from cluster.operate.cluster_file import (
     ClusterFile,
@@ -81,7 +81,7 @@ def up(
         progress.say("made the cluster's token: ~/.ray/auth_token")
     check_sources(file)
     progress.say(f"launching: ray up {cluster}")
-    steps.run_ray_up(file, progress.show)
+    launcher.run_ray_up(file, progress.show)
     with reach(file, None) as dashboard:
         progress.say("the head is up; it sets up the other nodes")
         steps.wait_for_nodes(file, dashboard, timeout_s, progress.say)
@@ -198,5 +198,5 @@ def down(
     except ConfigurationError as error:
         progress.say(f"the application was not stopped by itself: {error.message}")
     progress.say(f"taking down: ray down {cluster}")
-    steps.run_ray_down(file, progress.show)
+    launcher.run_ray_down(file, progress.say, progress.show)
     progress.say("nothing is left")

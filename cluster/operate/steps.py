@@ -6,9 +6,7 @@ at which URL, and what to do when a step fails. Each step raises ConfigurationEr
 
 from __future__ import annotations
 
-import re
 import shlex
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -24,26 +22,14 @@ from cluster.operate.application import (
     state_of,
 )
 from cluster.operate.cluster_file import ClusterFile
-from cluster.operate.dashboard import Dashboard, Node, head_address, ray_command
+from cluster.operate.dashboard import Dashboard, Node, head_address
 
 Say = Callable[[str], None]
 
 POLL_S = 1.0
 HEALTH_S = 60.0  # from running replicas to the first 200
 STOP_S = 90.0  # for requests in flight when Serve is stopped
-SSH_S = 60.0
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
-
-# What to do when `ray up` ends in one of its steps, by what it calls them.
-REMEDIES = {
-    "SSH": "try it by hand: {ssh}",
-    "file mounts": "rsync must be installed on both machines",
-    "initialization commands": "its output is above; on the machine: {ssh}",
-    "setup commands": "its output is above; the machine needs Python with venv, and a way to pip's "
-    "index or to a mirror (PIP_INDEX_URL); on the machine: {ssh}",
-    "Ray runtime": "its output is above; look into /tmp/ray/session_latest/logs there ({ssh}), "
-    "and whether something else has its port 6379 or 8265",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,40 +41,6 @@ class ClusterState:
     url: str | None
     is_serving: bool
     health: str
-
-
-def run_ray_up(file: ClusterFile, show: Say) -> None:
-    """`ray up`, whose lines go to `show`.
-
-    Raises:
-        ConfigurationError: it failed; names the step and what to do about it.
-    """
-    command = ray_command("up", "--yes", "--log-style=pretty", "--log-color=false", str(file.path))
-    process = subprocess.Popen(
-        command,
-        env=file.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    step = "Checking the environment"
-    assert process.stdout is not None
-    for line in process.stdout:
-        if found := re.match(r"\s*\[\d+(?:-\d+)?/\d+\] (.+)", line):
-            step = found[1].strip()
-        show(line.rstrip())
-    if process.wait() != 0:
-        raise ConfigurationError(f"`ray up` failed at: {step}. {_remedy(step, file)}")
-
-
-def _remedy(step: str, file: ClusterFile) -> str:
-    address = file.head_address or "HEAD"
-    for word, remedy in REMEDIES.items():
-        if word.lower() in step.lower():
-            return "What to do: " + remedy.format(ssh=shlex.join(file.ssh(address)))
-    return "Its last lines say why; the whole: ray up -vvv " + shlex.quote(str(file.path))
 
 
 def pools_line(file: ClusterFile, nodes: Sequence[Node]) -> str:
@@ -223,53 +175,9 @@ def stop_serving(dashboard: Dashboard, say: Say) -> None:
     say("stopping the application: workers finish what they have")
     dashboard.stop_serving()
     deadline = time.monotonic() + STOP_S
-    while dashboard.serve().get("applications") and time.monotonic() < deadline:
+    while dashboard.serve().get("applications"):
+        if time.monotonic() > deadline:
+            say(f"workers still run after {STOP_S:.0f} s; what they have is lost")
+            return
         time.sleep(POLL_S)
-
-
-def run_ray_down(file: ClusterFile, show: Say) -> None:
-    """`ray down`; on machines of one's own also `ray stop` on each.
-
-    There it stops the head alone, and not even that after a `ray up` that failed.
-
-    Raises:
-        ConfigurationError: it failed, or a machine could not be reached.
-    """
-    command = ray_command("down", "--yes", "--log-style=pretty", "--log-color=false")
-    run = subprocess.run(
-        [*command, str(file.path)],
-        env=file.environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    for line in (run.stdout + run.stderr).splitlines():
-        show(line.rstrip())
-    if run.returncode:
-        raise ConfigurationError(
-            f"`ray down` failed; its last lines say why. Look whether machines are left that cost "
-            f"money, and try again: splitscribe down {file.path}"
-        )
-    heads = (file.head_address,) if file.is_onprem and file.head_address else ()
-    machines = (*heads, *file.worker_addresses)
-    if failed := [address for address in machines if not _ray_stop(file, address)]:
-        raise ConfigurationError(
-            f"Ray may still run on {', '.join(failed)}, where ssh failed; there: ray stop --force"
-        )
-
-
-def _ray_stop(file: ClusterFile, address: str) -> bool:
-    script = "bash --login -c -i '. ~/.bashrc; ray stop --force' > /dev/null 2>&1 < /dev/null"
-    try:
-        run = subprocess.run(
-            [*file.ssh(address), script],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=SSH_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return False
-    return run.returncode == 0
+    say("the application is stopped")

@@ -79,15 +79,21 @@ class Host:
     ) -> subprocess.CompletedProcess[str]:
         """Run in a login shell of this host, in its home."""
         entered = ["nsenter", "--target", str(self.first_pid()), "--all"]
-        run = subprocess.run(
-            [*entered, "bash", "-c", f"cd; . ~/.bashrc; {command}"],
-            env={"HOME": HOME, "PATH": os.environ["PATH"], "TERM": "dumb", "COLUMNS": "150"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
+        try:
+            run = subprocess.run(
+                [*entered, "bash", "-c", f"cd; . ~/.bashrc; {command}"],
+                env={"HOME": HOME, "PATH": os.environ["PATH"], "TERM": "dumb", "COLUMNS": "150"},
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            said = ((error.stdout or b"") + (error.stderr or b"")).decode(errors="replace")
+            raise AssertionError(
+                f"{self.name}: not over after {timeout_s:.0f} s: {command}\n{said}"
+            ) from error
         if check and run.returncode:
             raise AssertionError(f"{self.name}: {command}\n{run.stdout}\n{run.stderr}")
         return run
@@ -130,6 +136,7 @@ def hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
                 *("ip", "link", "add", cable, "master", bridge, "up", "type", "veth"),
                 *("peer", "name", "eth0", "netns", space),
             )
+            stack.callback(_call, "ip", "link", "del", cable)
             for command in (
                 "link set lo up",
                 "link set eth0 up",

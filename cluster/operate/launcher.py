@@ -1,0 +1,157 @@
+"""Ray's launcher, `ray up` and `ray down`, so that a person sees how far it is and what to do.
+
+Its lines are shown as they come. It leaves Ray running on machines of one's own: here they are
+stopped, one `ray stop` each. Every failure is a ConfigurationError with a remedy.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from cluster.errors import ConfigurationError
+from cluster.operate.cluster_file import ClusterFile
+from cluster.operate.dashboard import ray_command
+
+Say = Callable[[str], None]
+
+DOWN_S = 900.0  # clouds take minutes to end machines
+LAST_LINES_S = 1.0  # for what was printed last: ssh may outlive the launcher and hold its output
+RAY_STOP_S = 60.0  # of one machine
+SSH_AT_ONCE = 16
+
+# What to do when `ray up` ends in one of its steps, by what it calls them.
+REMEDIES = {
+    "SSH": "try it by hand: {ssh}",
+    "file mounts": "rsync must be installed on both machines",
+    "initialization commands": "its output is above; on the machine: {ssh}",
+    "setup commands": "its output is above; the machine needs Python with venv, and a way to pip's "
+    "index or to a mirror (PIP_INDEX_URL); on the machine: {ssh}",
+    "Ray runtime": "its output is above; look into /tmp/ray/session_latest/logs there ({ssh}), "
+    "and whether something else has its port 6379 or 8265",
+}
+
+
+def run_ray_up(file: ClusterFile, show: Say) -> None:
+    """`ray up`, whose lines go to `show`.
+
+    Raises:
+        ConfigurationError: it failed; names the step and what to do about it.
+    """
+    step = "Checking the environment"
+
+    def follow(line: str) -> None:
+        nonlocal step
+        if found := re.match(r"\s*\[\d+(?:-\d+)?/\d+\] (.+)", line):
+            step = found[1].strip()
+        show(line)
+
+    if _launcher("up", file, follow) != 0:
+        raise ConfigurationError(f"`ray up` failed at: {step}. {_remedy(step, file)}")
+
+
+def _remedy(step: str, file: ClusterFile) -> str:
+    address = file.head_address or "HEAD"
+    for word, remedy in REMEDIES.items():
+        if word.lower() in step.lower():
+            return "What to do: " + remedy.format(ssh=shlex.join(file.ssh(address)))
+    return "Its last lines say why; the whole: ray up -vvv " + shlex.quote(str(file.path))
+
+
+def run_ray_down(file: ClusterFile, say: Say, show: Say) -> None:
+    """`ray down`, whose lines go to `show`; on machines of one's own also `ray stop` on each.
+
+    There it stops the head alone, and not even that after a `ray up` that failed.
+
+    Raises:
+        ConfigurationError: it failed or hangs, or a machine could not be reached.
+    """
+    again = (
+        "Look whether machines are left that cost money, and try again: "
+        f"splitscribe down {file.path}"
+    )
+    try:
+        status = _launcher("down", file, show, DOWN_S)
+    except subprocess.TimeoutExpired as error:
+        raise ConfigurationError(
+            f"`ray down` was ended, as it still ran after {DOWN_S:.0f} s. {again}"
+        ) from error
+    if status != 0:
+        raise ConfigurationError(f"`ray down` failed; its last lines say why. {again}")
+    if file.is_onprem:
+        _stop_machines(file, say)
+
+
+def _stop_machines(file: ClusterFile, say: Say) -> None:
+    """The head first, so that it starts nothing on the others any more."""
+    heads = [file.head_address] if file.head_address else []
+    failed: list[str] = []
+
+    def stop(address: str) -> None:
+        started = time.monotonic()
+        if _ray_stop(file, address):
+            say(f"{address}: Ray stopped, in {time.monotonic() - started:.1f} s")
+        else:
+            failed.append(address)
+
+    for machines in (heads, file.worker_addresses):
+        with ThreadPoolExecutor(SSH_AT_ONCE) as pool:
+            list(pool.map(stop, machines))
+    if failed:
+        raise ConfigurationError(
+            f"Ray may still run on {', '.join(sorted(failed))}, where ssh or `ray stop` failed; "
+            f"there: ray stop --force"
+        )
+
+
+def _ray_stop(file: ClusterFile, address: str) -> bool:
+    script = "bash --login -c -i '. ~/.bashrc; ray stop --force' > /dev/null 2>&1 < /dev/null"
+    try:
+        run = subprocess.run(
+            [*file.ssh(address), script],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=RAY_STOP_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return False
+    return run.returncode == 0
+
+
+def _launcher(name: str, file: ClusterFile, show: Say, limit_s: float | None = None) -> int:
+    """`ray NAME`, whose lines go to `show` as they come. Returns its exit status.
+
+    Raises:
+        subprocess.TimeoutExpired: it still ran after `limit_s`, and was ended.
+    """
+    flags = ("--yes", "--log-style=pretty", "--log-color=false")
+    process = subprocess.Popen(
+        ray_command(name, *flags, str(file.path)),
+        env=file.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    reader = threading.Thread(target=_show_lines, args=(process.stdout, show), daemon=True)
+    reader.start()
+    try:
+        return process.wait(limit_s)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        reader.join(LAST_LINES_S)
+
+
+def _show_lines(lines: Iterable[str], show: Say) -> None:
+    for line in lines:
+        show(line.rstrip())
