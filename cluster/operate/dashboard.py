@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,10 @@ from cluster.errors import ConfigurationError
 from cluster.operate.cluster_file import OTHER_NODES, ClusterFile, read_token
 
 PORT = 8265
+REPLICA = "ServeReplica:"  # begins the class name of each, which ends in that of its deployment
 APPLICATIONS = "/api/serve/applications/"
-TUNNEL_S = 20.0
+TUNNEL_S = 20.0  # for ssh to get there
+LISTEN_S = 5.0  # and then for a dashboard that is about to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,16 @@ class Dashboard:
         self._client.close()
 
     def answers(self) -> bool:
-        """Whether anything does."""
+        """Whether it does.
+
+        Raises:
+            httpx.RemoteProtocolError, httpx.ReadError: somebody else hung up, as ssh does when
+                nothing listens at the other end of its tunnel.
+        """
         try:
             return self._client.get("/api/version", timeout=5.0).status_code < 500
+        except (httpx.RemoteProtocolError, httpx.ReadError):
+            raise
         except httpx.HTTPError:
             return False
 
@@ -68,6 +78,13 @@ class Dashboard:
             if one["state"] == "ALIVE"
         ]
 
+    def workers(self) -> Counter[str]:
+        """How many replicas of each deployment live, whatever Serve wants of them."""
+        alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
+        answer = self._call("GET", f"/api/v0/actors?limit=10000&{alive}")
+        classes = (one["class_name"] for one in answer["data"]["result"]["result"])
+        return Counter(name.split(":")[-1] for name in classes if name.startswith(REPLICA))
+
     def serve(self) -> dict[str, Any]:
         """What Serve tells of itself: applications, deployments, replicas, addresses."""
         return self._call("GET", APPLICATIONS)
@@ -76,9 +93,9 @@ class Dashboard:
         """Take these applications and no others. Returns before they are built."""
         self._call("PUT", APPLICATIONS, json=config)
 
-    def stop_serving(self) -> None:
-        """End Serve: its replicas finish what they have."""
-        self._call("DELETE", APPLICATIONS)
+    def stop_applications(self) -> None:
+        """Begin to end all of them; returns before their replicas have finished what they have."""
+        self.deploy({"applications": []})
 
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
@@ -180,11 +197,22 @@ def _forwarding(file: ClusterFile, port: int) -> list[str]:
 def _wait_for(url: str, process: subprocess.Popen[bytes], file: ClusterFile) -> None:
     probe = Dashboard(url, None)
     deadline = time.monotonic() + TUNNEL_S
+    is_there = False
     try:
-        while not probe.answers():
+        while True:
+            try:
+                if probe.answers():
+                    return
+            except httpx.TransportError:
+                if not is_there:
+                    deadline = time.monotonic() + LISTEN_S
+                is_there = True
             if process.poll() is not None or time.monotonic() > deadline:
+                what = (
+                    "ssh gets there, but nothing answers" if is_there else "ssh does not get there"
+                )
                 raise ConfigurationError(
-                    f"the head's dashboard cannot be reached through ssh; is the cluster up? "
+                    f"the head's dashboard cannot be reached: {what}; is the cluster up? "
                     f"See why: ray dashboard {file.path}"
                 )
             time.sleep(0.2)

@@ -52,7 +52,7 @@ def run_ray_up(file: ClusterFile, show: Say) -> None:
         show(line)
 
     if _launcher("up", file, follow) != 0:
-        raise ConfigurationError(f"`ray up` failed at: {step}. {_remedy(step, file)}")
+        raise ConfigurationError(f"`ray up` failed at: {step}. {_remedy(step, file)}{_risk(step)}")
 
 
 def _remedy(step: str, file: ClusterFile) -> str:
@@ -61,6 +61,16 @@ def _remedy(step: str, file: ClusterFile) -> str:
         if word.lower() in step.lower():
             return "What to do: " + remedy.format(ssh=shlex.join(file.ssh(address)))
     return "Its last lines say why; the whole: ray up -vvv " + shlex.quote(str(file.path))
+
+
+def _risk(step: str) -> str:
+    """The head copies the file before it runs its commands, and its autoscaler reads it again."""
+    if any(word in step.lower() for word in ("initialization", "setup", "ray runtime")):
+        return (
+            ". If the cluster was up: its head has this file already and is setting up the other "
+            "nodes by it, which ends Ray there when that fails too. Correct it and run this again"
+        )
+    return ""
 
 
 def run_ray_down(file: ClusterFile, say: Say, show: Say) -> None:

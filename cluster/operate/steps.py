@@ -171,13 +171,22 @@ def current_state(dashboard: Dashboard, file: ClusterFile | None) -> ClusterStat
 
 
 def stop_serving(dashboard: Dashboard, say: Say) -> None:
-    """End Serve and wait for its replicas, which finish what they have."""
-    say("stopping the application: workers finish what they have")
-    dashboard.stop_serving()
+    """End the application and wait until its workers have ended."""
+    if not dashboard.serve().get("applications"):
+        say("no application is deployed")
+        return
+    say("stopping the application: workers finish the windows they have")
+    dashboard.stop_applications()
     deadline = time.monotonic() + STOP_S
-    while dashboard.serve().get("applications"):
+    last = ""
+    # Serve itself would also wait, a minute, for workers that it cannot start or find any more.
+    while left := dashboard.workers():
+        line = ", ".join(f"{name} {n}" for name, n in sorted(left.items()))
+        if line != last:
+            say(f"workers left: {line}")
+            last = line
         if time.monotonic() > deadline:
-            say(f"workers still run after {STOP_S:.0f} s; what they have is lost")
+            say(f"waited {STOP_S:.0f} s: what these workers do is lost")
             return
         time.sleep(POLL_S)
     say("the application is stopped")

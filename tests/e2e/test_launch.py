@@ -134,11 +134,23 @@ def test_a_setup_that_fails_is_named_with_what_to_do(launched: Launched) -> None
     assert "No module named no_such_module" in bad.stderr
     assert "failed at: Running setup commands. What to do:" in bad.stderr
     assert f"root@{launched.head.address}" in bad.stderr.splitlines()[-1]
+    assert "its head has this file already" in bad.stderr
 
 
 def test_down_leaves_nothing(launched: Launched) -> None:
-    """The last one: Ray's own `ray down` leaves Ray on all but the head."""
-    down = launched.operator.run("splitscribe down --yes cluster.yaml", 120)
+    """The last one: Ray's own `ray down` leaves Ray on all but the head.
+
+    The failed setup has cost the other nodes by then, and Serve waits for workers to start there.
+    """
+    status = "splitscribe status --cluster cluster.yaml"
+    wait_until(
+        lambda: "none, of 2" in launched.operator.run(status, check=False).stdout,
+        60,
+        "the nodes to be gone",
+    )
+    down = launched.operator.run("splitscribe down --yes cluster.yaml", 60)
+    assert "the application is stopped" in down.stderr
+    assert f"{launched.decoder.address}: Ray stopped" in down.stderr
     assert "nothing is left" in down.stderr
     for host in (launched.head, launched.encoder, launched.decoder):
         wait_until(lambda host=host: is_empty(host), 30, f"no process on {host.name}")
