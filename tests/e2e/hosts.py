@@ -21,6 +21,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.build import package_root
+
 NETWORK = "10.77.0"
 HOME = "/mnt"  # of root on each host: its real one may hold this Python
 TOOLS = ("ip", "unshare", "nsenter", "rsync", "ssh", "ssh-keygen", "/usr/sbin/sshd")
@@ -39,7 +41,8 @@ set -e
 mount --make-rprivate /
 mount --bind {home} /mnt
 mount --bind {home}/passwd /etc/passwd
-mount --bind {tmp} /tmp
+{shown}
+mount --rbind {tmp} /tmp
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /run
 mkdir /run/sshd
@@ -175,7 +178,7 @@ def _start(
     users = Path("/etc/passwd").read_text()
     (home / "passwd").write_text(re.sub(r"^(root:.*):/root:", rf"\1:{HOME}:", users, flags=re.M))
     last = "sleep infinity" if is_operator else "/usr/sbin/sshd -D -e -f /mnt/.ssh/sshd_config"
-    script = START.format(home=home, tmp=tmp, name=name, last=last)
+    script = START.format(home=home, tmp=tmp, shown=_shown(tmp), name=name, last=last)
     log = (folder / "host.log").open("wb")
     process = subprocess.Popen(
         [*f"ip netns exec {space} {UNSHARE} bash -c".split(), script],
@@ -192,6 +195,16 @@ def _start(
             raise AssertionError(f"host {name}: {(folder / 'host.log').read_text()}")
         time.sleep(0.02)
     return host
+
+
+def _shown(tmp: Path) -> str:
+    """Commands that keep this checkout and its Python in sight where they lie in /tmp."""
+    folders = {package_root(), Path(sys.prefix).resolve()}
+    commands = []
+    for folder in sorted(one for one in folders if one.is_relative_to("/tmp")):
+        there = tmp / folder.relative_to("/tmp")
+        commands.append(f"mkdir -p {there}; mount --bind {folder} {there}")
+    return "\n".join(commands)
 
 
 def make_environment(folder: Path, seen_as: Path) -> None:
