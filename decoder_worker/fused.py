@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 MAX_ROWS = 8  # above it torch's products are faster
 
 
+def fits_layers(dims: ModelDims) -> bool:
+    """Whether units of `OUTPUTS` outputs make up every product of a layer."""
+    return dims.n_text_state % OUTPUTS == 0 and dims.n_text_ffn % OUTPUTS == 0
+
+
 class FusedDecoder:
     """Layers and head over a self pool and a cross pool, [page, L, 2, page_size, H, 64] both."""
 

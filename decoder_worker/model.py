@@ -26,7 +26,7 @@ from cluster.model.shapes import EMBED_TOKENS, decoder_shapes
 from cluster.model.weights import load_tensors, output_projection
 from decoder_worker.attention.base import AttentionBackend
 from decoder_worker.attention.cpu_backend import CpuAttention, fits_kernels
-from decoder_worker.fused import FusedDecoder
+from decoder_worker.fused import FusedDecoder, fits_layers
 
 if TYPE_CHECKING:
     from decoder_worker.step_kernels import StepKernels
@@ -137,7 +137,7 @@ class TextDecoder:
         if torch.device(device).type == "cpu":
             kernels = InBackground("decoder step", partial(_build_kernels, dtype))
         weight = _head_weight(checkpoint, dtype, device, halves=kernels is not None and not int8)
-        if pools is not None and fits_kernels(*pools):
+        if pools is not None and fits_kernels(*pools) and fits_layers(dims):
             fused = FusedDecoder(tensors, weight, dims, pools, threads, int8=int8)
         return cls(
             n_head=dims.n_text_head,

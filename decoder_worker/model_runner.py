@@ -29,6 +29,7 @@ from cluster.splitting import split_tokens
 from decoder_worker.alignment import Aligner, AlignmentItem
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 from decoder_worker.attention.choose import Attentions, torch_attention
+from decoder_worker.attention.cpu_backend import CpuAttention
 from decoder_worker.fallback import chosen_attempt
 from decoder_worker.graphs import BatchRow, Buckets
 from decoder_worker.landing import Landing
@@ -108,11 +109,12 @@ class ModelRunner:
         self._self_pool = self_pool.tensor
         dtype = TORCH_DTYPES[self_pool.layout.dtype]
         pools = (self_pool.tensor, cross_pool.tensor)
-        model = TextDecoder.load(
-            checkpoint, dtype, self._device, int8=int8, pools=pools, threads=threads
-        )
-        attentions = attentions or torch_attention(self_pool.tensor, cross_pool.tensor)
+        attentions = attentions or torch_attention(*pools)
         self._attention = attentions.ragged
+        shared = pools if isinstance(attentions.ragged, CpuAttention) else None
+        model = TextDecoder.load(
+            checkpoint, dtype, self._device, int8=int8, pools=shared, threads=threads
+        )
         listed = checkpoint.generation_config.get("max_initial_timestamp_index")
         limit = MAX_INITIAL_TIMESTAMP if listed is None else int(listed)
         self._slots = SlotTable(n_slots, self._device)

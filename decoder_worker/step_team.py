@@ -29,14 +29,30 @@ class StepTeam:
     """One leader, the thread that calls `run`, and `n_helpers` threads."""
 
     def __init__(self, n_helpers: int) -> None:
+        self._n_helpers = n_helpers
+        self._helpers: list[_Helper] = []
+        weakref.finalize(self, _end, self._helpers)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        _end(self._helpers)
         self._counters = new_counters()
         self._next_unit = 0
         self._rest_s, self._rests_until = LEAST_REST_S, 0.0
-        self._helpers = [_Helper(self._counters) for _ in range(n_helpers)]
-        weakref.finalize(self, _end, self._helpers)
+        self._helpers[:] = [_Helper(self._counters) for _ in range(self._n_helpers)]
 
     def run(self, job: Job, n_units: int) -> None:
-        """Do a job of `n_units`; all of it is done on return, and no helper is within it."""
+        """Do a job of `n_units`; all of it is done on return, and no helper is within it.
+
+        What the job raises on this thread ends it half done; helpers may be within it a while yet.
+        """
+        try:
+            self._run(job, n_units)
+        except BaseException:
+            self._begin_anew()  # the old counters would wait for what nobody does any more
+            raise
+
+    def _run(self, job: Job, n_units: int) -> None:
         begin = self._next_unit
         self._next_unit += n_units
         helped = self._helpers and time.monotonic() >= self._rests_until

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,9 +15,9 @@ from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.cpu_backend import CpuAttention
 from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.fused import MAX_ROWS
+from decoder_worker.fused import MAX_ROWS, fits_layers
 from decoder_worker.model import TextDecoder
-from decoder_worker.step_team import LEAST_REST_S, WAITED, StepTeam
+from decoder_worker.step_team import CLAIMED, LEAST_REST_S, WAITED, StepTeam
 from tests.checkpoints import ModelShape, make_checkpoint
 from tests.reference import assert_close
 
@@ -152,6 +153,31 @@ def test_a_row_of_nan_stays_one_and_leaves_others_alone(bench: Bench) -> None:
     cross[5] = before
     assert logits[1].isnan().all()
     assert torch.equal(states[[0, 2, 3]], healthy[[0, 2, 3]])
+
+
+def test_a_width_that_units_do_not_make_up_is_left_to_torch(checkpoint: Checkpoint) -> None:
+    assert fits_layers(checkpoint.dims)
+    assert not fits_layers(replace(checkpoint.dims, n_text_ffn=1000))
+
+
+def test_a_job_that_fails_is_told_and_the_next_one_is_done() -> None:
+    team, done = StepTeam(2), list[int]()
+
+    def fail(counters: Any, begin: int, leads: bool) -> None:
+        if leads:
+            raise MemoryError("no room")
+
+    def work(counters: Any, begin: int, leads: bool) -> None:
+        if leads:
+            assert counters[CLAIMED] == begin, "another job's units are open"
+            counters[CLAIMED] += 3
+            done.append(begin)
+
+    team.run(work, 3)
+    with pytest.raises(MemoryError):
+        team.run(fail, 5)
+    team.run(work, 3)
+    assert done == [0, 0]
 
 
 def test_helpers_end_with_their_team() -> None:
