@@ -3,8 +3,8 @@
 Where neither the install nor a home can be written numba refuses to load what is to be cached:
 librosa does not import, and our own kernels are missing. Such are containers with a read-only file
 system and services without a home. And numba compares a kernel with its own file only, not with
-those of what it calls: so in a checkout what lies beside the sources goes when one of them changes.
-(An installation's files are all new with every version.)
+those of what it calls, nor with constants from elsewhere: so all of it goes when one of them
+changes.
 """
 
 from __future__ import annotations
@@ -24,14 +24,16 @@ from cluster.build import package_root
 logger = logging.getLogger(__name__)
 
 VARIABLE = "NUMBA_CACHE_DIR"
-KERNELS = (  # all sources whose functions numba compiles
+KERNELS = (  # all sources whose functions numba compiles, or whose constants it compiles in
     "cluster/model/jit_math.py",
     "cluster/model/jit_rows.py",
+    "cluster/model/layers.py",
     "decoder_worker/attention/cpu_kernels.py",
     "decoder_worker/fused_arrays.py",
     "decoder_worker/fused_kernels.py",
     "decoder_worker/fused_parts.py",
     "decoder_worker/step_kernels.py",
+    "decoder_worker/step_team.py",
     "decoder_worker/work_sharing.py",
     "encoder_worker/team_kernels.py",
 )
@@ -59,21 +61,31 @@ def ensure_jit_cache() -> None:
 
 
 def forget_stale_kernels(root: Path) -> None:
-    """Remove what numba keeps in the packages of `root` unless it is of their present sources.
+    """Remove what numba keeps of the packages in `root` unless it is of their present sources.
 
     A process that is compiling meanwhile loses nothing but what it kept for later ones.
     """
     sources = [root / name for name in KERNELS]
     digest = hashlib.sha256(b"".join(file.read_bytes() for file in sources)).hexdigest()[:16]
-    for folder in sorted({file.parent / "__pycache__" for file in sources}):
-        if (folder / (MARK + digest)).exists() or not folder.is_dir():
+    for folder in sorted({_kept_in(file.parent) for file in sources}):
+        if (folder / (MARK + digest)).exists():
             continue
         try:
+            folder.mkdir(parents=True, exist_ok=True)
             for old in (*folder.glob("*.nb[ic]"), *folder.glob(f"{MARK}*")):
                 old.unlink(missing_ok=True)
             (folder / (MARK + digest)).touch()
         except OSError:  # read-only: nothing is kept there
             continue
+
+
+def _kept_in(folder: Path) -> Path:
+    """Where numba keeps machine code of the sources in `folder`: it looks in this order."""
+    digest = hashlib.sha1(str(folder).encode(), usedforsecurity=False).hexdigest()
+    if given := os.environ.get(VARIABLE):
+        return Path(given) / f"{folder.name}_{digest}"
+    beside = folder / "__pycache__"
+    return beside if _is_writable(beside) else _user_cache() / f"{folder.name}_{digest}"
 
 
 def _user_cache() -> Path:

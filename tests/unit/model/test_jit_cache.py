@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from numba.core.caching import _CacheLocator
 
 from cluster.build import package_root
 from cluster.demo.samples import sample_path, sample_text
+from cluster.model import jit_cache
 from cluster.model.jit_cache import KERNELS, VARIABLE, ensure_jit_cache, forget_stale_kernels
 
+PACKAGES = ("cluster", "encoder_worker", "decoder_worker")
 MOUNT = """\
 set -e
 mount --make-rprivate /
@@ -99,12 +103,47 @@ def test_machine_code_of_other_sources_is_forgotten(tmp_path: Path) -> None:
     assert is_kept()
 
 
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_code_kept_elsewhere_is_forgotten_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_writable: bool
+) -> None:
+    """In the operator's folder; or in the home, below which an upgrade finds the old version's."""
+    root, elsewhere = tmp_path / "install", tmp_path / "elsewhere"
+    for name in KERNELS:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text("one = 1")
+    source = root / "decoder_worker" / "fused_kernels.py"
+    if is_writable:
+        monkeypatch.setenv(VARIABLE, str(elsewhere))
+        folder = elsewhere / _CacheLocator.get_suitable_cache_subpath(str(source))
+    else:
+        monkeypatch.delenv(VARIABLE, raising=False)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere))
+        monkeypatch.setattr(jit_cache, "_is_writable", lambda folder: False)
+        folder = elsewhere / "numba" / _CacheLocator.get_suitable_cache_subpath(str(source))
+    folder.mkdir(parents=True)
+    kept = folder / "fused_kernels._run_head-1.py311.nbi"
+    forget_stale_kernels(root)
+    kept.touch()
+    forget_stale_kernels(root)
+    assert kept.exists()
+    (root / "decoder_worker/step_team.py").write_text("one = 2")
+    forget_stale_kernels(root)
+    assert not kept.exists()
+
+
 def test_every_source_of_kernels_is_known() -> None:
+    """Of their functions, and of the constants that they read."""
     root = package_root()
     found = {
         file.relative_to(root).as_posix()
-        for package in ("cluster", "encoder_worker", "decoder_worker")
+        for package in PACKAGES
         for file in (root / package).rglob("*.py")
         if "njit(" in file.read_text() or "from numba" in file.read_text()
     }
+    for name in tuple(found):
+        for node in ast.walk(ast.parse((root / name).read_text())):
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            if module.startswith(PACKAGES) and any(one.name.isupper() for one in node.names):
+                found.add(f"{module.replace('.', '/')}.py")
     assert found <= set(KERNELS)
