@@ -149,7 +149,11 @@ class DecoderSettings(PoolSettings):
         description="windows of cross-attention KV held; 0: 16, on a GPU by its free memory",
     )
     max_waiting: int = Field(256, ge=1, description="sequences that may wait for pages")
-    threads: int = Field(0, ge=0, description="threads of a step; 0 takes every core")
+    threads: int = Field(
+        0,
+        ge=0,
+        description="threads of a step; 0: every core up to 8, half of them for more than 8 rows",
+    )
     fetch_timeout_s: float = Field(10.0, gt=0, description="longest READ of one window's KV")
     attention: Attention = Field(
         "auto",

@@ -10,7 +10,6 @@ reaches the client. Knows no Serve, no HTTP and no decoder.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from concurrent.futures import Future
@@ -36,7 +35,7 @@ from cluster.messages import (
 )
 from cluster.metrics import ENCODER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.device import resolve_device, resolve_dtype, use_threads
+from cluster.model.device import resolve_device, resolve_dtype, usable_cores, use_threads
 from cluster.settings import EncoderSettings
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error, check_pcm
@@ -70,7 +69,7 @@ def auto_batch(device: str) -> int:
     """Windows in a batch where the settings leave it open."""
     if device != "cpu":
         return GPU_BATCH
-    return max(1, (os.cpu_count() or 1) // CORES_PER_WINDOW)
+    return max(1, usable_cores() // CORES_PER_WINDOW)
 
 
 class EncoderEngine:

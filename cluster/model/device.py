@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+from pathlib import Path
 
 import torch
 
@@ -60,7 +62,7 @@ def has_native_bfloat16() -> bool:
 
 def use_threads(threads: int) -> None:
     """Set torch's threads of this process; 0 takes every core that the process may use."""
-    torch.set_num_threads(threads or _cores())
+    torch.set_num_threads(threads or usable_cores())
 
 
 def use_step_threads(threads: int) -> None:
@@ -68,15 +70,30 @@ def use_step_threads(threads: int) -> None:
 
     Those of few rows are short: waking threads for each costs more than these save.
     """
-    use_threads(threads or max(1, _cores() // 2))
+    use_threads(threads or max(1, usable_cores() // 2))
 
 
 def step_threads(threads: int) -> int:
     """That share out a decode step which is one program; 0 takes every core, up to `MOST_STEP`."""
-    return threads or min(_cores(), MOST_STEP)
+    return threads or min(usable_cores(), MOST_STEP)
 
 
-def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """That this process may use: its affinity, and its container's limit on processor time."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    n = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    quota = _quota(cgroup)
+    return n if quota is None else max(1, min(n, math.ceil(quota)))
+
+
+def _quota(cgroup: Path) -> float | None:
+    """In cores, as Linux's control groups (version 2 or 1) say it; None: no limit."""
+    try:
+        if (unified := cgroup / "cpu.max").exists():
+            limit, period = unified.read_text().split()
+        else:
+            limit = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
+        return int(limit) / int(period) if int(limit) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # "max"
+        return None
