@@ -55,15 +55,16 @@ class Dashboard:
         """Whether it does.
 
         Raises:
-            httpx.RemoteProtocolError, httpx.ReadError: somebody else hung up, as ssh does when
-                nothing listens at the other end of its tunnel.
+            httpx.HTTPError: something is there but does not answer; ssh too hangs up when nothing
+                listens at the other end of its tunnel.
         """
         try:
-            return self._client.get("/api/version", timeout=5.0).status_code < 500
-        except (httpx.RemoteProtocolError, httpx.ReadError):
-            raise
-        except httpx.HTTPError:
+            answer = self._client.get("/api/version", timeout=5.0)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
             return False
+        if answer.is_server_error:
+            answer.raise_for_status()
+        return True
 
     def nodes(self) -> list[Node]:
         """Those that are alive."""
@@ -203,7 +204,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], file: ClusterFile) -> 
             try:
                 if probe.answers():
                     return
-            except httpx.TransportError:
+            except httpx.HTTPError:
                 if not is_there:
                     deadline = time.monotonic() + LISTEN_S
                 is_there = True

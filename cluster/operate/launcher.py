@@ -81,24 +81,28 @@ def run_ray_down(file: ClusterFile, say: Say, show: Say) -> None:
     Raises:
         ConfigurationError: it failed or hangs, or a machine could not be reached.
     """
-    again = (
-        "Look whether machines are left that cost money, and try again: "
-        f"splitscribe down {file.path}"
-    )
+    problems = []
     try:
-        status = _launcher("down", file, show, DOWN_S)
-    except subprocess.TimeoutExpired as error:
-        raise ConfigurationError(
-            f"`ray down` was ended, as it still ran after {DOWN_S:.0f} s. {again}"
-        ) from error
-    if status != 0:
-        raise ConfigurationError(f"`ray down` failed; its last lines say why. {again}")
+        if _launcher("down", file, show, DOWN_S) != 0:
+            problems.append("`ray down` failed; its last lines say why")
+    except subprocess.TimeoutExpired:
+        problems.append(f"`ray down` was ended, as it still ran after {DOWN_S:.0f} s")
     if file.is_onprem:
-        _stop_machines(file, say)
+        if left := _stop_machines(file, say):
+            problems.append(
+                f"Ray may still run on {', '.join(left)}, where ssh or `ray stop` failed; "
+                f"there: ray stop --force"
+            )
+    elif problems:
+        problems.append("look whether machines are left that cost money")
+    if problems:
+        raise ConfigurationError(
+            f"{'. '.join(problems)}. Then try again: splitscribe down {file.path}"
+        )
 
 
-def _stop_machines(file: ClusterFile, say: Say) -> None:
-    """The head first, so that it starts nothing on the others any more."""
+def _stop_machines(file: ClusterFile, say: Say) -> list[str]:
+    """The head first, so that it starts nothing on the others; returns those not reached."""
     heads = [file.head_address] if file.head_address else []
     failed: list[str] = []
 
@@ -112,11 +116,7 @@ def _stop_machines(file: ClusterFile, say: Say) -> None:
     for machines in (heads, file.worker_addresses):
         with ThreadPoolExecutor(SSH_AT_ONCE) as pool:
             list(pool.map(stop, machines))
-    if failed:
-        raise ConfigurationError(
-            f"Ray may still run on {', '.join(sorted(failed))}, where ssh or `ray stop` failed; "
-            f"there: ray stop --force"
-        )
+    return sorted(failed)
 
 
 def _ray_stop(file: ClusterFile, address: str) -> bool:
@@ -151,17 +151,26 @@ def _launcher(name: str, file: ClusterFile, show: Say, limit_s: float | None = N
         errors="replace",
     )
     assert process.stdout is not None
-    reader = threading.Thread(target=_show_lines, args=(process.stdout, show), daemon=True)
+    failed: list[BaseException] = []
+    reader = threading.Thread(target=_show_lines, args=(process.stdout, show, failed), daemon=True)
     reader.start()
     try:
-        return process.wait(limit_s)
+        status = process.wait(limit_s)
     finally:
         if process.poll() is None:
             process.kill()
             process.wait()
         reader.join(LAST_LINES_S)
+    if failed:
+        raise failed[0]
+    return status
 
 
-def _show_lines(lines: Iterable[str], show: Say) -> None:
+def _show_lines(lines: Iterable[str], show: Say, failed: list[BaseException]) -> None:
+    """To the end, even when they cannot be shown any more: the launcher would wait for a reader."""
     for line in lines:
-        show(line.rstrip())
+        try:
+            if not failed:
+                show(line.rstrip())
+        except BaseException as error:  # a closed terminal is rich's SystemExit
+            failed.append(error)
