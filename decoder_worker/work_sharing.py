@@ -26,8 +26,11 @@ LEAVE_AFTER = 20_000  # helpers leave
 
 _intrinsic: Any = intrinsic
 _sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
-_PAUSE = "llvm.x86.sse2.pause"
-_IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
+# What makes a look of a waiting loop take some 25 ns: an instruction of LLVM's, and its arguments.
+# (Arm's own hint to yield does nothing on most cores, a barrier takes about that long.)
+_X86, _ARM = ("llvm.x86.sse2.pause", ()), ("llvm.aarch64.isb", (15,))
+_PAUSES = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
+_PAUSE = _PAUSES.get(platform.machine().lower())
 
 
 def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any) -> Any:
@@ -73,9 +76,11 @@ def _pause(_context: Any) -> Any:
     """Tell the core that this is a loop that waits."""
 
     def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
-        if _IS_X86:
-            nothing = ir.FunctionType(ir.VoidType(), [])
-            builder.call(builder.module.declare_intrinsic(_PAUSE, (), nothing), [])
+        if _PAUSE is not None:
+            name, numbers = _PAUSE
+            args = [ir.Constant(ir.IntType(32), number) for number in numbers]
+            pause_type = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
+            builder.call(builder.module.declare_intrinsic(name, (), pause_type), args)
         return context.get_dummy_value()
 
     return types.none(), generate
