@@ -17,7 +17,7 @@ KEY = "a-key-of-this-test"
 
 @pytest.fixture(scope="module")
 def exact(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """In float32, where what a window shares a batch with moves no timestamp."""
+    """In float32, where no rounding moves a timestamp from one request to the next."""
     pools = ("--encoders", "2", "--decoders", "2")
     server = start_server(tmp_path_factory.mktemp("exact"), "--dtype", "float32", *pools)
     yield server
