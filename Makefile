@@ -70,7 +70,7 @@ demo-model: install
 
 demo-model-eval: install
 	@$(SPEECH_TOOLS)
-	$(BIN)/python -m cluster.demo.evaluate
+	$(BIN)/python -m cluster.demo.recipe.evaluate
 
 wheel: install
 	@rm -f dist/splitscribe-*.whl

@@ -24,7 +24,7 @@
         ├── WorkerGoneError                     the replica died or cannot be reached
         └── SequenceFailedError                 this sequence alone failed
 
-Knows nothing of HTTP frameworks: `router.routes` has the one handler that writes the body.
+Knows nothing of HTTP frameworks: `router.http.routes` has the one handler that writes the body.
 All classes survive pickling, because they cross processes through Ray.
 """
 

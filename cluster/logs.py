@@ -15,7 +15,7 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -23,7 +23,6 @@ from typing import Any, Literal, TextIO
 
 from cluster.errors import SplitscribeError
 
-PACKAGES = ("cluster", "router", "encoder_worker", "decoder_worker")
 NO_REQUEST = "-"
 
 LogEncoding = Literal["plain", "json"]
@@ -64,6 +63,7 @@ def told(request_id: str | None = None, **fields: object) -> dict[str, object]:
 
 def configure_logging(
     level: str,
+    packages: Iterable[str],
     *,
     role: str,
     replica: str,
@@ -71,12 +71,13 @@ def configure_logging(
     quotes: bool = True,
     stream: TextIO | None = None,
 ) -> None:
-    """Send the log lines of our packages to `stream` (stderr); calling it again replaces it.
+    """Send the log lines of `packages` to `stream` (stderr); calling it again replaces it.
 
     Other libraries' loggers and the root logger are left as they are.
 
     Args:
         level: such as "INFO".
+        packages: names of the loggers, with all below them.
         role: "router", "encoder", "decoder", or what else this process is.
         replica: its name among its like.
         encoding: one readable line, or one JSON object, per record.
@@ -86,7 +87,7 @@ def configure_logging(
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if encoding == "json" else PlainFormatter())
     handler.addFilter(_Stamp(role, replica, quotes))
-    for package in PACKAGES:
+    for package in packages:
         logger = logging.getLogger(package)
         logger.handlers = [handler]
         logger.setLevel(level)
@@ -94,7 +95,7 @@ def configure_logging(
 
 
 class PlainFormatter(logging.Formatter):
-    """`2026-01-31 12:00:00.123 INFO router/router-1 req_7f router.routes: message key=value`"""
+    """`2026-01-31 12:00:00.123 INFO router/router-1 req_7f router.http: message key=value`"""
 
     def format(self, record: logging.LogRecord) -> str:
         extras = "".join(f" {name}={value}" for name, value in _extras(record).items())

@@ -6,8 +6,9 @@ remaining seconds; each receiver turns them into its own monotonic deadline on a
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,10 @@ WINDOW_S = 30  # seconds in one encoder window
 WINDOW_SAMPLES = WINDOW_S * SAMPLE_RATE  # 480000 samples
 MEL_CONTEXT_SAMPLES = 320  # two hops of 160: an n_fft of 400 looks 200 samples to each side
 
+NO_SLACK_S = 3600.0  # of a queue without windows
+UNREAD = 0.5  # of an export pool: from here on its encoder waits for decoders
+
+Role = Literal["encoder", "decoder"]
 Task = Literal["transcribe", "translate"]
 FinishReason = Literal["stop", "length"]
 Payload = Literal["cross_kv", "encoder_states"]  # what an encoder hands to a decoder
@@ -284,3 +289,54 @@ class WorkerStatus:
     queued: int
     running: int
     extra: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerLoad:
+    """What a worker tells of itself to those who choose.
+
+    work: windows in an encoder, hypotheses in a decoder, waiting ones included.
+    capacity: of them that it works on at once; more only wait.
+    window_s: encoder seconds for one window; 0 where there was none yet, and of a decoder.
+    """
+
+    work: float = 0.0
+    capacity: float = 1.0
+    window_s: float = 0.0
+
+    def as_stats(self) -> dict[str, float]:
+        """As Serve carries it."""
+        return asdict(self)
+
+    @classmethod
+    def of_stats(cls, stats: Mapping[str, Any]) -> WorkerLoad:
+        """`as_stats` undone; of a worker that has told nothing yet, the defaults."""
+        return cls(**{name: float(stats[name]) for name in cls.__slots__ if name in stats})
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderSignals:
+    """What one encoder tells.
+
+    busy: share of the last seconds that it worked. queue_s: seconds of its work that wait.
+    slack_s: the least time that a waiting window has left. unread: share of its export pool that
+    no decoder has read yet.
+    """
+
+    busy: float = 0.0
+    queue_s: float = 0.0
+    slack_s: float = NO_SLACK_S
+    unread: float = 0.0
+
+    @property
+    def is_starved(self) -> bool:
+        """What waits here, waits for decoders to read."""
+        return self.queue_s > 0 and self.unread >= UNREAD
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderSignals:
+    """What one decoder tells, in parts of its capacity. used: pages or rows; waiting: beyond."""
+
+    used: float = 0.0
+    waiting: float = 0.0

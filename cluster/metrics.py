@@ -7,9 +7,15 @@ never ask where they run. `configs/observability` shows them: what is added here
 
 from __future__ import annotations
 
+import asyncio
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
+
+logger = logging.getLogger(__name__)
+
+REPORT_PERIOD_S = 1.0
 
 Kind = Literal["counter", "gauge", "histogram"]
 
@@ -187,3 +193,13 @@ class _Silent:
 def silent_recorder(specs: tuple[MetricSpec, ...]) -> Recorder:
     """A recorder for use outside of Ray."""
     return Recorder(specs, lambda spec: _Silent())
+
+
+async def report_each_second(record: Callable[[], None]) -> None:
+    """Have `record` tell its state until cancelled; should it fail, that is logged, not fatal."""
+    while True:
+        try:
+            record()
+        except Exception:
+            logger.exception("reading the state for the metrics failed")
+        await asyncio.sleep(REPORT_PERIOD_S)

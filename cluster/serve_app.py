@@ -1,99 +1,19 @@
-"""What `serve deploy` imports: the application, built on a node of the cluster from a file.
+"""The former name of `cluster.serve.from_file`: `import_path: cluster.serve_app:build` still works.
 
-A Serve configuration (`configs/serve/`) names `cluster.serve_app:build` and gives settings as its
-`args`. What `splitscribe serve` decides on the machine of whoever starts it is decided here on the
-node where Serve builds: keys, placement, folders of models. HTTP is Serve's, so the address is
-`http_options` of that file and no setting.
+Serve configurations that people have written name it. It goes with the next version.
 """
 
 from __future__ import annotations
 
-import logging
-import os
-import secrets
-from collections.abc import Mapping
-from typing import Any
+import warnings
 
-from cluster.build import build_id
-from cluster.errors import ConfigurationError
-from cluster.launch import ENVIRONMENT, resolved
-from cluster.settings import Settings
-from cluster.settings_sources import load_settings
+from cluster.serve.from_file import build
 
-logger = logging.getLogger("ray.serve")  # the build's log, which the dashboard shows
+__all__ = ["build"]
 
-IMPORT_PATH = "cluster.serve_app:build"
-KEY_NAME = b"splitscribe_cluster_key"
-KEY_NAMESPACE = b"splitscribe"
-
-
-def build(args: dict[str, Any]) -> Any:
-    """Compose the Serve application of this Ray cluster.
-
-    Args:
-        args: settings as in `configs/settings.yaml`; over `SPLITSCRIBE_*` of the node that builds.
-
-    Raises:
-        ConfigurationError, CheckpointError: they do not fit, or a model is not there; `serve
-            status` shows the message, and what was deployed before keeps serving.
-    """
-    import ray
-
-    from cluster.app import build_app
-    from cluster.model.checkpoint import open_checkpoint
-    from cluster.placement import joined_machine, place
-
-    settings = settings_of(args)
-    missing = [name for name in ENVIRONMENT if name not in os.environ]
-    if missing:
-        logger.warning(
-            "%s not set where Ray was started: Serve runs in its slower default mode; "
-            'start Ray after: eval "$(splitscribe config env)"',
-            ", ".join(missing),
-        )
-    settings = resolved(
-        settings,
-        cluster_key=settings.cluster_key or shared_key(),
-        port=settings.router.port,
-        listener="serve",
-    )
-    for own in settings.by_model().values():
-        open_checkpoint(own.model, weights=False)  # here it fails before any old replica is stopped
-    resources: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    placement = place(settings, joined_machine(resources.get("GPU", 0.0)))
-    logger.info("splitscribe %s, placement: %s", build_id(), placement)
-    return build_app(settings, build_id(), placement)
-
-
-def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
-    """Check the `args` of a Serve configuration, without a cluster.
-
-    Raises:
-        ConfigurationError: a field does not fit, holds a secret, or belongs elsewhere in the file.
-    """
-    router = args.get("router") or {}
-    if args.get("cluster_key") or router.get("api_key"):
-        raise ConfigurationError(
-            "a Serve configuration is shown in the dashboard and in logs, so it holds no key: put "
-            "API keys into a file on every node and its path into router.api_key_file; the "
-            "cluster key is made by the cluster, or comes from SPLITSCRIBE_CLUSTER_KEY"
-        )
-    if misplaced := {"host", "port", "listener"} & router.keys():
-        raise ConfigurationError(
-            f"router.{min(misplaced)} is not for a Serve configuration, where Serve's proxies "
-            "listen: set http_options.host and http_options.port of the file"
-        )
-    return load_settings(None, args, environ)
-
-
-def shared_key() -> str:
-    """The key that signs KV handles in this Ray cluster: made by the first build, then kept.
-
-    The same key after every build, so that the replicas of a new version and of the old one, which
-    run side by side for a while, take each other's handles.
-    """
-    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-
-    _internal_kv_put(KEY_NAME, secrets.token_hex(32).encode(), False, namespace=KEY_NAMESPACE)
-    kept: bytes = _internal_kv_get(KEY_NAME, namespace=KEY_NAMESPACE)
-    return kept.decode()
+warnings.warn(
+    "import_path cluster.serve_app:build is now cluster.serve.from_file:build; "
+    "the old name goes with the next version",
+    FutureWarning,
+    stacklevel=2,
+)

@@ -12,7 +12,7 @@ from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_device, resolve_dtype, step_threads
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import DecoderSettings
-from decoder_worker.attention.choose import choose_attention
+from decoder_worker.backends import choose_attention
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.scheduler import Scheduler
 

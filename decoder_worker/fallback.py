@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.messages import QualityGates
-from cluster.quality import needs_fallback, repeats_itself
+from cluster.model.quality import needs_fallback, repeats_itself
 from decoder_worker.sequence import Attempt, DecodeSequence
 
 

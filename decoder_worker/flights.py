@@ -19,7 +19,7 @@ from enum import Enum
 
 from decoder_worker.launched import Launched
 from decoder_worker.model_runner import DeviceLostError, ModelRunner
-from decoder_worker.search import Search, StepOutput
+from decoder_worker.sampling.search import Search, StepOutput
 from decoder_worker.sequence import DecodeSequence
 from decoder_worker.stats import Counters
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from decoder_worker.readback import Readback
-from decoder_worker.sampling import Sampled
-from decoder_worker.search import StepOutput
+from decoder_worker.sampling.sampler import Sampled
+from decoder_worker.sampling.search import StepOutput
 from decoder_worker.sequence import DecodeSequence
 
 

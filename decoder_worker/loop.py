@@ -27,13 +27,13 @@ from cluster.errors import (
 )
 from cluster.kv.transfer import FetchStats, KVImporter
 from cluster.messages import DecodeResult, SampledToken
-from cluster.quality import compression_ratio
+from cluster.model.quality import compression_ratio
 from decoder_worker.fallback import is_final
 from decoder_worker.flights import Flights, Kind
 from decoder_worker.model_runner import DeviceLostError, ModelRunner
 from decoder_worker.results import finished_result, language_result
+from decoder_worker.sampling.search import StepOutput
 from decoder_worker.scheduler import Scheduler
-from decoder_worker.search import StepOutput
 from decoder_worker.sequence import Attempt, DecodeSequence, PromptBuilder, SequenceState
 from decoder_worker.stats import Counters
 

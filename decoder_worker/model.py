@@ -18,18 +18,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cluster.jit.background import InBackground, as_array
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.jit import InBackground, as_array
 from cluster.model.layers import MLP, LayerNorm, load_qkv, stream_dtype
 from cluster.model.linear import Linear, Pack, Projection, packer
 from cluster.model.shapes import EMBED_TOKENS, decoder_shapes
 from cluster.model.weights import load_tensors, output_projection
 from decoder_worker.attention.base import AttentionBackend
-from decoder_worker.attention.cpu_backend import CpuAttention, fits_kernels
-from decoder_worker.fused import FusedDecoder, fits_layers
+from decoder_worker.cpu.attention import CpuAttention, fits_kernels
+from decoder_worker.cpu.fused import FusedDecoder, fits_layers
+from decoder_worker.cpu.sources import KERNEL_SOURCES
 
 if TYPE_CHECKING:
-    from decoder_worker.step_kernels import StepKernels
+    from decoder_worker.cpu.step_kernels import StepKernels
 
 FALLBACK_ROWS = 4096  # of the vocabulary at a time, while there are no kernels
 
@@ -135,7 +136,7 @@ class TextDecoder:
         pack = packer(device, dtype, int8=int8)
         kernels = fused = None
         if torch.device(device).type == "cpu":
-            kernels = InBackground("decoder step", partial(_build_kernels, dtype))
+            kernels = InBackground("decoder step", partial(_build_kernels, dtype), KERNEL_SOURCES)
         weight = _head_weight(checkpoint, dtype, device, halves=kernels is not None and not int8)
         if pools is not None and fits_kernels(*pools) and fits_layers(dims):
             fused = FusedDecoder(tensors, weight, dims, pools, threads, int8=int8)
@@ -217,6 +218,6 @@ def _head(
 
 
 def _build_kernels(dtype: torch.dtype) -> StepKernels:
-    from decoder_worker.step_kernels import build
+    from decoder_worker.cpu.step_kernels import build
 
     return build(np.uint16 if dtype == torch.bfloat16 else np.float32)

@@ -21,26 +21,26 @@ from cluster.kv.layout import KVLayout
 from cluster.kv.pool import PagePool
 from cluster.messages import TokenAlignment
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.quality import is_silence
+from cluster.model.splitting import split_tokens
 from cluster.model.streams import DECODE_PRIORITY, new_stream
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.model.weights import TORCH_DTYPES
-from cluster.quality import is_silence
-from cluster.splitting import split_tokens
 from decoder_worker.alignment import Aligner, AlignmentItem
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
-from decoder_worker.attention.choose import Attentions, torch_attention
-from decoder_worker.attention.cpu_backend import CpuAttention
+from decoder_worker.backends import Attentions, torch_attention
+from decoder_worker.cpu.attention import CpuAttention
 from decoder_worker.fallback import chosen_attempt
-from decoder_worker.graphs import BatchRow, Buckets
+from decoder_worker.gpu.graphs import BatchRow, Buckets
 from decoder_worker.landing import Landing
 from decoder_worker.launched import Launched, launched, outputs_of, read_back
-from decoder_worker.logit_rules import LogitRules
 from decoder_worker.model import TextDecoder
 from decoder_worker.readback import Readback
-from decoder_worker.sampling import Sampler, best_of
-from decoder_worker.search import Row, RowCopy, StepOutput
+from decoder_worker.sampling.logit_rules import LogitRules
+from decoder_worker.sampling.sampler import Sampler, best_of
+from decoder_worker.sampling.search import Row, RowCopy, StepOutput
+from decoder_worker.sampling.slots import SlotTable, upload
 from decoder_worker.sequence import DecodeSequence
-from decoder_worker.slots import SlotTable, upload
 from decoder_worker.step import DecodeStep
 
 DeviceLostError = torch.AcceleratorError  # CUDA's errors are final for their process

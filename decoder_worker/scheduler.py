@@ -13,7 +13,7 @@ import heapq
 import itertools
 
 from cluster.kv.pool import PagePool
-from decoder_worker.search import Row
+from decoder_worker.sampling.search import Row
 from decoder_worker.sequence import DecodeSequence, SequenceState
 
 PREFILL_TOKENS = 512  # prompt tokens in one step, so that long prompts do not stall the batch

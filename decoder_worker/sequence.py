@@ -28,9 +28,9 @@ from cluster.messages import (
 )
 from cluster.model.dims import ModelDims
 from cluster.model.tokenizer import WhisperTokenizer
-from decoder_worker.noise import noise_key
-from decoder_worker.search import BeamSearch, CandidateSearch, Hypothesis, Row, Search
-from decoder_worker.slots import SlotOptions
+from decoder_worker.sampling.noise import noise_key
+from decoder_worker.sampling.search import BeamSearch, CandidateSearch, Hypothesis, Row, Search
+from decoder_worker.sampling.slots import SlotOptions
 
 SOT_TOKENS = 3  # start of transcript, language, task: the longest start sequence
 

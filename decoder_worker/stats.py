@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.messages import WorkerStatus
-from cluster.routing import WorkerLoad
-from cluster.scaling import DecoderSignals
+from cluster.messages import DecoderSignals, WorkerLoad, WorkerStatus
 
 
 @dataclass(slots=True)

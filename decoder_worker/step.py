@@ -12,8 +12,8 @@ from torch import Tensor
 
 from decoder_worker.attention.base import AttentionBackend
 from decoder_worker.model import TextDecoder
-from decoder_worker.sampling import Sampled, Sampler
-from decoder_worker.slots import SlotTable
+from decoder_worker.sampling.sampler import Sampled, Sampler
+from decoder_worker.sampling.slots import SlotTable
 
 
 class DecodeStep:

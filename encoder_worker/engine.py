@@ -41,7 +41,7 @@ from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error, check_pcm
 from encoder_worker.exports import Exports, Pages, reserve
 from encoder_worker.forward import WindowEncoder
-from encoder_worker.static_encoder import Ready
+from encoder_worker.gpu.static_encoder import Ready
 from encoder_worker.stats import Counts, EncoderStats
 
 logger = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ from cluster.kv.transfer import KVExporter
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import Checkpoint
 from encoder_worker.checks import check_layout
-from encoder_worker.handoff import HandoffChoice
+from encoder_worker.payload_choice import HandoffChoice
 
 Pages = tuple[int, ...]
 

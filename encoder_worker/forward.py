@@ -2,7 +2,7 @@
 
 Pages get the cross K/V of all layers or, where the decoder projects, the encoder's states. The
 computation of a batch and nothing else; who owns the pages and who waits for them is the engine's
-business. The call launches it, on a GPU or on the threads of `encoder_worker.team`; before that
+business. The call launches it, on a GPU or on the threads of `encoder_worker.cpu.team`; before that
 team's kernels are built a CPU computes in the call.
 """
 
@@ -20,20 +20,21 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cluster.jit.background import InBackground
 from cluster.messages import FileMel
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
-from cluster.model.jit import InBackground
 from cluster.model.streams import ENCODE_PRIORITY, new_stream
 from cluster.model.weights import TORCH_DTYPES
+from encoder_worker.cpu.sources import KERNEL_SOURCES
+from encoder_worker.gpu.scatter import has_kernel
+from encoder_worker.gpu.static_encoder import AlreadyDone, EventReady, Ready, StaticEncoder
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
-from encoder_worker.scatter import has_kernel
-from encoder_worker.static_encoder import AlreadyDone, EventReady, Ready, StaticEncoder
 
 if TYPE_CHECKING:
-    from encoder_worker.team import TeamEncoder
-    from encoder_worker.team_kernels import TeamKernels
+    from encoder_worker.cpu.team import TeamEncoder
+    from encoder_worker.cpu.team_kernels import TeamKernels
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,9 @@ class WindowEncoder:
         self._kernels: InBackground[TeamKernels] | None = None
         self._team: TeamEncoder | None = None  # made where its kernels are first found built
         if device == "cpu" and torch_dtype in (torch.float32, torch.bfloat16):
-            self._kernels = InBackground("encoder", partial(_build_kernels, torch_dtype))
+            self._kernels = InBackground(
+                "encoder", partial(_build_kernels, torch_dtype), KERNEL_SOURCES
+            )
 
     @property
     def is_async(self) -> bool:
@@ -152,7 +155,7 @@ class WindowEncoder:
     def _find_team(self) -> TeamEncoder | None:
         """Call on the thread that calls; the team has as many threads as torch has there."""
         if self._team is None and self._kernels is not None and (built := self._kernels.get()):
-            from encoder_worker.team import TeamEncoder  # imports numba's kernels
+            from encoder_worker.cpu.team import TeamEncoder  # imports numba's kernels
 
             self._team = TeamEncoder(self._encoder, built, torch.get_num_threads())
         return self._team
@@ -202,6 +205,6 @@ def _put_rows(states: Tensor, rows: Tensor, begin: int) -> None:
 
 
 def _build_kernels(dtype: torch.dtype) -> TeamKernels:
-    from encoder_worker.team_kernels import build
+    from encoder_worker.cpu.team_kernels import build
 
     return build(np.uint16 if dtype == torch.bfloat16 else np.float32)

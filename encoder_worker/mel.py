@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cluster.jit.cache import ensure_jit_cache
 from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, FileMel
 from cluster.model.checkpoint import HOP_LENGTH, N_FFT
-from cluster.model.jit_cache import ensure_jit_cache
 
 N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH  # 3000 mel frames in a window, 10 ms each
 INT16_SCALE = 32_768.0

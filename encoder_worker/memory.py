@@ -14,7 +14,7 @@ from cluster.model.dims import ModelDims
 from cluster.model.shapes import cross_kv_shapes, encoder_shapes
 from cluster.settings import EncoderSettings, Settings
 from encoder_worker.engine import auto_batch
-from encoder_worker.fixed_mel import ROW_SAMPLES
+from encoder_worker.gpu.fixed_mel import ROW_SAMPLES
 
 POOL_BATCHES = 4  # batches that the export pool holds at most: published KV is soon read
 _MEL_FLOATS = 6 * 201 * 3002  # per window: complex spectrum, power, and what they are made of

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.messages import WorkerStatus
-from cluster.routing import WorkerLoad
-from cluster.scaling import NO_SLACK_S, EncoderSignals
+from cluster.messages import NO_SLACK_S, EncoderSignals, WorkerLoad, WorkerStatus
 
 UNKNOWN_WINDOW_S = 0.2  # before the first
 RECENT = 0.2  # what the newest batch counts for in `window_s`

@@ -12,8 +12,8 @@ from dataclasses import replace
 from statistics import fmean
 
 from cluster.messages import SAMPLE_RATE, QualityGates
-from router.gather import Segment, WindowTranscript
-from router.windows import Window
+from router.audio.windows import Window
+from router.transcript import Segment, WindowTranscript
 
 FAINT_DOUBT = 0.5  # of the doubt that is allowed elsewhere
 MIN_UNHEARD_S = 1.0  # a decoder's timestamps are less exact than the detector

@@ -1,93 +1,26 @@
 """Decoded windows become segments with true offsets, and segments become one transcript.
 
 Tokens, offsets and scores in, frozen values out; times are seconds from the start of the upload.
-The splitting rule and the silence rule are openai/whisper's (`cluster.splitting`,
-`cluster.quality`). `TranscriptBuilder` takes windows in any order and tells, in time order, what
-can no longer change. Knows nothing of workers, HTTP or output formats.
+The splitting rule and the silence rule are openai/whisper's (`cluster.model.splitting`,
+`cluster.model.quality`). `TranscriptBuilder` takes windows in any order and tells, in time order,
+what can no longer change. Knows nothing of workers, HTTP or output formats.
 """
 
 from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from cluster.messages import DecodeResult, QualityGates, Task, TokenAlignment
+from cluster.messages import DecodeResult, QualityGates, Task
+from cluster.model.quality import is_silence
+from cluster.model.splitting import Piece, split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.quality import is_silence
-from cluster.splitting import Piece, split_tokens
-from router.words import Word, add_words
+from router.transcript import Segment, TokenLogprob, Transcript, WindowTranscript
+from router.words import add_words
 
 FRAMES_PER_S = 100  # mel frames, the unit of `seek`
 DIGITS = 3  # of seconds in an answer
-
-
-@dataclass(frozen=True, slots=True)
-class TokenLogprob:
-    """One text token as a client sees it; `token` has U+FFFD where it is part of a character."""
-
-    token: str
-    logprob: float
-    bytes: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A stretch of speech. Times are seconds from the start of the upload.
-
-    seek: mel frame at which the window began; text keeps its leading space; tokens include
-    the timestamps around it, logprobs are theirs; the four scores belong to the whole window;
-    words: empty unless they were asked for.
-    """
-
-    id: int
-    seek: int
-    start: float
-    end: float
-    text: str
-    tokens: tuple[int, ...]
-    temperature: float
-    avg_logprob: float
-    compression_ratio: float
-    no_speech_prob: float
-    logprobs: tuple[float, ...] = ()
-    words: tuple[Word, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class WindowTranscript:
-    """One window's segments (none for silence), and what its decoder took the language for.
-
-    segments: all pieces between timestamps, empty ones too, with unrounded times.
-    undecoded_s: where the last closed segment ends, if the decoder stopped there with the rest of
-        the window undecoded; None when it came to the window's end.
-    has_tail: text stands behind that segment, which is in none.
-    is_told: its text may have been told token by token, so all of it stays.
-    """
-
-    offset_s: float
-    duration_s: float
-    language: str
-    segments: tuple[Segment, ...]
-    alignment: TokenAlignment | None = None
-    undecoded_s: float | None = None
-    has_tail: bool = False
-    is_told: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Transcript:
-    """A whole upload as text. `language` is a code such as "en"; `duration_s` is the audio's."""
-
-    task: Task
-    language: str
-    duration_s: float
-    text: str
-    segments: tuple[Segment, ...]
-
-    @property
-    def words(self) -> tuple[Word, ...]:
-        return tuple(word for segment in self.segments for word in segment.words)
 
 
 def gather_window(

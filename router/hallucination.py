@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from router.gather import Segment
-from router.words import APPENDED, PREPENDED, Word
+from router.transcript import Segment, Word
+from router.words import APPENDED, PREPENDED
 
 MIN_PROBABILITY = 0.15
 MIN_WORD_S, MAX_WORD_S = 0.133, 2.0

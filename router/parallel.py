@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from cluster.messages import SAMPLE_RATE, DecodeOptions, QualityGates, SampledToken
 from cluster.model.tokenizer import WhisperTokenizer
-from router.audio_stream import AudioStream
+from router.audio.stream import AudioStream
+from router.audio.windows import Window
 from router.doubt import gates_for, unheard_from, without_inventions
-from router.gather import TranscriptBuilder, WindowTranscript, gather_window, token_logprobs
+from router.gather import TranscriptBuilder, gather_window, token_logprobs
+from router.pipeline import RequestRun, WindowAudio, WindowPath
 from router.seams import Update
-from router.window_path import RequestRun, WindowAudio, WindowPath
-from router.windows import Window
+from router.transcript import WindowTranscript
 
 MIN_TAIL_S = 0.1  # less than this cannot hold a word
 MIN_QUIET_TAIL_S = 2.0  # a rest that the decoder gave no text for: likely the pause before a cut

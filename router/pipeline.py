@@ -1,234 +1,304 @@
-"""The one place that knows the whole path: upload -> windows -> encoder -> decoder -> transcript.
+"""One window's way through both pools: encode, hand over, decode, until it works or time is up.
 
-It turns a request's parameters into decode options, opens the upload in an audio worker, and runs
-the mode that was asked for: `router.parallel` or `router.sequential`, both of which take single
-windows through the pools by `router.window_path`.
+What fails is tried again here and nowhere else: lost KV is encoded again, a dead or draining
+worker is replaced by another, a full pool is asked again, all until the request's deadline. Knows
+nothing of where windows come from and of what becomes of their tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
-import secrets
+import logging
+import random
 import time
-from collections.abc import Collection
-from contextlib import AbstractAsyncContextManager
-from dataclasses import replace
-from pathlib import Path
-from typing import Protocol
+from dataclasses import dataclass, field
 
-from cluster.messages import DecodeOptions, WorkerStatus
-from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
-from cluster.model.checkpoint import HOP_LENGTH
-from cluster.model.dims import ModelDims
-from cluster.model.tokenizer import WhisperTokenizer
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.errors import (
+    DeadlineExceededError,
+    KVLostError,
+    LayoutMismatchError,
+    OverloadedError,
+    SequenceFailedError,
+    SplitscribeError,
+    WorkerDrainingError,
+    WorkerError,
+    WorkerGoneError,
+)
+from cluster.logs import told
+from cluster.messages import (
+    SAMPLE_RATE,
+    DecodeOptions,
+    DecodeRequest,
+    DecodeResult,
+    EncodeReply,
+    EncodeRequest,
+    EncodeTimings,
+    FileMel,
+    SampledToken,
+)
+from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
-from cluster.tracing import NO_TRACER, Tracer
-from router.audio import AudioStream, WholeAudio
-from router.clients import DecoderClient, EncoderClient
-from router.context import TextContext
-from router.gather import TranscriptBuilder
-from router.parallel import ParallelRun
-from router.schemas import Chunking, TranscriptionParams
-from router.seams import HealthReport, PipelineResult, PoolHealth, RequestContext, Role
-from router.seeking import Seeker
-from router.sequential import SequentialRun
-from router.window_path import RequestRun, WindowPath
+from cluster.tracing import NO_TRACER, Span, Tracer
+from router.clients import DecoderClient, EncoderClient, OnToken
+from router.seams import RequestContext, StageTimings
+
+logger = logging.getLogger(__name__)
+
+NO_PEER = "nobody"
+FIRST_BACKOFF_S = 0.05
+LAST_BACKOFF_S = 2.0
+FRAMES_PER_S = 100  # mel frames
 
 
-class AudioSource(Protocol):
-    """Where windows come from: `router.audio.AudioPool`."""
+@dataclass(frozen=True, slots=True)
+class WindowAudio:
+    """What an encoder gets of one window.
 
-    def open(
-        self, upload: Path, *, request_id: str, timeout_s: float, chunking: Chunking | None
-    ) -> AbstractAsyncContextManager[AudioStream]: ...
+    index: its number within the request, which orders it in queues and seeds its sampling.
+    pcm: int16 [n], as in `cluster.messages.EncodeRequest`.
+    content_frames: mel frames of audio, the rest of the window is padding.
+    """
 
-    def open_whole(
-        self, upload: Path, *, request_id: str, timeout_s: float, n_mels: int
-    ) -> AbstractAsyncContextManager[WholeAudio]: ...
+    index: int
+    pcm: NDArray[np.int16]
+    content_frames: int
+    file_mel: FileMel | None = None
+
+    @classmethod
+    def of_samples(cls, index: int, pcm: NDArray[np.int16]) -> WindowAudio:
+        """A window that stands for itself, with its own log-mel maximum."""
+        frames = max(1, round(pcm.shape[0] * FRAMES_PER_S / SAMPLE_RATE))
+        return cls(index, pcm, frames)
 
 
-class TranscriptionPipeline:
-    """Implements `router.seams.Pipeline` over an audio pool and two worker pools."""
+@dataclass(slots=True)
+class RequestRun:
+    """One request's identity and time, and where its time went so far."""
+
+    context: RequestContext
+    results: list[DecodeResult] = field(default_factory=list)
+    encodes: int = 0
+    encode_s: float = 0.0
+    encode_queue_s: float = 0.0
+
+    def remaining_s(self) -> float:
+        remaining_s = self.context.remaining_s()
+        if remaining_s <= 0:
+            raise DeadlineExceededError(f"the request's {self.context.deadline_s:.0f} s ran out")
+        return remaining_s
+
+    def add_encode(self, timings: EncodeTimings) -> None:
+        self.encode_s += timings.encode_s
+        self.encode_queue_s += timings.queue_s
+
+    def timings(self, audio_s: float) -> StageTimings:
+        done = [result.timings for result in self.results]
+        return StageTimings(
+            audio_s=audio_s,
+            queue_s=self.encode_queue_s + sum(t.queue_s for t in done),
+            encode_s=self.encode_s,
+            transfer_s=sum(t.transfer_s for t in done),
+            decode_s=sum(t.prefill_s + t.decode_s for t in done),
+            transfer_bytes=sum(t.transfer_bytes for t in done),
+            steps=sum(t.steps for t in done),
+            windows=len(done),
+            attempts=self.encodes,
+        )
+
+
+class WindowPath:
+    """Takes windows through the pools; one for all requests of a router."""
 
     def __init__(
         self,
-        audio: AudioSource,
         encoders: EncoderClient,
         decoders: DecoderClient,
-        tokenizer: WhisperTokenizer,
         settings: RouterSettings,
-        recorder: Recorder | None = None,
-        *,
-        dims: ModelDims,
+        recorder: Recorder,
         tracer: Tracer = NO_TRACER,
-        may_sleep: Collection[Role] = (),
     ) -> None:
-        """may_sleep: pools that are well without a worker, since a request starts one."""
-        self._may_sleep = may_sleep
-        self._audio = audio
         self._encoders = encoders
         self._decoders = decoders
-        self.tokenizer = tokenizer
-        self._dims = dims
         self._settings = settings
-        self._recorder = recorder or silent_recorder(ROUTER_METRICS)
-        self._path = WindowPath(encoders, decoders, settings, self._recorder, tracer)
+        self._recorder = recorder
+        self._tracer = tracer
 
-    async def transcribe(
-        self, upload: Path, params: TranscriptionParams, context: RequestContext
-    ) -> PipelineResult:
-        """See `router.seams.Pipeline.transcribe`."""
-        run = RequestRun(context)
-        if params.decoding == "sequential":
-            result = await self._transcribe_sequential(upload, params, run)
-        else:
+    async def decode(
+        self,
+        run: RequestRun,
+        audio: WindowAudio,
+        options: DecodeOptions,
+        on_token: OnToken | None = None,
+    ) -> DecodeResult:
+        """Encode and decode one window.
+
+        on_token is told of each token once: another worker, which samples the same ones again,
+        goes on behind what was told.
+
+        Raises:
+            DeadlineExceededError: the request's time is over.
+            OverloadedError: no worker could finish it in `max_attempts` tries.
+            SplitscribeError: what no other worker would do better.
+        """
+        with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
+            return await self._decode_traced(run, audio, options, on_token, span)
+
+    async def _decode_traced(
+        self,
+        run: RequestRun,
+        audio: WindowAudio,
+        options: DecodeOptions,
+        on_token: OnToken | None,
+        span: Span,
+    ) -> DecodeResult:
+        encoded: EncodeReply | None = None
+        told = ToldTokens(on_token) if on_token is not None else None
+        backoff_s = FIRST_BACKOFF_S
+        failures = 0
+        while True:
             try:
-                result = await self._transcribe_parallel(upload, params, run)
-            except BaseExceptionGroup as failures:
-                raise _first(failures) from None
-        done_s = result.transcript.duration_s
-        self._recorder.add("splitscribe_transcripts_total")
-        self._recorder.add("splitscribe_transcribed_audio_seconds_total", done_s)
+                async with asyncio.timeout(run.remaining_s()):
+                    if encoded is None:
+                        encoded = await self._encode(run, audio, span)
+                    result = await self._decode(run, audio, options, encoded, told, span)
+                    self._recorder.add("splitscribe_windows_total")
+                    return result
+            except TimeoutError as error:
+                raise DeadlineExceededError(
+                    f"the request's {run.context.deadline_s:.0f} s ran out "
+                    f"while window {audio.index} was in the cluster"
+                ) from error
+            except OverloadedError:
+                self._note_retry(run, audio, encoded, "full")
+                span.event("retry", reason="full")
+            except (
+                KVLostError,
+                LayoutMismatchError,
+                SequenceFailedError,
+                WorkerGoneError,
+                WorkerDrainingError,
+            ) as error:
+                failures += 1
+                self._note_retry(run, audio, encoded, type(error).__name__, str(error))
+                span.event("retry", reason=type(error).__name__)
+                if not isinstance(error, WorkerGoneError | WorkerDrainingError):
+                    encoded = None  # encode again
+                if failures >= self._settings.max_attempts:
+                    raise _given_up(error, failures) from error
+            await asyncio.sleep(min(backoff_s, run.remaining_s()) * random.uniform(0.5, 1.0))
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+
+    async def _encode(self, run: RequestRun, audio: WindowAudio, span: Span) -> EncodeReply:
+        run.encodes += 1
+        called_s = time.monotonic()
+        with self._tracer.span(
+            "call encoder", span.traceparent, "client", attempt=run.encodes
+        ) as call:
+            reply = await self._encoders.encode(
+                EncodeRequest(
+                    request_id=run.context.request_id,
+                    window=audio.index,
+                    attempt=run.encodes,
+                    pcm=audio.pcm,
+                    remaining_s=run.remaining_s(),
+                    file_mel=audio.file_mel,
+                    traceparent=call.traceparent,
+                )
+            )
+        run.add_encode(reply.timings)
+        self._record_hop("encoder", called_s, reply.timings.queue_s + reply.timings.encode_s)
+        return reply
+
+    async def _decode(
+        self,
+        run: RequestRun,
+        audio: WindowAudio,
+        options: DecodeOptions,
+        encoded: EncodeReply,
+        told: ToldTokens | None,
+        span: Span,
+    ) -> DecodeResult:
+        called_s, handle = time.monotonic(), encoded.handle
+        with self._tracer.span(
+            "call decoder", span.traceparent, "client", attempt=handle.attempt
+        ) as call:
+            request = DecodeRequest(
+                request_id=run.context.request_id,
+                window=audio.index,
+                attempt=handle.attempt,
+                handle=handle,
+                options=options,
+                remaining_s=run.remaining_s(),
+                content_frames=audio.content_frames,
+                traceparent=call.traceparent,
+                kv_place=encoded.place,
+            )
+            if told is None:
+                result = await self._decoders.decode(request)
+            else:
+                result = await self._decoders.decode(request, told.begin())
+        run.results.append(result)
+        spent = result.timings
+        self._record_hop(
+            "decoder", called_s, spent.queue_s + spent.transfer_s + spent.prefill_s + spent.decode_s
+        )
         return result
 
-    async def _transcribe_parallel(
-        self, upload: Path, params: TranscriptionParams, run: RequestRun
-    ) -> PipelineResult:
-        opened_s = time.monotonic()
-        builder = TranscriptBuilder(self.tokenizer)
-        context, options = run.context, self._options(params)
-        work = ParallelRun(
-            self._path,
-            run,
-            options,
-            self.tokenizer,
-            builder,
-            logprobs=params.logprobs,
-            by_token=_tells_tokens(params, options),
-        )
-        async with self._audio.open(
-            upload,
-            request_id=context.request_id,
-            timeout_s=context.remaining_s(),
-            chunking=params.chunking,
-        ) as stream:
-            if stream.expected_s is not None:
-                context.expect_audio(stream.expected_s)
-            await work.decode_all(stream, self._settings.max_windows_in_flight)
-        context.found_audio(stream.duration_s)
-        self._record_audio(stream, run, opened_s)
-        transcript = builder.finish(
-            duration_s=stream.duration_s, task=params.task, language=work.options.language
-        )
-        return PipelineResult(transcript, run.timings(stream.decode_s))
+    def _record_hop(self, role: str, called_s: float, worked_s: float) -> None:
+        hop_s = time.monotonic() - called_s - worked_s
+        self._recorder.observe("splitscribe_hop_seconds", max(0.0, hop_s), role=role)
 
-    async def _transcribe_sequential(
-        self, upload: Path, params: TranscriptionParams, run: RequestRun
-    ) -> PipelineResult:
-        context, opened_s = run.context, time.monotonic()
-        async with self._audio.open_whole(
-            upload,
-            request_id=context.request_id,
-            timeout_s=context.remaining_s(),
-            n_mels=self._dims.n_mels,
-        ) as audio:
-            if audio.expected_s is not None:
-                context.expect_audio(audio.expected_s)
-            await audio.load(context.found_audio)
-            self._record_audio(audio, run, opened_s)
-            options = replace(self._options(params), gates=replace(params.gates, keep="last"))
-            seeker = self._seeker(params, options, audio.n_samples // HOP_LENGTH)
-            work = SequentialRun(
-                self._path,
-                run,
-                options,
-                self.tokenizer,
-                audio,
-                seeker,
-                logprobs=params.logprobs,
-                by_segment=_tells_tokens(params, options) and not options.words,
-            )
-            await work.decode_all()
-        return PipelineResult(work.transcript(params.task), run.timings(audio.decode_s))
-
-    def _seeker(
-        self, params: TranscriptionParams, options: DecodeOptions, content_frames: int
-    ) -> Seeker:
-        return Seeker(
-            content_frames,
-            self._context(params),
-            self.tokenizer,
-            params.sequential,
-            options.gates,
-            aligned=options.words,
-        )
-
-    def _context(self, params: TranscriptionParams) -> TextContext:
-        return TextContext(
-            self.tokenizer,
-            self._dims.n_text_ctx,
-            prompt=params.prompt,
-            hotwords=params.hotwords,
-            carried=params.sequential.carry_initial_prompt,
-        )
-
-    def _record_audio(
-        self, audio: AudioStream | WholeAudio, run: RequestRun, opened_s: float
+    def _note_retry(
+        self,
+        run: RequestRun,
+        audio: WindowAudio,
+        encoded: EncodeReply | None,
+        reason: str,
+        what: str = "",
     ) -> None:
-        run.context.span.stage("audio", opened_s, audio.decode_s, audio_s=audio.duration_s)
-        self._recorder.add("splitscribe_audio_seconds_total", audio.duration_s)
-        self._recorder.observe("splitscribe_audio_decode_seconds", audio.decode_s)
-
-    async def health(self) -> HealthReport:
-        """See `router.seams.Pipeline.health`."""
-        encoders, decoders = await asyncio.gather(self._encoders.status(), self._decoders.status())
-        pools = {
-            "encoder": self._pool_health("encoder", encoders),
-            "decoder": self._pool_health("decoder", decoders),
-        }
-        return HealthReport(all(pool.ready for pool in pools.values()), pools)  # type: ignore[arg-type]
-
-    def _pool_health(self, role: Role, workers: list[WorkerStatus]) -> PoolHealth:
-        sleeps = not workers and role in self._may_sleep
-        ready = sleeps or any(worker.healthy for worker in workers)
-        return PoolHealth(ready, len(workers), tuple(workers))
-
-    def _options(self, params: TranscriptionParams) -> DecodeOptions:
-        language = params.language
-        if language is None and not self.tokenizer.is_multilingual:
-            language = "en"
-        context = self._context(params)
-        return DecodeOptions(
-            language=language,
-            task=params.task,
-            timestamps=True,
-            prompt_tokens=context.prompt_tokens(),
-            temperatures=params.temperatures,
-            seed=_seed(params),
-            beam_size=params.beam_size,
-            patience=params.patience,
-            best_of=params.best_of,
-            length_penalty=params.length_penalty,
-            gates=params.gates,
-            words=params.aligns,
-            max_new_tokens=params.max_completion_tokens,
+        """encoded: the encoder's answer, if it had come that far."""
+        self._recorder.add("splitscribe_window_retries_total", reason=reason)
+        peer = encoded.handle.agent if encoded is not None else NO_PEER
+        logger.log(
+            logging.DEBUG if reason == "full" else logging.WARNING,
+            "window %d is tried again after attempt %d, encoded by %s: %s %s",
+            audio.index,
+            run.encodes,
+            peer,
+            reason,
+            what,
+            extra=told(window=audio.index, attempt=run.encodes, peer=peer, reason=reason),
         )
 
 
-def _seed(params: TranscriptionParams) -> int:
-    """The client's; else chance where it asked for samples, and the same text every time if not."""
-    if params.seed is not None:
-        return params.seed
-    return secrets.randbits(31) if params.temperature > 0 else 0
+class ToldTokens:
+    """Hands tokens on, each once, over several deliveries of the same window."""
+
+    def __init__(self, on_token: OnToken) -> None:
+        self._on_token = on_token
+        self._n_told = 0
+
+    def begin(self) -> OnToken:
+        """For one delivery, which begins with the first token again."""
+        n_seen = 0
+
+        def take(token: SampledToken) -> None:
+            nonlocal n_seen
+            n_seen += 1
+            if n_seen > self._n_told:
+                self._n_told = n_seen
+                self._on_token(token)
+
+        return take
 
 
-def _tells_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:
-    """Whether each token can be told at once: nothing may replace it later."""
-    is_single = len(options.temperatures) == 1 and options.n_rows == 1
-    return params.stream and is_single and not params.logprobs
-
-
-def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that ended a group of any depth; the others are what it cancelled."""
-    first = group.exceptions[0]
-    return _first(first) if isinstance(first, BaseExceptionGroup) else first
+def _given_up(error: WorkerError, failures: int) -> SplitscribeError:
+    """What the client is told after the last attempt."""
+    if isinstance(error, SequenceFailedError):
+        return error
+    return OverloadedError(
+        f"no worker could finish a window in {failures} tries: {error}", retry_after_s=2.0
+    )

@@ -1,6 +1,6 @@
 """What the HTTP routes ask of the pipeline, and what they tell it: the seam between the two.
 
-`router.routes` calls a `Pipeline`; `router.pipeline` is one. Nothing here does any work, apart
+`router.http.routes` calls a `Pipeline`; `router.request` is one. Nothing here does any work, apart
 from `RequestContext`, through which a running request learns how long it may take and says how
 much audio it turned out to hold.
 """
@@ -11,14 +11,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
-from cluster.messages import WorkerStatus
+from cluster.messages import Role, WorkerStatus
 from cluster.tracing import NO_SPAN, Span
-from router.gather import Segment, TokenLogprob, Transcript
-from router.schemas import TranscriptionParams
-
-Role = Literal["encoder", "decoder"]
+from router.api.params import TranscriptionParams
+from router.transcript import Segment, TokenLogprob, Transcript
 
 
 @dataclass(frozen=True, slots=True)

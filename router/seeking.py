@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 
 from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, DecodeResult, QualityGates
 from cluster.model.checkpoint import HOP_LENGTH
+from cluster.model.quality import is_silence
+from cluster.model.splitting import Split, split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.quality import is_silence
-from cluster.splitting import Split, split_tokens
-from router.context import TextContext
-from router.gather import FRAMES_PER_S, Segment, gather_window, within
+from router.api.params import SequentialOptions
+from router.gather import FRAMES_PER_S, gather_window, within
 from router.hallucination import Surroundings, first_hallucination, silence_before_hallucination
-from router.schemas import SequentialOptions
+from router.text_context import TextContext
+from router.transcript import Segment
 from router.words import add_words
 
 N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH  # 3000 mel frames in a window

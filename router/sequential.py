@@ -1,6 +1,6 @@
 """Sequential mode: one window after another, each where the one before ended.
 
-Takes what `router.seeking` plans through the pools (`router.window_path`), with the samples and the
+Takes what `router.seeking` plans through the pools (`router.pipeline`), with the samples and the
 file's maximum that make a window's features those of openai/whisper, and tells what became certain.
 The language, where it is not known, is that of the first 30 s. Knows no rule of the algorithm.
 """
@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from cluster.messages import MEL_CONTEXT_SAMPLES, DecodeOptions, FileMel, SampledToken, Task
 from cluster.model.checkpoint import HOP_LENGTH
+from cluster.model.splitting import split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.splitting import split_tokens
-from router.audio_whole import WholeAudio
-from router.gather import FRAMES_PER_S, Segment, Transcript, token_logprobs
+from router.audio.whole import WholeAudio
+from router.gather import FRAMES_PER_S, token_logprobs
+from router.pipeline import RequestRun, WindowAudio, WindowPath
 from router.seams import Update
 from router.seeking import N_FRAMES, Seeker
-from router.window_path import RequestRun, WindowAudio, WindowPath
+from router.transcript import Segment, Transcript
 
 
 @dataclass(slots=True)

@@ -11,14 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
-from typing import TYPE_CHECKING
 
 from cluster.messages import TokenAlignment
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.model.words import split_words
-
-if TYPE_CHECKING:
-    from router.gather import Segment
+from router.transcript import Segment, Word
 
 MEDIAN_LIMIT_S = 0.7  # no word is thought to be longer than that as a rule
 EDGE_S = 0.5  # by which a word may reach over its segment's edge before it gives way
@@ -26,16 +23,6 @@ DIGITS = 2  # of seconds: the alignment counts in 20 ms
 SENTENCE_ENDS = ".。!！?？"
 PREPENDED = "\"'“¿([{-"  # belongs to the word behind it
 APPENDED = "\"'.。,，!！?？:：”)]}、"  # belongs to the word before it
-
-
-@dataclass(frozen=True, slots=True)
-class Word:
-    """One word as spoken, with its leading space and its punctuation. Times in s of the upload."""
-
-    start: float
-    end: float
-    word: str
-    probability: float
 
 
 @dataclass(slots=True)

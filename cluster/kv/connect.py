@@ -1,4 +1,4 @@
-"""Choosing a transport, and making its two ends. The roles and `cluster.app` start here.
+"""Choosing a transport, and making its two ends. The roles and `cluster.serve.app` start here.
 
 "auto" is NIXL where it loads (Linux), else the same-process transport. NIXL is imported only when
 it is chosen, so that a machine without it can still run in one process.

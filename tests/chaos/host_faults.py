@@ -14,7 +14,7 @@ from tests.chaos.load import Load
 from tests.chaos.network import Link
 from tests.chaos.several_hosts import HostTarget
 from tests.chaos.target import MARKS, Target
-from tests.e2e.hosts import Host
+from tests.support.hosts import Host
 
 NOT_RAY = ("sshd", "sleep infinity")
 

@@ -23,13 +23,13 @@ from typing import Any
 import psutil
 import yaml
 
-from cluster.build import package_root
-from cluster.launch import ENVIRONMENT
+from cluster.serve.distribution import package_root
+from cluster.serve.launch import ENVIRONMENT
 from tests.chaos.front import front
 from tests.chaos.network import Link, link_between
 from tests.chaos.target import ROLES, Target
 from tests.e2e.conftest import wait_until
-from tests.e2e.hosts import NETWORK, Host, hosts
+from tests.support.hosts import NETWORK, Host, hosts
 
 START_S = 180.0
 CLIENTS, HEAD, PORT = f"{NETWORK}.1", f"{NETWORK}.10", 8000
@@ -95,7 +95,7 @@ def serve_config(settings: dict[str, Any], per_node: int | None) -> dict[str, An
             {
                 "name": "splitscribe",
                 "route_prefix": "/",
-                "import_path": "cluster.serve_app:build",
+                "import_path": "cluster.serve.from_file:build",
                 "args": args,
                 "deployments": [
                     {"name": role, "max_replicas_per_node": per_node} for role in ROLES if per_node

@@ -31,7 +31,7 @@ MARKS = {
     "router": "ray::ServeReplica:splitscribe:router",
     "encoder": "ray::ServeReplica:splitscribe:encoder",
     "decoder": "ray::ServeReplica:splitscribe:decoder",
-    "audio": "router.audio_worker",
+    "audio": "router.audio.worker",
     "proxy": "ray::ProxyActor",
     "controller": "ray::ServeController",
     "gcs": "gcs/gcs_server",

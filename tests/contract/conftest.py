@@ -7,19 +7,22 @@ where the mode says so; where it says cuda, the pools of both sides are on a GPU
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.kv.connect import available_transport, make_importer
 from cluster.kv.transfer import LEASE_S
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from kv_host import KEY, LAYOUTS, LocalHost, MakeHost, ProcessHost, WorkerProcess, device
+from tests.support.kv_host import (
+    KEY,
+    LAYOUTS,
+    LocalHost,
+    MakeHost,
+    ProcessHost,
+    WorkerProcess,
+    device,
+)
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +15,7 @@ from cluster.errors import (
     WorkerDrainingError,
 )
 from cluster.messages import CrossKVHandle
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from kv_host import (
+from tests.support.kv_host import (
     DEADLINE_S,
     MakeHost,
     allocate,

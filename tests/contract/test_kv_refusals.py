@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from kv_host import (
+
+from cluster.errors import HandleRefusedError, KVLostError, StaleGenerationError
+from cluster.kv.handles import sign
+from cluster.messages import CrossKVHandle
+from tests.support.kv_host import (
     DEADLINE_S,
     KEY,
     MakeHost,
@@ -17,10 +21,6 @@ from kv_host import (
     take,
     wait_for,
 )
-
-from cluster.errors import HandleRefusedError, KVLostError, StaleGenerationError
-from cluster.kv.handles import sign
-from cluster.messages import CrossKVHandle
 
 UNKNOWN = "0" * 32
 

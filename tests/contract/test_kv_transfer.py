@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from dataclasses import replace
@@ -16,10 +15,7 @@ from cluster.errors import HandleRefusedError, KVLostError, StaleGenerationError
 from cluster.kv.handles import sign
 from cluster.kv.layout import window_bytes
 from cluster.kv.transfer import LEASE_S
-
-sys.path.insert(0, str(Path(__file__).parent))
-
-from kv_host import (
+from tests.support.kv_host import (
     DEADLINE_S,
     MakeHost,
     allocate,

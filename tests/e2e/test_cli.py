@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.build import package_root
 from cluster.demo.samples import SAMPLES, sample_path
+from cluster.serve.distribution import package_root
 from tests.e2e.conftest import SPLITSCRIBE, Server, start_server, stop_server, wait_until
 
 

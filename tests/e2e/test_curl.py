@@ -18,8 +18,8 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server
-from tests.e2e.speech import pcm_of
-from tests.unit.router.sounds import encode_as, joined, write_wav
+from tests.support.sounds import encode_as, joined, write_wav
+from tests.support.speech import pcm_of
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

@@ -20,10 +20,10 @@ import httpx
 import psutil
 import pytest
 
-from router.responses import ErrorResponse
-from tests.e2e.in_process import in_process_server
-from tests.e2e.speech import sentence_pcm, sentences_of, wav_of
-from tests.unit.router.sounds import FORMATS, encode_as, tone
+from router.api.responses import ErrorResponse
+from tests.support.in_process import in_process_server
+from tests.support.sounds import FORMATS, encode_as, tone
+from tests.support.speech import sentence_pcm, sentences_of, wav_of
 
 ANSWER_S = 60.0
 AT_ONCE = 4
@@ -110,7 +110,7 @@ def upload(client: httpx.Client, content: bytes) -> httpx.Response:
 def audio_workers() -> set[int]:
     """Those of the server in this process; a cluster's are children's children."""
     children = psutil.Process().children()
-    return {child.pid for child in children if "router.audio_worker" in " ".join(child.cmdline())}
+    return {child.pid for child in children if "router.audio.worker" in " ".join(child.cmdline())}
 
 
 def runs_of_words(text: str, length: int = 4) -> set[tuple[str, ...]]:

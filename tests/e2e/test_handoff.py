@@ -11,7 +11,7 @@ import pytest
 
 from cluster.demo.samples import SAMPLES, sample_path
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
-from tests.e2e.in_process import in_process_server
+from tests.support.in_process import in_process_server
 
 MODES = ("cross_kv", "encoder_states", "auto")
 FLOAT32 = {"device": "cpu", "dtype": "float32"}

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from cluster.app import local_pipeline
 from cluster.demo.samples import sample_path
+from cluster.serve.app import local_pipeline
 from cluster.settings_sources import load_settings
-from router.pipeline import TranscriptionPipeline
-from router.schemas import TranscriptionParams
-from tests.requests import request_context
+from router.api.params import TranscriptionParams
+from router.request import TranscriptionPipeline
+from tests.support.requests import request_context
 
 PARAMS = TranscriptionParams(model="demo", language="en")
 

@@ -1,6 +1,6 @@
 """A cluster on several hosts, as an operator brings it up: the shipped files, the commands, ssh.
 
-The hosts are network namespaces (`tests.e2e.hosts`), everything in them is real: sshd, `ray up`
+The hosts are network namespaces (`tests.support.hosts`), everything in them is real: sshd, `ray up`
 with the setup commands of `configs/cluster/onprem.yaml`, the wheel, NIXL over TCP.
 """
 
@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.build import package_root
 from cluster.demo.samples import sample_path, sample_text
+from cluster.serve.distribution import package_root
 from tests.e2e.conftest import wait_until
-from tests.e2e.hosts import NETWORK, Host, hosts, missing_for_hosts
+from tests.support.hosts import NETWORK, Host, hosts, missing_for_hosts
 
 MISSING = missing_for_hosts()
 pytestmark = [

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmark import serve
+from benchmark.shared.server import load as serve
 from tests.e2e.conftest import Server
 
 

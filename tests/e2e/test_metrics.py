@@ -19,7 +19,15 @@ import yaml
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
-from tests.observability import FOLDER, RARE, SCALED, SPECS, panel_queries, rule_queries, rules
+from tests.support.observability import (
+    FOLDER,
+    RARE,
+    SCALED,
+    SPECS,
+    panel_queries,
+    rule_queries,
+    rules,
+)
 
 EXPORT_S = 40.0  # workers send their metrics every 10 s
 PROMETHEUS = shutil.which("prometheus")

@@ -1,6 +1,6 @@
 """What listens where, on a host with two networks: one for clients, one for the cluster.
 
-The host is a network namespace (`tests.e2e.hosts`) with a second interface, and `ss` is asked.
+The host is a network namespace (`tests.support.hosts`) with a second interface, and `ss` is asked.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster.build import package_root
+from cluster.cli.shipped import shipped_config
 from cluster.demo.samples import sample_path, sample_text
-from cluster.shipped import shipped_config
+from cluster.serve.distribution import package_root
 from tests.e2e.conftest import wait_until
-from tests.e2e.hosts import Host, hosts, missing_for_hosts
+from tests.support.hosts import Host, hosts, missing_for_hosts
 
 MISSING = missing_for_hosts()
 pytestmark = [
@@ -54,7 +54,7 @@ class Networks:
     def serve(self, *flags: str) -> None:
         """`splitscribe serve` on the clients' address, until it is ready."""
         python = shlex.quote(sys.executable)
-        command = [python, "-m", "cluster.cli", "serve", "--host", self.host.address, *flags]
+        command = [python, "-m", "cluster.cli.main", "serve", "--host", self.host.address, *flags]
         self.host.run(
             f"export PYTHONPATH={package_root()} RAY_AUTH_MODE=disabled; "
             f"nohup {' '.join(command)} > serve.log 2>&1 & echo $! > serve.pid"

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.build import package_root
 from cluster.demo.samples import sample_path
-from tests.e2e.browser import open_page
+from cluster.serve.distribution import package_root
 from tests.e2e.conftest import Server, wait_until
+from tests.support.browser import open_page
 
 CHROMIUM = shutil.which("chromium")
 CONFIGS = package_root() / "configs"

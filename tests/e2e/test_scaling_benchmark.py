@@ -1,10 +1,10 @@
-"""`benchmark/scaling.py` on a cluster whose workers answer at once: every request is counted."""
+"""`benchmark.serving.scaling` on workers that answer at once: it counts every request."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmark.scaling import Sample, instant, measure
+from benchmark.serving.scaling import Sample, instant, measure
 
 N, IN_FLIGHT = 20, 4
 

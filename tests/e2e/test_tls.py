@@ -19,8 +19,8 @@ import httpx
 import openai
 import pytest
 
+from cluster.cli.shipped import shipped_config
 from cluster.demo.samples import sample_path
-from cluster.shipped import shipped_config
 from tests.e2e.conftest import Server, wait_until
 
 SHORT, LONG = sample_path("short"), sample_path("long")

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from cluster.demo.samples import SAMPLES, sample_path, sample_text
 from cluster.messages import SAMPLE_RATE
 from cluster.settings_sources import load_settings
-from router.audio import AudioPool
+from router.audio.pool import AudioPool
 from tests.e2e.conftest import Server, wait_until
 
 TOLERANCE = 0.1  # word error rate that a small model may have on its own recordings

@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.build import PACKAGES, package_root
 from cluster.demo.samples import sample_path
 from cluster.kv.layout import KVLayout
 from cluster.kv.memory import MemoryExporter
-from tests.e2e.in_process import in_process_server
+from cluster.serve.distribution import PACKAGES, package_root
+from tests.support.in_process import in_process_server
 
 UNSAFE_MODULES = frozenset(("pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal"))
 UNSAFE_CALLS = frozenset(("eval", "exec", "compile", "__import__"))

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from decoder_worker.attention.base import AttentionBatch, PagedKV
-from decoder_worker.attention.choose import choose_attention
 from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.graphs import _capture_graph
-from tests.checkpoints import SHAPES
+from decoder_worker.backends import choose_attention
+from decoder_worker.gpu.graphs import _capture_graph
+from tests.support.checkpoints import SHAPES
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]  # the first test compiles the kernels
 

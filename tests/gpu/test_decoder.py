@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from cluster.messages import DecodeOptions, DecodeResult, QualityGates
-from decoder_worker import graphs
-from tests.checkpoints import SHAPES, cached_checkpoint
-from tests.unit.decoder_worker.benches import RunnerBench
-from tests.unit.decoder_worker.engines import ANSWER_S, Stand, make_stand
+from decoder_worker.gpu import graphs
+from tests.support.checkpoints import SHAPES, cached_checkpoint
+from tests.support.decoder_bench import RunnerBench
+from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

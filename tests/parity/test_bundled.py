@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.app import local_pipeline
 from cluster.demo.samples import SAMPLES, sample_path
 from cluster.messages import DecodeRequest, DecodeResult, EncodeReply, EncodeRequest, WorkerStatus
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
+from cluster.serve.app import local_pipeline
 from cluster.settings_sources import load_settings
+from router.api.params import TranscriptionParams
 from router.clients import DecoderClient, EncoderClient
-from router.schemas import TranscriptionParams
-from tests.reference import hf_features, hf_model
-from tests.requests import request_context
+from tests.support.reference import hf_features, hf_model
+from tests.support.requests import request_context
 
 
 class Listening:

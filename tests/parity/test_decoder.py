@@ -25,11 +25,11 @@ from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.attention.base import AttentionBackend
 from decoder_worker.model import TextDecoder
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
-from decoder_worker.search import Row
+from decoder_worker.sampling.search import Row
 from decoder_worker.sequence import DecodeSequence, PromptBuilder
-from tests.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
-from tests.reference import assert_close, hf_features, hf_model, make_pcm
-from tests.unit.decoder_worker.engines import ANSWER_S, make_stand, wait_until, write_window
+from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
+from tests.support.decoder_engines import ANSWER_S, make_stand, wait_until, write_window
+from tests.support.reference import assert_close, hf_features, hf_model, make_pcm
 
 # large-v2's decoder is large-v3's with one language fewer.
 FAMILIES = [

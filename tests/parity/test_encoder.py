@@ -11,8 +11,8 @@ from torch import Tensor
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection
 from encoder_worker.model import AudioEncoder
-from tests.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
-from tests.reference import assert_close, hf_features, hf_model, make_pcm
+from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
+from tests.support.reference import assert_close, hf_features, hf_model, make_pcm
 
 FAMILIES = [shape for shape in SHAPES if shape != "micro"]
 

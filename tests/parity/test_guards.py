@@ -21,13 +21,13 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from cluster.demo.recipe.scores import words_of
 from cluster.demo.samples import sample_path, sample_text
-from cluster.demo.scores import words_of
 from cluster.messages import SAMPLE_RATE, QualityGates
 from cluster.model.checkpoint import open_checkpoint
-from router.pipeline import TranscriptionPipeline
-from router.schemas import TranscriptionParams
-from tests.transcribers import Pcm, float32_pipeline, ours, theirs
+from router.api.params import TranscriptionParams
+from router.request import TranscriptionPipeline
+from tests.support.transcribers import Pcm, float32_pipeline, ours, theirs
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

@@ -16,12 +16,12 @@ import pytest_asyncio
 from rich.console import Console
 from rich.table import Table
 
-from router.gather import Transcript
-from router.pipeline import TranscriptionPipeline
-from router.schemas import SequentialOptions, TranscriptionParams
-from router.vad import SpeechDetector
-from router.windows import Window, WindowCutter
-from tests.long_recordings import (
+from router.api.params import SequentialOptions, TranscriptionParams
+from router.audio.vad import SpeechDetector
+from router.audio.windows import Window, WindowCutter
+from router.request import TranscriptionPipeline
+from router.transcript import Transcript
+from tests.support.long_recordings import (
     Recording,
     Sentence,
     WordErrors,
@@ -31,7 +31,7 @@ from tests.long_recordings import (
     missing_voices,
     total,
 )
-from tests.transcribers import Pcm, float32_pipeline, ours
+from tests.support.transcribers import Pcm, float32_pipeline, ours
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -23,26 +23,26 @@ import torch
 import whisper
 from numpy.typing import NDArray
 
-from cluster.app import local_pipeline
 from cluster.demo.samples import sample_path, sample_text
 from cluster.messages import SAMPLE_RATE, QualityGates
 from cluster.model.checkpoint import open_checkpoint
+from cluster.serve.app import local_pipeline
 from cluster.settings_sources import load_settings
-from decoder_worker.noise import gumbel, noise_key
-from router.gather import Segment, Transcript
-from router.pipeline import TranscriptionPipeline
-from router.schemas import LADDER, SequentialOptions, TranscriptionParams
+from decoder_worker.sampling.noise import gumbel, noise_key
+from router.api.params import LADDER, SequentialOptions, TranscriptionParams
+from router.request import TranscriptionPipeline
 from router.seams import Update
-from tests.checkpoints import cached_checkpoint
-from tests.openai_whisper import (
+from router.transcript import Segment, Transcript
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.openai_whisper import (
     DECODING,
     openai_model,
     openai_vocabulary,
     reference_options,
     tokenizer_of,
 )
-from tests.reference import make_pcm
-from tests.requests import request_context
+from tests.support.reference import make_pcm
+from tests.support.requests import request_context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -20,12 +20,12 @@ from cluster.demo.samples import SAMPLES, sample_path
 from cluster.messages import TokenAlignment
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.words import split_words
-from router.gather import Segment
+from router.transcript import Segment
 from router.words import add_words
-from tests.checkpoints import cached_checkpoint, make_checkpoint
-from tests.openai_whisper import TRANSCRIBE, openai_model, openai_vocabulary
-from tests.reference import make_pcm
-from tests.unit.decoder_worker.aligners import Bench
+from tests.support.aligners import Bench
+from tests.support.checkpoints import cached_checkpoint, make_checkpoint
+from tests.support.openai_whisper import TRANSCRIBE, openai_model, openai_vocabulary
+from tests.support.reference import make_pcm
 
 DEMO = open_checkpoint("demo").path
 SAMPLE_FRAMES = 3000  # mel frames in a window

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.clips import Clip
-from benchmark.cpu import make_files
-from benchmark.cpu_report import Row, comparisons
-from benchmark.forced_length import SHAPES, forced_checkpoint
-from benchmark.machine import window_flops
-from benchmark.rivals import _by_file, rival_specs
+from benchmark.cpu.report import Row, comparisons
+from benchmark.rivals.engines import _by_file, rival_specs
+from benchmark.shared.clips import Clip, make_files
+from benchmark.shared.forced_length import SHAPES, forced_checkpoint
+from benchmark.shared.machine import window_flops
 from cluster.demo.samples import sample_path
-from router.schemas import TranscriptionParams
-from tests.checkpoints import ModelShape
-from tests.reference import hf_features, hf_model, make_pcm
-from tests.transcribers import float32_pipeline, ours
+from router.api.params import TranscriptionParams
+from tests.support.checkpoints import ModelShape
+from tests.support.reference import hf_features, hf_model, make_pcm
+from tests.support.transcribers import float32_pipeline, ours
 
 N_TOKENS = 9
 SMALL = ModelShape(64, 2, 2, 2, n_vocab=4_000, n_languages=4)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from benchmark import gpu
-from benchmark.gpu_rig import Served
-from benchmark.gpu_serving import closed_loop, latencies, poisson
+from benchmark.gpu import __main__ as gpu
+from benchmark.gpu.rig import Served
+from benchmark.gpu.serving import closed_loop, latencies, poisson
 from cluster.messages import DecodeTimings
 
 TIMINGS = DecodeTimings(0.0, 0.0, 0, "memory", 0.0, 0.0, 0)

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from benchmark.openai_client import Client, Outcome, Upload, endpoint_of
+from benchmark.shared.openai_client import Client, Outcome, Upload, endpoint_of
 
 UPLOAD = Upload.of(b"RIFF", "a.wav", {"model": "m"})
 Answer = Callable[[web.Request], web.StreamResponse]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmark import roofline
-from benchmark.roofline import H200, LARGE_V3, TURBO, Shape, Work
+from benchmark.gpu import roofline
+from benchmark.gpu.roofline import H200, LARGE_V3, TURBO, Shape, Work
 
 
 def test_one_window_of_either_model() -> None:

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark import serve
-from benchmark.bare_server import TEXT, bare_server
-from benchmark.clips import Clip, wav_bytes
-from benchmark.openai_client import Outcome, Upload
-from benchmark.serve import Speech, UniqueUploads, arrival_offsets, send_load
-from benchmark.serving_metrics import Sent, parse_goodput, report_lines, summary
+from benchmark.serving import load as serve
+from benchmark.serving.load import Speech, UniqueUploads, arrival_offsets, send_load
+from benchmark.serving.load_metrics import Sent, parse_goodput, report_lines, summary
+from benchmark.shared.bare_server import TEXT, bare_server
+from benchmark.shared.clips import Clip, wav_bytes
+from benchmark.shared.openai_client import Outcome, Upload
 
 
 @pytest.fixture(scope="module")

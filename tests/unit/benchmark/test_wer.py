@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmark import wer
-from benchmark.bare_server import TEXT, bare_server
-from benchmark.clips import folder_clips, wav_bytes
-from benchmark.word_errors import WordErrors, count, difference, interval, normaliser, total
+from benchmark.accuracy import wer
+from benchmark.shared.bare_server import TEXT, bare_server
+from benchmark.shared.clips import folder_clips, wav_bytes
+from benchmark.shared.word_errors import WordErrors, count, difference, interval, normaliser, total
 
 HALF = "a line that is nothing of the kind"
 

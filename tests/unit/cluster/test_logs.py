@@ -12,20 +12,20 @@ import pytest
 
 from cluster.errors import KVLostError
 from cluster.logs import (
-    PACKAGES,
     LogEncoding,
     configure_logging,
     current_request_id,
     request_scope,
     told,
 )
+from cluster.serve.distribution import CODE_PACKAGES
 
 SECRET = "-".join(("not", "for", "logs"))  # a traceback's lines of code would hold it whole
 
 
 @pytest.fixture(autouse=True)
 def _restored_loggers() -> Iterator[None]:
-    loggers = [logging.getLogger(name) for name in PACKAGES]
+    loggers = [logging.getLogger(name) for name in CODE_PACKAGES]
     before = [(logger.handlers, logger.level, logger.propagate) for logger in loggers]
     yield
     for logger, (handlers, level, propagate) in zip(loggers, before, strict=True):
@@ -36,20 +36,22 @@ def _restored_loggers() -> Iterator[None]:
 
 def test_plain_lines() -> None:
     stream = io.StringIO()
-    configure_logging("INFO", role="router", replica="router-1", stream=stream)
+    configure_logging("INFO", CODE_PACKAGES, role="router", replica="router-1", stream=stream)
     with request_scope("req_1"):
         extra = {"windows": 3, "_stamp": 1}  # as Ray stamps every record
-        logging.getLogger("router.routes").info("done in %d ms", 12, extra=extra)
-    logging.getLogger("router.routes").debug("not shown")
-    logging.getLogger("cluster.app").warning("outside")
+        logging.getLogger("router.http.routes").info("done in %d ms", 12, extra=extra)
+    logging.getLogger("router.http.routes").debug("not shown")
+    logging.getLogger("cluster.serve.app").warning("outside")
     first, second = stream.getvalue().splitlines()
-    assert first.endswith("INFO router/router-1 req_1 router.routes: done in 12 ms windows=3")
-    assert second.endswith("WARNING router/router-1 - cluster.app: outside")
+    assert first.endswith("INFO router/router-1 req_1 router.http.routes: done in 12 ms windows=3")
+    assert second.endswith("WARNING router/router-1 - cluster.serve.app: outside")
 
 
 def test_json_lines_with_tracebacks() -> None:
     stream = io.StringIO()
-    configure_logging("INFO", role="decoder", replica="d", encoding="json", stream=stream)
+    configure_logging(
+        "INFO", CODE_PACKAGES, role="decoder", replica="d", encoding="json", stream=stream
+    )
     logger = logging.getLogger("decoder_worker.engine")
     try:
         raise RuntimeError("broken")
@@ -66,7 +68,9 @@ def test_what_the_message_says_is_said_again_in_json_alone() -> None:
     extra = told("req_3", window=2, attempt=1, peer="encoder-a")
     for encoding in ("plain", "json"):
         stream = io.StringIO()
-        configure_logging("INFO", role="d", replica="d", encoding=encoding, stream=stream)
+        configure_logging(
+            "INFO", CODE_PACKAGES, role="d", replica="d", encoding=encoding, stream=stream
+        )
         logging.getLogger("decoder_worker").info("window %d of %s", 2, "encoder-a", extra=extra)
         line = stream.getvalue().strip()
         if encoding == "plain":
@@ -84,7 +88,13 @@ def test_a_bug_is_logged_without_what_it_quotes(encoding: LogEncoding) -> None:
     """
     stream, other = io.StringIO(), io.StringIO()
     configure_logging(
-        "INFO", role="router", replica="r", encoding=encoding, quotes=False, stream=stream
+        "INFO",
+        CODE_PACKAGES,
+        role="router",
+        replica="r",
+        encoding=encoding,
+        quotes=False,
+        stream=stream,
     )
     serves_file = logging.StreamHandler(other)
     logging.getLogger("router").addHandler(serves_file)
@@ -106,8 +116,8 @@ def test_a_bug_is_logged_without_what_it_quotes(encoding: LogEncoding) -> None:
 
 def test_configuring_again_replaces() -> None:
     first, second = io.StringIO(), io.StringIO()
-    configure_logging("INFO", role="a", replica="1", stream=first)
-    configure_logging("INFO", role="b", replica="2", stream=second)
+    configure_logging("INFO", CODE_PACKAGES, role="a", replica="1", stream=first)
+    configure_logging("INFO", CODE_PACKAGES, role="b", replica="2", stream=second)
     logging.getLogger("encoder_worker").info("once")
     assert first.getvalue() == ""
     assert len(second.getvalue().splitlines()) == 1

@@ -11,8 +11,8 @@ import pytest
 
 from cluster import messages
 from cluster.messages import EncodeRequest
-from decoder_worker.deployment import DecoderWorker
-from encoder_worker.deployment import EncoderWorker
+from cluster.serve.decoder_replica import DecoderWorker
+from cluster.serve.encoder_replica import EncoderWorker
 
 CLASSES = [
     value

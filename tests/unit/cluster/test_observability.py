@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.build import package_root
 from cluster.metrics import DECODER_METRICS, MetricSpec, Recorder
-from tests.observability import (
+from cluster.serve.distribution import package_root
+from tests.support.observability import (
     FOLDER,
     RARE,
     SERVE_LABELS,

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.app import deployment_suffixes
-from cluster.build import package_root
-from cluster.cli import as_yaml
+from cluster.cli.main import as_yaml
+from cluster.cli.reference_config import reference_config
 from cluster.errors import ConfigurationError
-from cluster.launch import resolve_settings
-from cluster.reference_config import reference_config
+from cluster.serve.app import deployment_suffixes
+from cluster.serve.distribution import package_root
+from cluster.serve.launch import resolve_settings
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings, read_api_keys
 
@@ -184,7 +184,7 @@ def test_deployments_of_several_models_have_names_of_their_own() -> None:
 
 
 def test_the_shipped_settings_file_tells_the_defaults() -> None:
-    """Rewrite it with `python -m cluster.reference_config > configs/settings.yaml`."""
+    """Rewrite it with `python -m cluster.cli.reference_config > configs/settings.yaml`."""
     file = package_root() / "configs" / "settings.yaml"
     assert file.read_text() == reference_config()
     assert load_settings(file, environ={}) == Settings()

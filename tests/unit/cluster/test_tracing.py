@@ -14,12 +14,12 @@ from cluster.errors import WorkerGoneError
 from cluster.messages import DecodeOptions, DecodeRequest, EncodeRequest
 from cluster.settings_sources import load_settings
 from cluster.tracing import NO_SPAN, NO_TRACER, make_tracer
-from router.routes import create_app
-from tests.checkpoints import cached_checkpoint
-from tests.reference import make_pcm
-from tests.traced import Traced, id_of, parent_of
-from tests.unit.cluster.replicas import Worker
-from tests.unit.router.fakes import FakePipeline, client_of, make_registry, make_settings, post
+from router.http.routes import create_app
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.reference import make_pcm
+from tests.support.replicas import Worker
+from tests.support.router_fakes import FakePipeline, client_of, make_registry, make_settings, post
+from tests.support.traced import Traced, id_of, parent_of
 
 CLIENTS_TRACE = "0123456789abcdef0123456789abcdef"
 CLIENTS_SPAN = "00f067aa0ba902b7"
@@ -131,7 +131,7 @@ async def test_workers_tell_their_stages_below_the_callers_span(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both roles in one process, with real engines: the spans of a window and their order."""
-    monkeypatch.setattr("cluster.pool_worker.make_tracer", lambda *names: traced.tracer)
+    monkeypatch.setattr("cluster.serve.pool_worker.make_tracer", lambda *names: traced.tracer)
     flags: dict[str, Any] = {
         "model": str(cached_checkpoint()),
         "cluster_key": "k" * 32,

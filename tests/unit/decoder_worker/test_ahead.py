@@ -18,8 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from cluster.errors import DeadlineExceededError, SequenceFailedError, WorkerDrainingError
 from cluster.messages import DecodeResult, QualityGates, SampledToken
-from tests.checkpoints import make_checkpoint
-from tests.unit.decoder_worker.engines import ANSWER_S, Stand, make_stand, wait_until
+from tests.support.checkpoints import make_checkpoint
+from tests.support.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
 
 LADDER = (0.0, 0.4, 0.8)
 NEVER_GOOD = QualityGates(avg_logprob=0.0)

@@ -23,8 +23,8 @@ from decoder_worker.alignment import (
     median_filter,
     standardise,
 )
-from tests.checkpoints import cached_checkpoint, make_checkpoint
-from tests.unit.decoder_worker.aligners import Bench
+from tests.support.aligners import Bench
+from tests.support.checkpoints import cached_checkpoint, make_checkpoint
 
 
 def cheapest_path_by_trying_all(x: NDArray[np.float32]) -> list[int]:

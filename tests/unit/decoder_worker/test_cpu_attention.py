@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from decoder_worker.attention.base import AttentionBatch, PagedKV
-from decoder_worker.attention.choose import choose_attention
-from decoder_worker.attention.cpu_backend import CpuAttention
 from decoder_worker.attention.torch_backend import TorchAttention
+from decoder_worker.backends import choose_attention
+from decoder_worker.cpu.attention import CpuAttention
 
 BUILD_S = 100.0
 N_HEAD, HEAD_DIM, N_LAYER = 2, 64, 2

@@ -22,8 +22,8 @@ from cluster.messages import DecodeResult
 from cluster.model.checkpoint import open_checkpoint
 from cluster.settings import DecoderSettings
 from decoder_worker.engine import DecoderEngine
-from tests.checkpoints import cached_checkpoint
-from tests.unit.decoder_worker.engines import (
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.decoder_engines import (
     ANSWER_S,
     KEY,
     Stand,

@@ -22,8 +22,8 @@ from cluster.errors import (
 )
 from cluster.messages import DecodeResult
 from decoder_worker.sequence import SequenceState
-from tests.checkpoints import cached_checkpoint
-from tests.unit.decoder_worker.engines import ANSWER_S, Stand, make_stand, wait_until
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
 
 STATES = (SequenceState.WAITING, SequenceState.LOADING, SequenceState.RUNNING)
 

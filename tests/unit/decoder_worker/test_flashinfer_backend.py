@@ -14,11 +14,11 @@ import torch
 from cluster.errors import ConfigurationError
 from cluster.messages import DecodeResult, QualityGates
 from decoder_worker.attention.base import AttentionBatch, PagedKV
-from decoder_worker.attention.choose import Attentions, choose_attention
 from decoder_worker.attention.torch_backend import TorchAttention
-from tests.checkpoints import cached_checkpoint
-from tests.unit.decoder_worker import fake_flashinfer as fake
-from tests.unit.decoder_worker.engines import ANSWER_S, Stand, make_stand
+from decoder_worker.backends import Attentions, choose_attention
+from tests.support import fake_flashinfer as fake
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
 
 N_HEAD, HEAD_DIM, N_LAYER = 2, 8, 2
 FRAMES = 60
@@ -144,7 +144,7 @@ def test_the_engine_gives_the_same_texts(pages: tuple[int, int], backend: Module
     with make() as stand:
         expected = decode_all(stand)
     with (
-        patch("tests.unit.decoder_worker.engines._torch_attention", lambda _, *rest: choose(*rest)),
+        patch("tests.support.decoder_engines._torch_attention", lambda _, *rest: choose(*rest)),
         make(steps_ahead=1) as stand,
     ):
         for result, other in zip(decode_all(stand), expected, strict=True):

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from decoder_worker.attention.base import AttentionBatch, PagedKV
-from decoder_worker.attention.cpu_backend import CpuAttention
 from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.fused import MAX_ROWS, fits_layers
+from decoder_worker.cpu.attention import CpuAttention
+from decoder_worker.cpu.fused import MAX_ROWS, fits_layers
+from decoder_worker.cpu.step_team import CLAIMED, LEAST_REST_S, WAITED, StepTeam
 from decoder_worker.model import TextDecoder
-from decoder_worker.step_team import CLAIMED, LEAST_REST_S, WAITED, StepTeam
-from tests.checkpoints import ModelShape, make_checkpoint
-from tests.reference import assert_close
+from tests.support.checkpoints import ModelShape, make_checkpoint
+from tests.support.reference import assert_close
 
 BUILD_S = 200.0
 OWN_PAGE, CROSS_PAGE = 8, 300  # neither is a multiple of what a unit attends to

@@ -26,8 +26,8 @@ from cluster.messages import CrossKVHandle, DecodeRequest, DecodeResult
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection
 from decoder_worker.landing import Landing
-from tests.checkpoints import cached_checkpoint
-from tests.unit.decoder_worker.engines import ANSWER_S, KEY, Stand, make_stand, wait_until
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.decoder_engines import ANSWER_S, KEY, Stand, make_stand, wait_until
 
 # Windows that differ in what they ask for, in the order of their seeds.
 REQUESTS: tuple[dict[str, Any], ...] = (

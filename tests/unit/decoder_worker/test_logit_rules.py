@@ -13,9 +13,9 @@ from torch import Tensor
 
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
-from decoder_worker.logit_rules import History, LogitRules
-from decoder_worker.slots import SlotOptions, SlotTable
-from tests.checkpoints import cached_checkpoint
+from decoder_worker.sampling.logit_rules import History, LogitRules
+from decoder_worker.sampling.slots import SlotOptions, SlotTable
+from tests.support.checkpoints import cached_checkpoint
 
 MAX_INITIAL = 50
 NEVER = -math.inf

@@ -9,11 +9,11 @@ import torch
 
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
-from decoder_worker.logit_rules import LogitRules
-from decoder_worker.noise import noise_key
-from decoder_worker.sampling import Sampled, Sampler, best_of
-from decoder_worker.slots import SlotOptions, SlotTable
-from tests.checkpoints import cached_checkpoint
+from decoder_worker.sampling.logit_rules import LogitRules
+from decoder_worker.sampling.noise import noise_key
+from decoder_worker.sampling.sampler import Sampled, Sampler, best_of
+from decoder_worker.sampling.slots import SlotOptions, SlotTable
+from tests.support.checkpoints import cached_checkpoint
 
 TEMPERATURES = (0.0, 0.6, 0.0, 1.0)
 

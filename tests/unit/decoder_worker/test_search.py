@@ -9,7 +9,14 @@ import pytest
 import torch
 from whisper.decoding import BeamSearchDecoder, GreedyDecoder, MaximumLikelihoodRanker
 
-from decoder_worker.search import BeamSearch, CandidateSearch, Hypothesis, Row, StepOutput, rank
+from decoder_worker.sampling.search import (
+    BeamSearch,
+    CandidateSearch,
+    Hypothesis,
+    Row,
+    StepOutput,
+    rank,
+)
 
 EOT = 0
 N_VOCAB = 12

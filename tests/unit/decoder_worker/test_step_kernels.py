@@ -7,21 +7,21 @@ import pytest
 import torch
 from torch import Tensor
 
+from cluster.jit.background import InBackground
 from cluster.kv.layout_for import kv_layout
 from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.jit import InBackground
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.logit_rules import LogitRules
+from decoder_worker.cpu.step_kernels import StepKernels, build
 from decoder_worker.model import HalfHead, TextDecoder
 from decoder_worker.model_runner import self_kv_layout
-from decoder_worker.sampling import Sampler
-from decoder_worker.slots import SlotOptions, SlotTable
-from decoder_worker.step_kernels import StepKernels, build
-from tests.checkpoints import cached_checkpoint
-from tests.reference import assert_close
+from decoder_worker.sampling.logit_rules import LogitRules
+from decoder_worker.sampling.sampler import Sampler
+from decoder_worker.sampling.slots import SlotOptions, SlotTable
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.reference import assert_close
 
 BUILD_S = 100.0
 N = 24  # rows

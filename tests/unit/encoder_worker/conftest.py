@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from tests.checkpoints import cached_checkpoint
-from tests.unit.encoder_worker.engine_bench import Bench
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.encoder_bench import Bench
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 from cluster.errors import DeadlineExceededError
 from cluster.messages import CrossKVHandle, FileMel
 from cluster.metrics import ENCODER_METRICS, Recorder
-from tests.reference import make_pcm
-from tests.unit.encoder_worker.engine_bench import PATIENCE_S, Bench, until
+from tests.support.encoder_bench import PATIENCE_S, Bench, until
+from tests.support.reference import make_pcm
 
 
 @pytest.mark.parametrize("page_frames", [0, 125])

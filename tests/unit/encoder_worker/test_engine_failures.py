@@ -23,9 +23,9 @@ from cluster.messages import CrossKVHandle, FileMel
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
-from tests.checkpoints import cached_checkpoint
-from tests.reference import make_pcm
-from tests.unit.encoder_worker.engine_bench import PATIENCE_S, Bench, until
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.encoder_bench import PATIENCE_S, Bench, until
+from tests.support.reference import make_pcm
 
 
 def test_one_bad_window_fails_alone(bench: Callable[..., Bench]) -> None:

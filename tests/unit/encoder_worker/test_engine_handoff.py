@@ -18,11 +18,11 @@ from cluster.messages import CrossKVHandle, EncodeRequest
 from cluster.model.checkpoint import Checkpoint
 from cluster.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
-from encoder_worker.handoff import N_READS
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
-from tests.reference import make_pcm
-from tests.unit.encoder_worker.engine_bench import PATIENCE_S
+from encoder_worker.payload_choice import N_READS
+from tests.support.encoder_bench import PATIENCE_S
+from tests.support.reference import make_pcm
 
 PCM = make_pcm(0.5)
 KEY = b"k" * 32

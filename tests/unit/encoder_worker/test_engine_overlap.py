@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from cluster.errors import DeadlineExceededError, WorkerError
-from encoder_worker.static_encoder import Ready
-from tests.reference import make_pcm
-from tests.unit.encoder_worker.engine_bench import PATIENCE_S, Bench, Replaced, until
+from encoder_worker.gpu.static_encoder import Ready
+from tests.support.encoder_bench import PATIENCE_S, Bench, Replaced, until
+from tests.support.reference import make_pcm
 
 
 class Device:

@@ -15,15 +15,15 @@ from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.messages import FileMel
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
-from encoder_worker.fixed_mel import N_MARKS, ROW_SAMPLES, FixedLogMel
 from encoder_worker.forward import WindowEncoder
-from encoder_worker.graphs import BatchGraphs, sizes_up_to
+from encoder_worker.gpu.fixed_mel import N_MARKS, ROW_SAMPLES, FixedLogMel
+from encoder_worker.gpu.graphs import BatchGraphs, sizes_up_to
+from encoder_worker.gpu.scatter import NO_PAGE, scatter_pages
+from encoder_worker.gpu.staging import Staging
+from encoder_worker.gpu.static_encoder import StaticEncoder
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
-from encoder_worker.scatter import NO_PAGE, scatter_pages
-from encoder_worker.staging import Staging
-from encoder_worker.static_encoder import StaticEncoder
-from tests.reference import make_pcm
+from tests.support.reference import make_pcm
 
 UNTOUCHED = -7.0
 WINDOWS = [make_pcm(seconds, seed) for seed, seconds in enumerate((0.0001, 4.9973, 29.995, 30.0))]
@@ -120,7 +120,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, interpreted: bool) -> ModuleType:
     """The Triton kernel in a copy of its module, since which of the two it is stays so."""
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", str(int(interpreted)))
-    spec = importlib.util.find_spec("encoder_worker.scatter_kernel")
+    spec = importlib.util.find_spec("encoder_worker.gpu.scatter_kernel")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

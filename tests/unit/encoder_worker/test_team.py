@@ -12,15 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cluster.jit.background import as_array
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.jit import as_array
+from encoder_worker.cpu.team import TeamEncoder, attend
+from encoder_worker.cpu.team_kernels import TeamKernels, build
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder, positions_alike
-from encoder_worker.team import TeamEncoder, attend
-from encoder_worker.team_kernels import TeamKernels, build
-from tests.checkpoints import cached_checkpoint
-from tests.reference import assert_close, make_pcm
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.reference import assert_close, make_pcm
 
 BUILD_S = 100.0
 PATIENCE_S = 60.0

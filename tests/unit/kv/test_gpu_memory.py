@@ -6,12 +6,12 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.app import sized_together
 from cluster.errors import ConfigurationError
 from cluster.kv.gpu_memory import CPU_WINDOWS, GpuBudget, check_allocator, gpu_budget
 from cluster.kv.nixl_agent import warn_if_slow
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.dims import ModelDims
+from cluster.serve.app import sized_together
 from cluster.settings import DecoderSettings, EncoderSettings, Settings
 from decoder_worker import memory as decoder_memory
 from encoder_worker import memory as encoder_memory
@@ -90,7 +90,9 @@ def test_pools_are_sized_for_what_travels() -> None:
 
 def test_one_process_shares_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The export pool takes a quarter of the room; the decoder's what is left by all of it."""
-    monkeypatch.setattr("cluster.app.gpu_budget", lambda device: GpuBudget("16 GB", 16 * 10**9))
+    monkeypatch.setattr(
+        "cluster.serve.app.gpu_budget", lambda device: GpuBudget("16 GB", 16 * 10**9)
+    )
     sized = sized_together(Settings(decoder=DecoderSettings(max_batch=64)), CHECKPOINT, "cuda")
     taken = encoder_memory.taken_bytes(sized, CHECKPOINT, "cuda")
     left = GpuBudget("left", 16 * 10**9 - taken)

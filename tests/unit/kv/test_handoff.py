@@ -17,7 +17,7 @@ from cluster.kv.memory import MemoryExporter, MemoryImporter
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import open_checkpoint
 from cluster.settings_sources import load_settings
-from tests.checkpoints import cached_checkpoint
+from tests.support.checkpoints import cached_checkpoint
 
 KEY = b"key"
 KV = KVLayout("handoff", 1, 1, 4, 10, 5, "float32")

@@ -12,7 +12,7 @@ from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection, stored_as, write_pages
 from cluster.model.device import resolve_dtype
 from cluster.settings_sources import load_settings
-from tests.checkpoints import cached_checkpoint
+from tests.support.checkpoints import cached_checkpoint
 
 UNTOUCHED = -7.0
 

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from router.routes import create_app
-from tests.unit.router.fakes import FakePipeline, client_of, make_registry, make_settings
+from router.http.routes import create_app
+from tests.support.router_fakes import FakePipeline, client_of, make_registry, make_settings
 
 
 @pytest.fixture

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from cluster.messages import SAMPLE_RATE, QualityGates
+from router.audio.windows import Window
 from router.doubt import gates_for, unheard_from, without_inventions
-from router.gather import Segment, WindowTranscript
-from router.windows import Window
+from router.transcript import Segment, WindowTranscript
 
 GATES = QualityGates()
 OFF = QualityGates(None, None, None)

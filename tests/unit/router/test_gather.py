@@ -10,13 +10,8 @@ from typing import Any
 import pytest
 
 from cluster.messages import DecodeResult, DecodeTimings, QualityGates
-from router.gather import (
-    Transcript,
-    TranscriptBuilder,
-    WindowTranscript,
-    gather_window,
-    token_logprobs,
-)
+from router.gather import TranscriptBuilder, gather_window, token_logprobs
+from router.transcript import Transcript, WindowTranscript
 
 GATES = QualityGates()
 

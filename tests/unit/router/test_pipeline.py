@@ -42,14 +42,14 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from cluster.settings_sources import load_settings
+from router.api.params import TranscriptionParams
+from router.audio.windows import Window
 from router.clients import OnToken
-from router.pipeline import TranscriptionPipeline
-from router.schemas import TranscriptionParams
+from router.request import TranscriptionPipeline
 from router.seams import Update
-from router.windows import Window
-from tests.checkpoints import cached_checkpoint
-from tests.requests import request_context
-from tests.traced import Traced, id_of, parent_of
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.requests import request_context
+from tests.support.traced import Traced, id_of, parent_of
 
 Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> what to raise
 

@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from cluster.messages import DecodeResult, DecodeTimings, QualityGates, TokenAlignment
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
-from router.context import TextContext
-from router.gather import Segment
+from router.api.params import SequentialOptions
 from router.hallucination import Surroundings, first_hallucination, is_anomalous
-from router.schemas import SequentialOptions
 from router.seeking import PlannedWindow, Seeker, clips_of
-from router.words import Word
-from tests.checkpoints import cached_checkpoint
+from router.text_context import TextContext
+from router.transcript import Segment, Word
+from tests.support.checkpoints import cached_checkpoint
 
 TOKENIZER = WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("micro"))))
 BEGIN = TOKENIZER.special.timestamp_begin

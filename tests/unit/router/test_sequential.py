@@ -30,15 +30,15 @@ from cluster.messages import (
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
-from router.audio import AudioPool
+from router.api.params import SequentialOptions, TranscriptionParams
+from router.audio.pool import AudioPool
 from router.clients import OnToken
-from router.pipeline import TranscriptionPipeline
-from router.schemas import SequentialOptions, TranscriptionParams
+from router.request import TranscriptionPipeline
 from router.seams import PipelineResult, RequestContext, Update
-from tests.checkpoints import cached_checkpoint
-from tests.requests import request_context
-from tests.unit.router.pools import running, until
-from tests.unit.router.sounds import tone, write_wav
+from tests.support.audio_pools import running, until
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.requests import request_context
+from tests.support.sounds import tone, write_wav
 
 CHECKPOINT = open_checkpoint(str(cached_checkpoint("micro")))
 TOKENIZER = WhisperTokenizer.from_checkpoint(CHECKPOINT)

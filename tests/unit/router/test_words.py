@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from whisper import timing
 
 from cluster.messages import TokenAlignment
-from router.gather import Segment
+from router.transcript import Segment
 from router.words import add_words
-from tests.openai_vocabulary import openai_tokenizer, with_openai_vocabulary
+from tests.support.openai_vocabulary import openai_tokenizer, with_openai_vocabulary
 
 FRAME_S = 0.02
 PARTS = (

@@ -1,0 +1,268 @@
+"""What cross-attention KV of fewer bits costs: errors of logits and of words.
+
+Weights and everything else in float32, so that all that differs is the KV in its pages. Logits: the
+reference text is fed once over each clip's KV, and each token's logits are compared with those of
+float32. Words: every clip goes through the whole path, greedily, with `kv_dtype` set; its errors
+are compared clip by clip with float32's; the gate is 0.3 points for float8, 0.1 for the others.
+
+    python -m benchmark.accuracy.kv_dtype [--demo N] [--threads 0] [--save FILE]
+
+Clips are those of `benchmark.accuracy.wer`; without a flag the recordings of the package. Prints
+the sizes first, then the table, one JSON line last; ends with status 1 when the gate fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from benchmark.shared.clips import Clip, add_clip_flags, clips_of
+from benchmark.shared.word_errors import WordErrors, count, difference, normaliser, total
+from cluster.kv.layout import window_bytes
+from cluster.kv.layout_for import served_kv_layout
+from cluster.kv.pool import PagePool
+from cluster.messages import WINDOW_SAMPLES
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.cross_kv import CrossKVProjection
+from cluster.model.device import use_threads
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.serve.app import local_pipeline
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings
+from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.attention.torch_backend import TorchAttention
+from decoder_worker.model import TextDecoder
+from decoder_worker.model_runner import self_kv_layout
+from encoder_worker.mel import LogMel
+from encoder_worker.model import AudioEncoder
+from router.api.params import TranscriptionParams
+from router.http.admission import Unlimited
+from router.seams import RequestContext
+
+REFERENCE = "float32"
+DTYPES = (REFERENCE, "bfloat16", "float16", "float8")
+GATES = {"float8": 0.3}  # points of word error rate above the reference's
+GATE = 0.1
+AT_ONCE = 4
+NO_DEADLINE_S = 24 * 3600.0
+PARAMS = TranscriptionParams(model="demo", language="en", seed=0, fallback=False)
+
+
+@dataclass
+class LogitErrors:
+    """Of one dtype against the reference, over all tokens of all clips."""
+
+    n_tokens: int = 0
+    n_same_best: int = 0
+    largest: float = 0.0
+    square: float = 0.0  # sums over tokens of the mean over the vocabulary
+    reference_square: float = 0.0  # the same, of the reference about its mean
+    divergence: float = 0.0  # of Kullback and Leibler, in nats
+
+    def add(self, logits: Tensor, expected: Tensor) -> None:
+        """Both float32 [n_tokens, n_vocab]."""
+        gap = logits - expected
+        self.n_tokens += len(gap)
+        self.n_same_best += int((logits.argmax(-1) == expected.argmax(-1)).sum())
+        self.largest = max(self.largest, gap.abs().max().item())
+        self.square += gap.square().mean(-1).sum().item()
+        self.reference_square += expected.var(-1).sum().item()
+        log_p, log_q = expected.log_softmax(-1), logits.log_softmax(-1)
+        self.divergence += (log_p.exp() * (log_p - log_q)).sum().item()
+
+    def as_json(self) -> dict[str, float]:
+        return {
+            "largest": round(self.largest, 5),
+            "relative": round((self.square / self.reference_square) ** 0.5, 7),
+            "divergence": round(self.divergence / self.n_tokens, 9),
+            "same_best": round(self.n_same_best / self.n_tokens, 5),
+        }
+
+
+@dataclass
+class Row:
+    """One dtype's figures."""
+
+    window_bytes: int
+    logits: LogitErrors = field(default_factory=LogitErrors)
+    errors: list[WordErrors] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
+
+
+class Forcing:
+    """Feeds a given text over a clip's KV, held in a pool of each dtype."""
+
+    def __init__(self, settings: dict[str, Settings]) -> None:
+        checkpoint = open_checkpoint("demo")
+        self._tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
+        self._mel = LogMel(checkpoint.dims.n_mels)
+        self._encoder = AudioEncoder(checkpoint)
+        self._projection = CrossKVProjection(checkpoint)
+        self._model = TextDecoder.load(checkpoint, torch.float32, "cpu")
+        self._n_text_ctx = checkpoint.dims.n_text_ctx
+        self._self_pool = PagePool(self_kv_layout(checkpoint, "float32"), 1)
+        self._cross_pools = {
+            name: PagePool(served_kv_layout(checkpoint, one, "cpu"), 1)
+            for name, one in settings.items()
+        }
+
+    @torch.inference_mode()
+    def logits(self, pcm: NDArray[np.int16], reference: str) -> dict[str, Tensor]:
+        """By dtype: float32 [n_tokens, n_vocab], of the tokens of `reference` and of its end."""
+        states = self._encoder(self._mel([pcm]))
+        start = self._tokenizer.sot_sequence("en", "transcribe", False)
+        text = self._tokenizer.encode(f" {reference}")[: self._n_text_ctx - len(start)]
+        tokens = [*start, *text]
+        found = {}
+        for name, pool in self._cross_pools.items():
+            self._projection.write(states, pool.tensor, [(0,)])
+            attention = TorchAttention(self._self_pool.tensor, pool.tensor)
+            n, n_frames = len(tokens), pool.layout.n_frames
+            attention.plan(
+                AttentionBatch(
+                    self_kv=PagedKV.make([n], [(0,)], [n], self._self_pool.layout.page_frames),
+                    cross_kv=PagedKV.make([n], [(0,)], [n_frames], pool.layout.page_frames),
+                )
+            )
+            hidden = self._model(torch.tensor(tokens), torch.arange(n), attention)
+            found[name] = self._model.logits(hidden[len(start) - 1 :])
+        return found
+
+
+async def transcribe(clips: Sequence[Clip], settings: Settings) -> list[str]:
+    """The texts of all clips through the whole path, both roles in this process."""
+    slots = asyncio.Semaphore(AT_ONCE)
+    async with local_pipeline(settings) as pipeline:
+        with tempfile.TemporaryDirectory(prefix="kv-dtype-") as folder:
+
+            async def one(index: int, clip: Clip) -> str:
+                async with slots:
+                    file = Path(folder) / f"{index}"
+                    await asyncio.to_thread(file.write_bytes, clip.read())
+                    context = RequestContext(
+                        str(index), Unlimited(), NO_DEADLINE_S, 1.0, NO_DEADLINE_S
+                    )
+                    result = await pipeline.transcribe(file, PARAMS, context)
+                    return result.transcript.text
+
+            return await asyncio.gather(*(one(n, clip) for n, clip in enumerate(clips)))
+
+
+def settings_of(kv_dtype: str, threads: int) -> Settings:
+    role = {"device": "cpu", "dtype": "float32", "threads": threads}
+    flags = {"kv_dtype": kv_dtype, "encoder": role, "decoder": role}
+    return load_settings(None, {**flags, "router": {"audio_workers": 1}}, environ={})
+
+
+def passes(name: str, points: float) -> bool:
+    return points <= GATES.get(name, GATE)
+
+
+def report(rows: dict[str, Row]) -> dict[str, Any]:
+    reference = rows[REFERENCE]
+    by_dtype = {}
+    for name, row in rows.items():
+        points = difference(row.errors, reference.errors)
+        by_dtype[name] = {
+            "mb": round(row.window_bytes / 1e6, 3),
+            "logits": row.logits.as_json(),
+            "wer": round(total(row.errors).wer, 3),
+            "points": [round(value, 3) for value in points],
+            "same_texts": sum(map(str.__eq__, row.texts, reference.texts)),
+            "passed": passes(name, points[0]),
+        }
+    return {
+        "benchmark": "kv_dtype",
+        "model": "demo",
+        "clips": len(reference.texts),
+        "words": total(reference.errors).words,
+        "tokens": reference.logits.n_tokens,
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "load": round(os.getloadavg()[0], 1),
+        "dtypes": by_dtype,
+    }
+
+
+def print_table(made: dict[str, Any]) -> None:
+    columns = ("KV", "logits, rms", "largest", "KL, nats", "same best", "WER", "points", "95 %")
+    table = Table(
+        *columns, "same text", title="Cross-attention KV of fewer bits, the rest in float32"
+    )
+    for name, row in made["dtypes"].items():
+        logits, (points, low, high) = row["logits"], row["points"]
+        table.add_row(
+            name,
+            f"{logits['relative']:.1e}",
+            f"{logits['largest']:.4f}",
+            f"{logits['divergence']:.1e}",
+            f"{100 * logits['same_best']:.2f} %",
+            f"{row['wer']:.2f} %",
+            f"{points:+.2f}",
+            f"{low:+.2f} to {high:+.2f}",
+            f"{row['same_texts']} of {made['clips']}",
+        )
+    Console(width=120).print(table)
+
+
+def main() -> int:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add_clip_flags(parser)
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0 takes every core")
+    parser.add_argument("--save", type=Path, help="write the figures here as well")
+    args = parser.parse_args()
+    clips = [clip for clip in clips_of(args) if clip.reference]
+    use_threads(args.threads)
+    settings = {name: settings_of(name, args.threads) for name in DTYPES}
+    checkpoint = open_checkpoint("demo", weights=False)
+    rows = {
+        name: Row(window_bytes(served_kv_layout(checkpoint, one, "cpu")))
+        for name, one in settings.items()
+    }
+    sizes = ", ".join(f"{name} {row.window_bytes / 1e6:.2f} MB" for name, row in rows.items())
+    print(f"One window: {sizes}. {len(clips)} clips.", flush=True)
+
+    forcing = Forcing(settings)
+    for clip in clips:
+        pcm = clip.pcm()
+        if len(pcm) > WINDOW_SAMPLES:
+            continue  # its text is that of several windows
+        logits = forcing.logits(pcm, clip.reference or "")
+        for name, row in rows.items():
+            row.logits.add(logits[name], logits[REFERENCE])
+    normalise = normaliser("en")
+    for name, row in rows.items():
+        row.texts = asyncio.run(transcribe(clips, settings[name]))
+        row.errors = [
+            count(clip.reference or "", text, normalise)
+            for clip, text in zip(clips, row.texts, strict=True)
+        ]
+        print(f"transcribed with {name}", file=sys.stderr, flush=True)
+    made = report(rows)
+    print_table(made)
+    if args.save:
+        args.save.write_text(json.dumps(made, indent=1) + "\n")
+    print(json.dumps(made))
+    return 0 if all(row["passed"] for row in made["dtypes"].values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""Splitscribe on a CPU, through HTTP, beside other engines on the same weights and the same audio.
+
+    python -m benchmark.cpu                          # base: about 15 minutes on two cores
+    python -m benchmark.cpu --shapes tiny base small --wer-utterances 500
+    python -m benchmark.cpu --shapes tiny --rounds 1 --wer-utterances 0 --systems splitscribe int8
+
+Ours: `splitscribe serve` with one model for each dtype, its clients in this process. Theirs, each
+in a process of its own and without HTTP: `benchmark.rivals.engines`. Random weights in published
+shapes, whose windows all take the same number of tokens (`benchmark.shared.forced_length`); every
+request is a recording of its own. In each round the systems take the same files in random order,
+first one at a time, then 8 in flight; all are loaded, and only one works. Ratios are taken within a
+round.
+
+Beside each speed stands the word error rate of the bundled weights in that dtype, with the same
+options, and the peak memory of its processes alone on the machine. Prints ceilings first, then the
+tables, one JSON line last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from rich.console import Console
+
+from benchmark.cpu.report import (
+    IN_FLIGHT,
+    OURS,
+    Row,
+    comparison_line,
+    comparisons,
+    print_rows,
+    row_json,
+)
+from benchmark.cpu.systems import Splitscribe, System, our_server
+from benchmark.rivals.engines import RivalProcess, RivalSpec, rival_specs
+from benchmark.shared.clips import CACHE, demo_utterances, make_files
+from benchmark.shared.forced_length import SHAPES, forced_checkpoint
+from benchmark.shared.machine import (
+    MemoryWatch,
+    cpu_info,
+    product_flops,
+    usable_cores,
+    versions,
+    window_flops,
+)
+from benchmark.shared.server import BenchServer
+from benchmark.shared.word_errors import WordErrors, count, normaliser, total
+from cluster.settings import DType
+
+DTYPES = ("float32", "bfloat16", "int8")
+SLOW = ("transformers", "openai-whisper")  # take a third of the files
+DEMO = Path(__file__).parents[2] / "cluster/demo/checkpoint"
+IDLE_S = 5.0
+SETTLE_S = 0.5  # other engines' threads spin for a while after their work
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is run: our dtypes, the rivals, and how much of everything."""
+
+    dtypes: tuple[str, ...]
+    rivals: tuple[RivalSpec, ...]
+    rounds: int
+    n_files: int
+    n_tokens: int
+    recording: str
+    cache: Path
+
+
+def word_errors(plan: Plan, n: int) -> dict[str, list[WordErrors]]:
+    """Of every system on the bundled weights, by its name; empty where n is 0."""
+    if not n:
+        return {}
+    clips = demo_utterances(n, plan.cache)
+    files = [clip.audio for clip in clips if isinstance(clip.audio, Path)]
+    normalise = normaliser("en")
+    demo = plan.cache / "demo-checkpoint"  # its conversions stand beside it
+    if not demo.is_dir():
+        shutil.copytree(DEMO, demo)
+    found: dict[str, list[WordErrors]] = {}
+
+    def measure(system: System) -> None:
+        heard = system.run(files, 8)
+        found[system.name] = [
+            count(clip.reference or "", one.text, normalise)
+            for clip, one in zip(clips, heard, strict=True)
+        ]
+        summed = total(found[system.name])
+        print(f"word error rate {summed.wer:.2f} %: {system.name}", flush=True)
+
+    if plan.dtypes:
+        with our_server({"demo": demo}, plan.dtypes) as systems:
+            for ours in systems:
+                measure(ours)
+    for spec in plan.rivals:
+        rival = RivalProcess(spec, demo)
+        measure(rival)
+        rival.close()
+    return found
+
+
+def compare(shape: str, plan: Plan, files: Sequence[Path]) -> tuple[list[Row], float]:
+    """Every system on one shape: its rows, and the cores that our idle server takes."""
+    weights = plan.cache / f"{shape}-{plan.n_tokens}-tokens"
+    checkpoint = forced_checkpoint(weights, SHAPES[shape], plan.n_tokens)
+    with ExitStack() as stack:
+        rivals = [RivalProcess(spec, checkpoint) for spec in plan.rivals]
+        for rival in rivals:
+            stack.callback(rival.close)
+        ours: list[Splitscribe] = []
+        if plan.dtypes:
+            ours = stack.enter_context(our_server({shape: checkpoint}, plan.dtypes))
+        order: list[System] = [*ours, *rivals]
+        rows = {system.name: Row(system.name) for system in order}
+        # Warm-up, and what one file comes to; ours compiles in the background meanwhile.
+        for system in order:
+            heard = system.run(files[: max(IN_FLIGHT)], max(IN_FLIGHT))
+            rows[system.name].n_tokens = heard[0].n_tokens
+            system.run(files[:1], 1)
+        for one in ours:
+            rows[one.name].n_tokens = one.n_tokens(files[0])
+        idle = _idle_cores(ours[0].server) if ours else 0.0
+        for number in range(plan.rounds):
+            random.Random(number).shuffle(order)
+            for in_flight in IN_FLIGHT:
+                for system in order:
+                    _measure(system, rows[system.name], files, in_flight)
+            print(f"{shape}: round {number + 1} of {plan.rounds} is done", flush=True)
+        for rival in rivals:
+            with MemoryWatch([rival.tree]) as watch:
+                rival.run(files[: max(IN_FLIGHT)], max(IN_FLIGHT))
+            _set_memory(rows[rival.name], watch)
+    for dtype in plan.dtypes:
+        with our_server({shape: checkpoint}, (dtype,)) as (alone,):
+            with MemoryWatch([alone.server.process]) as watch:
+                alone.run(files[: 2 * max(IN_FLIGHT)], max(IN_FLIGHT))
+            _set_memory(rows[alone.name], watch)
+    return list(rows.values()), idle
+
+
+def _measure(system: System, row: Row, files: Sequence[Path], in_flight: int) -> None:
+    """One system's turn: alone a quarter of the files, slow engines a third."""
+    n = len(files) if in_flight > 1 else max(2, len(files) // 4)
+    if system.name.startswith(SLOW):
+        n = max(in_flight, n // 3)
+    time.sleep(SETTLE_S)
+    began = time.perf_counter()
+    heard = system.run(files[:n], in_flight)
+    row.rate.setdefault(in_flight, []).append(n / (time.perf_counter() - began))
+    row.wall_ms.setdefault(in_flight, []).extend(1000 * one.latency_s for one in heard)
+
+
+def _idle_cores(server: BenchServer) -> float:
+    before = sum(server.cpu_s().values())
+    time.sleep(IDLE_S)
+    return (sum(server.cpu_s().values()) - before) / IDLE_S
+
+
+def _set_memory(row: Row, watch: MemoryWatch) -> None:
+    row.rss_bytes, row.pss_bytes = watch.peak.rss, watch.peak.pss
+
+
+def print_ceilings(shapes: Sequence[str], n_tokens: int, console: Console) -> dict[str, Any]:
+    """Windows/s if every operation ran as fast as the encoder's widest product does in torch."""
+    ceilings: dict[str, Any] = {}
+    for shape in shapes:
+        flops = window_flops(SHAPES[shape], n_tokens)
+        for dtype in (torch.float32, torch.bfloat16):
+            name = str(dtype).removeprefix("torch.")
+            speed = product_flops(dtype, SHAPES[shape])
+            ceilings[f"{shape} {name}"] = round(speed / flops, 2)
+            console.print(
+                f"ceiling of {shape} in {name}: {flops / 1e9:.0f} GFLOP a window, products run at "
+                f"{speed / 1e9:.0f} GFLOP/s: {speed / flops:.1f} windows/s"
+            )
+    return ceilings
+
+
+def make_parser() -> argparse.ArgumentParser:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--shapes", nargs="+", default=["base"], choices=list(SHAPES))
+    parser.add_argument("--systems", nargs="+", help="only those with one of these in their name")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--files", type=int, default=24, help="in a round, 8 in flight")
+    parser.add_argument("--tokens", type=int, default=18, help="of each window")
+    parser.add_argument(
+        "--recording", default="short", choices=["short", "medium"], help="5 s or 25 s"
+    )
+    parser.add_argument("--wer-utterances", type=int, default=100, help="0: no word error rates")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="checkpoints and utterances")
+    parser.add_argument("--json", type=Path, help="write the last line here as well")
+    return parser
+
+
+def make_plan(args: argparse.Namespace) -> Plan:
+    def wanted(name: str) -> bool:
+        return not args.systems or any(part in name for part in args.systems)
+
+    offered = get_args(DType)
+    dtypes = tuple(d for d in DTYPES if d in offered and wanted(f"{OURS} {d}"))
+    rivals = tuple(spec for spec in rival_specs(usable_cores()) if wanted(spec.name))
+    args.cache.mkdir(parents=True, exist_ok=True)
+    return Plan(dtypes, rivals, args.rounds, args.files, args.tokens, args.recording, args.cache)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    args = make_parser().parse_args(argv)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # every engine is told its threads
+        os.environ.pop(name, None)
+    torch.set_num_threads(usable_cores())
+    console = Console(width=170)
+    plan = make_plan(args)
+    machine = {**cpu_info(), **versions("torch", "faster-whisper", "ctranslate2", "transformers")}
+    console.print(f"{machine['cpu']}, {machine['cores']} cores, {' '.join(machine['flags'])}")
+    ceilings = print_ceilings(args.shapes, args.tokens, console)
+    errors = word_errors(plan, args.wer_utterances)
+    rows: list[dict[str, Any]] = []
+    compared: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        files = make_files(Path(folder), plan.recording, plan.n_files)
+        for shape in args.shapes:
+            measured, idle = compare(shape, plan, files)
+            print_rows(shape, measured, errors, console)
+            console.print(f"our idle server takes {idle:.2f} cores while the others work")
+            found = comparisons(shape, measured)
+            for one in found:
+                console.print(comparison_line(one))
+            rows += [row_json(shape, row, errors) for row in measured]
+            compared += found
+    report = {
+        "benchmark": "cpu",
+        **machine,
+        "load_average": os.getloadavg(),
+        "recording": plan.recording,
+        "ceilings": ceilings,
+        "rows": rows,
+        "comparisons": compared,
+    }
+    line = json.dumps(report)
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1) + "\n")
+    print(line)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""The rows of `benchmark.cpu`: what each system reached, how they compare, and the tables of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmark.shared.word_errors import WordErrors, interval, total
+
+OURS = "splitscribe"
+LIBRARIES = ("faster-whisper", "transformers", "openai-whisper")
+IN_FLIGHT = (1, 8)
+TARGETS = {  # shape, in flight, library: at least so many times its speed
+    ("base", 8, "faster-whisper"): 1.5,
+    ("base", 1, "faster-whisper"): 1.2,
+    ("base", 8, "openai-whisper"): 4.0,
+    ("base", 1, "openai-whisper"): 4.0,
+}
+
+
+@dataclass
+class Row:
+    """One system on one shape. rate: files/s of each round; wall: ms of each file alone."""
+
+    system: str
+    rate: dict[int, list[float]] = field(default_factory=dict)
+    wall_ms: dict[int, list[float]] = field(default_factory=dict)
+    n_tokens: int = 0
+    rss_bytes: int = 0
+    pss_bytes: int = 0
+
+    def median_rate(self, in_flight: int) -> float:
+        return statistics.median(self.rate[in_flight])
+
+    def median_ms(self, in_flight: int) -> float:
+        return statistics.median(self.wall_ms[in_flight])
+
+
+def best_of(rows: Sequence[Row], kind: str, in_flight: int) -> Row | None:
+    """The fastest system whose name begins with `kind`."""
+    those = [row for row in rows if row.system.startswith(kind)]
+    return max(those, key=lambda row: row.median_rate(in_flight), default=None)
+
+
+def ratio(ours: Row, theirs: Row, in_flight: int) -> float:
+    """Median over rounds of the ratio within a round."""
+    pairs = zip(ours.rate[in_flight], theirs.rate[in_flight], strict=True)
+    return statistics.median(a / b for a, b in pairs)
+
+
+def comparisons(shape: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
+    """Our best against the best of each library, with the target where there is one."""
+    found = []
+    for in_flight in IN_FLIGHT:
+        ours = best_of(rows, OURS, in_flight)
+        for library in LIBRARIES:
+            theirs = best_of(rows, library, in_flight)
+            if ours is None or theirs is None:
+                continue
+            times = ratio(ours, theirs, in_flight)
+            wanted = TARGETS.get((shape, in_flight, library))
+            found.append(
+                {
+                    "shape": shape,
+                    "in_flight": in_flight,
+                    "ours": ours.system,
+                    "theirs": theirs.system,
+                    "ratio": round(times, 3),
+                    "target": wanted,
+                    "reached": None if wanted is None else times >= wanted,
+                }
+            )
+    return found
+
+
+def comparison_line(one: Mapping[str, Any]) -> str:
+    verdict = {None: "", True: "reached", False: "NOT reached"}[one["reached"]]
+    target = f" (to reach: {one['target']}; {verdict})" if one["target"] else ""
+    times = f"{one['ours']} is {one['ratio']:.2f} times {one['theirs']}"
+    return f"{one['shape']}, {one['in_flight']} in flight: {times}{target}"
+
+
+def print_rows(
+    shape: str, rows: Sequence[Row], errors: Mapping[str, Sequence[WordErrors]], console: Console
+) -> None:
+    table = Table(title=f"{shape}: medians of {len(next(iter(rows[0].rate.values())))} rounds")
+    for column in ("system", "1: files/s", "ms", "8: files/s", "(least, most)", "ms"):
+        table.add_column(column, no_wrap=True)
+    for column in ("tokens", "WER", "peak RSS", "PSS"):
+        table.add_column(column, no_wrap=True)
+    one, many = IN_FLIGHT
+    for row in sorted(rows, key=lambda row: -row.median_rate(many)):
+        rates = row.rate[many]
+        table.add_row(
+            row.system,
+            f"{row.median_rate(one):.2f}",
+            f"{row.median_ms(one):.0f}",
+            f"{row.median_rate(many):.2f}",
+            f"({min(rates):.2f}, {max(rates):.2f})",
+            f"{row.median_ms(many):.0f}",
+            str(row.n_tokens),
+            f"{total(errors[row.system]).wer:.2f} %" if row.system in errors else "-",
+            f"{row.rss_bytes / 1e6:.0f} MB",
+            f"{row.pss_bytes / 1e6:.0f} MB",
+        )
+    console.print(table)
+
+
+def row_json(shape: str, row: Row, errors: Mapping[str, Sequence[WordErrors]]) -> dict[str, Any]:
+    counted = errors.get(row.system)
+    return {
+        "shape": shape,
+        "system": row.system,
+        "n_tokens": row.n_tokens,
+        "files_per_s": {str(n): round(row.median_rate(n), 3) for n in IN_FLIGHT},
+        "rates": {str(n): [round(rate, 3) for rate in row.rate[n]] for n in IN_FLIGHT},
+        "wall_ms": {str(n): round(row.median_ms(n), 1) for n in IN_FLIGHT},
+        "wer": round(total(counted).wer, 3) if counted else None,
+        "wer_interval": [round(bound, 3) for bound in interval(counted)] if counted else None,
+        "peak_rss_mb": round(row.rss_bytes / 1e6, 1),
+        "peak_pss_mb": round(row.pss_bytes / 1e6, 1),
+    }

@@ -1,0 +1,303 @@
+"""What the sections of `benchmark.gpu` share: models, sizes, clocks, and both roles in one process.
+
+Random weights in published shapes, drawn on the device. End-of-text and timestamps are among the
+suppressed tokens, so every decode is as long as it is asked to be; Hugging Face reads the same
+list. KV moves in memory, as in a colocated worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from benchmark.gpu import roofline
+from cluster.kv.gpu_memory import gpu_budget
+from cluster.kv.handoff import make_exporters, make_handoff_importer
+from cluster.messages import (
+    SAMPLE_RATE,
+    CrossKVHandle,
+    DecodeOptions,
+    DecodeRequest,
+    DecodeTimings,
+    EncodeRequest,
+    SampledToken,
+)
+from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.settings import DecoderSettings, EncoderSettings, Settings
+from decoder_worker import memory as decoder_memory
+from decoder_worker.engine import DecoderEngine
+from encoder_worker import memory as encoder_memory
+from encoder_worker.engine import EncoderEngine
+from tests.support.checkpoints import ModelShape, make_checkpoint, special_tokens
+
+KEY = b"benchmark" * 4
+PATIENCE_S = 120.0
+_V3 = {"n_mels": 128, "n_vocab": 51_866, "n_languages": 100, "no_speech": "<|nospeech|>"}
+MODELS = {
+    "large-v3": ModelShape(1280, 20, 32, 32, **_V3),  # type: ignore[arg-type]
+    "turbo": ModelShape(1280, 20, 32, 4, **_V3),  # type: ignore[arg-type]
+}
+SMOKE_MODELS = {"micro": ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)}  # heads of 64
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """name; seconds of audio and tokens of text in each request."""
+
+    name: str
+    audio_s: float
+    n_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of everything is run."""
+
+    models: dict[str, ModelShape]
+    check: ModelShape  # wide and shallow, for correctness
+    workloads: tuple[Workload, ...]
+    encode_batches: tuple[int, ...]
+    decode_batches: tuple[int, ...]
+    in_flight: tuple[int, ...]
+    rival_batches: tuple[int, ...]  # of Hugging Face's generate
+    point_s: float  # of one load point
+    encoded: int  # windows in a timed group
+    repeats: int  # of what is timed otherwise; 1: one group of each is enough
+
+
+FULL = Sizes(
+    models=MODELS,
+    check=ModelShape(1280, 20, 2, 2, **_V3),  # type: ignore[arg-type]
+    workloads=(Workload("5 s, 18 tokens", 5.0, 18), Workload("30 s, 120 tokens", 30.0, 120)),
+    encode_batches=(1, 2, 4, 8, 16),
+    decode_batches=(1, 2, 4, 8, 16, 32, 64, 128),
+    in_flight=(1, 8, 32, 64),
+    rival_batches=(1, 32),
+    point_s=4.0,
+    encoded=40,
+    repeats=5,
+)
+SMOKE = Sizes(
+    models=SMOKE_MODELS,
+    check=SMOKE_MODELS["micro"],
+    workloads=(Workload("1 s, 4 tokens", 1.0, 4),),
+    encode_batches=(1, 2),
+    decode_batches=(1, 2),
+    in_flight=(1, 2),
+    rival_batches=(2,),
+    point_s=0.2,
+    encoded=2,
+    repeats=1,
+)
+
+
+class OutOfTimeError(Exception):
+    """A section's time is over; what it has measured stands."""
+
+
+@dataclass
+class Clock:
+    """Counts a section's time."""
+
+    seconds: float
+    begun: float = field(default_factory=time.monotonic)
+
+    def left_s(self) -> float:
+        return self.begun + self.seconds - time.monotonic()
+
+    def check(self, needed_s: float = 0.0) -> None:
+        """Raise OutOfTimeError unless so many seconds are left."""
+        if self.left_s() <= needed_s:
+            raise OutOfTimeError(f"{self.seconds:.0f} s were not enough")
+
+
+@dataclass
+class Pair:
+    """Both engines of one model in this process."""
+
+    checkpoint: Checkpoint
+    exporter: Any
+    importer: Any
+    encoder: EncoderEngine
+    decoder: DecoderEngine
+    prepare_s: float  # to load, compile and capture
+
+    async def transcribe(self, pcm: NDArray[np.int16], n_tokens: int) -> Served:
+        """One request, from samples to text."""
+        begun = time.perf_counter()
+        handle = await self.encode(pcm)
+        first: list[float] = []
+
+        def on_token(token: SampledToken) -> None:  # on the engine's thread
+            if not first:
+                first.append(time.perf_counter() - begun)
+
+        request = DecodeRequest("r", 0, 0, handle, greedy(n_tokens), PATIENCE_S)
+        result = await asyncio.wrap_future(self.decoder.submit(request, on_token))
+        if len(result.tokens) != n_tokens:
+            raise RuntimeError(f"{len(result.tokens)} tokens came of {n_tokens}")
+        return Served(begun, time.perf_counter(), first[0], result.timings)
+
+    async def encode(self, pcm: NDArray[np.int16]) -> CrossKVHandle:
+        """Encode one window; the handle is leased."""
+        request = EncodeRequest("r", 0, 0, pcm, PATIENCE_S)
+        return (await asyncio.wrap_future(self.encoder.submit(request))).handle
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """One request: when it was sent and answered (perf_counter), and its first token's delay."""
+
+    begun_s: float
+    ended_s: float
+    ttft_s: float
+    timings: DecodeTimings
+
+
+class Rig:
+    """One device, its measured ceilings, and checkpoints made as they are asked for."""
+
+    def __init__(self, sizes: Sizes, device: str, folder: Path) -> None:
+        """Args: folder: where checkpoints are, or will be."""
+        self.sizes = sizes
+        self.device = device
+        self.dtype = "bfloat16" if device == "cuda" else "float32"
+        self._folder = folder
+        self.gpu = roofline.H200  # until `measure_ceilings`
+
+    def measure_ceilings(self) -> dict[str, float]:
+        """A large bf16 product on random data, and a copy counted twice: what the device can do."""
+        n, n_bytes = (8192, 4 << 30) if self.device == "cuda" else (128, 1 << 20)
+        a = torch.randn(n, n, device=self.device).to(torch.bfloat16)
+        flops = 2 * n**3 / self.time_s(lambda: a @ a, 10)
+        source = torch.randint(255, (n_bytes,), dtype=torch.uint8, device=self.device)
+        target = torch.empty_like(source)
+        bytes_per_s = 2 * n_bytes / self.time_s(lambda: target.copy_(source), 5)
+        self.gpu = roofline.Gpu(flops, bytes_per_s)
+        return {"bf16_tflops": flops / 1e12, "copy_tb_per_s": bytes_per_s / 1e12}
+
+    def time_s(self, run: Callable[[], Any], n_runs: int) -> float:
+        """Seconds of one run: the median of three groups of `n_runs` back to back."""
+        run()
+        groups = []
+        for _ in range(3 if self.sizes.repeats > 1 else 1):
+            self.synchronize()
+            begun = time.perf_counter()
+            for _ in range(n_runs):
+                run()
+            self.synchronize()
+            groups.append((time.perf_counter() - begun) / n_runs)
+        return statistics.median(groups)
+
+    def synchronize(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    @functools.cache  # noqa: B019  # one rig for a run
+    def checkpoint(self, name: str) -> Checkpoint:
+        """A model by its name, or "check"."""
+        shape = self.sizes.check if name == "check" else self.sizes.models[name]
+        folder = self._folder / name
+        done = folder / "done"
+        if not done.exists():
+            make_checkpoint(folder, shape, dtype="bfloat16", device=self.device)
+            file = folder / "generation_config.json"
+            config = json.loads(file.read_text())
+            special = special_tokens(shape)
+            # Timestamps too: Hugging Face would go back to one, and transcribe again from there.
+            config["suppress_tokens"] += [special["<|endoftext|>"]]
+            config["suppress_tokens"] += range(special["<|0.00|>"], shape.n_vocab)
+            file.write_text(json.dumps(config))
+            done.touch()
+        return open_checkpoint(str(folder))
+
+    def shape(self, name: str) -> roofline.Shape:
+        s = self.sizes.models[name]
+        return roofline.Shape(s.d_model, s.encoder_layers, s.decoder_layers, s.n_mels, s.n_vocab)
+
+    @contextmanager
+    def pair(
+        self,
+        name: str,
+        *,
+        max_batch: int = 64,
+        encode_batch: int = 8,
+        dtype: str | None = None,
+        windows: int = 0,
+        attention: Literal["auto", "torch"] = "auto",
+        **top: Any,
+    ) -> Iterator[Pair]:
+        """Both engines of a model.
+
+        windows: of both pools, 0: as free memory has it; `top`: fields of `Settings`.
+        """
+        begun = time.perf_counter()
+        checkpoint = self.checkpoint(name)
+        common: dict[str, Any] = {"device": self.device, "dtype": dtype or self.dtype}
+        settings = Settings(
+            model=str(checkpoint.path),
+            transport="memory",
+            encoder=EncoderSettings(max_batch=encode_batch, export_windows=windows, **common),
+            decoder=DecoderSettings(
+                max_batch=max_batch,
+                max_waiting=1024,
+                kv_windows=windows,
+                attention=attention,
+                **common,
+            ),
+            **top,
+        )
+        budget = gpu_budget(self.device)
+        settings = encoder_memory.sized(settings, checkpoint, self.device, budget, 0.25)
+        options: dict[str, Any] = {"cluster_key": KEY}
+        exporters = make_exporters(checkpoint, settings, self.device, name="encoder", **options)
+        encoder = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
+        budget = gpu_budget(self.device)
+        settings = decoder_memory.sized(settings, checkpoint, self.device, budget)
+        importer = make_handoff_importer(
+            checkpoint, settings, self.device, name="decoder", **options
+        )
+        decoder = DecoderEngine(checkpoint, importer, settings.decoder)
+        try:
+            prepare_s = time.perf_counter() - begun
+            yield Pair(checkpoint, exporters[0], importer, encoder, decoder, prepare_s)
+        finally:
+            for part in (encoder, decoder, importer, *exporters):
+                part.close()
+            del encoder, decoder, importer, exporters
+            if self.device == "cuda":
+                torch.cuda.empty_cache()
+
+
+def greedy(n_tokens: int) -> DecodeOptions:
+    """A plain decode of so many tokens."""
+    return DecodeOptions(language="en", timestamps=False, max_new_tokens=n_tokens)
+
+
+@functools.cache
+def _recording() -> NDArray[np.int16]:
+    """Two minutes of gliding tones over noise: what the audio is makes no difference to speed."""
+    rng = np.random.default_rng(0)
+    t = np.arange(120 * SAMPLE_RATE) / SAMPLE_RATE
+    tone = np.sin(2 * np.pi * (150 * t + 30 * np.sin(2 * np.pi * 0.7 * t)))
+    signal = 0.2 * tone * np.clip(np.sin(2 * np.pi * 3 * t), 0, None)
+    return (32_767 * (signal + 0.01 * rng.standard_normal(t.shape))).astype(np.int16)
+
+
+def clip(seconds: float, seed: int) -> NDArray[np.int16]:
+    """A window of audio; another one for each seed."""
+    whole, n = _recording(), round(seconds * SAMPLE_RATE)
+    begin = np.random.default_rng(seed).integers(0, len(whole) - n)
+    return whole[begin : begin + n].copy()

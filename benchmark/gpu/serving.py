@@ -1,0 +1,262 @@
+"""Sections of `benchmark.gpu` at the level of requests: load, overlap, hand-off, Hugging Face.
+
+A request is a window of audio that nobody sent before; it goes through both engines in this
+process, without HTTP. The client runs in the same process, on an event loop of its own thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmark.gpu import roofline
+from benchmark.gpu.rig import KEY, PATIENCE_S, Clock, Pair, Rig, Served, Workload, clip, greedy
+from benchmark.gpu.roofline import Work
+from cluster.kv.connect import available_transport, make_exporter, make_importer
+from cluster.kv.layout_for import kv_layout
+from cluster.messages import DecodeRequest
+
+Record = Callable[[str, Any], None]
+WARM_UP_SHARE = 0.25  # of a load point, on top of it
+POISSON_LOADS = (0.5, 0.8)  # of the closed loop's best
+OVERLAP_WINDOWS = 32
+
+
+class _Requests:
+    """Unique clips of one workload, through one pair."""
+
+    def __init__(self, pair: Pair, workload: Workload) -> None:
+        self._pair, self._workload = pair, workload
+        self._n = 0
+
+    async def __call__(self) -> Served:
+        self._n += 1
+        pcm = clip(self._workload.audio_s, self._n)
+        return await self._pair.transcribe(pcm, self._workload.n_tokens)
+
+
+async def closed_loop(
+    one: Callable[[], Awaitable[Served]], n: int, seconds: float
+) -> tuple[list[Served], float]:
+    """`n` requests in flight for so long, after a warm-up.
+
+    Returns:
+        Those that ended in that time, and requests per second.
+    """
+    begun = time.perf_counter() + WARM_UP_SHARE * seconds
+    end = begun + seconds
+    served: list[Served] = []
+
+    async def client() -> None:
+        while time.perf_counter() < end or not served:
+            served.append(await one())
+
+    await asyncio.gather(*(client() for _ in range(n)))
+    within = [request for request in served if begun <= request.ended_s <= end]
+    if within:
+        return within, len(within) / seconds
+    last = served[-1]  # only where one takes longer than all the time, as in a smoke run
+    return [last], n / (last.ended_s - last.begun_s)
+
+
+async def poisson(
+    one: Callable[[], Awaitable[Served]], rate: float, seconds: float
+) -> list[Served]:
+    """Arrivals at random times, `rate` a second, whatever is in flight; without the warm-up's."""
+    rng = np.random.default_rng(0)
+    begun = time.perf_counter()
+    at, tasks = begun, []
+    while at < begun + (1 + WARM_UP_SHARE) * seconds or not tasks:
+        await asyncio.sleep(max(0.0, at - time.perf_counter()))
+        tasks.append(asyncio.ensure_future(one()))
+        at += rng.exponential(1 / rate)
+    served = await asyncio.gather(*tasks)
+    return [r for r in served if r.begun_s >= begun + WARM_UP_SHARE * seconds] or served[-1:]
+
+
+def latencies(served: list[Served]) -> dict[str, float]:
+    """Milliseconds: of whole requests, and to their first tokens."""
+    whole = [1000 * (request.ended_s - request.begun_s) for request in served]
+    first = [1000 * request.ttft_s for request in served]
+    row: dict[str, float] = {"requests": len(served)}
+    for name, values in (("e2e", whole), ("ttft", first)):
+        for percent in (50, 95, 99):
+            row[f"{name}_p{percent}_ms"] = round(float(np.percentile(values, percent)), 2)
+    return row
+
+
+def e2e(rig: Rig, clock: Clock, record: Record) -> None:
+    """Requests per second and latencies, closed loop and Poisson, for each workload."""
+    sizes = rig.sizes
+    for name in sizes.models:
+        with rig.pair(name, max_batch=max(sizes.in_flight)) as pair:
+            for workload in sizes.workloads:
+                one = _Requests(pair, workload)
+                best = 0.0
+                for n in sizes.in_flight:
+                    clock.check(sizes.point_s)
+                    served, rate = asyncio.run(closed_loop(one, n, sizes.point_s))
+                    best = max(best, rate)
+                    work = Work(workload.n_tokens + 2, n)
+                    limit = roofline.overlapped(rig.shape(name), rig.gpu, work)
+                    row = {"requests_per_s": round(rate, 2), "overlapped_limit": round(limit, 1)}
+                    row["rtfx"] = round(rate * workload.audio_s, 1)
+                    record(f"{name}, {workload.name}, {n} in flight", row | latencies(served))
+                for load in POISSON_LOADS:
+                    clock.check(sizes.point_s)
+                    rate = max(load * best, 1.0)
+                    served = asyncio.run(poisson(one, rate, sizes.point_s))
+                    row = {"offered_per_s": round(rate, 2)}
+                    record(
+                        f"{name}, {workload.name}, Poisson at {load:.0%} of the best",
+                        row | latencies(served),
+                    )
+
+
+def overlap(rig: Rig, clock: Clock, record: Record) -> None:
+    """Both engines at once against taking turns: all encodes first, then all decodes.
+
+    Taking turns is with the same kernels and batches, so it is what perfect time-slicing of two
+    processes would give; NVIDIA MPS cannot be measured from within one process.
+    """
+    sizes = rig.sizes
+    n = min(OVERLAP_WINDOWS, 4 * max(sizes.in_flight))
+    for name in sizes.models:
+        with rig.pair(name, max_batch=n, windows=2 * n) as pair:
+            for workload in sizes.workloads:
+                clock.check(sizes.point_s)
+                asyncio.run(_in_turns(pair, workload, n))  # warm-up
+                sliced = statistics.median(
+                    asyncio.run(_in_turns(pair, workload, n)) for _ in range(sizes.repeats)
+                )
+                one, work = _Requests(pair, workload), Work(workload.n_tokens + 2, n)
+                _, together = asyncio.run(closed_loop(one, n, sizes.point_s))
+                row = {
+                    "in_turns_per_s": round(sliced, 2),
+                    "overlapped_per_s": round(together, 2),
+                    "gain": round(together / sliced, 3),
+                    "limit_in_turns": round(
+                        roofline.time_sliced(rig.shape(name), rig.gpu, work), 1
+                    ),
+                    "limit_overlapped": round(
+                        roofline.overlapped(rig.shape(name), rig.gpu, work), 1
+                    ),
+                }
+                record(f"{name}, {workload.name}, {n} in flight", row)
+
+
+async def _in_turns(pair: Pair, workload: Workload, n: int) -> float:
+    """Windows per second: `n` encodes, and when the last is done, `n` decodes."""
+    clips = [clip(workload.audio_s, i) for i in range(n)]
+    begun = time.perf_counter()
+    handles = await asyncio.gather(*(pair.encode(pcm) for pcm in clips))
+    requests = [
+        DecodeRequest("r", 0, 0, handle, greedy(workload.n_tokens), PATIENCE_S)
+        for handle in handles
+    ]
+    await asyncio.gather(*(asyncio.wrap_future(pair.decoder.submit(r)) for r in requests))
+    return n / (time.perf_counter() - begun)
+
+
+def handoff(rig: Rig, clock: Clock, record: Record) -> None:
+    """Cross-KV against encoder states: each READ, and requests per second; then NIXL's own rate."""
+    sizes = rig.sizes
+    workload, n = sizes.workloads[0], min(OVERLAP_WINDOWS, max(sizes.in_flight))
+    for name in sizes.models:
+        for way in ("cross_kv", "encoder_states"):
+            clock.check(sizes.point_s)
+            with rig.pair(name, max_batch=n, handoff=way) as pair:
+                one = _Requests(pair, workload)
+                served, rate = asyncio.run(closed_loop(one, n, sizes.point_s))
+                timings = [request.timings for request in served]
+                row = {
+                    "requests_per_s": round(rate, 2),
+                    "read_ms": 1000 * statistics.median(t.transfer_s for t in timings),
+                    "read_mb": timings[0].transfer_bytes / 1e6,
+                }
+                record(f"{name}, {way}, {n} in flight", row | latencies(served))
+        if available_transport() != "nixl":
+            record(f"{name}, NIXL", "does not load here")
+            continue
+        clock.check()
+        record(f"{name}, NIXL", _nixl(rig, name))
+
+
+def _nixl(rig: Rig, name: str) -> dict[str, Any]:
+    """READs of one window between two agents of this process."""
+    layout = kv_layout(rig.checkpoint(name), 0, rig.dtype, rig.device)
+    n_pages = layout.pages_per_window
+    options: dict[str, Any] = {"cluster_key": KEY, "device": rig.device}
+    exporter = make_exporter("nixl", layout, 2 * n_pages, **options)
+    importer = make_importer("nixl", layout, 2 * n_pages, **options)
+    try:
+        rates = []
+        for window in range(2 + 5 * rig.sizes.repeats):
+            pages, own = exporter.reserve(n_pages, PATIENCE_S), importer.pool.allocate(n_pages, 10)
+            assert pages is not None
+            assert own is not None
+            handle = exporter.publish(
+                pages, request_id="r", window=window, attempt=0, frames=layout.n_frames
+            )
+            importer.accept(handle)
+            stats = importer.fetch(handle, own).result(PATIENCE_S)
+            importer.pool.release(own)
+            rates.append(stats.n_bytes / stats.seconds / 1e9)
+        rate = round(statistics.median(rates[2:]), 2)
+        return {"gb_per_s": rate, "mb": stats.n_bytes / 1e6, "transport": importer.transport}
+    finally:
+        importer.close()
+        exporter.close()
+
+
+def hugging_face(rig: Rig, clock: Clock, record: Record) -> None:
+    """`generate` with a static cache, compiled, on the same weights and lengths."""
+    from transformers import WhisperForConditionalGeneration, logging
+
+    logging.set_verbosity_error()
+    dtype = torch.bfloat16 if rig.device == "cuda" else torch.float32
+    for name in reversed(rig.sizes.models):  # the smaller one first: compiling takes a minute
+        path = rig.checkpoint(name).path
+        model: Any = WhisperForConditionalGeneration.from_pretrained(path, dtype=dtype)
+        model = model.to(rig.device).eval()
+        if rig.device == "cuda":
+            model.generation_config.cache_implementation = "static"
+            model.forward = torch.compile(model.forward, mode="reduce-overhead", fullgraph=True)
+        for workload in rig.sizes.workloads:
+            for batch in rig.sizes.rival_batches:
+                clock.check(0.2 * clock.seconds)
+                seconds = _generate_s(rig, model, workload.n_tokens, batch)
+                record(
+                    f"{name}, {workload.name}, batch of {batch}",
+                    {"requests_per_s": round(batch / seconds, 2), "batch_ms": 1000 * seconds},
+                )
+        del model
+        if rig.device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _generate_s(rig: Rig, model: Any, n_tokens: int, batch: int) -> float:
+    """Seconds of one batch, from features on the device to tokens; twice to compile and warm up."""
+    shape = (batch, model.config.num_mel_bins, 3000)
+    features = torch.randn(shape, device=rig.device).to(model.dtype)
+
+    def run() -> None:
+        tokens = model.generate(
+            features,
+            language="en",
+            task="transcribe",
+            return_timestamps=False,
+            do_sample=False,
+            min_new_tokens=n_tokens,
+            max_new_tokens=n_tokens,
+        )
+        assert tokens.shape[1] >= n_tokens, tokens.shape
+
+    run()
+    return rig.time_s(run, 1)

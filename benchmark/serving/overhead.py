@@ -1,0 +1,164 @@
+"""What a request costs outside of queue, encode and decode: router, proxy, audio, hand-off.
+
+Three clusters run side by side and take turns: Ray Serve's default mode and its
+throughput-optimised one, both behind Serve's proxy, and the latter with routers that listen
+themselves, which is what `splitscribe serve` does. The ceiling is a bare uvicorn + Starlette
+process that reads the same upload.
+
+    python -m benchmark.serving.overhead [--rounds 5] [--requests 40]
+
+Prints wall time per stage (p50, p95), CPU milliseconds per request of router, proxy and audio
+workers, at 1 and 32 requests in flight, and one JSON line last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import httpx
+from rich.console import Console
+from rich.table import Table
+
+from benchmark.shared.server import BenchServer, bare_uvicorn, serving
+from cluster.demo.samples import sample_path
+from cluster.demo.showcase import STAGES, parse_server_timing
+
+MODES = {
+    mode: {"RAY_SERVE_THROUGHPUT_OPTIMIZED": optimised, "SPLITSCRIBE_ROUTER__LISTENER": listener}
+    for mode, optimised, listener in (
+        ("default", "0", "serve"),
+        ("throughput", "1", "serve"),
+        ("throughput, no proxy", "1", "router"),
+    )
+}
+IN_FLIGHT = (1, 32)
+CPU_KINDS = ("router", "proxy", "audio")
+
+
+@dataclass
+class Sample:
+    """All rounds of one mode at one number in flight. Times in ms."""
+
+    wall: list[float] = field(default_factory=list)
+    outside: list[float] = field(default_factory=list)  # wall less queue, encode and decode
+    stages: dict[str, list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)  # per request, one value a round
+    rate: list[float] = field(default_factory=list)  # requests/s, one value a round
+
+
+async def load(
+    url: str, n_requests: int, in_flight: int
+) -> list[tuple[float, Mapping[str, float]]]:
+    """Send the short recording `n_requests` times; (wall ms, stages in ms) of each."""
+    audio = sample_path("short").read_bytes()
+    slots = asyncio.Semaphore(in_flight)
+    limits = httpx.Limits(max_connections=in_flight)
+    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
+
+        async def one() -> tuple[float, Mapping[str, float]]:
+            async with slots:
+                began = time.perf_counter()
+                answer = await client.post(
+                    "/v1/audio/transcriptions",
+                    data={"model": "whisper-1", "language": "en"},
+                    files={"file": ("short.flac", audio)},
+                )
+                answer.raise_for_status()
+                wall_ms = 1000 * (time.perf_counter() - began)
+                return wall_ms, parse_server_timing(answer.headers.get("server-timing", ""))
+
+        return await asyncio.gather(*(one() for _ in range(n_requests)))
+
+
+def measure(server: BenchServer, sample: Sample, n_requests: int, in_flight: int) -> None:
+    """One round: add its values to `sample`."""
+    cpu_before, began = server.cpu_s(), time.perf_counter()
+    answers = asyncio.run(load(server.url, n_requests, in_flight))
+    sample.rate.append(n_requests / (time.perf_counter() - began))
+    cpu_after = server.cpu_s()
+    for kind in CPU_KINDS:
+        used_s = cpu_after.get(kind, 0.0) - cpu_before.get(kind, 0.0)
+        sample.cpu.setdefault(kind, []).append(1000 * used_s / n_requests)
+    for wall_ms, stages in answers:
+        sample.wall.append(wall_ms)
+        inside_ms = sum(stages.get(stage, 0.0) for stage in ("queue", "encode", "decode"))
+        sample.outside.append(wall_ms - inside_ms)
+        for stage in STAGES:
+            sample.stages.setdefault(stage, []).append(stages.get(stage, 0.0))
+
+
+def bare_ms(n_requests: int, in_flight: int) -> float:
+    """Median wall time of the same upload against a bare server in one process."""
+    with bare_uvicorn() as server:
+        answers = asyncio.run(load(server.url, n_requests, in_flight))
+    return statistics.median(wall_ms for wall_ms, _ in answers)
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=40, help="per round")
+    args = parser.parse_args()
+    console = Console(width=160)
+    samples = {(mode, n): Sample() for mode in MODES for n in IN_FLIGHT}
+    ceiling = {n: bare_ms(args.requests, n) for n in IN_FLIGHT}
+    for n, ms in ceiling.items():
+        console.print(
+            f"ceiling: bare uvicorn reads the upload in {ms:.1f} ms (median, {n} in flight)"
+        )
+    with ExitStack() as stack:
+        servers = {
+            mode: stack.enter_context(serving("--log-level", "WARNING", env=environment))
+            for mode, environment in MODES.items()
+        }
+        for server in servers.values():  # warm-up
+            asyncio.run(load(server.url, 8, 4))
+        for _ in range(args.rounds):
+            for n in IN_FLIGHT:
+                for mode, server in servers.items():
+                    measure(server, samples[mode, n], args.requests, n)
+    table = Table(title="5 s clip; wall ms p50 / p95 per stage, CPU ms per request")
+    for column in ("mode", "in flight", "req/s", "wall", "outside", *STAGES):
+        table.add_column(column, no_wrap=True)
+    for kind in CPU_KINDS:
+        table.add_column(f"cpu {kind}")
+    report = []
+    for (mode, n), sample in samples.items():
+        pair = [
+            f"{percentile(values, 0.5):.0f} / {percentile(values, 0.95):.0f}"
+            for values in (sample.wall, sample.outside, *(sample.stages[s] for s in STAGES))
+        ]
+        cpu = {kind: statistics.median(sample.cpu[kind]) for kind in CPU_KINDS}
+        rate = statistics.median(sample.rate)
+        table.add_row(mode, str(n), f"{rate:.1f}", *pair, *(f"{ms:.1f}" for ms in cpu.values()))
+        report.append(
+            {
+                "mode": mode,
+                "in_flight": n,
+                "requests_per_s": round(rate, 2),
+                "wall_ms_p50": round(percentile(sample.wall, 0.5), 2),
+                "wall_ms_p95": round(percentile(sample.wall, 0.95), 2),
+                "outside_ms_p50": round(percentile(sample.outside, 0.5), 2),
+                "outside_ms_p95": round(percentile(sample.outside, 0.95), 2),
+                "cpu_ms": {kind: round(ms, 2) for kind, ms in cpu.items()},
+                "bare_ms_p50": round(ceiling[n], 2),
+            }
+        )
+    console.print(table)
+    print(json.dumps({"benchmark": "overhead", "rows": report}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""Where the router saturates, what a request costs it, and how requests/s grow with replicas.
+
+    python -m benchmark.serving.scaling [--rounds 5] [--requests 200] [--parts cost,growth]
+
+The workers answer at once (`benchmark.serving.instant`), the upload is the 5 s clip. First the
+ceilings, a bare uvicorn and a bare Serve ingress that read the same upload; then the real router
+alone, with Serve's handles to its workers, and behind Serve's proxy too. All of them are up at the
+same time and take turns. Then the growth: workers that hold each window for 50 ms, as one GPU
+would, without using a core. Everything shares this machine's cores, the client too: so the CPU time
+per request says what one router could carry, and requests/s what these cores did.
+
+Prints CPU milliseconds per request by kind of process, requests/s, and one JSON line last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmark.serving.raw_client import Load, form_request, send_all
+from benchmark.shared.server import BareServer, BenchServer, bare_uvicorn, serving
+from cluster.demo.samples import sample_path
+
+IN_FLIGHT = (1, 4, 16, 64)
+CPU_KINDS = ("bare", "router", "proxy", "audio", "encoder", "decoder", "other", "client")
+HOLD_MS = 50.0
+REPLICAS = (1, 2, 4, 8)
+IDLE_S = 10.0
+TARGET_MS = 8.0  # of router and proxy
+TARGET_PER_S = 150.0
+OWN = (sys.executable, "-m", "benchmark.serving.instant")
+
+Server = BareServer | BenchServer
+
+
+def instant(*flags: str) -> AbstractContextManager[BenchServer]:
+    """A cluster of `benchmark.serving.instant`."""
+    return serving("--log-level", "WARNING", *flags, command=OWN)
+
+
+CONFIGURATIONS: Mapping[str, Any] = {
+    "ceiling: bare uvicorn": bare_uvicorn,
+    "ceiling: bare Serve ingress": lambda: instant("--pools", "bare"),
+    "router alone": lambda: instant("--pools", "local"),
+    "router": lambda: instant(),
+    "router behind Serve's proxy": lambda: instant("--listener", "serve"),
+}
+
+
+@dataclass
+class Sample:
+    """All rounds of one configuration at one number in flight; one value a round."""
+
+    requests_per_s: list[float] = field(default_factory=list)
+    p50_ms: list[float] = field(default_factory=list)
+    cpu_ms: dict[str, list[float]] = field(default_factory=dict)  # per request
+
+    def add(self, load: Load, cpu_ms: Mapping[str, float]) -> None:
+        self.requests_per_s.append(load.requests_per_s)
+        self.p50_ms.append(statistics.median(load.latencies_ms))
+        for kind in CPU_KINDS:
+            self.cpu_ms.setdefault(kind, []).append(cpu_ms.get(kind, 0.0))
+
+    def cpu(self, kind: str) -> float:
+        return statistics.median(self.cpu_ms[kind])
+
+    def router_and_proxy(self) -> float:
+        return statistics.median(
+            router + proxy
+            for router, proxy in zip(self.cpu_ms["router"], self.cpu_ms["proxy"], strict=True)
+        )
+
+    def report(self) -> dict[str, Any]:
+        return {
+            "requests_per_s": round(statistics.median(self.requests_per_s), 1),
+            "p50_ms": round(statistics.median(self.p50_ms), 2),
+            "router_and_proxy_ms": round(self.router_and_proxy(), 2),
+            "cpu_ms": {kind: round(self.cpu(kind), 2) for kind in CPU_KINDS if self.cpu(kind)},
+        }
+
+
+def measure(server: Server, n_requests: int, in_flight: int) -> tuple[Load, dict[str, float]]:
+    """One round: the load, and CPU milliseconds per request by kind of process."""
+    audio = sample_path("short").read_bytes()
+    request = form_request(server.url, audio, model="whisper-1", language="en")
+    before, client_s = server.cpu_s(), time.process_time()
+    load = asyncio.run(send_all(server.url, request, n_requests, in_flight, '"text"'))
+    after = server.cpu_s() | {"client": time.process_time() - client_s}
+    cpu_ms = {
+        kind: 1000 * (used_s - before.get(kind, 0.0)) / n_requests for kind, used_s in after.items()
+    }
+    return load, cpu_ms
+
+
+def idle_router_ms(server: Server) -> float:
+    """CPU milliseconds per second of a router that nobody asks."""
+    before_s = server.cpu_s()["router"]
+    time.sleep(IDLE_S)
+    return 1000 * (server.cpu_s()["router"] - before_s) / IDLE_S
+
+
+def measure_cost(n_rounds: int, n_requests: int, console: Console) -> list[dict[str, Any]]:
+    """What a request costs, in every configuration, at every number in flight."""
+    samples = {(name, n): Sample() for name in CONFIGURATIONS for n in IN_FLIGHT}
+    with ExitStack() as stack:
+        servers = {name: stack.enter_context(start()) for name, start in CONFIGURATIONS.items()}
+        for server in servers.values():  # warm-up
+            measure(server, 100, max(IN_FLIGHT))
+        idle_ms = idle_router_ms(servers["router"])
+        for _ in range(n_rounds):
+            for n in IN_FLIGHT:
+                for name, server in servers.items():
+                    samples[name, n].add(*measure(server, n_requests, n))
+    table = Table(title="5 s clip, workers that answer at once; CPU ms per request")
+    for column in ("", "in flight", "req/s", "p50 ms", "router + proxy", *CPU_KINDS):
+        table.add_column(column, no_wrap=True)
+    for (name, n), sample in samples.items():
+        table.add_row(
+            name,
+            str(n),
+            f"{statistics.median(sample.requests_per_s):.0f}",
+            f"{statistics.median(sample.p50_ms):.1f}",
+            f"{sample.router_and_proxy():.1f}",
+            *(f"{sample.cpu(kind):.1f}" for kind in CPU_KINDS),
+        )
+    console.print(table)
+    costs_ms = [samples["router", n].router_and_proxy() for n in IN_FLIGHT]
+    console.print(
+        f"router and proxy: {min(costs_ms):.1f} to {max(costs_ms):.1f} ms per request (to reach: "
+        f"{TARGET_MS:.0f}), with {idle_ms:.0f} ms per second that an idle router takes, shared by "
+        f"the requests of that second. {1000 / max(costs_ms):.0f} to {1000 / min(costs_ms):.0f} "
+        f"requests/s would fill the one core that its event loop can use (to reach: "
+        f"{TARGET_PER_S:.0f}): computed, as {os.cpu_count()} cores cannot show it"
+    )
+    return [
+        {"configuration": name, "in_flight": n, **sample.report()}
+        for (name, n), sample in samples.items()
+    ]
+
+
+def measure_growth(n_rounds: int, n_requests: int, console: Console) -> list[dict[str, Any]]:
+    """Requests/s against replicas: of both worker pools, then of the router."""
+    table = Table(title="requests/s as replicas grow")
+    for column in ("encoders = decoders", "routers", "window held", "req/s", "of the ideal"):
+        table.add_column(column)
+    rows = []
+    for workers, routers, hold_ms in (
+        *((n, 1, HOLD_MS) for n in REPLICAS),
+        *((2, n, 0.0) for n in (1, 2)),
+    ):
+        with _grown(workers, routers, hold_ms) as server:
+            # Enough in flight that each pool always has a window for every worker.
+            in_flight = max(16, 6 * workers)
+            measure(server, 100, in_flight)
+            rates = [
+                measure(server, n_requests, in_flight)[0].requests_per_s for _ in range(n_rounds)
+            ]
+        rate = statistics.median(rates)
+        ideal = workers * 1000 / hold_ms if hold_ms else None
+        table.add_row(
+            str(workers),
+            str(routers),
+            f"{hold_ms:.0f} ms",
+            f"{rate:.0f}",
+            f"{rate / ideal:.2f}" if ideal else "-",
+        )
+        rows.append(
+            {
+                "workers": workers,
+                "routers": routers,
+                "hold_ms": hold_ms,
+                "requests_per_s": round(rate, 1),
+                "ideal_per_s": ideal,
+            }
+        )
+    console.print(table)
+    console.print(
+        f"{os.cpu_count()} cores hold client, routers, audio workers and all replicas: where they "
+        "are full, more replicas cannot help, and a second router shares the same cores"
+    )
+    return rows
+
+
+@contextmanager
+def _grown(workers: int, routers: int, hold_ms: float) -> Iterator[BenchServer]:
+    counts = {"--encoders": workers, "--decoders": workers, "--routers": routers}
+    flags = [text for flag, n in counts.items() for text in (flag, str(n))]
+    with instant(*flags, "--hold-ms", str(hold_ms)) as server:
+        yield server
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=200, help="per round")
+    parser.add_argument("--parts", default="cost,growth")
+    args = parser.parse_args()
+    console = Console(width=170)
+    parts = {"cost": measure_cost, "growth": measure_growth}
+    report = {
+        part: parts[part](args.rounds, args.requests, console) for part in args.parts.split(",")
+    }
+    print(json.dumps({"benchmark": "scaling", "cores": os.cpu_count(), **report}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,214 @@
+"""Recordings and what is said in them: a folder, a Hugging Face dataset, or demo utterances.
+
+    folder    name.wav beside name.txt; or references.tsv (file, tab, text; no heading), or
+              references.jsonl ({"file": ..., "text": ...} a line) beside the files
+    dataset   any on the Hub or in a local folder that `datasets` loads; needs that package
+    demo      the recordings that ship with the package, or new utterances by the demo model's own
+              voices (needs espeak-ng and flite), made once and kept in a cache folder
+
+Knows files, nothing of servers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import io
+import json
+import os
+import wave
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.demo.samples import SAMPLES, sample_path, sample_text
+from cluster.messages import SAMPLE_RATE
+
+AUDIO_SUFFIXES = frozenset(
+    (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4", ".webm", ".aac")
+)
+FILE_KEYS = ("file", "audio", "audio_filepath", "path")
+TEXT_KEYS = ("text", "sentence", "transcription", "transcript", "normalized_text")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "splitscribe/benchmark"
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """One recording as a client would upload it.
+
+    audio: the file, or its bytes. reference: what is said; None where nobody wrote it down.
+    """
+
+    name: str
+    audio: Path | bytes
+    reference: str | None = None
+
+    def read(self) -> bytes:
+        return self.audio if isinstance(self.audio, bytes) else self.audio.read_bytes()
+
+    def pcm(self) -> NDArray[np.int16]:
+        """int16 [n_samples], mono, 16 kHz."""
+        source = io.BytesIO(self.audio) if isinstance(self.audio, bytes) else str(self.audio)
+        resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
+        parts: list[NDArray[np.int16]] = []
+        with av.open(source, "r") as container:
+            for frame in container.decode(audio=0):
+                parts += [part.to_ndarray()[0] for part in resampler.resample(frame)]
+            parts += [part.to_ndarray()[0] for part in resampler.resample(None)]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int16)
+
+
+def wav_bytes(pcm: NDArray[np.int16]) -> bytes:
+    """A WAV file of int16 [n_samples] at 16 kHz."""
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as wav:
+        wav.setnchannels(1)
+        wav.setsampwidth(2)
+        wav.setframerate(SAMPLE_RATE)
+        wav.writeframes(pcm.tobytes())
+    return buffer.getvalue()
+
+
+def add_clip_flags(parser: argparse._ActionsContainer) -> None:
+    """The flags that `clips_of` reads."""
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--folder", type=Path, help="audio files with their references")
+    source.add_argument("--hf-dataset", metavar="NAME", help="on the Hub, or a local folder")
+    source.add_argument("--demo", type=int, metavar="N", help="that many demo utterances")
+    parser.add_argument("--hf-config", metavar="NAME", help="configuration of the dataset")
+    parser.add_argument("--hf-split", default="test", metavar="NAME", help="default: test")
+    parser.add_argument("--hf-text-column", metavar="NAME", help="default: the first usual one")
+    parser.add_argument("--cache", type=Path, default=CACHE, help="where demo utterances are kept")
+
+
+def clips_of(args: argparse.Namespace, limit: int | None = None) -> list[Clip]:
+    """What the flags ask for, at most `limit`; the recordings of the package when nothing is.
+
+    Raises:
+        SystemExit: there is nothing, or something needed is not installed.
+    """
+    if args.folder:
+        found = folder_clips(args.folder)
+    elif args.hf_dataset:
+        found = list(
+            dataset_clips(
+                args.hf_dataset, args.hf_config, args.hf_split, args.hf_text_column, limit
+            )
+        )
+    elif args.demo:
+        found = demo_utterances(args.demo, args.cache)
+    else:
+        found = [Clip(name, sample_path(name), sample_text(name)) for name in SAMPLES]
+    if not found:
+        raise SystemExit("there is no recording to send")
+    return found[:limit]
+
+
+def folder_clips(folder: Path) -> list[Clip]:
+    """Every audio file under `folder`, by name; the reference where there is one."""
+    if not folder.is_dir():
+        raise SystemExit(f"{folder} is no folder")
+    listed = _listed_references(folder)
+    if listed:
+        missing = [name for name in listed if not (folder / name).is_file()]
+        if missing:
+            raise SystemExit(f"{folder} has references of files that are not there: {missing[:3]}")
+        return [Clip(name, folder / name, text) for name, text in listed.items()]
+    clips = []
+    for file in sorted(folder.rglob("*")):
+        if file.suffix.lower() in AUDIO_SUFFIXES:
+            text = file.with_suffix(".txt")
+            reference = text.read_text().strip() if text.is_file() else None
+            clips.append(Clip(str(file.relative_to(folder)), file, reference))
+    return clips
+
+
+def _listed_references(folder: Path) -> dict[str, str]:
+    """File name to text, of references.tsv or references.jsonl; empty when there is neither."""
+    if (table := folder / "references.tsv").is_file():
+        with table.open(newline="") as lines:
+            rows = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+        return {row[0]: row[1].strip() for row in rows if len(row) > 1}
+    if (table := folder / "references.jsonl").is_file():
+        rows_json = [json.loads(line) for line in table.read_text().splitlines() if line.strip()]
+        return {
+            str(_first(row, FILE_KEYS, str(table))): str(_first(row, TEXT_KEYS, str(table)))
+            for row in rows_json
+        }
+    return {}
+
+
+def _first(row: Mapping[str, Any], keys: tuple[str, ...], where: str) -> Any:
+    for key in keys:
+        if key in row:
+            return row[key]
+    raise SystemExit(f"{where} has none of {', '.join(keys)}; it has {', '.join(row)}")
+
+
+def dataset_clips(
+    name: str, config: str | None, split: str, text_column: str | None, limit: int | None
+) -> Iterator[Clip]:
+    """The rows of a dataset as they are stored: nothing is decoded or resampled here."""
+    try:
+        import datasets
+    except ImportError:
+        raise SystemExit("--hf-dataset needs a package: pip install datasets") from None
+    rows = datasets.load_dataset(name, config, split=split, streaming=True)
+    features = rows.features or {}
+    column = next((key for key, kind in features.items() if isinstance(kind, datasets.Audio)), None)
+    if column is None:
+        raise SystemExit(f"{name} has no audio column; it has {', '.join(features)}")
+    rows = rows.cast_column(column, datasets.Audio(decode=False))
+    for index, row in enumerate(rows if limit is None else rows.take(limit)):
+        audio = row[column]
+        data = audio["bytes"] if audio["bytes"] is not None else Path(audio["path"])
+        suffix = Path(audio["path"] or "audio.wav").suffix
+        text = row[text_column] if text_column else _first(row, TEXT_KEYS, name)
+        yield Clip(f"{index:05}{suffix}", data, str(text))
+
+
+def demo_utterances(n: int, cache: Path) -> list[Clip]:
+    """Utterances from the seed of `cluster.demo.recipe.evaluate`, which training never used.
+
+    Made sentences and words in free order take turns. They are made in order, so that fewer of
+    them are the first of more; what is missing in the cache is made with all before it.
+    """
+    folder = cache / "demo-utterances"
+    files = [folder / f"{index:05}.wav" for index in range(n)]
+    if not all(file.with_suffix(".txt").is_file() for file in files):
+        _make_utterances(files)
+    return [Clip(file.name, file, file.with_suffix(".txt").read_text()) for file in files]
+
+
+def _make_utterances(files: list[Path]) -> None:
+    from cluster.demo.recipe import corpus
+    from cluster.demo.recipe.examples import ExampleMaker
+    from cluster.demo.recipe.synthesis import SynthesisError
+
+    print(f"making {len(files)} demo utterances in {files[0].parent}", flush=True)
+    files[0].parent.mkdir(parents=True, exist_ok=True)
+    made, free = ExampleMaker("made"), ExampleMaker("free")
+    for index, file in enumerate(files):
+        maker, source = ((made, corpus.made_sentence), (free, corpus.free_order))[index % 2]
+        try:
+            example = maker.alone(source)
+        except SynthesisError as error:
+            raise SystemExit(str(error)) from error
+        pcm = (np.clip(example.audio, -1, 1) * 32767).astype(np.int16)
+        file.write_bytes(wav_bytes(pcm))
+        file.with_suffix(".txt").write_text(example.text)  # last: it says that the clip is whole
+
+
+def make_files(folder: Path, recording: str, n: int) -> list[Path]:
+    """`n` files of one recording, each with noise of its own of at most one step of 16 bits."""
+    pcm = np.clip(Clip(recording, sample_path(recording)).pcm(), -32_767, 32_766)
+    rng = np.random.default_rng(0)
+    files = [folder / f"{index}.wav" for index in range(n)]
+    for file in files:
+        file.write_bytes(wav_bytes(pcm + rng.integers(-1, 2, len(pcm), dtype=np.int16)))
+    return files

@@ -1,0 +1,88 @@
+"""Random checkpoints in published shapes whose every window takes the same number of tokens.
+
+Random weights neither stop nor keep to text, and engines differ in how a length can be forced. So
+the length is in the weights: the decoder's position embeddings say, at each position, whether
+<|0.00|>, text or <|endoftext|> comes next, louder than all else in the residual stream; within the
+text the tokens are those of the random layers. Every engine then does its full work and stops by
+its own ordinary rule, with no option of its API. Start sequences must be three tokens long:
+transcript, language, task, so with timestamps and without a prompt.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from cluster.model.shapes import EMBED_TOKENS
+from tests.support.checkpoints import ModelShape, make_checkpoint, special_tokens
+
+SHAPES = {  # the published ones, in full
+    "tiny": ModelShape(384, 6, 4, 4),
+    "base": ModelShape(512, 8, 6, 6),
+    "small": ModelShape(768, 12, 12, 12),
+    "medium": ModelShape(1024, 16, 24, 24),
+    "large-v3": ModelShape(
+        1280, 20, 32, 32, n_mels=128, n_vocab=51_866, n_languages=100, no_speech="<|nospeech|>"
+    ),
+    "large-v3-turbo": ModelShape(
+        1280, 20, 32, 4, n_mels=128, n_vocab=51_866, n_languages=100, no_speech="<|nospeech|>"
+    ),
+}
+START_TOKENS = 3  # transcript, language, task
+FULL_VOLUME = 3.0  # of the residual stream's own norm: nothing else is heard
+HALF_VOLUME = 1.0  # the layers still choose among the tokens of text
+VOICE = 2.0  # norm of what a token's embedding answers with
+
+
+def forced_checkpoint(
+    folder: Path, shape: ModelShape, n_tokens: int, dtype: str = "float32"
+) -> Path:
+    """Write a checkpoint that samples `n_tokens` (<|0.00|>, then text) and then ends its window.
+
+    An earlier one in `folder` is kept. Returns `folder`.
+    """
+    done = folder / "forced.json"
+    if done.is_file() and json.loads(done.read_text()) == {"n_tokens": n_tokens}:
+        return folder
+    shutil.rmtree(folder, ignore_errors=True)
+    make_checkpoint(folder, shape, dtype=dtype)
+    file = folder / "model.safetensors"
+    tensors = load_file(file)
+    prefix = "model." if f"model.{EMBED_TOKENS}" in tensors else ""
+    positions = tensors[f"{prefix}decoder.embed_positions.weight"]
+    tokens = tensors[f"{prefix}{EMBED_TOKENS}"]
+    _force(positions, tokens, special_tokens(shape), shape, n_tokens)
+    save_file(tensors, file, metadata={"format": "pt"})
+    done.write_text(json.dumps({"n_tokens": n_tokens}))  # last: the folder is whole
+    return folder
+
+
+def _force(
+    positions: Tensor, tokens: Tensor, special: dict[str, int], shape: ModelShape, n_tokens: int
+) -> None:
+    """Write the schedule into position embeddings [n_ctx, d] and token embeddings [n_vocab, d]."""
+    eot = special["<|endoftext|>"]
+    # Three directions of equal, small entries: no outlier for 8-bit weights or activations.
+    generator = torch.Generator().manual_seed(1)
+    signs = torch.randint(0, 2, (3, shape.d_model), generator=generator).float() * 2 - 1
+    begin, text, end = (signs / math.sqrt(shape.d_model)).to(positions.dtype)
+    # A layer adds at most three sublayers of about unit variance to each entry.
+    residual = math.sqrt(shape.d_model * (1 + 3 * shape.decoder_layers))
+    first = START_TOKENS - 1  # the position whose output is the first sampled token
+    last = first + n_tokens
+    positions[first] += FULL_VOLUME * residual * begin
+    positions[first + 1 : last] += HALF_VOLUME * residual * text
+    # And a direction of its own for each, or one token would follow itself for ever.
+    own = torch.randn(n_tokens - 1, shape.d_model, generator=generator) / math.sqrt(shape.d_model)
+    positions[first + 1 : last] += HALF_VOLUME * residual * own.to(positions.dtype)
+    positions[last:] += FULL_VOLUME * residual * end
+    tokens[special["<|0.00|>"]] += VOICE * begin
+    tokens[:eot] += VOICE / 2 * text
+    tokens[eot:] -= VOICE / 2 * text
+    tokens[eot] += VOICE * end

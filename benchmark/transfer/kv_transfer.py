@@ -1,0 +1,339 @@
+"""The hand-off of one window on one host, beside what bounds it and what it competes with.
+
+In every round, in random order: ours (accept, READ, generation, release; encoder in another
+process), raw `process_vm_readv` of the same pages, memcpy, and Ray's object store (an actor returns
+the KV, the reader copies it out). So all of them see the same drift of the machine. What is handed
+over is cross-attention KV in pages of several sizes, and the encoder states that it is made of.
+Prints the ceilings first, then the tables, one JSON line last.
+
+    python benchmark/transfer/kv_transfer.py [--quick] [--no-ray]
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+
+import numpy as np
+import torch
+
+from cluster.kv.connect import make_exporter, make_importer
+from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
+from cluster.messages import CrossKVHandle
+
+KEY = b"benchmark"
+LEASE_S = 600.0  # a round is never cut short by an expiry
+# name, decoder layers, heads of 64; bf16, 1500 frames
+SHAPES = [
+    ("1 layer of 4 heads", 1, 4),
+    ("tiny", 4, 6),
+    ("large-v3-turbo", 4, 20),
+    ("small", 12, 12),
+    ("large-v3", 32, 20),
+]
+QUICK_SHAPES = [SHAPES[0], SHAPES[2]]
+PAGE_FRAMES = [1500, 125, 50]
+COLUMNS = ("ours", "process_vm_readv", "memcpy", "ray")
+
+
+@dataclass
+class Row:
+    """Times of one shape and page size, in ms, per contender and round."""
+
+    shape: str
+    layout: PageLayout
+    transport: str
+    times_ms: dict[str, list[float]]
+
+    @property
+    def n_bytes(self) -> int:
+        return window_bytes(self.layout)
+
+    def median_ms(self, contender: str) -> float:
+        return statistics.median(self.times_ms[contender])
+
+    def gb_per_s(self, contender: str) -> float:
+        return self.n_bytes / self.median_ms(contender) / 1e6
+
+    def ratio_to(self, contender: str) -> float:
+        """How much of the contender's speed ours has: the median over rounds."""
+        pairs = zip(self.times_ms[contender], self.times_ms["ours"], strict=True)
+        return statistics.median(theirs / ours for theirs, ours in pairs)
+
+    @property
+    def best_ratio_to_readv(self) -> float:
+        """The same for the best round of each, which a busy machine disturbs least."""
+        return min(self.times_ms["process_vm_readv"]) / min(self.times_ms["ours"])
+
+    def as_json(self) -> dict[str, Any]:
+        contenders = [name for name in COLUMNS if name in self.times_ms]
+        return {
+            "shape": self.shape,
+            "payload": self.layout.payload,
+            "mb": round(self.n_bytes / 1e6, 2),
+            "page_frames": self.layout.page_frames,
+            "pages": self.layout.pages_per_window,
+            "transport": self.transport,
+            "median_ms": {name: round(self.median_ms(name), 3) for name in contenders},
+            "best_ms": {name: round(min(self.times_ms[name]), 3) for name in contenders},
+            "speed_of_readv": round(self.ratio_to("process_vm_readv"), 3),
+            "best_speed_of_readv": round(self.best_ratio_to_readv, 3),
+            "speed_of_memcpy": round(self.ratio_to("memcpy"), 3),
+            "speed_of_ray": round(self.ratio_to("ray"), 2) if "ray" in contenders else None,
+        }
+
+
+class Encoder:
+    """The exporter's process."""
+
+    def __init__(self) -> None:
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours.detach())
+        root = str(Path(__file__).parents[2])
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, "--encoder", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, "PYTHONPATH": root},
+        )
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def call(self, *request: Any) -> Any:
+        self._connection.send(request)
+        return self._connection.recv()
+
+    def close(self) -> None:
+        self._connection.close()
+        self._process.wait(60)
+
+
+def serve_encoder(connection: Connection) -> None:
+    torch.set_num_threads(1)
+    exporter: Any = None
+    while True:
+        try:
+            name, *args = connection.recv()
+        except EOFError:
+            return
+        if name == "open":
+            if exporter is not None:
+                exporter.close()
+            layout = args[0]
+            n_pages = layout.pages_per_window
+            exporter = make_exporter("nixl", layout, n_pages, cluster_key=KEY, lease_s=LEASE_S)
+            exporter.pool.tensor.copy_(make_kv(layout))
+            connection.send(None)
+        else:
+            pages = exporter.reserve(exporter.pool.n_pages, timeout_s=60.0)
+            connection.send(
+                exporter.publish(pages, request_id="b", window=0, attempt=0, frames=1500)
+            )
+
+
+def layouts_of(shape: tuple[str, int, int]) -> list[PageLayout]:
+    name, n_layer, n_head = shape
+    paged = [KVLayout(name, n_layer, n_head, 64, 1500, n, "bfloat16") for n in PAGE_FRAMES]
+    return [*paged, StatesLayout(name, 64 * n_head, 1500, "bfloat16")]
+
+
+def make_kv(layout: PageLayout) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(layout.page_frames)
+    shape = (layout.pages_per_window, *layout.page_shape)
+    return torch.rand(shape, generator=generator).to(torch.bfloat16)
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
+
+
+def process_vm_readv(pid: int, local: int, remote: int, n_bytes: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.process_vm_readv.restype = ctypes.c_ssize_t
+    done = 0
+    while done < n_bytes:
+        here = _IoVec(local + done, n_bytes - done)
+        there = _IoVec(remote + done, n_bytes - done)
+        n = libc.process_vm_readv(pid, ctypes.byref(here), 1, ctypes.byref(there), 1, 0)
+        if n <= 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        done += n
+
+
+def start_ray() -> Any:
+    """An actor that returns KV of the size it was given last."""
+    import ray
+
+    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+
+    @ray.remote(num_cpus=1)  # type: ignore[untyped-decorator, unused-ignore]
+    class RayEncoder:
+        def prepare(self, n_bytes: int) -> None:
+            self.kv = np.ones(n_bytes, dtype=np.uint8)
+
+        def hand_off(self) -> Any:
+            return self.kv
+
+    return RayEncoder.remote()
+
+
+def measure(layout: PageLayout, rounds: int, encoder: Encoder, ray_encoder: Any) -> Row:
+    n_bytes = window_bytes(layout)
+    encoder.call("open", layout)
+    importer: Any = make_importer("nixl", layout, layout.pages_per_window, cluster_key=KEY)
+    pages = importer.pool.allocate(layout.pages_per_window)
+    target = importer.pool.base_address
+    source = np.ones(n_bytes, dtype=np.uint8)
+
+    def ours(handle: CrossKVHandle) -> None:
+        importer.accept(handle)
+        importer.fetch(handle, pages).result()
+
+    ours(encoder.call("publish"))  # connects, and touches every page
+    if not torch.equal(importer.pool.tensor, make_kv(layout)):
+        raise RuntimeError("the hand-off changed the KV")
+
+    def by_ray() -> None:
+        import ray
+
+        kv = ray.get(ray_encoder.hand_off.remote())
+        ctypes.memmove(target, kv.ctypes.data, n_bytes)
+
+    contenders: dict[str, Callable[[CrossKVHandle], None]] = {
+        "ours": ours,
+        "process_vm_readv": lambda handle: process_vm_readv(
+            encoder.pid, target, handle.addresses[0], n_bytes
+        ),
+        "memcpy": lambda _: ctypes.memmove(target, source.ctypes.data, n_bytes) and None,
+    }
+    if ray_encoder is not None:
+        import ray
+
+        ray.get(ray_encoder.prepare.remote(n_bytes))
+        contenders["ray"] = lambda _: by_ray()
+
+    times_ms: dict[str, list[float]] = {contender: [] for contender in contenders}
+    for n in range(rounds + 1):
+        handle = encoder.call("publish")
+        order = list(contenders)
+        random.shuffle(order)
+        for contender in order:
+            begin = time.perf_counter()
+            contenders[contender](handle)
+            if n > 0:  # the first round warms up
+                times_ms[contender].append((time.perf_counter() - begin) * 1e3)
+    transport = importer.transport
+    importer.close()
+    return Row(layout.model, layout, transport, times_ms)
+
+
+def print_ceilings(rows: list[Row]) -> None:
+    print("\nCeilings of this machine in this run (medians, GB/s)")
+    print(f"{'MB':>8}  {'memcpy':>8}  {'process_vm_readv':>16}")
+    for n_bytes in sorted({row.n_bytes for row in rows}):
+        same = [row for row in rows if row.n_bytes == n_bytes]
+        memcpy = statistics.median(row.gb_per_s("memcpy") for row in same)
+        readv = statistics.median(row.gb_per_s("process_vm_readv") for row in same)
+        print(f"{n_bytes / 1e6:8.1f}  {memcpy:8.1f}  {readv:16.1f}")
+
+
+def print_table(rows: list[Row]) -> None:
+    print("\nOne window handed off: medians in ms; ours as a share of each one's speed")
+    contenders = [name for name in COLUMNS if name in rows[0].times_ms]
+    head = f"{'shape':>18}  {'payload':>14}  {'MB':>6}  {'page':>5}  {'pages':>5}"
+    head += "".join(f"  {name:>16}" for name in contenders)
+    head += "".join(f"  {'of ' + name:>19}" for name in contenders[1:])
+    print(f"{head}  {'of readv, best':>14}")
+    for row in rows:
+        frames, n_pages = row.layout.page_frames, row.layout.pages_per_window
+        line = f"{row.shape:>18}  {row.layout.payload:>14}  {row.n_bytes / 1e6:6.1f}"
+        line += f"  {frames:5d}  {n_pages:5d}"
+        line += "".join(f"  {row.median_ms(name):16.2f}" for name in contenders)
+        line += "".join(f"  {row.ratio_to(name):18.2f}x" for name in contenders[1:])
+        print(f"{line}  {row.best_ratio_to_readv:13.2f}x")
+
+
+def against_states(rows: list[Row]) -> list[dict[str, Any]]:
+    """Per shape, the best page size of KV beside the states."""
+    pairs = []
+    for states in rows:
+        if states.layout.payload != "encoder_states":
+            continue
+        paged = [r for r in rows if r.shape == states.shape and r.layout.payload == "cross_kv"]
+        best = min(paged, key=lambda row: row.median_ms("ours"))
+        pairs.append(
+            {
+                "shape": states.shape,
+                "kv_mb": round(best.n_bytes / 1e6, 2),
+                "kv_ms": round(best.median_ms("ours"), 3),
+                "states_mb": round(states.n_bytes / 1e6, 2),
+                "states_ms": round(states.median_ms("ours"), 3),
+            }
+        )
+    return pairs
+
+
+def print_against_states(pairs: list[dict[str, Any]]) -> None:
+    print("\nStates beside KV (best page size): medians; below the margin a projection pays")
+    print(f"{'shape':>18}  {'KV MB':>7}  {'ms':>7}  {'states MB':>9}  {'ms':>7}  {'margin ms':>9}")
+    for pair in pairs:
+        margin = pair["kv_ms"] - pair["states_ms"]
+        print(
+            f"{pair['shape']:>18}  {pair['kv_mb']:7.1f}  {pair['kv_ms']:7.2f}"
+            f"  {pair['states_mb']:9.2f}  {pair['states_ms']:7.2f}  {margin:9.2f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="measure the hand-off of KV on one host")
+    parser.add_argument("--quick", action="store_true", help="two shapes, few rounds")
+    parser.add_argument("--no-ray", action="store_true", help="leave Ray's object store out")
+    parser.add_argument("--encoder", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.encoder is not None:
+        serve_encoder(Connection(args.encoder))
+        return
+    torch.set_num_threads(1)
+    encoder = Encoder()
+    ray_encoder = None if args.no_ray else start_ray()
+    rows = []
+    for shape in QUICK_SHAPES if args.quick else SHAPES:
+        for layout in layouts_of(shape):
+            rows.append(measure(layout, 7 if args.quick else 25, encoder, ray_encoder))
+            print(f"measured {shape[0]}, pages of {layout.page_frames} frames", file=sys.stderr)
+    encoder.close()
+    print_ceilings(rows)
+    print_table(rows)
+    pairs = against_states(rows)
+    print_against_states(pairs)
+    load = os.getloadavg()[0]
+    print(f"\n{os.cpu_count()} cores, load {load:.1f}, transport {rows[0].transport}")
+    summary = {
+        "benchmark": "kv_transfer",
+        "cpus": os.cpu_count(),
+        "load": round(load, 1),
+        "rows": [row.as_json() for row in rows],
+        "states_beside_kv": pairs,
+    }
+    print(json.dumps(summary))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""`splitscribe check`: what this machine has, and what a cluster would use here."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+from importlib.metadata import PackageNotFoundError, version
+
+from rich.console import Console
+from rich.table import Table
+
+from cluster.errors import SplitscribeError
+from cluster.serve.distribution import build_id, package_root
+
+Row = tuple[str, str, bool]  # what, finding, whether it is well
+
+
+def check_machine(console: Console) -> int:
+    """Print a table; 0 when a cluster can run here, else 1."""
+    rows: list[Row] = []
+    for probe in (_system, _packages, _torch, _attention, _transport, _placement, _model, _memory):
+        try:
+            rows.extend(probe())
+        except SplitscribeError as error:
+            rows.append((probe.__name__.strip("_"), error.message, False))
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    for what, finding, well in rows:
+        table.add_row("[green]ok[/]" if well else "[red]no[/]", what, finding)
+    console.print(table)
+    well = all(row[2] for row in rows)
+    console.print(
+        "A cluster can run here." if well else "A cluster cannot run here: see 'no' above."
+    )
+    return 0 if well else 1
+
+
+def _system() -> list[Row]:
+    python = platform.python_version()
+    return [
+        ("system", f"{platform.system()} {platform.machine()}, Python {python}", True),
+        ("cores", f"{os.cpu_count()}", True),
+    ]
+
+
+def _packages() -> list[Row]:
+    rows: list[Row] = [("splitscribe", f"{build_id()} in {package_root()}", True)]
+    for name in ("ray", "torch", "av", "onnxruntime", "silero-vad", "tokenizers"):
+        try:
+            rows.append((name, version(name), True))
+        except PackageNotFoundError:
+            rows.append((name, "not installed: pip install splitscribe", False))
+    return rows
+
+
+def _torch() -> list[Row]:
+    import torch
+
+    if torch.cuda.is_available():
+        names = ", ".join(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count()))
+        return [("device", f"cuda: {names}", True)]
+    features = torch.backends.cpu.get_cpu_capability()
+    return [
+        ("device", f"cpu ({features}, {torch.get_num_threads()} threads); no CUDA device", True)
+    ]
+
+
+def _attention() -> list[Row]:
+    import torch
+
+    if not torch.cuda.is_available():
+        return [("attention", "torch (CPU)", True)]
+    if importlib.util.find_spec("flashinfer") is None:
+        return [("attention", "torch; for flashinfer: pip install 'splitscribe[gpu]'", True)]
+    return [("attention", "flashinfer", True)]
+
+
+def _transport() -> list[Row]:
+    from cluster.kv.connect import available_transport
+
+    transport = available_transport()
+    if transport == "nixl":
+        return [("transport", "nixl (UCX picks shared memory, TCP or RDMA for each pair)", True)]
+    note = "memory: NIXL has wheels for Linux only, so both roles are one worker here"
+    return [("transport", note, platform.system() != "Linux")]
+
+
+def _placement() -> list[Row]:
+    from cluster.serve.placement import place, this_machine
+    from cluster.settings import Settings
+
+    return [("placement", str(place(Settings(), this_machine())), True)]
+
+
+def _model() -> list[Row]:
+    from cluster.model.checkpoint import open_checkpoint
+
+    dims = open_checkpoint("demo").dims
+    layers = f"{dims.n_audio_layer}+{dims.n_text_layer} layers, width {dims.n_audio_state}"
+    return [("bundled model", layers, True)]
+
+
+def _memory() -> list[Row]:
+    try:
+        pages, size = os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return []
+    free_gib = pages * size / 2**30
+    return [("free memory", f"{free_gib:.1f} GiB (the demo takes about 3)", free_gib > 1.5)]

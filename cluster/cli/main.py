@@ -1,0 +1,186 @@
+"""The command line: serve, transcribe, demo, check; up, deploy, status, down, config.
+
+Settings come from flags over `SPLITSCRIBE_*` over `--config` over defaults. A mistake of the
+user's is one line that says what to do; everything else keeps its traceback.
+"""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from cluster.cli.operate.commands import deploy, down, status, up
+from cluster.cli.operate.config_commands import config
+from cluster.cli.transcribe.command import transcribe
+from cluster.cli.transcribe.flags import WhisperCommand
+from cluster.errors import SplitscribeError
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings
+
+app = typer.Typer(
+    name="splitscribe",
+    help="Disaggregated encoder/decoder serving for Whisper speech-to-text.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+class DeviceChoice(StrEnum):
+    auto = "auto"
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+class DTypeChoice(StrEnum):
+    auto = "auto"
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    int8 = "int8"
+
+
+class TransportChoice(StrEnum):
+    auto = "auto"
+    nixl = "nixl"
+    memory = "memory"
+
+
+class PlacementChoice(StrEnum):
+    AUTO = "auto"
+    SPLIT = "split"
+    COLOCATED = "colocated"
+
+
+class LogLevel(StrEnum):
+    DEBUG = "DEBUG"
+    INFO = "INFO"
+    WARNING = "WARNING"
+    ERROR = "ERROR"
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str | None,
+        typer.Argument(
+            help="'demo' (bundled, the default), a folder, or a Hub id", metavar="MODEL"
+        ),
+    ] = None,
+    config_file: Annotated[
+        Path | None, typer.Option("--config", help="YAML file with settings")
+    ] = None,
+    host: Annotated[str | None, typer.Option(help="address to bind [127.0.0.1]")] = None,
+    port: Annotated[int | None, typer.Option(help="port to bind [8000]; 0: a free one")] = None,
+    encoders: Annotated[int | None, typer.Option(help="encoder workers [1]")] = None,
+    decoders: Annotated[int | None, typer.Option(help="decoder workers [1]")] = None,
+    device: Annotated[DeviceChoice | None, typer.Option(help="for both roles [auto]")] = None,
+    dtype: Annotated[DTypeChoice | None, typer.Option(help="for both roles [auto]")] = None,
+    placement: Annotated[
+        PlacementChoice | None, typer.Option(help="roles in one process or apart [auto]")
+    ] = None,
+    transport: Annotated[TransportChoice | None, typer.Option(help="how KV moves [auto]")] = None,
+    api_key: Annotated[
+        list[str] | None, typer.Option(help="bearer key that clients must send; repeatable")
+    ] = None,
+    served_model_name: Annotated[
+        list[str] | None, typer.Option(help="name that clients may use; repeatable")
+    ] = None,
+    log_level: Annotated[LogLevel | None, typer.Option(help="[INFO]")] = None,
+    ray_address: Annotated[
+        str | None, typer.Option(help="join a running Ray cluster, such as 'auto'")
+    ] = None,
+    print_config: Annotated[
+        bool, typer.Option("--print-config", help="print the merged settings and exit")
+    ] = False,
+) -> None:
+    """Start the cluster in the foreground and answer OpenAI's clients.
+
+    Example: splitscribe serve --port 9000 --encoders 2
+    """
+    both = {"device": device, "dtype": dtype}
+    settings = load_settings(
+        config_file,
+        {
+            "model": model,
+            "placement": placement,
+            "transport": transport,
+            "log_level": log_level,
+            "served_model_names": tuple(served_model_name) if served_model_name else None,
+            "router": {"host": host, "port": port, "api_key": tuple(api_key or ()) or None},
+            "encoder": {"replicas": encoders, **both},
+            "decoder": {"replicas": decoders, **both},
+        },
+    )
+    if print_config:
+        out.print(as_yaml(settings), end="", markup=False)
+        return
+    from cluster.cli.foreground import serve_foreground
+
+    serve_foreground(settings, ray_address, err)
+
+
+app.command(cls=WhisperCommand)(transcribe)
+for command in (up, deploy, status, down):
+    app.command(rich_help_panel="Clusters of several machines")(command)
+app.add_typer(config, rich_help_panel="Clusters of several machines")
+
+
+@app.command()
+def demo(
+    encoders: Annotated[int, typer.Option(help="encoder workers", min=1)] = 1,
+    decoders: Annotated[int, typer.Option(help="decoder workers", min=1)] = 1,
+) -> None:
+    """Start a cluster here, send it three bundled recordings, show what it heard, stop.
+
+    Needs no download: the model and the recordings are part of the package.
+    """
+    from cluster.demo.showcase import run_demo
+
+    run_demo(encoders, decoders, out, err)
+
+
+@app.command()
+def check() -> None:
+    """Tell what this machine has, and which device and transport a cluster would use here."""
+    from cluster.cli.check import check_machine
+
+    raise typer.Exit(check_machine(out))
+
+
+def as_yaml(settings: Settings) -> str:
+    import yaml
+
+    fields: dict[str, Any] = settings.model_dump(mode="json")
+    if settings.models:
+        for name in ("model", "served_model_names"):
+            del fields[name]
+        fields["models"] = {
+            name: one.model_dump(mode="json", exclude_unset=True)
+            for name, one in settings.models.items()
+        }
+    for secret in (fields, fields["router"]):
+        for name in ("cluster_key", "api_key"):
+            if secret.get(name):
+                secret[name] = "********"
+    return yaml.safe_dump(fields, sort_keys=False)
+
+
+def main() -> None:
+    """Entry point: one line on stderr and status 1 for a user's mistake."""
+    try:
+        app()
+    except SplitscribeError as error:
+        err.print(f"splitscribe: {error.message}", style="red", markup=False)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,221 @@
+"""Ray's dashboard as an operator's command line needs it: nodes, applications, deploy, stop.
+
+Over HTTP, with the cluster's token, so that nothing here joins the cluster. The dashboard listens
+on the head's own loopback unless somebody changed that; `reach` goes there by ssh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from cluster.cli.operate.cluster_file import OTHER_NODES, ClusterFile, read_token
+from cluster.errors import ConfigurationError
+
+PORT = 8265
+REPLICA = "ServeReplica:"  # begins the class name of each, which ends in that of its deployment
+APPLICATIONS = "/api/serve/applications/"
+TUNNEL_S = 20.0  # for ssh to get there
+LISTEN_S = 5.0  # and then for a dashboard that is about to start
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node that is alive. pool: its label."""
+
+    address: str
+    pool: str
+    is_head: bool
+
+
+class Dashboard:
+    """Client of one cluster's dashboard; raises ConfigurationError with what to do about it."""
+
+    def __init__(self, url: str, token: str | None) -> None:
+        self.url = url
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._client = httpx.Client(base_url=url, headers=headers, timeout=30.0)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def answers(self) -> bool:
+        """Whether it does.
+
+        Raises:
+            httpx.HTTPError: something is there but does not answer; ssh too hangs up when nothing
+                listens at the other end of its tunnel.
+        """
+        try:
+            answer = self._client.get("/api/version", timeout=5.0)
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            return False
+        if answer.is_server_error:
+            answer.raise_for_status()
+        return True
+
+    def nodes(self) -> list[Node]:
+        """Those that are alive."""
+        found = self._call("GET", "/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
+        return [
+            Node(
+                one["node_ip"],
+                "head" if one["is_head_node"] else one["labels"].get("pool", OTHER_NODES),
+                one["is_head_node"],
+            )
+            for one in found
+            if one["state"] == "ALIVE"
+        ]
+
+    def workers(self) -> Counter[str]:
+        """How many replicas of each deployment live, whatever Serve wants of them."""
+        alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
+        answer = self._call("GET", f"/api/v0/actors?limit=10000&{alive}")
+        classes = (one["class_name"] for one in answer["data"]["result"]["result"])
+        return Counter(name.split(":")[-1] for name in classes if name.startswith(REPLICA))
+
+    def serve(self) -> dict[str, Any]:
+        """What Serve tells of itself: applications, deployments, replicas, addresses."""
+        return self._call("GET", APPLICATIONS)
+
+    def deploy(self, config: Mapping[str, Any]) -> None:
+        """Take these applications and no others. Returns before they are built."""
+        self._call("PUT", APPLICATIONS, json=config)
+
+    def stop_applications(self) -> None:
+        """Begin to end all of them; returns before their replicas have finished what they have."""
+        self.deploy({"applications": []})
+
+    def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        try:
+            answer = self._client.request(method, path, **options)
+        except httpx.HTTPError as error:
+            raise ConfigurationError(
+                f"Ray's dashboard does not answer at {self.url}: {error or type(error).__name__}; "
+                f"is the cluster up? Name it by --cluster FILE or --address URL"
+            ) from error
+        if answer.status_code in (401, 403):
+            raise ConfigurationError(
+                f"{self.url} refuses the token of this machine: copy the cluster's to "
+                f"~/.ray/auth_token (on the head: ray get-auth-token)"
+            )
+        if answer.is_error:
+            raise ConfigurationError(f"{self.url} answered {answer.status_code}: {answer.text}")
+        content: dict[str, Any] = answer.json() if answer.content[:1] == b"{" else {}
+        return content
+
+
+def ray_command(*arguments: str) -> list[str]:
+    """Ray's command line of this environment."""
+    return [str(Path(sys.executable).with_name("ray")), *arguments]
+
+
+def head_address(file: ClusterFile) -> str:
+    """Where the head is reached.
+
+    Raises:
+        ConfigurationError: the cloud does not tell.
+    """
+    if file.head_address is not None:
+        return file.head_address
+    run = subprocess.run(
+        ray_command("get-head-ip", str(file.path)),
+        env=file.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    lines = run.stdout.split()
+    if run.returncode or not lines:
+        raise ConfigurationError(f"{file.path} has no head: is it up? {run.stderr.strip()[-500:]}")
+    return lines[-1]
+
+
+@contextlib.contextmanager
+def reach(file: ClusterFile | None, address: str | None) -> Iterator[Dashboard]:
+    """The dashboard at `address`, or that of the head in `file` through ssh.
+
+    Raises:
+        ConfigurationError: it does not answer.
+    """
+    with contextlib.ExitStack() as stack:
+        if address is None and file is not None:
+            address = stack.enter_context(_tunnel(file))
+        url = address or os.environ.get("RAY_DASHBOARD_ADDRESS") or f"http://127.0.0.1:{PORT}"
+        dashboard = Dashboard(url.rstrip("/"), read_token())
+        stack.callback(dashboard.close)
+        yield dashboard
+
+
+@contextlib.contextmanager
+def _tunnel(file: ClusterFile) -> Iterator[str]:
+    """A local URL that leads to the head's dashboard."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        _forwarding(file, port),
+        env=file.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_for(url, process, file)
+        yield url
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
+def _forwarding(file: ClusterFile, port: int) -> list[str]:
+    """A command that leads `port` to the dashboard for as long as it runs.
+
+    Ray's own refuses a head whose last `ray up` failed, though Ray may run there as before.
+    """
+    if file.is_onprem and file.head_address is not None:
+        forward = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"{port}:127.0.0.1:{PORT}")
+        return [*file.ssh(file.head_address), *forward]
+    port_flags = ("--port", str(port), "--remote-port", str(PORT))
+    return ray_command("dashboard", str(file.path), *port_flags)
+
+
+def _wait_for(url: str, process: subprocess.Popen[bytes], file: ClusterFile) -> None:
+    probe = Dashboard(url, None)
+    deadline = time.monotonic() + TUNNEL_S
+    is_there = False
+    try:
+        while True:
+            try:
+                if probe.answers():
+                    return
+            except httpx.HTTPError:
+                if not is_there:
+                    deadline = time.monotonic() + LISTEN_S
+                is_there = True
+            if process.poll() is not None or time.monotonic() > deadline:
+                what = (
+                    "ssh gets there, but nothing answers" if is_there else "ssh does not get there"
+                )
+                raise ConfigurationError(
+                    f"the head's dashboard cannot be reached: {what}; is the cluster up? "
+                    f"See why: ray dashboard {file.path}"
+                )
+            time.sleep(0.2)
+    finally:
+        probe.close()

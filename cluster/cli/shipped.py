@@ -1,0 +1,77 @@
+"""The configurations that come with the package: which there are, and what each is for.
+
+They are files under `configs/`, named by their path without its ending: "cluster/aws", "kuberay".
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.errors import ConfigurationError
+from cluster.serve.distribution import package_root
+
+ENDINGS = (".yaml", ".Dockerfile", ".json", ".cfg", ".conf")
+
+
+@dataclass(frozen=True, slots=True)
+class ShippedConfig:
+    """One file. about: its first sentence."""
+
+    name: str
+    path: Path
+    about: str
+
+
+def shipped_configs() -> list[ShippedConfig]:
+    """All of them, by name."""
+    root = package_root() / "configs"
+    files = sorted(file for file in root.rglob("*") if file.suffix in ENDINGS)
+    return [
+        ShippedConfig(file.relative_to(root).with_suffix("").as_posix(), file, _about(file))
+        for file in files
+    ]
+
+
+def shipped_config(name: str) -> ShippedConfig:
+    """The one called `name`, or whose last part is, with or without its ending.
+
+    Raises:
+        ConfigurationError: there is none, or several.
+    """
+    asked = name
+    for ending in ENDINGS:
+        asked = asked.removesuffix(ending)
+    every = shipped_configs()
+    found = [one for one in every if one.name == asked]
+    found = found or [one for one in every if one.name.rpartition("/")[2] == asked]
+    if len(found) != 1:
+        names = ", ".join(one.name for one in found or every)
+        what = "several are" if found else "no shipped configuration is"
+        raise ConfigurationError(f"{what} called {name!r}; there are: {names}")
+    return found[0]
+
+
+def _about(file: Path) -> str:
+    """The first sentence of the comment at its top; of JSON, which has none, its title."""
+    if file.suffix == ".json":
+        return f"Grafana dashboard {json.loads(file.read_text())['title']!r}"
+    lines = []
+    for line in file.read_text().splitlines():
+        if not line.startswith("#") or line == "#":
+            break
+        lines.append(line.removeprefix("#").strip())
+    sentence, _, _ = " ".join(lines).partition(". ")
+    return sentence.rstrip(".")
+
+
+def shell_environment(variables: Mapping[str, str]) -> str:
+    """Lines for `eval` that set up a shell in which Ray is started for splitscribe."""
+    folder = Path(sys.executable).parent
+    lines = [f'export PATH={shlex.quote(str(folder))}:"$PATH"']
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
+    return "\n".join(lines)

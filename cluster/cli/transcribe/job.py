@@ -1,0 +1,62 @@
+"""What the `transcribe` command is asked for, and the seam between its parts.
+
+`command` makes a `Job` of flags, `run` takes its files through a `Transcriber`, which is either
+`local` or `remote`. Nothing here does any work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from router.api.params import TranscriptionParams
+from router.api.subtitles import CueOptions
+from router.transcript import Segment, Transcript
+
+Form = dict[str, str | tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the work is done: at `server`, or else in this process on `device`.
+
+    threads: of torch, 0 takes every core; dtype: None leaves it to the device.
+    """
+
+    server: str | None = None
+    api_key: str | None = None
+    device: str = "auto"
+    threads: int = 0
+    dtype: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the command line asked for.
+
+    form: the request's fields as the HTTP API takes them, without model, file and format: only
+        what is not as usual, so that other OpenAI-compatible servers can be asked too.
+    params: the same, parsed. jobs: files in work at a time.
+    """
+
+    files: tuple[Path, ...]
+    form: Form
+    params: TranscriptionParams
+    cues: CueOptions
+    output_dir: Path
+    formats: tuple[str, ...]
+    verbose: bool
+    jobs: int
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class Watcher:
+    """Is told how a file goes: (seconds of audio done, seconds known), and segments in order."""
+
+    progress: Callable[[float, float], None]
+    segments: Callable[[Sequence[Segment]], None]
+
+
+Transcriber = Callable[[Path, Watcher], Awaitable[Transcript]]

@@ -1,0 +1,90 @@
+"""Transcription in this process: both roles on one device, KV moved in memory.
+
+One pipeline for all files of a job, so that windows of several share encoder and decoder batches.
+A person's own files have no limits on bytes, seconds or time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster.cli.transcribe.job import Job, Transcriber, Watcher
+from cluster.errors import UnsupportedValueError
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings
+from router.api.params import TranscriptionParams
+from router.http.admission import Unlimited
+from router.seams import RequestContext
+from router.transcript import Transcript
+
+NO_DEADLINE_S = 7 * 24 * 3600.0
+NO_LIMITS = {
+    "max_upload_bytes": 2**50,
+    "max_audio_s": NO_DEADLINE_S,
+    "min_audio_s": 0.0,
+    "audio_timeout_s": 4 * 3600.0,  # a hung decoder ends some day
+    "min_deadline_s": NO_DEADLINE_S,
+    "max_deadline_s": NO_DEADLINE_S,
+}
+
+
+@asynccontextmanager
+async def in_process(job: Job) -> AsyncIterator[Transcriber]:
+    """Load the model and open the path of a window.
+
+    Raises:
+        ConfigurationError: settings or checkpoint do not fit.
+        UnsupportedValueError: the model cannot do what was asked for.
+    """
+    from cluster.serve.app import local_pipeline  # imports torch
+
+    params = job.params
+    async with local_pipeline(local_settings(job)) as pipeline:
+        check_model(params, pipeline.tokenizer)
+
+        async def transcribe_one(file: Path, watcher: Watcher) -> Transcript:
+            context = RequestContext(
+                request_id=file.name,
+                ledger=Unlimited(),
+                min_deadline_s=NO_DEADLINE_S,
+                deadline_factor=1.0,
+                max_deadline_s=NO_DEADLINE_S,
+                on_progress=watcher.progress,
+                on_update=lambda update: watcher.segments(update.segments),
+            )
+            return (await pipeline.transcribe(file, params, context)).transcript
+
+        yield transcribe_one
+
+
+def local_settings(job: Job) -> Settings:
+    """Settings for one process; flags over environment, as everywhere."""
+    place = job.place
+    role: dict[str, Any] = {
+        "device": place.device,
+        "threads": place.threads,
+        "dtype": place.dtype,
+    }
+    flags = {"model": job.params.model, "router": NO_LIMITS, "encoder": role, "decoder": role}
+    return load_settings(None, flags)
+
+
+def check_model(params: TranscriptionParams, tokenizer: WhisperTokenizer) -> None:
+    """Refuse what the checkpoint does not know.
+
+    Raises:
+        UnsupportedValueError: another language, or a translation by an English-only model.
+    """
+    if params.task == "translate" and not tokenizer.is_multilingual:
+        raise UnsupportedValueError(
+            f"model {params.model} knows English only: nothing to translate"
+        )
+    if params.language is not None and params.language not in tokenizer.languages:
+        raise UnsupportedValueError(
+            f"model {params.model} does not know language '{params.language}'; "
+            f"it knows: {', '.join(sorted(tokenizer.languages))}"
+        )

@@ -1,0 +1,137 @@
+"""Takes a job's files through a transcriber, several at a time, and writes what comes of them.
+
+A file that fails is told in one line and the others go on; the exit status says whether all went
+well. Knows neither flags nor where the work is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rich.console import Console
+
+from cluster.cli.transcribe.files import check_names, write_results
+from cluster.cli.transcribe.job import Job, Transcriber, Watcher
+from cluster.cli.transcribe.progress import ProgressBoard
+from cluster.errors import InvalidRequestError, SplitscribeError
+from router.api.subtitles import clock
+from router.transcript import Segment
+
+
+def transcribe_files(job: Job, out: Console, err: Console) -> None:
+    """Transcribe every file of the job and write its results.
+
+    Raises:
+        SplitscribeError: nothing could be done at all, or some files failed (told before).
+    """
+    unique: dict[Path, Path] = {}
+    for file in job.files:
+        unique.setdefault(file.resolve(), file)
+    files = tuple(unique.values())
+    check_names(files)
+    try:
+        job.output_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write into {job.output_dir}: {error}") from error
+    readable = [file for file in files if _is_readable(file, err)]
+    n_failed = len(files) - len(readable)
+    if readable:
+        n_failed += asyncio.run(_open_and_run(Run(job, out, err), readable))
+    if n_failed:
+        raise InvalidRequestError(f"{n_failed} of {len(files)} files failed")
+
+
+async def _open_and_run(run: Run, files: Sequence[Path]) -> int:
+    if run.job.place.server:  # each imports a large library, so only the one that is needed
+        from cluster.cli.transcribe.remote import through_server as opened
+    else:
+        from cluster.cli.transcribe.local import in_process as opened
+    async with opened(run.job) as transcribe_one:
+        return await run.run(files, transcribe_one)
+
+
+@dataclass(slots=True)
+class Run:
+    """One job at work."""
+
+    job: Job
+    out: Console
+    err: Console
+    n_workers: int = 1
+    n_failed: int = 0
+    heard: dict[Path, list[Segment]] = field(default_factory=dict)  # not printed yet
+
+    async def run(self, files: Sequence[Path], transcribe_one: Transcriber) -> int:
+        """Transcribe `files`, at most `jobs` at a time. Returns how many failed."""
+        self.n_workers = min(self.job.jobs, len(files))
+        waiting = iter(files)
+        with ProgressBoard(files, self.err) as board:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(self.n_workers):
+                    group.create_task(self._work(waiting, transcribe_one, board))
+        return self.n_failed
+
+    async def _work(
+        self, waiting: Iterator[Path], transcribe_one: Transcriber, board: ProgressBoard
+    ) -> None:
+        for file in waiting:
+            board.start(file)
+            try:
+                await self._transcribe(file, transcribe_one, board)
+            except Exception as error:
+                self.n_failed += 1
+                self.heard.pop(file, None)
+                _tell(file, error, self.err)
+            board.end(file)
+
+    async def _transcribe(
+        self, file: Path, transcribe_one: Transcriber, board: ProgressBoard
+    ) -> None:
+        def on_segments(segments: Sequence[Segment]) -> None:
+            self.heard.setdefault(file, []).extend(segments)
+            if self.n_workers == 1:  # none else can come between
+                self._show(file)
+
+        watcher = Watcher(lambda done_s, known_s: board.advance(file, done_s, known_s), on_segments)
+        transcript = await transcribe_one(file, watcher)
+        board.advance(file, transcript.duration_s, transcript.duration_s)
+        self._show(file)
+        job = self.job
+        write_results(transcript, file, job.output_dir, job.formats, job.cues)
+
+    def _show(self, file: Path) -> None:
+        """Print the segments of a file that were not printed yet, never between another's."""
+        segments = self.heard.pop(file, [])
+        if not self.job.verbose or not segments:
+            return
+        # Where both end up on one terminal, the bars' console knows how to print above them.
+        console = self.err if self.out.is_terminal and self.err.is_terminal else self.out
+        if self.n_workers > 1:
+            console.print(str(file), markup=False)
+        for segment in segments:
+            times = f"[{clock(segment.start)} --> {clock(segment.end)}]"
+            console.print(f"{times} {segment.text}", markup=False)
+
+
+def _is_readable(file: Path, err: Console) -> bool:
+    """Whether it can be read at all: told before a model is loaded for it."""
+    try:
+        with file.open("rb") as content:
+            os.fstat(content.fileno())
+    except OSError as error:
+        _tell(file, error, err)
+        return False
+    return True
+
+
+def _tell(file: Path, error: Exception, err: Console) -> None:
+    """One line; what is not the user's mistake keeps its traceback."""
+    if not isinstance(error, (SplitscribeError, OSError)):
+        err.print("".join(traceback.format_exception(error)), markup=False)
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    err.print(f"splitscribe: {file}: {text}", style="red", markup=False)

@@ -1,0 +1,131 @@
+"""New speech to measure a demo checkpoint on: sets of windows with what is said when.
+
+By the recipe's voices, gains, silences and noise, from a seed that training never used.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+
+from cluster.demo.recipe import corpus
+from cluster.demo.recipe.mel import N_SAMPLES, SAMPLE_RATE
+from cluster.demo.recipe.synthesis import (
+    EDGE_FRAMES,
+    ESPEAK_VOICES,
+    FLITE_VOICES,
+    FRAME_S,
+    FRAME_SAMPLES,
+    UNHEARD_VOICES,
+    Spoken,
+    SynthesisError,
+    Synthesizer,
+    draw_manner,
+)
+
+SEED = "evaluation"
+SHAPES = Path(__file__).parent / "shapes.txt"
+TextSource = Callable[[Random], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One window: its audio (float32, up to 30 s) and what is said when, in s."""
+
+    audio: npt.NDArray[np.float32]
+    segments: list[tuple[float, float, str]]
+
+    @property
+    def text(self) -> str:
+        """All that is said."""
+        return " ".join(text for _, _, text in self.segments)
+
+
+class ExampleMaker:
+    """New windows by the recipe: voices, gain, silence and noise as training has them."""
+
+    def __init__(self, seed: str) -> None:
+        self.rng = Random(f"{SEED}/{seed}")
+        self.noise = np.random.default_rng(self.rng.getrandbits(64))
+        self.speaker = Synthesizer()
+
+    def speak(self, source: TextSource, voices: tuple[str, ...] | None = None) -> Spoken:
+        """One new utterance; half by flite unless `voices` says otherwise."""
+        rng = self.rng
+        text = source(rng)
+        while True:
+            heard = voices or (FLITE_VOICES if rng.random() < 0.5 else ESPEAK_VOICES)
+            try:
+                return self.speaker.speak(text, draw_manner(rng, heard))
+            except SynthesisError:
+                continue
+
+    def alone(self, source: TextSource, voices: tuple[str, ...] | None = None) -> Example:
+        """One utterance after 0 to 0.9 s of silence."""
+        lead = self.rng.randint(0, 45)
+        return self._finish([(lead, self.speak(source, voices))])
+
+    def several(self, source: TextSource, gaps_s: tuple[float, float] = (0.1, 0.9)) -> Example:
+        """As many utterances as 20 to 30 s hold."""
+        rng = self.rng
+        limit = rng.randint(1000, 1500)
+        at = rng.randint(0, 20)
+        placed: list[tuple[int, Spoken]] = []
+        while True:
+            spoken = self.speak(source)
+            if at + len(spoken.sounds) > limit:
+                return self._finish(placed)
+            placed.append((at, spoken))
+            at += len(spoken.sounds) + round(rng.uniform(*gaps_s) / FRAME_S)
+
+    def empty(self) -> Example:
+        """Silence or noise alone."""
+        audio = np.zeros(self.rng.randint(2, 30) * SAMPLE_RATE, np.float32)
+        if self.rng.random() < 0.7:
+            level = 10 ** (self.rng.uniform(-80, -20) / 20)
+            audio += level * self.noise.standard_normal(len(audio), np.float32)
+        return Example(audio, [])
+
+    def _finish(self, placed: list[tuple[int, Spoken]]) -> Example:
+        rng = self.rng
+        last = max(at + len(spoken.sounds) for at, spoken in placed)
+        n_samples = min(N_SAMPLES, last * FRAME_SAMPLES + rng.randint(0, SAMPLE_RATE))
+        audio = np.zeros(n_samples, np.float32)
+        segments = []
+        for at, spoken in placed:
+            begin = at * FRAME_SAMPLES
+            piece = spoken.samples.astype(np.float32) * (10 ** (rng.uniform(-12, 6) / 20) / 32768)
+            audio[begin : begin + len(piece)] += piece
+            end = at + len(spoken.sounds) - EDGE_FRAMES
+            segments.append((FRAME_S * (at + EDGE_FRAMES), FRAME_S * end, spoken.text))
+        if rng.random() < 0.7:
+            level = 10 ** (rng.uniform(-70, -38) / 20)
+            audio += level * self.noise.standard_normal(n_samples, np.float32)
+        return Example(audio, segments)
+
+
+def make_sets(scale: float = 1.0) -> dict[str, list[Example]]:
+    """The evaluation's sets; `scale` below 1 makes smaller ones for a quick look."""
+    n = max(1, round(500 * scale))
+    few = max(1, round(100 * scale))
+    shapes = SHAPES.read_text().splitlines()
+    made, free = ExampleMaker("made"), ExampleMaker("free")
+    unheard, other = ExampleMaker("unheard"), ExampleMaker("shapes")
+    several, empty = ExampleMaker("several"), ExampleMaker("empty")
+    sets = {
+        "made sentences": [made.alone(corpus.made_sentence) for _ in range(n)],
+        "free order": [free.alone(corpus.free_order) for _ in range(n)],
+    }
+    for voice in UNHEARD_VOICES:
+        for name, source in (("made", corpus.made_sentence), ("free", corpus.free_order)):
+            sets[f"unheard {voice}, {name}"] = [unheard.alone(source, (voice,)) for _ in range(few)]
+    sets["other shapes"] = [
+        other.alone(lambda _, text=text: text)  # type: ignore[misc]
+        for text in shapes[: max(1, round(len(shapes) * scale))]
+    ]
+    sets["20 to 30 s"] = [several.several(corpus.sentence) for _ in range(few)]
+    sets["no speech"] = [empty.empty() for _ in range(few)]
+    return sets

@@ -1,0 +1,270 @@
+"""Training windows: utterances laid out in a slice of the 30 s frame, with tokens and targets.
+
+Takes stored utterances and returns padded batches. A slice shorter than 30 s begins at any offset
+of the frame, so that every position is trained at the cost of a short window; timestamps are those
+of the frame. Silence, gain and noise are made here, afresh for every window.
+"""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from cluster.demo.recipe import lexicon
+from cluster.demo.recipe.mel import log_mel, normalize
+from cluster.demo.recipe.speech_store import SpeechStore, Utterance
+from cluster.demo.recipe.synthesis import EDGE_FRAMES, FRAME_SAMPLES
+from cluster.demo.recipe.text_tokens import TextTokens
+
+FULL_FRAMES = 1500  # encoder steps in 30 s
+WRONG_WORDS = 0.12  # of the words given to the decoder, in most windows
+IGNORED = -100  # a target that does not count
+MAX_MISSES = 12  # utterances drawn in vain before a window counts as full
+_TIMESTAMP_BAND = (12, 6)  # frames around a boundary that a timestamp's attention may use
+_WORD_BAND = (2, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowShape:
+    """A slice of `frames` encoder steps, `batch` at once; a `lone` one holds one utterance."""
+
+    frames: int
+    batch: int
+    lone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One utterance in a window: its text and its first and last sound, in frames of the slice."""
+
+    text: str
+    start: int
+    end: int
+
+
+@dataclass(slots=True)
+class _Row:
+    """Tokens of one window; `guides[i]` is the band of frames where token i is heard, or (0, 0)."""
+
+    tokens: list[int] = field(default_factory=list)
+    guides: list[tuple[int, int]] = field(default_factory=list)
+    n_unscored: int = 0  # leading tokens that are given, a prompt's
+
+    def add(self, token: int, start: int = 0, end: int = 0) -> None:
+        self.tokens.append(token)
+        self.guides.append((start, end))
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one training step reads.
+
+    mel float32 (batch, 80, 2 * frames), offsets int64 (batch,), tokens and targets int64
+    (batch, n), bands bool (batch, n, frames): where target i may be heard, all False if unguided.
+    sounds and words int64 (batch, frames), 0 for silence.
+    """
+
+    mel: Tensor
+    offsets: Tensor
+    tokens: Tensor
+    targets: Tensor
+    bands: Tensor
+    sounds: Tensor
+    words: Tensor
+
+
+@dataclass(slots=True)
+class Canvas:
+    """The audio of a slice while it is filled, with its per-frame labels and segments."""
+
+    audio: npt.NDArray[np.float32]
+    sounds: npt.NDArray[np.int64]
+    words: npt.NDArray[np.int64]
+    segments: list[Segment]
+    utterances: list[Utterance]
+    end: int  # frames used so far
+
+
+class WindowMaker:
+    """Draws windows from a store; one seed and one state of the store give one sequence."""
+
+    def __init__(self, store: SpeechStore, tokens: TextTokens, seed: int | str) -> None:
+        self.store = store
+        self.tokens = tokens
+        self.rng = Random(f"windows/{seed}")
+        self.noise_rng = np.random.default_rng(self.rng.getrandbits(64))
+        self.word_ids = [i for w in lexicon.all_words() for i in tokens.word(w)]
+        self.full_stop = tokens.encode(".")[0]
+        self.word_codes = {w.lower(): i + 1 for i, w in enumerate(lexicon.all_words())}
+
+    def batch(self, shape: WindowShape) -> Batch:
+        """A batch of windows of one shape, augmented."""
+        canvases, rows, offsets = [], [], []
+        for _ in range(shape.batch):
+            spare = FULL_FRAMES - shape.frames
+            offset = 0 if self.rng.random() < 0.3 else self.rng.randint(0, spare)
+            empty = self.rng.random() < 0.03
+            canvas = self.blank(shape.frames) if empty else self.fill(shape)
+            self.add_noise(canvas)
+            canvases.append(canvas)
+            offsets.append(offset)
+            rows.append(self.row(canvas, offset))
+        spectrum = log_mel(torch.from_numpy(np.stack([c.audio for c in canvases])))
+        mel = self._mask_bands(normalize(self._tilt(spectrum)))
+        tokens, targets, bands = self._pad(rows, shape.frames)
+        return Batch(
+            mel,
+            torch.tensor(offsets),
+            tokens,
+            targets,
+            bands,
+            torch.from_numpy(np.stack([c.sounds for c in canvases])),
+            torch.from_numpy(np.stack([c.words for c in canvases])),
+        )
+
+    def blank(self, frames: int) -> Canvas:
+        """A slice of nothing."""
+        zeros = np.zeros(frames, dtype=np.int64)
+        return Canvas(np.zeros(frames * FRAME_SAMPLES, np.float32), zeros, zeros.copy(), [], [], 0)
+
+    def fill(self, shape: WindowShape) -> Canvas:
+        """Utterances one after the other, with silence before, between and after."""
+        rng = self.rng
+        canvas = self.blank(shape.frames)
+        canvas.end = rng.randint(0, 45) if rng.random() < 0.25 else rng.randint(0, 15)
+        limit = 1 if shape.lone else (99 if rng.random() < 0.8 else rng.randint(1, 8))
+        misses = 0
+        while len(canvas.segments) < limit and misses < MAX_MISSES:
+            utterance = self.store.draw(rng)
+            if canvas.end + len(utterance.sounds) > shape.frames:
+                misses += 1
+                continue
+            self.place(canvas, utterance, 10 ** (rng.uniform(-12, 6) / 20))
+            canvas.end += rng.randint(1, 40) if rng.random() < 0.9 else rng.randint(40, 110)
+        return canvas
+
+    def place(self, canvas: Canvas, utterance: Utterance, gain: float) -> None:
+        """Lay one utterance at the canvas's end."""
+        n = len(utterance.sounds)
+        at = canvas.end
+        piece = slice(at * FRAME_SAMPLES, (at + n) * FRAME_SAMPLES)
+        canvas.audio[piece] += utterance.samples.astype(np.float32) * (gain / 32768)
+        canvas.sounds[at : at + n] = utterance.sounds
+        spoken = utterance.text[:-1].lower().split()
+        for word, (start, end) in zip(spoken, utterance.word_frames.tolist(), strict=True):
+            canvas.words[at + start : at + end] = self.word_codes[word]
+        canvas.segments.append(Segment(utterance.text, at + EDGE_FRAMES, at + n - EDGE_FRAMES))
+        canvas.utterances.append(utterance)
+        canvas.end = at + n
+
+    def add_noise(self, canvas: Canvas) -> None:
+        """White or coloured noise in most windows; then the padding behind, if any, is silent."""
+        rng = self.rng
+        n = len(canvas.audio)
+        end = n
+        if canvas.segments and rng.random() < 0.6:
+            last = canvas.segments[-1].end * FRAME_SAMPLES
+            end = min(n, last + rng.randint(0, 16_000))
+        shift = rng.randint(0, 159)  # the audio need not fall on the grid of frames
+        canvas.audio[shift:] = canvas.audio[: n - shift].copy()
+        if rng.random() < 0.25:
+            return
+        noise = self.noise_rng.standard_normal(end, dtype=np.float32)
+        if rng.random() < 0.4:
+            noise[1:] += rng.uniform(0.5, 0.95) * noise[:-1]
+            noise[1:] += rng.uniform(0.0, 0.9) * noise[:-1]
+        level_db = rng.uniform(-70, -38) if canvas.segments else rng.uniform(-80, -20)
+        canvas.audio[:end] += noise * np.float32(10 ** (level_db / 20))
+
+    def row(self, canvas: Canvas, offset: int) -> _Row:
+        """Tokens of a window, with timestamps or without, now and then behind a prompt."""
+        ids, rng = self.tokens, self.rng
+        row = _Row()
+        if canvas.segments and rng.random() < 0.12:
+            row.add(ids.sot_prev)
+            for _ in range(rng.choice((1, 1, 2, 3, 5, 8))):
+                for word in self.store.draw(rng).text.split():
+                    for token in ids.word(word):
+                        row.add(token)
+        row.n_unscored = len(row.tokens)
+        row.add(ids.sot)
+        row.add(ids.english if rng.random() < 0.97 else rng.choice(ids.languages))
+        row.add(ids.transcribe if rng.random() < 0.96 else ids.translate)
+        timed = rng.random() < 0.5
+        if not timed:
+            row.add(ids.no_timestamps)
+        elif not canvas.segments:
+            row.add(ids.timestamp_begin)
+        for segment, utterance in zip(canvas.segments, canvas.utterances, strict=True):
+            if timed:
+                early, late = _TIMESTAMP_BAND
+                at = segment.start
+                row.add(ids.timestamp_begin + offset + at, at - early, at + late)
+            base = segment.start - EDGE_FRAMES
+            spans = utterance.word_frames.tolist()
+            for word, (start, end) in zip(segment.text.split(), spans, strict=True):
+                early, late = _WORD_BAND
+                for i, token in enumerate(ids.word(word)):
+                    if i and token == self.full_stop:
+                        row.add(token)
+                    else:
+                        row.add(token, base + start - early, base + end + late)
+            if timed:
+                late, early = _TIMESTAMP_BAND
+                at = segment.end
+                row.add(ids.timestamp_begin + offset + at, at - early, at + late)
+        row.add(ids.eot)
+        return row
+
+    def _pad(self, rows: list[_Row], frames: int) -> tuple[Tensor, Tensor, Tensor]:
+        n = max(len(row.tokens) for row in rows) - 1
+        tokens = torch.full((len(rows), n), self.tokens.eot)
+        targets = torch.full((len(rows), n), IGNORED)
+        bands = np.zeros((len(rows), n, frames), dtype=bool)
+        for r, row in enumerate(rows):
+            length = len(row.tokens) - 1
+            tokens[r, :length] = torch.tensor(self._misled(row.tokens[:-1]))
+            scored = row.n_unscored
+            targets[r, scored:length] = torch.tensor(row.tokens[scored + 1 :])
+            if self._is_empty(row):
+                targets[r, scored] = self.tokens.no_speech
+            elif row.tokens[scored + 1] != self.tokens.english:
+                targets[r, scored] = self.tokens.english  # given in any language, heard in one
+            for i, (start, end) in enumerate(row.guides[1:]):
+                if end > start:
+                    bands[r, i, max(0, start) : end] = True
+        return tokens, targets, torch.from_numpy(bands)
+
+    def _misled(self, tokens: list[int]) -> list[int]:
+        """Some words given to the decoder are wrong ones: what comes next must be heard."""
+        if self.rng.random() < 0.3:
+            return tokens
+        own = [t for t in tokens if t < self.tokens.eot and t != self.full_stop]
+        misled = []
+        for token in tokens:
+            if token < self.tokens.eot and self.rng.random() < WRONG_WORDS:
+                token = self.rng.choice(own if self.rng.random() < 0.25 else self.word_ids)
+            misled.append(token)
+        return misled
+
+    def _is_empty(self, row: _Row) -> bool:
+        return not any(token < self.tokens.eot for token in row.tokens[row.n_unscored :])
+
+    def _tilt(self, spectrum: Tensor) -> Tensor:
+        """A microphone's colour: a slope and a bow over the mel bands, per window."""
+        batch, n_mels, _ = spectrum.shape
+        x = torch.linspace(-1, 1, n_mels)
+        draw = torch.from_numpy(self.noise_rng.uniform(-1, 1, (batch, 2)).astype(np.float32))
+        return spectrum + (0.5 * draw[:, :1] * x + 0.4 * draw[:, 1:] * (x * x - 0.5))[:, :, None]
+
+    def _mask_bands(self, mel: Tensor) -> Tensor:
+        """Hide one group of neighbouring mel bands in half of the windows."""
+        for window in mel:
+            if self.rng.random() < 0.5:
+                width = self.rng.randint(1, 8)
+                start = self.rng.randint(0, mel.shape[1] - width)
+                window[start : start + width] = window.mean()
+        return mel

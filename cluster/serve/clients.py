@@ -1,0 +1,121 @@
+"""How a router reaches a pool of workers through Ray Serve.
+
+The client turns Ray's failures into `WorkerGoneError` and unwraps our own errors, so that nothing
+behind it needs to know Ray.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from cluster.errors import OverloadedError, SplitscribeError, WorkerGoneError
+from cluster.messages import (
+    DecodeRequest,
+    DecodeResult,
+    EncodeReply,
+    EncodeRequest,
+    Role,
+    WorkerStatus,
+)
+from cluster.serve.routing import Ledger, key_of
+from router.clients import OnToken
+
+logger = logging.getLogger(__name__)
+
+STATUS_TIMEOUT_S = 2.0
+
+
+class ServePool:
+    """One pool behind a Serve deployment handle; implements both protocols.
+
+    Its workers are of `role`, or of both: then they tell their status as either.
+    """
+
+    def __init__(self, handle: Any, role: Role, ledger: Ledger) -> None:
+        """ledger: of this process, in which Serve's hook counts what it sends to each worker."""
+        self._handle = handle
+        self._role = role
+        self._ledger = ledger
+        # Made once: each costs as much as a small call.
+        self._encode = handle.options(method_name="encode", request_serialization="pickle")
+        self._decode = handle.options(method_name="decode", request_serialization="pickle")
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        try:
+            reply: EncodeReply = await call_worker(self._encode.remote(request))
+            return reply
+        finally:
+            self._ledger.end(key_of(request))
+
+    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+        try:
+            if on_token is not None:
+                return await self._decode_told(request, on_token)
+            result: DecodeResult = await call_worker(self._decode.remote(request))
+            return result
+        finally:
+            self._ledger.end(key_of(request))
+
+    async def _decode_told(self, request: DecodeRequest, on_token: OnToken) -> DecodeResult:
+        groups = self._handle.options(stream=True).decode_stream.remote(request)
+        try:
+            while True:
+                group = await call_worker(groups.__anext__(), groups.cancel)
+                if isinstance(group, DecodeResult):
+                    return group
+                for token in group:
+                    on_token(token)
+        except StopAsyncIteration:
+            raise WorkerGoneError("a decoder ended its stream without a result") from None
+        finally:
+            groups.cancel()
+
+    async def status(self) -> list[WorkerStatus]:
+        """Ask every running replica; those that do not answer in time are left out."""
+        try:
+            answers = await self._handle.broadcast("status").results_async(
+                timeout_s=STATUS_TIMEOUT_S, return_exceptions=True
+            )
+        except Exception as error:  # a pool in turmoil is a fact to report, not a failure
+            logger.info("pool status is not to be had: %s", error)
+            return []
+        each = (answer if isinstance(answer, tuple) else (answer,) for answer in answers)
+        return [
+            status
+            for statuses in each
+            for status in statuses
+            if isinstance(status, WorkerStatus) and status.role == self._role
+        ]
+
+
+async def call_worker(response: Any, cancel: Callable[[], Any] | None = None) -> Any:
+    """Await a Serve response; raise only errors of our own tree (and CancelledError).
+
+    cancel: stops the call, where it is not the response's own `cancel` that does.
+
+    Raises:
+        SplitscribeError: as the worker raised it.
+        WorkerGoneError: the replica died, was unreachable, or failed outside of our code.
+        OverloadedError: Serve's own queue limit.
+    """
+    from ray.exceptions import RayError, RayTaskError
+    from ray.serve.exceptions import BackPressureError, RayServeException
+
+    try:
+        return await response
+    except asyncio.CancelledError:
+        (cancel or response.cancel)()
+        raise
+    except SplitscribeError as error:
+        if isinstance(error, RayTaskError):  # Ray's dual class: hand on the plain one
+            cause = error.cause
+            if isinstance(cause, SplitscribeError):
+                raise cause from None
+        raise
+    except BackPressureError as error:
+        raise OverloadedError("the workers' queues are full", retry_after_s=1.0) from error
+    except (RayError, RayServeException) as error:
+        raise WorkerGoneError(f"a worker failed: {type(error).__name__}: {error}") from error

@@ -1,0 +1,82 @@
+"""Both roles in one Serve replica, as one worker: for one GPU, and where there is no NIXL.
+
+Each role keeps its engine, its thread and, on a GPU, its stream; the decoder's has priority, so
+that encoding fills what decoding leaves idle. KV moves in memory. HTTP stays outside, in the
+router, to which this replica is its encoder pool and its decoder pool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from cluster.messages import (
+    DecodeRequest,
+    DecodeResult,
+    EncodeReply,
+    EncodeRequest,
+    SampledToken,
+    WorkerStatus,
+)
+from cluster.serve.decoder_replica import DecoderWorker
+from cluster.serve.encoder_replica import EncoderWorker
+from cluster.serve.replica import start_replica
+from cluster.settings import Settings
+
+EXPORT_PORTION = 0.25  # of a GPU's room, where the decoder's pool comes after the encoder's
+
+
+class _Encoder(EncoderWorker):
+    def __del__(self) -> None:  # type: ignore[override]
+        """Not a replica of its own: Serve's hook is the whole worker's."""
+
+
+class _Decoder(DecoderWorker):
+    def __del__(self) -> None:  # type: ignore[override]
+        """As the encoder's."""
+
+
+class ColocatedWorker:
+    """Serve deployment class of a pool that is one worker for both roles."""
+
+    def __init__(self, settings: Settings, build: str) -> None:
+        settings = settings.model_copy(update={"transport": "memory"})
+        # One after the other: the decoder's pool takes what the encoder leaves.
+        self._encoder = _Encoder(settings, build, EXPORT_PORTION)
+        self._decoder = _Decoder(settings, build)
+        start_replica("worker", settings, build, ())  # what its log lines are from, from here on
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        """See `EncoderWorker.encode`."""
+        return await self._encoder.encode(request)
+
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
+        """See `DecoderWorker.decode`."""
+        return await self._decoder.decode(request)
+
+    async def decode_stream(
+        self, request: DecodeRequest
+    ) -> AsyncGenerator[tuple[SampledToken, ...] | DecodeResult, None]:
+        """See `DecoderWorker.decode_stream`."""
+        async with aclosing(self._decoder.decode_stream(request)) as groups:
+            async for group in groups:
+                yield group
+
+    async def status(self) -> tuple[WorkerStatus, WorkerStatus]:
+        """Of either role."""
+        return await self._encoder.status(), await self._decoder.status()
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        self._encoder.check_health()
+        self._decoder.check_health()
+
+    async def shut_down(self) -> None:
+        """Finish and free. The encoder waits for its leases, so both drain at once."""
+        parts = (getattr(self, "_encoder", None), getattr(self, "_decoder", None))
+        await asyncio.gather(*(part.shut_down() for part in parts if part is not None))
+
+    async def __del__(self) -> None:
+        """Serve's hook on shutdown."""
+        await self.shut_down()

@@ -1,0 +1,173 @@
+"""The decoder's Serve replica: hands windows into `DecoderEngine`, and tokens out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import asdict
+
+from cluster.kv.gpu_memory import gpu_budget
+from cluster.kv.handoff import make_handoff_importer
+from cluster.logs import request_scope, told
+from cluster.messages import DecodeRequest, DecodeResult, SampledToken
+from cluster.metrics import DECODER_METRICS
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.device import resolve_device
+from cluster.serve.pool_worker import PoolWorker
+from cluster.serve.replica import gpu_share
+from cluster.settings import Settings
+from cluster.tracing import Span
+from decoder_worker.engine import DecoderEngine
+from decoder_worker.memory import sized
+
+logger = logging.getLogger(__name__)
+
+
+class DecoderWorker(PoolWorker):
+    """Serve deployment class of the decoder pool."""
+
+    ROLE = "decoder"
+    METRICS = DECODER_METRICS
+
+    _engine: DecoderEngine
+
+    def __init__(self, settings: Settings, build: str) -> None:
+        self._start(settings, build)
+        checkpoint = open_checkpoint(settings.model)
+        device = resolve_device(settings.decoder.device)
+        budget = gpu_budget(device, gpu_share())
+        settings = sized(settings, checkpoint, device, budget)
+        role = settings.decoder
+        self._importer = make_handoff_importer(
+            checkpoint,
+            settings,
+            device,
+            cluster_key=(settings.cluster_key or "").encode(),
+            name=self._name,
+        )
+        self._engine = DecoderEngine(checkpoint, self._importer, role)
+        self._ready(settings, checkpoint.name, device)
+
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
+        """Pull one window's KV and decode it; cancelling the call frees what it holds."""
+        with request_scope(request.request_id), self._span(request) as span:
+            arrived_s = time.monotonic()
+            result = await asyncio.wrap_future(self._engine.submit(request))
+            self._record(request, result)
+            tell_stages(span, request, result, arrived_s)
+            return result
+
+    async def decode_stream(
+        self, request: DecodeRequest
+    ) -> AsyncGenerator[tuple[SampledToken, ...] | DecodeResult, None]:
+        """As `decode`, with the tokens in small groups as they are sampled; the result is last."""
+        loop = asyncio.get_running_loop()
+        sampled: asyncio.Queue[SampledToken | None] = asyncio.Queue()
+
+        def tell(token: SampledToken | None) -> None:  # on the engine's thread
+            loop.call_soon_threadsafe(sampled.put_nowait, token)
+
+        with request_scope(request.request_id), self._span(request) as span:
+            arrived_s = time.monotonic()
+            submitted = self._engine.submit(request, tell)
+            submitted.add_done_callback(lambda _: tell(None))
+            try:
+                while (token := await sampled.get()) is not None:
+                    group = [token]
+                    while not sampled.empty() and (more := sampled.get_nowait()) is not None:
+                        group.append(more)
+                    yield tuple(group)
+                    if submitted.done() and sampled.empty():
+                        break
+                result = await asyncio.wrap_future(submitted)
+                self._record(request, result)
+                tell_stages(span, request, result, arrived_s)
+                yield result
+            finally:
+                submitted.cancel()
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For `cluster.serve.hooks.autoscaling`."""
+        return asdict(self._engine.stats().signals())
+
+    async def record_replica_metadata(self) -> dict[str, str]:
+        """For `cluster.serve.hooks.replica_choice`; Serve asks once."""
+        return {"domain": self._place.domain}
+
+    def _transport(self) -> str:
+        return self._importer.transport
+
+    def _close_transport(self) -> None:
+        self._importer.close()
+
+    def _record(self, request: DecodeRequest, result: DecodeResult) -> None:
+        timings, record = result.timings, self._recorder
+        transport = timings.transport
+        record.add("splitscribe_tokens_total", len(result.tokens))
+        record.add(
+            "splitscribe_kv_transfer_bytes_total", timings.transfer_bytes, transport=transport
+        )
+        record.observe("splitscribe_kv_transfer_seconds", timings.transfer_s, transport=transport)
+        record.observe("splitscribe_decode_queue_seconds", timings.queue_s)
+        record.observe("splitscribe_prefill_seconds", timings.prefill_s)
+        record.observe("splitscribe_decode_seconds", timings.decode_s)
+        if timings.steps:
+            record.observe("splitscribe_decode_step_seconds", timings.decode_s / timings.steps)
+        logger.info(
+            "window %d decoded at attempt %d: %d tokens in %d steps, KV from %s in %.1f ms, "
+            "%.0f ms in queue, %.0f ms",
+            result.window,
+            request.attempt,
+            len(result.tokens),
+            timings.steps,
+            request.handle.agent,
+            1000 * timings.transfer_s,
+            1000 * timings.queue_s,
+            1000 * (timings.prefill_s + timings.decode_s),
+            extra=told(
+                window=result.window,
+                attempt=request.attempt,
+                peer=request.handle.agent,
+                tokens=len(result.tokens),
+                **asdict(timings),
+            ),
+        )
+
+    def _report(self) -> None:
+        stats, recorder = self._engine.stats(), self._recorder
+        recorder.set("splitscribe_decoder_waiting", stats.waiting)
+        recorder.set("splitscribe_decoder_loading", stats.loading)
+        recorder.set("splitscribe_decoder_running", stats.running)
+        recorder.set("splitscribe_kv_pages", stats.pages_total)
+        recorder.set("splitscribe_kv_pages_free", stats.pages_free)
+        recorder.set("splitscribe_kv_pages_quarantined", stats.pages_quarantined)
+        recorder.total("splitscribe_decode_steps_total", stats.steps)
+        recorder.total("splitscribe_decoder_busy_seconds_total", stats.prefill_s + stats.step_s)
+        recorder.total("splitscribe_decode_fallbacks_total", stats.fallbacks)
+        recorder.total("splitscribe_failed_sequences_total", stats.failed)
+        for reason, total in self._importer.refused().items():
+            recorder.total("splitscribe_refused_handles_total", total, reason=reason)
+
+
+def tell_stages(span: Span, request: DecodeRequest, result: DecodeResult, arrived_s: float) -> None:
+    """What the sequence, which has just ended, spent its time on; `arrived_s` is monotonic.
+
+    Between the KV's arrival and the prompts it waited for the batch to begin a step.
+    """
+    timings, now_s = result.timings, time.monotonic()
+    span.stage("decoder queue", arrived_s, timings.queue_s)
+    span.stage(
+        "KV transfer",
+        arrived_s + timings.queue_s,
+        timings.transfer_s,
+        peer=request.handle.agent,
+        transport=timings.transport,
+        bytes=timings.transfer_bytes,
+        payload=request.handle.payload,
+    )
+    decode_began_s = now_s - timings.decode_s
+    span.stage("prefill", decode_began_s - timings.prefill_s, timings.prefill_s)
+    tokens = len(result.tokens)
+    span.stage("decode", decode_began_s, timings.decode_s, steps=timings.steps, tokens=tokens)

@@ -1,0 +1,76 @@
+"""Proof that the four packages on this node are one distribution, and which one.
+
+The package names are generic import roots: a folder with a `router.py` of its own, first on the
+path, would be imported instead of ours. Every replica calls `check_distribution` before it
+imports anything else of the project.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from cluster.errors import ConfigurationError
+
+CODE_PACKAGES = ("cluster", "router", "encoder_worker", "decoder_worker")
+PACKAGES = (*CODE_PACKAGES, "configs")
+UNSHIPPED = "cluster/demo/recipe"  # of a checkout only: wheels leave it out
+
+
+@cache
+def package_root() -> Path:
+    """The one folder that holds all packages.
+
+    Raises:
+        ConfigurationError: one of them is missing or comes from elsewhere.
+    """
+    root = Path(__file__).resolve().parents[2]
+    for name in PACKAGES:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ConfigurationError(f"package {name!r} of splitscribe is not installed here")
+        found = Path(spec.origin).resolve()
+        if found != root / name / "__init__.py":
+            raise ConfigurationError(
+                f"package {name!r} comes from {found}, not from splitscribe in {root}: "
+                f"start from another folder, or rename what hides it"
+            )
+    return root
+
+
+@cache
+def build_id() -> str:
+    """Version and a digest of the source files: equal on every node of one cluster."""
+    root = package_root()
+    digest = hashlib.sha256()
+    for name in PACKAGES:
+        for file in sorted((root / name).rglob("*.py")):
+            if file.is_relative_to(root / UNSHIPPED):
+                continue
+            digest.update(str(file.relative_to(root)).encode())
+            digest.update(file.read_bytes())
+    try:
+        number = version("splitscribe")
+    except PackageNotFoundError:
+        number = "source"
+    return f"{number}+{digest.hexdigest()[:12]}"
+
+
+def check_distribution(expected: str) -> None:
+    """Refuse to run as part of a cluster that was started by other code.
+
+    Args:
+        expected: `build_id()` of the process that started the cluster.
+
+    Raises:
+        ConfigurationError: this node's packages are not one distribution, or another one.
+    """
+    found = build_id()
+    if found != expected:
+        raise ConfigurationError(
+            f"this node runs splitscribe {found}, the cluster was started with {expected}: "
+            f"install the same wheel on every node"
+        )

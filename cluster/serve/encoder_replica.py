@@ -1,0 +1,125 @@
+"""The encoder's Serve replica: hands windows into `EncoderEngine`, and handles of KV out."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import Counter
+from dataclasses import asdict, replace
+
+from cluster.kv.gpu_memory import gpu_budget
+from cluster.kv.handoff import make_exporters
+from cluster.logs import request_scope, told
+from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
+from cluster.metrics import ENCODER_METRICS
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.device import resolve_device
+from cluster.serve.pool_worker import PoolWorker
+from cluster.serve.replica import BusyShare, gpu_share
+from cluster.settings import Settings
+from encoder_worker.engine import EncoderEngine
+from encoder_worker.memory import sized
+
+logger = logging.getLogger(__name__)
+
+
+class EncoderWorker(PoolWorker):
+    """Serve deployment class of the encoder pool."""
+
+    ROLE = "encoder"
+    METRICS = ENCODER_METRICS
+
+    _engine: EncoderEngine
+
+    def __init__(self, settings: Settings, build: str, portion: float = 1.0) -> None:
+        """portion: see `encoder_worker.memory.sized`."""
+        self._start(settings, build)
+        checkpoint = open_checkpoint(settings.model)
+        device = resolve_device(settings.encoder.device)
+        budget = gpu_budget(device, gpu_share())
+        settings = sized(settings, checkpoint, device, budget, portion)
+        role = settings.encoder
+        self._exporters = make_exporters(
+            checkpoint,
+            settings,
+            device,
+            cluster_key=(settings.cluster_key or "").encode(),
+            name=self._name,
+        )
+        self._engine = EncoderEngine(
+            checkpoint, self._exporters[0], role, self._recorder, *self._exporters[1:]
+        )
+        self._busy = BusyShare()
+        self._ready(settings, checkpoint.name, device)
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        """Encode one window; cancelling the call takes it out of the queue."""
+        with request_scope(request.request_id), self._span(request) as span:
+            arrived_s = time.monotonic()
+            reply = await self._reply(request)
+            timings, audio_s = reply.timings, request.n_samples / SAMPLE_RATE
+            logger.info(
+                "window %d encoded at attempt %d: %.1f s of audio, batch of %d, "
+                "%.0f ms in queue, %.0f ms",
+                request.window,
+                request.attempt,
+                audio_s,
+                timings.batch_size,
+                1000 * timings.queue_s,
+                1000 * timings.encode_s,
+                extra=told(
+                    window=request.window,
+                    attempt=request.attempt,
+                    audio_s=audio_s,
+                    batch=timings.batch_size,
+                    queue_s=timings.queue_s,
+                    encode_s=timings.encode_s,
+                ),
+            )
+            span.stage("encoder queue", arrived_s, timings.queue_s)
+            begun_s = arrived_s + timings.queue_s
+            span.stage("encode batch", begun_s, timings.encode_s, windows=timings.batch_size)
+            return replace(reply, place=self._place)
+
+    async def _reply(self, request: EncodeRequest) -> EncodeReply:
+        future = self._engine.submit(request)
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            # The reply may have come in the same moment: nobody will read those pages.
+            if future.done() and not future.cancelled() and future.exception() is None:
+                self._engine.revoke(future.result().handle)
+            raise
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """For `cluster.serve.hooks.autoscaling`."""
+        stats = self._engine.stats()
+        return asdict(stats.signals(self._busy.share(stats.encode_s)))
+
+    def _transport(self) -> str:
+        return self._exporters[0].transport
+
+    def _close_transport(self) -> None:
+        for exporter in self._exporters:
+            exporter.close()
+
+    def _report(self) -> None:
+        stats, recorder = self._engine.stats(), self._recorder
+        recorder.set("splitscribe_encoder_queue_windows", stats.queued)
+        recorder.set("splitscribe_encoder_queue_audio_seconds", stats.queued_audio_s)
+        recorder.set("splitscribe_encoder_running_windows", stats.running)
+        recorder.set("splitscribe_export_pages", stats.pages_total)
+        recorder.set("splitscribe_export_pages_free", stats.pages_free)
+        recorder.set("splitscribe_export_leases", stats.leases)
+        recorder.total("splitscribe_encoder_busy_seconds_total", stats.encode_s)
+        failed = {"expired": stats.expired, "failed": stats.failed - stats.expired}
+        for reason, total in failed.items():
+            recorder.total("splitscribe_encoder_failed_windows_total", total, reason=reason)
+        expired, refused = 0, Counter[str]()
+        for exporter in self._exporters:
+            expired += exporter.n_expired
+            refused.update(exporter.refused())
+        recorder.total("splitscribe_expired_leases_total", expired)
+        for reason, total in refused.items():
+            recorder.total("splitscribe_refused_notifications_total", total, reason=reason)

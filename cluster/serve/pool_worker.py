@@ -1,0 +1,127 @@
+"""What a worker of either pool is to Serve: a thin shell around its engine.
+
+The engine does the work and knows nothing of Serve. The shell hands in and out, tells status,
+signals and metrics, and on shutdown finishes what is there before it frees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import ClassVar, Protocol
+
+from cluster.errors import WorkerError
+from cluster.messages import DecodeRequest, EncodeRequest, WorkerLoad, WorkerStatus
+from cluster.metrics import MetricSpec, report_each_second
+from cluster.serve.replica import own_place, start_replica
+from cluster.settings import Settings
+from cluster.tracing import Span, make_tracer
+
+logger = logging.getLogger(__name__)
+
+DRAIN_S = 30.0  # leases live 10 s from their last renewal: enough for all of them
+
+
+class Stats(Protocol):
+    """What an engine counts."""
+
+    @property
+    def load(self) -> WorkerLoad:
+        """For the choice among workers."""
+
+    def as_status(
+        self, *, replica: str, model: str, transport: str, device: str, healthy: bool
+    ) -> WorkerStatus:
+        """For `/health`."""
+
+
+class Engine(Protocol):
+    """What serves a pool's windows."""
+
+    def stats(self) -> Stats: ...
+
+    def healthy(self) -> str | None:
+        """Why not; None: it is."""
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take nothing new, wait for what is there; False: it was not over in time."""
+
+    def close(self) -> None: ...
+
+
+class PoolWorker:
+    """Base of the Serve deployment classes of both pools.
+
+    A subclass's constructor calls `_start`, makes its engine, and calls `_ready`.
+    """
+
+    ROLE: ClassVar[str]
+    METRICS: ClassVar[tuple[MetricSpec, ...]]
+
+    _engine: Engine
+
+    def _start(self, settings: Settings, build: str) -> None:
+        """Raises ConfigurationError, as `start_replica` does."""
+        self._name, self._recorder = start_replica(self.ROLE, settings, build, self.METRICS)
+
+    def _ready(self, settings: Settings, model: str, device: str) -> None:
+        self._model, self._device, self._place = model, device, own_place()
+        self._tracer = make_tracer(settings, self.ROLE, self._name)
+        self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
+        logger.info("ready: %s on %s, KV by %s", model, device, self._transport())
+
+    def _transport(self) -> str:
+        """How KV moves."""
+        raise NotImplementedError
+
+    def _report(self) -> None:
+        """Tell the metrics what the engine counted; once a second."""
+        raise NotImplementedError
+
+    def _close_transport(self) -> None:
+        """After the engine."""
+        raise NotImplementedError
+
+    def _span(self, request: EncodeRequest | DecodeRequest) -> Span:
+        """Of one window's stay here."""
+        return self._tracer.span(
+            self.ROLE,
+            request.traceparent,
+            "server",
+            window=request.window,
+            attempt=request.attempt,
+            replica=self._name,
+        )
+
+    def record_routing_stats(self) -> dict[str, float]:
+        """For `cluster.serve.hooks.replica_choice`; Serve asks twice a second."""
+        return self._engine.stats().load.as_stats()
+
+    async def status(self) -> WorkerStatus:
+        return self._engine.stats().as_status(
+            replica=self._name,
+            model=self._model,
+            transport=self._transport(),
+            device=self._device,
+            healthy=self._engine.healthy() is None,
+        )
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        if reason := self._engine.healthy():
+            raise WorkerError(reason)
+
+    async def shut_down(self) -> None:
+        """Nothing new, finish what is here, then free."""
+        if not hasattr(self, "_reporting"):
+            return  # the constructor failed
+        self._reporting.cancel()
+        if not await asyncio.to_thread(self._engine.drain, DRAIN_S):
+            logger.warning("shutting down with windows unfinished, or still leased")
+        await asyncio.to_thread(self._engine.close)
+        await asyncio.to_thread(self._close_transport)
+        await asyncio.to_thread(self._tracer.close)
+
+    async def __del__(self) -> None:
+        """Serve's hook on shutdown."""
+        await self.shut_down()

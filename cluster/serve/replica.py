@@ -1,0 +1,96 @@
+"""What every Serve replica of ours does at its start and while it lives.
+
+Checks that its code is the cluster's code, sets up logging, keeps to the cluster's network, names
+itself, and tells an engine's statistics to the metrics once a second.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from cluster.logs import configure_logging
+from cluster.messages import Place
+from cluster.metrics import MetricSpec, Recorder, serve_recorder
+from cluster.serve.distribution import CODE_PACKAGES, check_distribution
+from cluster.serve.network import keep_to_network
+from cluster.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+DOMAIN_LABEL = "nvlink-domain"  # a label of Ray nodes, set by whoever starts them
+
+
+def start_replica(
+    role: str, settings: Settings, build: str, specs: tuple[MetricSpec, ...]
+) -> tuple[str, Recorder]:
+    """Call first in a replica's constructor.
+
+    Returns:
+        The replica's name (role, Serve's id, pid) and its metrics recorder.
+
+    Raises:
+        ConfigurationError: this node runs other code than the cluster, or has not its network.
+    """
+    check_distribution(build)
+    name = f"{role}-{_serve_id()}-{os.getpid()}"
+    configure_logging(
+        settings.log_level,
+        CODE_PACKAGES,
+        role=role,
+        replica=name,
+        encoding=settings.log_format,
+        quotes=role != "router",
+        stream=sys.__stderr__,
+    )
+    for package in CODE_PACKAGES:  # Serve's log file too: it is the one that the dashboard shows
+        for handler in logging.getLogger("ray.serve").handlers:
+            logging.getLogger(package).addHandler(handler)
+    keep_to_network(None if role == "router" else settings.kv_network)
+    return name, serve_recorder(specs)
+
+
+class BusyShare:
+    """The share of the last few seconds that something worked, by its total of seconds."""
+
+    def __init__(self, over_s: float = 5.0) -> None:
+        self._over_s = over_s
+        self._told: deque[tuple[float, float]] = deque()  # when, total
+
+    def share(self, total_s: float) -> float:
+        """total_s: worked by now, since the start."""
+        now = time.monotonic()
+        self._told.append((now, total_s))
+        while len(self._told) > 2 and now - self._told[1][0] >= self._over_s:
+            self._told.popleft()
+        since_s, before_s = self._told[0]
+        return min(1.0, (total_s - before_s) / (now - since_s)) if now > since_s else 0.0
+
+
+def gpu_share() -> float:
+    """The part of its GPU that Ray gave this replica; the whole one where nothing was asked for."""
+    import ray
+
+    resources = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
+    return min(1.0, float(resources.get("GPU", 0.0))) or 1.0
+
+
+def own_place() -> Place:
+    """Where this replica runs; `DOMAIN_LABEL` of its node names its NVLink domain."""
+    import ray
+
+    if not ray.is_initialized():
+        return Place()
+    context = ray.get_runtime_context()
+    labels: Any = context.get_node_labels()
+    return Place(context.get_node_id(), str(labels.get(DOMAIN_LABEL, "")))
+
+
+def _serve_id() -> str:
+    from ray import serve
+
+    return str(serve.get_replica_context().replica_id.unique_id)

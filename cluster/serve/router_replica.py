@@ -1,0 +1,132 @@
+"""The router's Serve replica: FastAPI in front, handles to the pools of every model behind.
+
+Builds the parts and wires them; all behaviour is in them. Either the replica listens itself, or it
+is an ingress behind Serve's proxy: `__serve_build_asgi_app__` is Serve's hook for an application
+that is made inside the replica.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI
+
+from cluster.errors import ConfigurationError
+from cluster.messages import Role
+from cluster.metrics import ROUTER_METRICS, Recorder
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.serve.clients import ServePool
+from cluster.serve.hooks.ledger import PROCESS_LEDGER
+from cluster.serve.replica import start_replica
+from cluster.settings import RouterSettings, Settings
+from cluster.tracing import NO_TRACER, Tracer, make_tracer
+from router.audio.pool import AudioPool
+from router.http.listener import HttpListener
+from router.http.models import ModelRegistry, ServedModel
+from router.http.routes import create_app
+from router.request import TranscriptionPipeline
+
+ROLES: tuple[Role, ...] = ("encoder", "decoder")
+
+logger = logging.getLogger(__name__)
+
+
+class Router:
+    """Serve deployment class of the HTTP front."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        settings: Settings,
+        build: str,
+        encoders: Mapping[str, Any],
+        decoders: Mapping[str, Any],
+    ) -> None:
+        """`encoders`, `decoders`: handles by the names of `settings.by_model()`."""
+        replica, recorder = start_replica("router", settings, build, ROUTER_METRICS)
+        self._recorder = recorder
+        self._tracer = make_tracer(settings, "router", replica)
+        self._settings = settings
+        self._audio = AudioPool(settings.router)
+        await self._audio.start()
+        models = []
+        for name, own in settings.by_model().items():
+            checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
+            pipeline = TranscriptionPipeline(
+                self._audio,
+                ServePool(encoders[name], "encoder", PROCESS_LEDGER),
+                ServePool(decoders[name], "decoder", PROCESS_LEDGER),
+                WhisperTokenizer.from_checkpoint(checkpoint),
+                settings.router,
+                recorder,
+                dims=checkpoint.dims,
+                tracer=self._tracer,
+                may_sleep=[role for role in ROLES if getattr(own, role).fewest == 0],
+            )
+            models.append(served_model(settings, name, pipeline))
+            logger.info("ready: model %s as %s", checkpoint.name, name)
+        self._registry = ModelRegistry(models)
+        self._listener = await open_listener(
+            self._registry, settings.router, recorder, self._tracer
+        )
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        if self._listener is not None:
+            self._listener.check()
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        return proxied_app(self._registry, self._settings.router, self._recorder, self._tracer)
+
+    async def __del__(self) -> None:
+        if hasattr(self, "_listener") and self._listener is not None:
+            await self._listener.close()
+        if hasattr(self, "_audio"):
+            await self._audio.close()
+        if hasattr(self, "_tracer"):
+            await asyncio.to_thread(self._tracer.close)
+
+
+def proxied_app(
+    registry: ModelRegistry,
+    settings: RouterSettings,
+    recorder: Recorder,
+    tracer: Tracer = NO_TRACER,
+) -> FastAPI:
+    """The application behind Serve's proxy, which names requests itself."""
+    return create_app(registry, settings, recorder=recorder, tracer=tracer, echo_request_id=False)
+
+
+async def open_listener(
+    registry: ModelRegistry,
+    settings: RouterSettings,
+    recorder: Recorder,
+    tracer: Tracer = NO_TRACER,
+) -> HttpListener | None:
+    """Serve HTTP from this replica; None where Serve's proxy does.
+
+    Raises:
+        ConfigurationError: the address cannot be bound.
+    """
+    if settings.listener != "router":
+        return None
+    try:
+        app = create_app(registry, settings, recorder=recorder, tracer=tracer)
+        return await HttpListener.open(app, settings.host, settings.port)
+    except OSError as error:
+        raise ConfigurationError(
+            f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
+        ) from error
+
+
+def served_model(settings: Settings, name: str, pipeline: TranscriptionPipeline) -> ServedModel:
+    """The model called `name` in `settings.by_model()`: what clients may call it, and more."""
+    return ServedModel(
+        names=settings.by_model()[name].served_model_names,
+        languages=pipeline.tokenizer.languages,
+        pipeline=pipeline,
+        aliases=settings.aliases_of(name),
+    )

@@ -1,0 +1,137 @@
+"""Which worker of a pool gets a window: what each is known to hold, and the order to ask them in.
+
+An encoder goes through windows one batch after another, so the best one is done with its queue
+first. A decoder holds the KV of all its sequences at once, so the best one has the emptiest pool,
+and of those about as empty the one next to the encoder that holds the KV. Workers tell their load
+twice a second; what this process sent meanwhile it knows itself. Knows no Serve: `serve_router`
+calls it.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.messages import DecodeRequest, EncodeRequest, Place, WorkerLoad
+
+# What the KV's way counts for, in parts of a decoder's pool: a worker that far away must be so
+# much emptier.
+SAME_DOMAIN = 0.1
+ELSEWHERE = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A worker that could take the window. work: there now, as far as it is known."""
+
+    key: Hashable
+    load: WorkerLoad
+    place: Place
+    work: float
+
+
+class Ledger:
+    """Work of this process at each worker, and what others have there, as far as it is known.
+
+    A worker's word is up to a second old. So what others have is what it told beyond the most that
+    this process had there in that time, and what this process has is counted here. Thread-safe:
+    Serve may choose in a thread of its own.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sent: dict[Hashable, tuple[Hashable, float]] = {}  # by request: worker, work
+        self._own: dict[Hashable, float] = {}
+        self._peaks: dict[Hashable, tuple[float, float]] = {}  # of the last two intervals
+        self._others: dict[Hashable, float] = {}
+
+    def send(self, worker: Hashable, request: Hashable, work: float) -> None:
+        """Count `work` there until `end`; a request is at one worker at a time."""
+        with self._lock:
+            self._send(worker, request, work)
+
+    def move(self, worker: Hashable, request: Hashable) -> None:
+        """It went to this worker instead; nothing where it has ended."""
+        with self._lock:
+            if (sent := self._sent.get(request)) is not None and sent[0] != worker:
+                self._send(worker, request, sent[1])
+
+    def end(self, request: Hashable) -> None:
+        """It has its answer, or will have none."""
+        with self._lock:
+            self._end(request)
+
+    def told(self, worker: Hashable, work: float) -> None:
+        """Take a worker's newest word."""
+        with self._lock:
+            own, (before, now) = self._own.get(worker, 0.0), self._peaks.get(worker, (0.0, 0.0))
+            self._others[worker] = max(0.0, work - max(before, now))
+            self._peaks[worker] = (now, own)
+
+    def work(self, worker: Hashable) -> float:
+        """All that is there now, as far as it is known."""
+        return self._own.get(worker, 0.0) + self._others.get(worker, 0.0)
+
+    def forget(self, worker: Hashable) -> None:
+        """It is gone; what was sent there is at no worker until it is sent again."""
+        with self._lock:
+            for known in (self._own, self._peaks, self._others):
+                known.pop(worker, None)
+
+    def _send(self, worker: Hashable, request: Hashable, work: float) -> None:
+        self._end(request)
+        self._sent[request] = (worker, work)
+        own = self._own[worker] = self._own.get(worker, 0.0) + work
+        before, now = self._peaks.get(worker, (0.0, 0.0))
+        self._peaks[worker] = (before, max(now, own))
+
+    def _end(self, request: Hashable) -> None:
+        worker, work = self._sent.pop(request, (None, 0.0))
+        if worker in self._own:
+            self._own[worker] -= work
+
+
+def key_of(request: EncodeRequest | DecodeRequest) -> Hashable:
+    """One call of a worker; Serve's own id is shared by all calls of one HTTP request."""
+    return type(request), request.request_id, request.window, request.attempt
+
+
+def work_of(request: Any) -> float:
+    """What a request adds to a worker's `WorkerLoad.work`; 0 for one that is no window."""
+    if isinstance(request, EncodeRequest):
+        return 1.0
+    return float(request.options.n_rows) if isinstance(request, DecodeRequest) else 0.0
+
+
+def ranked(request: Any, candidates: Iterable[Candidate], chance: random.Random) -> list[Hashable]:
+    """The candidates' keys, the best one first; `chance` decides among equal ones."""
+    workers = list(candidates)
+    chance.shuffle(workers)
+    if isinstance(request, DecodeRequest):
+        workers.sort(key=lambda worker: _decoder_cost(worker, request.kv_place))
+    elif isinstance(request, EncodeRequest):
+        told_s = [worker.load.window_s for worker in workers if worker.load.window_s]
+        usual_s = sorted(told_s)[len(told_s) // 2] if told_s else 1.0
+        workers.sort(key=lambda worker: _encoder_cost(worker, usual_s))
+    return [worker.key for worker in workers]
+
+
+def _encoder_cost(worker: Candidate, usual_s: float) -> float:
+    """Seconds until it would be done with one window more."""
+    return (worker.work + 1.0) * (worker.load.window_s or usual_s)
+
+
+def _decoder_cost(worker: Candidate, kv_place: Place) -> float:
+    """How full it is, in parts of its capacity, and how far away."""
+    return worker.work / worker.load.capacity + _distance(worker.place, kv_place)
+
+
+def _distance(place: Place, kv_place: Place) -> float:
+    if place.node == kv_place.node:
+        return 0.0
+    if place.domain and place.domain == kv_place.domain:
+        return SAME_DOMAIN
+    return ELSEWHERE

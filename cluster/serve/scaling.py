@@ -1,0 +1,204 @@
+"""How many workers each pool of a model should have: one decision for encoders and decoders.
+
+Demand is counted in workers. Encoders: the work that comes each second, which is what they do and
+what their queue grows by; and the queue, to be done within `target_wait_s`, or sooner where a
+window's deadline is nearer. Decoders: the share of their pages and rows in use, and sequences that
+wait for some. The pools are balanced: a queue of encoders that wait for decoders to read is demand
+for decoders; where encoders grow, decoders grow with them as far as they are in use; what wakes one
+pool wakes both. Upwards what was wanted all the time for `upscale_delay_s` is done, downwards what
+was enough all the time for `downscale_delay_s`, so bursts do not flap. Pure: knows no Serve
+(`serve_policy` calls it) and no clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from cluster.messages import NO_SLACK_S, DecoderSignals, EncoderSignals, Role
+
+FULL = 0.8  # of a pool's demand over its workers: above it there should be more
+EMPTY = 0.6  # and with fewer it must stay below this
+GROWTH_S = 2.0  # over which a queue's growth is taken
+WAITING = 0.5  # what a waiting sequence counts for: it goes as soon as another one ends
+LEAST_WAIT_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRules:
+    """Of one pool. min_workers 0: it may sleep when nothing came for `to_zero_delay_s`."""
+
+    min_workers: int = 1
+    max_workers: int = 1
+    target_wait_s: float = 5.0
+    upscale_delay_s: float = 1.0
+    downscale_delay_s: float = 60.0
+    to_zero_delay_s: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolView:
+    """A pool at one moment.
+
+    target: workers it has or will have. starting: of those, the ones that do not work yet. queued:
+    of calls that none has taken, the encoder seconds, or the parts of a decoder's capacity.
+    """
+
+    target: int
+    queued: float = 0.0
+    starting: int = 0
+    encoders: tuple[EncoderSignals, ...] = ()
+    decoders: tuple[DecoderSignals, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """workers: what the pool should have; reason: one of a few words, for people and metrics."""
+
+    workers: int
+    reason: str
+
+
+@dataclass(slots=True)
+class _Pool:
+    rules: ScalingRules
+    view: PoolView = field(default_factory=lambda: PoolView(0))
+    wanted: deque[tuple[float, int, str]] = field(default_factory=deque)  # time, workers, reason
+    queue: deque[tuple[float, float]] = field(default_factory=deque)  # time, encoder seconds
+    active_s: float = 0.0  # when there was something to do, last
+
+
+class Balancer:
+    """Both pools of one model, each asked in its turn, several times a second."""
+
+    def __init__(self) -> None:
+        self._pools: dict[Role, _Pool] = {}
+
+    def decide(self, role: Role, rules: ScalingRules, view: PoolView, now_s: float) -> Decision:
+        """Take what `role`'s pool looks like now, and say what it should have."""
+        pool = self._pools.get(role)
+        if pool is None or pool.rules != rules:
+            pool = self._pools[role] = _Pool(rules)
+            pool.active_s = now_s if view.target else -math.inf  # as it was, asleep or not
+        pool.view = view
+        _note_queue(pool, now_s)
+        if self._is_active(pool):
+            pool.active_s = now_s
+        workers, reason = self._wanted(role, now_s)
+        pool.wanted.append((now_s, workers, reason))
+        longest_s = max(rules.downscale_delay_s, rules.upscale_delay_s)
+        while len(pool.wanted) > 1 and now_s - pool.wanted[1][0] >= longest_s:
+            pool.wanted.popleft()
+        return self._settled(pool, now_s)
+
+    def _settled(self, pool: _Pool, now_s: float) -> Decision:
+        """What is wanted now, as far as it was wanted for long enough."""
+        rules, target = pool.rules, pool.view.target
+        _, workers, reason = pool.wanted[-1]
+        known_s = now_s - pool.wanted[0][0]
+        if target == 0 or workers == 0:  # each has had its own delay
+            return Decision(workers, reason)
+        least = min(_since(pool.wanted, now_s - rules.upscale_delay_s))
+        if least > target and known_s >= rules.upscale_delay_s:
+            return Decision(least, reason)
+        most = max(_since(pool.wanted, now_s - rules.downscale_delay_s))
+        if most < target and known_s >= rules.downscale_delay_s:
+            return Decision(most, reason)
+        return Decision(target, "steady")
+
+    def _wanted(self, role: Role, now_s: float) -> tuple[int, str]:
+        """Workers by the signals of this moment, and what decided."""
+        pool = self._pools[role]
+        rules, target = pool.rules, pool.view.target
+        if self._sleeps(role, now_s):
+            return 0, "idle"
+        workers, reason = self._encoders() if role == "encoder" else self._decoders()
+        if workers < target:
+            reason = "less demand"
+        if target == 0:
+            workers, reason = max(1, workers), "awake"
+        most = max(rules.min_workers, rules.max_workers)
+        return min(max(workers, rules.min_workers, 1), most), reason
+
+    def _encoders(self) -> tuple[int, str]:
+        pool = self._pools["encoder"]
+        view, busy = pool.view, sum(one.busy for one in pool.view.encoders)
+        if any(one.is_starved for one in view.encoders):
+            return _workers(busy, view.target), "busy"  # more would wait for decoders as well
+        # Who has a second of work in front of it, works for the next second.
+        rate = sum(min(1.0, one.busy + one.queue_s) for one in view.encoders)
+        rate += _growth(pool.queue)
+        slack_s = min((one.slack_s for one in view.encoders), default=NO_SLACK_S)
+        wait_s = max(LEAST_WAIT_S, slack_s / 2)
+        if not view.starting:  # a queue grows until they work; for it alone, no more are started
+            wait_s = min(pool.rules.target_wait_s, wait_s)
+        usual, hurried = _workers(rate, view.target), math.ceil(rate + _queue_s(view) / wait_s)
+        return (hurried, "queue") if hurried > max(usual, view.target) else (usual, "busy")
+
+    def _decoders(self) -> tuple[int, str]:
+        view = self._pools["decoder"].view
+        waiting = sum(one.waiting for one in view.decoders) + view.queued
+        if view.starting:
+            waiting = min(waiting, max(1, view.target - view.starting))
+        demand = sum(one.used for one in view.decoders) + WAITING * waiting
+        workers, reason = _workers(demand, view.target), "sequences wait" if waiting else "pages"
+        encoders = self._pools.get("encoder")
+        if encoders is None:
+            return workers, reason
+        if any(one.is_starved for one in encoders.view.encoders):
+            workers, reason = max(workers, _workers(demand + 1, view.target)), "encoders wait"
+        grown = _workers(demand * self._encoders_growth(), view.target)
+        return (grown, "encoders grow") if grown > workers else (workers, reason)
+
+    def _is_active(self, pool: _Pool) -> bool:
+        view = pool.view
+        working = sum(one.busy for one in view.encoders) + sum(one.used for one in view.decoders)
+        waiting = _queue_s(view) + sum(one.waiting for one in view.decoders)
+        return working + waiting > 0
+
+    def _encoders_growth(self) -> float:
+        """How many times as many encoders there will be as there were a moment ago."""
+        encoders = self._pools.get("encoder")
+        if encoders is None or not encoders.wanted or not encoders.view.target:
+            return 1.0
+        settled = self._settled(encoders, encoders.wanted[-1][0])
+        return max(1.0, settled.workers / encoders.view.target)
+
+    def _sleeps(self, role: Role, now_s: float) -> bool:
+        """Whether nothing came to any pool of the model for long enough."""
+        if self._pools[role].rules.min_workers > 0:
+            return False
+        return all(
+            now_s - pool.active_s >= self._pools[role].rules.to_zero_delay_s
+            for pool in self._pools.values()
+        )
+
+
+def _queue_s(view: PoolView) -> float:
+    """Encoder seconds that wait, at encoders or for one."""
+    return sum(one.queue_s for one in view.encoders) + view.queued
+
+
+def _note_queue(pool: _Pool, now_s: float) -> None:
+    pool.queue.append((now_s, _queue_s(pool.view)))
+    while len(pool.queue) > 2 and now_s - pool.queue[1][0] >= GROWTH_S:
+        pool.queue.popleft()
+
+
+def _growth(queue: deque[tuple[float, float]]) -> float:
+    """Encoder seconds a second by which a queue grows; 0 where it shrinks."""
+    (since_s, before), (now_s, now) = queue[0], queue[-1]
+    return max(0.0, now - before) / max(now_s - since_s, GROWTH_S)
+
+
+def _workers(demand: float, target: int) -> int:
+    """So many that they are neither full nor nearly empty; between the two, as they are."""
+    if (needed := math.ceil(demand / FULL - 1e-9)) > target:
+        return needed
+    return min(target, math.ceil(demand / EMPTY - 1e-9))
+
+
+def _since(wanted: Iterable[tuple[float, int, str]], from_s: float) -> list[int]:
+    return [workers for at_s, workers, _ in wanted if at_s >= from_s]

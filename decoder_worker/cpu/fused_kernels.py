@@ -1,0 +1,223 @@
+"""The decoder's layers and logits over a few rows, as one compiled program for several threads.
+
+For few rows a forward is bound by reading weights and pages, and a core alone reaches a part of
+what the memory gives; so all threads of a team go through the same phases and share out each one's
+units (`decoder_worker.cpu.work_sharing`). Between two phases lies no Python and no other thread
+pool.
+Sums are float32 throughout: only what lies in memory, weights and pages, is narrower.
+
+Imports numba: `decoder_worker.cpu.fused` builds this in the background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import njit
+
+from decoder_worker.cpu.fused_arrays import (
+    CROSS,
+    CROSS_OUT,
+    CROSS_Q,
+    FC1,
+    FC2,
+    HEAD_DIM,
+    LOGITS,
+    N_PHASES,
+    OUTPUTS,
+    QKV,
+    SELF,
+    SELF_OUT,
+    Head,
+    Layers,
+    Pages,
+    Products,
+    n_units,
+    new_memory,
+)
+from decoder_worker.cpu.fused_parts import (
+    append,
+    attend_piece,
+    cut,
+    finish_product,
+    join,
+    norm,
+    product,
+)
+from decoder_worker.cpu.step_team import new_counters
+from decoder_worker.cpu.work_sharing import claim, finish, wait
+
+
+@njit(nogil=True, cache=True)
+def _multiply(
+    x: Any, weights: Any, gelu: Any, out: Any, counters: Any, begin: Any, end: Any
+) -> Any:
+    """A product's units, while there are any. Whether all are done by this thread's last one."""
+    weight, scale, bias = weights
+    n_out, n_done = len(weight), 0
+    while True:
+        unit = claim(counters, end)
+        if unit < 0:
+            return n_done == end
+        first = (unit - begin) * OUTPUTS
+        last = min(n_out, first + OUTPUTS)
+        product(x, weight, scale, first, last, out)
+        finish_product(out, bias, first, last, gelu)
+        n_done = finish(counters)
+
+
+@njit(nogil=True, cache=True)
+def _of(products: Any, layer: Any) -> Any:
+    return products.weight[layer], products.scale[layer], products.bias[layer]
+
+
+@njit(nogil=True, cache=True)
+def _attend(
+    query: Any, pages: Any, layer: Any, results: Any, counters: Any, begin: Any, end: Any
+) -> Any:
+    """As `_multiply`: a unit is a piece."""
+    pool, pieces, n_done = pages.pool, pages.pieces, 0
+    while True:
+        unit = claim(counters, end)
+        if unit < 0:
+            return n_done == end
+        piece = pieces[unit - begin]
+        page = pool[piece[2], layer]
+        attend_piece(query, piece, page[0], page[1], results)
+        n_done = finish(counters)
+
+
+@njit(nogil=True, cache=True)
+def _conclude(counters: Any) -> None:
+    """Open the next phase, once what its first units need was done behind this one's last."""
+    claim(counters, np.iinfo(np.int64).max)
+    finish(counters)
+
+
+@njit(nogil=True, cache=True)
+def _run_layers(
+    layers: Any,
+    own: Any,
+    cross: Any,
+    memory: Any,
+    units: Any,
+    counters: Any,
+    begin: Any,
+    leads: Any,
+) -> None:
+    """All layers, from `memory.x` to `memory.normed`; every thread of a team calls this.
+
+    What is too little to share out is done by whoever did a phase's last unit, and counts as one
+    unit more.
+    """
+    x, normed, delta, attended = memory.x, memory.normed, memory.delta, memory.attended
+    query, qkv, hidden = memory.query, memory.qkv, memory.hidden
+    results = (memory.highest, memory.total, memory.mixed)
+    norms = layers.norms
+    if claim(counters, begin + 1) >= 0:
+        delta[:] = np.float32(0)
+        norm(norms[0], x, delta, normed)
+        finish(counters)
+    begin += 1
+    for layer in range(len(layers.qkv.bias)):
+        for phase in range(N_PHASES):
+            if not wait(counters, begin, leads):
+                return
+            end = begin + units[phase]
+            if phase == QKV:
+                if _multiply(normed, _of(layers.qkv, layer), False, qkv, counters, begin, end):
+                    append(qkv, own.pool, own.last, layer)
+                    _conclude(counters)
+            elif phase == SELF:
+                if _attend(qkv, own, layer, results, counters, begin, end):
+                    join(own.n_pieces, results, attended)
+                    _conclude(counters)
+            elif phase == SELF_OUT:
+                p = _of(layers.self_out, layer)
+                if _multiply(attended, p, False, delta, counters, begin, end):
+                    norm(norms[3 * layer + 1], x, delta, normed)
+                    _conclude(counters)
+            elif phase == CROSS_Q:
+                p = _of(layers.cross_q, layer)
+                if _multiply(normed, p, False, query, counters, begin, end):
+                    _conclude(counters)
+            elif phase == CROSS:
+                if _attend(query, cross, layer, results, counters, begin, end):
+                    join(cross.n_pieces, results, attended)
+                    _conclude(counters)
+            elif phase == CROSS_OUT:
+                p = _of(layers.cross_out, layer)
+                if _multiply(attended, p, False, delta, counters, begin, end):
+                    norm(norms[3 * layer + 2], x, delta, normed)
+                    _conclude(counters)
+            elif phase == FC1:
+                p = _of(layers.fc1, layer)
+                if _multiply(normed, p, True, hidden, counters, begin, end):
+                    _conclude(counters)
+            elif phase == FC2:
+                p = _of(layers.fc2, layer)
+                if _multiply(hidden, p, False, delta, counters, begin, end):
+                    norm(norms[3 * layer + 3], x, delta, normed)
+                    _conclude(counters)
+            begin = end + 1
+    wait(counters, begin, leads)
+
+
+@njit(nogil=True, cache=True)
+def _run_head(x: Any, head: Any, out: Any, counters: Any, begin: Any, leads: Any) -> None:
+    n_vocab = len(head.weight)
+    end = begin + (n_vocab + LOGITS - 1) // LOGITS
+    while True:
+        unit = claim(counters, end)
+        if unit < 0:
+            break
+        first = (unit - begin) * LOGITS
+        product(x, head.weight, head.scale, first, min(n_vocab, first + LOGITS), out)
+        finish(counters)
+    wait(counters, end, leads)
+
+
+@dataclass(frozen=True, slots=True)
+class FusedKernels:
+    """cut(qo_indptr, kv_indptr, kv_indices, last_page_len, page_size, causal, pieces, n_pieces,
+        last): `Pages` of a `PagedKV`, with room enough in the last three; the number of pieces.
+        causal: each entry's rows are its last positions, and see none behind their own.
+    layers(layers, own, cross, memory, units, counters, begin, leads): all layers, from `memory.x`
+        to `memory.normed`. units int64 [N_PHASES], of each phase of a layer; begin the first
+        unit's number, of `n_units`; leads False on the threads that help.
+    head(x, head, out, counters, begin, leads): out float32 [n, n_vocab] of x float32 [n, d].
+    """
+
+    cut: Callable[..., int]
+    layers: Callable[..., Any]
+    head: Callable[..., None]
+
+
+def build(weight: Any, own: Any, cross: Any, head: Any) -> FusedKernels:
+    """Compile (or load) for these dtypes of weights, of both pools and of the head's weight."""
+    d, n_mlp, counters = HEAD_DIM, 4 * HEAD_DIM, new_counters()
+    indptr, zero, one = np.array([0, 1], np.int32), np.zeros(1, np.int32), np.ones(1, np.int32)
+
+    def products(n_out: int, n_in: int) -> Products:
+        plain = np.zeros((1, n_out), np.float32)
+        return Products(np.zeros((1, n_out, n_in), weight), plain, plain)
+
+    def pages(dtype: Any, causal: bool) -> Pages:
+        pieces, last = np.zeros((1, 6), np.int32), np.zeros((1, 2), np.int32)
+        cut(indptr, indptr, zero, one, 2, causal, pieces, one.copy(), last)
+        return Pages(np.zeros((1, 1, 2, 2, 1, HEAD_DIM), dtype), pieces, one, last)
+
+    square, norms = products(d, d), np.zeros((4, 2, d), np.float32)
+    layers = Layers(
+        products(3 * d, d), square, square, square, products(n_mlp, d), products(d, n_mlp), norms
+    )
+    memory, units = new_memory(1, 1, 1, d, n_mlp), np.ones(N_PHASES, np.int64)
+    memory.x[:] = 0
+    _run_layers(layers, pages(own, True), pages(cross, False), memory, units, counters, 0, True)
+    vocabulary = Head(np.zeros((1, d), head), np.zeros(1, np.float32))
+    out = np.zeros((1, 1), np.float32)
+    _run_head(memory.normed, vocabulary, out, counters, n_units(units, 1), True)
+    return FusedKernels(cut, _run_layers, _run_head)

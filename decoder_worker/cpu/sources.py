@@ -1,0 +1,16 @@
+"""The decoder's kernels: the files that numba compiles, so that code of older ones is forgotten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+_FOLDER = Path(__file__).resolve().parent
+KERNEL_SOURCES = (
+    _FOLDER / "attention_kernels.py",
+    _FOLDER / "fused_arrays.py",
+    _FOLDER / "fused_kernels.py",
+    _FOLDER / "fused_parts.py",
+    _FOLDER / "step_kernels.py",
+    _FOLDER / "step_team.py",
+    _FOLDER / "work_sharing.py",
+)

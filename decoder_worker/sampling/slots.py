@@ -1,0 +1,156 @@
+"""What a decode step knows of each sequence, by slot, on the device.
+
+A step reads its rows here (the token to feed and where, what the rules remember, temperature and
+noise) and writes back what the next step needs, so that steps follow one another without the host.
+The host writes a slot only where an attempt begins or a search chose otherwise than the sampler.
+
+One slot more than the batch has rows, the last, is inert: it fills up a batch that runs at a fixed
+size, always at position 0 and always stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from decoder_worker.sampling.logit_rules import NO_TIMESTAMP, History
+
+# Columns of the table. The first six are what a step writes; `step_kernels` has them too.
+_TOKEN, _POSITION, _N_SAMPLED, _LAST_TIMESTAMP, _LAST_IS, _BEFORE_IS = range(6)
+_TIMED, _LIMIT, _NOISE_KEY = range(6, 9)
+_N_COLUMNS = 9
+
+
+@dataclass(frozen=True, slots=True)
+class SlotOptions:
+    """What a sequence brings into its slot.
+
+    noise_key: as from `decoder_worker.sampling.noise`. limit: tokens that may be sampled.
+    """
+
+    timed: bool
+    temperature: float
+    noise_key: int
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRows:
+    """Some slots as a step reads them; int64 [n] each but the last two.
+
+    index: the slots. token: to be fed next, at `position`.
+    temperature: float32 [n].
+    """
+
+    index: Tensor
+    token: Tensor
+    position: Tensor
+    limit: Tensor
+    noise_key: Tensor
+    temperature: Tensor
+    history: History
+
+
+class SlotTable:
+    """One row of integers and a temperature for each of `n_slots` slots and the inert one.
+
+    table: int64 [n_slots + 1, columns].
+    """
+
+    def __init__(self, n_slots: int, device: torch.device | str) -> None:
+        self.device = torch.device(device)
+        self.inert = n_slots
+        empty = [0] * _N_COLUMNS
+        empty[_BEFORE_IS], empty[_LAST_TIMESTAMP] = 1, NO_TIMESTAMP
+        self.table = torch.tensor([empty] * (n_slots + 1), device=device)
+        self._temperature = torch.zeros(n_slots + 1, dtype=torch.float32, device=device)
+
+    def load(
+        self,
+        slots: Sequence[int],
+        options: Sequence[SlotOptions],
+        tokens: Sequence[Sequence[int]],
+        positions: Sequence[int],
+        timestamp_begin: int,
+    ) -> None:
+        """Set slots to what each is after its `tokens` were sampled (none: an attempt begins).
+
+        positions: of the last token, which the next step feeds; without any, the prompt's last.
+        """
+        begun = zip(options, tokens, positions, strict=True)
+        rows = [_row(*each, timestamp_begin) for each in begun]
+        index = upload(slots, torch.int64, self.device)
+        flat = upload([value for row in rows for value in row], torch.int64, self.device)
+        self.table.index_copy_(0, index, flat.view(len(rows), _N_COLUMNS))
+        temperatures = [each.temperature for each in options]
+        self._temperature.index_copy_(0, index, upload(temperatures, torch.float32, self.device))
+
+    def rows(self, index: Tensor) -> SlotRows:
+        """A copy of some slots; index int64 [n], the inert one any number of times."""
+        values = self.table[index]
+        columns = values.unbind(1)
+        last_is, before_is, timed = values[:, _LAST_IS : _TIMED + 1].bool().unbind(1)
+        return SlotRows(
+            index=index,
+            token=columns[_TOKEN],
+            position=columns[_POSITION],
+            limit=columns[_LIMIT],
+            noise_key=columns[_NOISE_KEY],
+            temperature=self._temperature[index],
+            history=History(
+                n_sampled=columns[_N_SAMPLED],
+                last_is_timestamp=last_is,
+                before_is_timestamp=before_is,
+                last_timestamp=columns[_LAST_TIMESTAMP],
+                timed=timed,
+            ),
+        )
+
+    def advance(self, rows: SlotRows, tokens: Tensor, eot: int, timestamp_begin: int) -> None:
+        """Note that `tokens` (int64 [n]) were sampled for `rows`.
+
+        A row that stops, at end of text or at its limit, keeps its position: whatever is launched
+        for it before the host has seen that it stopped writes where it wrote before.
+        """
+        after = rows.history.after(tokens, timestamp_begin)
+        goes_on = (tokens != eot) & (after.n_sampled < rows.limit)
+        columns = (
+            tokens,
+            rows.position + goes_on,
+            after.n_sampled,
+            after.last_timestamp,
+            after.last_is_timestamp.long(),
+            after.before_is_timestamp.long(),
+        )
+        self.table[:, : len(columns)].index_copy_(0, rows.index, torch.stack(columns, 1))
+
+
+def _row(
+    options: SlotOptions, tokens: Sequence[int], position: int, timestamp_begin: int
+) -> list[int]:
+    """A slot's columns."""
+    stamps = [token - timestamp_begin for token in tokens if token >= timestamp_begin]
+    row = [0] * _N_COLUMNS
+    row[_TOKEN] = tokens[-1] if tokens else 0
+    row[_POSITION] = position
+    row[_N_SAMPLED] = len(tokens)
+    row[_LAST_TIMESTAMP] = stamps[-1] if stamps else NO_TIMESTAMP
+    row[_LAST_IS] = int(bool(tokens) and tokens[-1] >= timestamp_begin)
+    row[_BEFORE_IS] = int(len(tokens) < 2 or tokens[-2] >= timestamp_begin)
+    row[_TIMED] = int(options.timed)
+    row[_LIMIT] = options.limit
+    row[_NOISE_KEY] = options.noise_key
+    return row
+
+
+def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of `values` on `device`; to a GPU from pinned memory, without waiting for it.
+
+    The pinned memory is torch's, which does not use it again before the copy has been made.
+    """
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype)
+    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)

@@ -1,0 +1,237 @@
+"""The encoder on a CPU's cores: threads that share out the rows of windows.
+
+Every thread takes some rows of a window, and does with them by single-threaded products all that a
+layer does; only then, where keys and values of all rows must stand, does the window's next layer
+begin. A thread that finds nothing to do in the oldest window goes on with the next one, so cores
+idle only where one window is all there is. A product by a thread pool's fork and join instead, a
+dozen each layer, costs a third more on two cores, and far more where another process has one.
+
+A unit of rows is always computed alike, so a window's result does not depend on who took it, nor
+on what else there is.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.jit.background import as_array
+from cluster.model.layers import LayerNorm
+from encoder_worker.cpu.team_kernels import TeamKernels
+from encoder_worker.model import AudioEncoder, EncoderLayer, positions_alike
+
+ROWS = 250  # a unit: its hidden rows (1 MB for base) stay in cache between products
+SCORES_BYTES = 1 << 22  # of the heads that a unit attends with at a time
+LOG2_E = 1.4426950408889634
+
+Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an index on
+
+
+class TeamEncoder:
+    """`AudioEncoder` on CPU threads of its own. May be called from any thread."""
+
+    def __init__(self, encoder: AudioEncoder, kernels: TeamKernels, n_threads: int) -> None:
+        self._encoder = encoder
+        self._kernels = kernels
+        self._changed = threading.Condition()  # guards the windows and the next three
+        self._windows: list[_Window] = []  # not yet done, oldest first
+        self._idle: list[_Memory] = []  # used again
+        self._closing = False
+        self._threads = [
+            threading.Thread(target=self._main, name=f"encoder-team-{index}", daemon=True)
+            for index in range(n_threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def submit(self, mel: Tensor, sink: Sink) -> Future[None]:
+        """Encode a window.
+
+        Args:
+            mel: [1, n_mels, 2 * T], in any dtype.
+            sink: called on the team's threads, with each row once, in units.
+
+        Returns:
+            Done when all rows are; fails with what a thread raised, after which no thread is at it.
+        """
+        with self._changed:
+            memory = self._idle.pop() if self._idle else _Memory(self._encoder)
+            window = _Window(memory, mel.to(self._encoder.dtype), sink)
+            self._windows.append(window)
+            self._changed.notify_all()
+        return window.future
+
+    def close(self) -> None:
+        """End the threads after what was submitted."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+
+    def _main(self) -> None:
+        torch.set_num_threads(1)
+        with torch.inference_mode():
+            while (taken := self._take()) is not None:
+                window, unit = taken
+                try:
+                    self._run(window, unit)
+                except BaseException as error:
+                    window.error = window.error or error
+                self._finish(window)
+
+    def _take(self) -> tuple[_Window, int] | None:
+        """A unit of the oldest window that has one to give; None when the team is closed."""
+        with self._changed:
+            while True:
+                for window in self._windows:
+                    if (unit := window.take()) is not None:
+                        return window, unit
+                if self._closing and not self._windows:
+                    return None
+                self._changed.wait()
+
+    def _finish(self, window: _Window) -> None:
+        """A unit is done. The last of a layer begins the next one, or ends the window."""
+        memory = window.memory
+        with self._changed:
+            window.n_running -= 1
+            stands = not window.n_running and (window.error or window.n_left == 0)
+            n_layers = len(self._encoder.layers)
+            ends = stands and (window.error is not None or window.layer == n_layers)
+            if ends:
+                self._windows.remove(window)
+                self._idle.append(memory)
+                self._changed.notify_all()
+        if ends:
+            if window.error is not None:
+                window.future.set_exception(window.error)
+            else:
+                window.future.set_result(None)
+        elif stands:  # no other thread is at this window now
+            mean = memory.key_sums.sum(0) / np.float32(memory.n)
+            self._kernels.centre(as_array(memory.k[window.layer % 2]), 0, memory.n, mean)
+            with self._changed:
+                window.begin_layer(window.layer + 1)
+                self._changed.notify_all()
+
+    def _run(self, window: _Window, unit: int) -> None:
+        if window.layer:
+            self._layer(window, window.layer - 1, unit)
+        else:
+            self._start(window, unit)
+
+    def _start(self, window: _Window, unit: int) -> None:
+        """Convolutions and positions, and the first layer's queries, keys and values."""
+        begin, end = window.memory.units[unit]
+        x = window.memory.x[begin:end]
+        x.copy_(self._encoder.embed_rows(window.mel, begin, end, window.alike))
+        self._project(window, 0, unit, self._encoder.layers[0].norm(x))
+
+    def _project(self, window: _Window, index: int, unit: int, normed: Tensor) -> None:
+        """Queries, keys and values of one layer, from its normed input [n, d]."""
+        memory = window.memory
+        qkv = as_array(self._encoder.layers[index].qkv(normed))
+        k, v = as_array(memory.k[index % 2]), as_array(memory.v[index % 2])
+        q, sums = as_array(memory.q[unit]), memory.key_sums[unit]
+        self._kernels.split(qkv, memory.units[unit][0], q, k, v, sums)
+
+    def _layer(self, window: _Window, index: int, unit: int) -> None:
+        memory = window.memory
+        begin, end = memory.units[unit]
+        layer: EncoderLayer = self._encoder.layers[index]
+        x = as_array(memory.x[begin:end])
+        normed = torch.empty(end - begin, memory.d, dtype=self._encoder.dtype)
+        attended = attend(self._kernels, memory.q[unit], memory.k[index % 2], memory.v[index % 2])
+        self._add_norm(x, layer.out(attended), layer.mlp.norm, normed)
+        delta = layer.mlp.fc2(layer.mlp.fc1.gelu(normed))
+        if index + 1 < len(self._encoder.layers):
+            self._add_norm(x, delta, self._encoder.layers[index + 1].norm, normed)
+            self._project(window, index + 1, unit, normed)
+        else:
+            self._add_norm(x, delta, self._encoder.norm, normed)
+            window.sink(normed, begin)
+
+    def _add_norm(self, x: Any, delta: Tensor, norm: LayerNorm, out: Tensor) -> None:
+        self._kernels.add_norm(x, as_array(delta), *norm.arrays, as_array(out))
+
+
+class _Memory:
+    """What a window needs while it is encoded."""
+
+    def __init__(self, encoder: AudioEncoder) -> None:
+        dims, dtype = encoder.dims, encoder.dtype
+        self.n, self.d = dims.n_audio_ctx, dims.n_audio_state
+        size = ROWS if self.n % ROWS == 0 else self.n
+        self.units = [(begin, begin + size) for begin in range(0, self.n, size)]
+        self.x = torch.empty(self.n, self.d)  # the residual stream
+        n_head, head_dim = dims.n_audio_head, self.d // dims.n_audio_head
+        self.q = [torch.empty(n_head, size, head_dim, dtype=dtype) for _ in self.units]
+        # Keys and values of two layers: while some attend with one, others write the next.
+        all_rows = (2, n_head, self.n, head_dim)
+        self.k, self.v = torch.empty(all_rows, dtype=dtype), torch.empty(all_rows, dtype=dtype)
+        self.key_sums = np.empty((len(self.units), self.d), dtype=np.float32)
+
+
+class _Window:
+    """One window's state; the team's lock guards it.
+
+    layer: of the units that are taken now; 0 are those before the first layer.
+    """
+
+    def __init__(self, memory: _Memory, mel: Tensor, sink: Sink) -> None:
+        self.memory, self.mel, self.sink = memory, mel, sink
+        self.alike = positions_alike(mel)
+        self.future: Future[None] = Future()
+        self.error: BaseException | None = None
+        self.begin_layer(0)
+
+    def begin_layer(self, layer: int) -> None:
+        self.layer = layer
+        self.n_left = len(self.memory.units)
+        self.n_running = 0
+
+    def take(self) -> int | None:
+        if self.error is not None or not self.n_left:
+            return None
+        self.n_left -= 1
+        self.n_running += 1
+        return self.n_left
+
+
+def attend(kernels: TeamKernels, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Some queries over all keys, on the calling thread: torch's kernel, or oneDNN's products.
+
+    Torch's own takes no bfloat16 instructions without AMX. Of bfloat16 scores are rounded between
+    the two products, so keys come centred: softmax does not see it, and what is rounded is smaller.
+
+    Args:
+        q, k, v: [H, n, Dh], [H, T, Dh] twice.
+
+    Returns:
+        [n, H * Dh] in their dtype.
+    """
+    if q.dtype == torch.float32:
+        # With a batch in front: without one torch takes its slow way, through all scores.
+        mixed = F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+        return mixed.transpose(0, 1).flatten(1)
+    n_head, n, head_dim = q.shape
+    most = max(1, SCORES_BYTES // (n * k.shape[1] * q.itemsize))
+    step = next(n_heads for n_heads in range(most, 0, -1) if n_head % n_heads == 0)
+    scores, out = q.new_empty(step, n, k.shape[1]), q.new_empty(n, n_head * head_dim)
+    sums = np.empty(step * n, dtype=np.float32)
+    flat, columns, keys = as_array(scores.flatten(0, 1)), as_array(out), k.transpose(1, 2)
+    for first in range(0, n_head, step):
+        heads = slice(first, first + step)
+        torch.bmm(q[heads], keys[heads], out=scores)
+        kernels.softmax(flat, sums, np.float32(head_dim**-0.5 * LOG2_E))
+        mixed = torch.bmm(scores, v[heads])
+        kernels.join(as_array(mixed), sums, first, columns)
+    return out

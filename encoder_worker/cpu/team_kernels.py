@@ -1,0 +1,110 @@
+"""What stands between the encoder's matrix products on a CPU, each one pass over rows in cache.
+
+All run on the calling thread: `encoder_worker.cpu.team` has a thread for each core. Imports numba,
+so they are built in the background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numba import int32, njit
+
+from cluster.jit.arithmetic import LOG2_E, bfloat16_bits, exp2, number, stored
+from cluster.jit.rows import SUMS, add_norm
+
+
+@dataclass(frozen=True, slots=True)
+class TeamKernels:
+    """`own` stands for the dtype that the encoder computes in: float32, or bfloat16 as uint16.
+
+    add_norm: `cluster.jit.rows`.
+    split(qkv, begin, q, k, v, key_sums): rows [n, 3 * d] of positions from `begin` on to
+        q [H, n, Dh], k and v [H, T, Dh], all own; key_sums float32 [d] = the sums of k's rows.
+    centre(k, begin, end, mean): k [H, begin:end, Dh] -= mean, float32 [d].
+    softmax(scores, inverse_sums, log2_scale): own is bfloat16. scores [n_rows, n_columns] become
+        2 ** (log2_scale * (score - its row's highest)); inverse_sums float32 [n_rows] is written.
+    join(mixed, inverse_sums, first_head, out): heads [H', n, Dh] times their rows' inverse sums
+        [H' * n] to columns of out [n, d], both own.
+    """
+
+    add_norm: Callable[..., None]
+    split: Callable[..., None]
+    centre: Callable[..., None]
+    softmax: Callable[..., None]
+    join: Callable[..., None]
+
+
+@njit(fastmath=SUMS, nogil=True, cache=True)
+def _split(qkv: Any, begin: Any, q: Any, k: Any, v: Any, key_sums: Any) -> None:
+    n_head, n, head_dim = q.shape
+    d = n_head * head_dim
+    key_sums[:] = np.float32(0)
+    for r in range(n):
+        for h in range(n_head):
+            first = h * head_dim
+            for c in range(head_dim):
+                q[h, r, c] = qkv[r, first + c]
+            for c in range(head_dim):
+                key = qkv[r, d + first + c]
+                k[h, begin + r, c] = key
+                key_sums[first + c] += number(key)
+            for c in range(head_dim):
+                v[h, begin + r, c] = qkv[r, 2 * d + first + c]
+
+
+@njit(fastmath=SUMS, nogil=True, cache=True)
+def _centre(k: Any, begin: Any, end: Any, mean: Any) -> None:
+    n_head, _, head_dim = k.shape
+    for h in range(n_head):
+        for r in range(begin, end):
+            for c in range(head_dim):
+                k[h, r, c] = stored(number(k[h, r, c]) - mean[h * head_dim + c], k[h, r, c])
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _softmax(scores: Any, inverse_sums: Any, log2_scale: Any) -> None:
+    n_rows, n_columns = scores.shape
+    for r in range(n_rows):
+        row = scores[r]
+        # Sign and magnitude compare like an integer once the magnitude of negatives is flipped:
+        # a maximum of integers becomes vector instructions, one of floats does not.
+        highest = int32(-0x8000)
+        for c in range(n_columns):
+            bits = int32(np.int16(row[c]))
+            highest = max(highest, bits ^ ((bits >> 31) & 0x7FFF))
+        bits = highest ^ ((highest >> 31) & 0x7FFF)
+        top = number(np.uint16(bits & 0xFFFF)) * log2_scale
+        total = np.float32(0)
+        for c in range(n_columns):
+            e = exp2(number(row[c]) * log2_scale - top)
+            total += e
+            row[c] = bfloat16_bits(e)
+        inverse_sums[r] = np.float32(1) / total
+
+
+@njit(fastmath=SUMS, nogil=True, cache=True)
+def _join(mixed: Any, inverse_sums: Any, first_head: Any, out: Any) -> None:
+    n_head, n, head_dim = mixed.shape
+    for h in range(n_head):
+        first = (first_head + h) * head_dim
+        for r in range(n):
+            inverse = inverse_sums[h * n + r]
+            for c in range(head_dim):
+                out[r, first + c] = stored(number(mixed[h, r, c]) * inverse, out[r, first + c])
+
+
+def build(own: Any) -> TeamKernels:
+    """Compile (or load) the kernels; `own` is uint16 or float32."""
+    plain, row = np.zeros(4, np.float32), np.zeros((1, 4), own)
+    heads = np.zeros((1, 1, 4), own)
+    add_norm(np.zeros((1, 4), np.float32), row, plain, plain, row.copy())
+    _split(np.zeros((1, 12), own), 0, heads, heads.copy(), heads.copy(), plain)
+    _centre(heads, 0, 1, plain)
+    _join(heads, plain, 0, row)
+    if own is np.uint16:
+        _softmax(row, plain, np.float32(LOG2_E))
+    return TeamKernels(add_norm, _split, _centre, _softmax, _join)

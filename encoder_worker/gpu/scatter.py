@@ -1,0 +1,52 @@
+"""Projected KV into the pages of a table, without a word to the host: what a graph can hold.
+
+On a GPU one Triton kernel reads each product once and writes each page once, in the page's order;
+torch's indexed writes read the permuted product element by element. On a CPU, and as the kernel's
+reference, the same in torch.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from torch import Tensor
+
+from cluster.model.cross_kv import stored_as
+
+NO_PAGE = -1  # in a table of pages: this window is padding, write nothing
+
+
+@cache
+def has_kernel() -> bool:
+    """Whether Triton loads here; without it a GPU encodes without graphs."""
+    try:
+        import encoder_worker.gpu.scatter_kernel  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def scatter_pages(kv: Tensor, pool: Tensor, table: Tensor) -> None:
+    """Write each window's KV into its pages. Mutates `pool`.
+
+    Example: 1500 frames in pages of 64 take 24 pages; the last gets 28 frames, and its other 36
+    are left as they were.
+
+    Args:
+        kv: [B, T, L, 2, H, Dh], contiguous.
+        pool: [n_pages, L, 2, page_frames, H, Dh] on the same device, any float dtype; an 8-bit
+            one saturates.
+        table: int32 [B, pages of a window], in frame order; NO_PAGE is left out.
+    """
+    if kv.device.type == "cuda":
+        from encoder_worker.gpu.scatter_kernel import launch
+
+        launch(kv, pool, table)
+        return
+    page_frames = pool.shape[3]
+    for window, pages in zip(kv, table.tolist(), strict=True):
+        for page, frames in zip(pages, window.split(page_frames), strict=True):
+            if page != NO_PAGE:
+                pool[page, :, :, : len(frames)] = stored_as(
+                    frames.permute(1, 2, 0, 3, 4), pool.dtype
+                )

@@ -1,0 +1,112 @@
+"""A GPU's way from windows to pages: upload, then mel, encoder, projection and scatter as a graph.
+
+All inputs lie in one static place, so each batch size is one CUDA graph from samples to pages; what
+fills a batch up has no pages and writes nowhere. Runs on a CPU too, eagerly, which is how its
+results are compared with the plain way's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from cluster.messages import FileMel
+from cluster.model.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
+from cluster.model.streams import new_event, on_stream
+from encoder_worker.gpu.fixed_mel import FixedLogMel
+from encoder_worker.gpu.graphs import BatchGraphs, sizes_up_to
+from encoder_worker.gpu.scatter import scatter_pages
+from encoder_worker.gpu.staging import Staging
+from encoder_worker.mel import LogMel
+from encoder_worker.model import AudioEncoder
+
+# Fastest first on Hopper (cuDNN's fused attention, then FlashAttention 2). None is excluded: the
+# choice is the whole process's, and a decoder beside us may need another.
+ATTENTION = [
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.MATH,
+]
+
+
+class Ready(Protocol):
+    """A batch that was launched."""
+
+    def wait(self) -> None:
+        """Return when its bytes are in the pages; raises what went wrong on the device."""
+
+
+class EventReady:
+    """Waits for an event on the device, without spinning and without the GIL."""
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._event = new_event(blocking=True)
+        self._event.record(stream)
+
+    def wait(self) -> None:
+        self._event.synchronize()
+
+
+class AlreadyDone:
+    """On a CPU a batch is done when its launch returns."""
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+
+class StaticEncoder:
+    """Bound to one pool; for one thread."""
+
+    def __init__(
+        self,
+        mel: LogMel,
+        encoder: AudioEncoder,
+        projection: CrossKVProjection | Unprojected,
+        pool: Tensor,
+        max_batch: int,
+        stream: torch.cuda.Stream | None = None,
+    ) -> None:
+        """Capture a graph for each batch size up to `max_batch`.
+
+        pool: [n_pages, L, 2, page_frames, H, Dh]; it must outlive this. stream: None on a CPU.
+        """
+        self._mel = FixedLogMel(mel)
+        self._encoder = encoder
+        self._projection = projection
+        self._pool = pool
+        pages_per_window = -(-encoder.dims.n_audio_ctx // pool.shape[3])
+        self._staging = Staging(max_batch, pages_per_window, pool.device)
+        self._stream = stream
+        self.graphs = BatchGraphs(self._compute, sizes_up_to(max_batch), stream)
+        if stream is not None:
+            torch.cuda.synchronize()  # weights were loaded on another stream
+            with torch.inference_mode(), sdpa_kernel(ATTENTION, set_priority=True):
+                self.graphs.capture()
+
+    @torch.inference_mode()
+    def __call__(
+        self,
+        windows: Sequence[NDArray[Any]],
+        pages: Sequence[Sequence[int]],
+        file_mels: Sequence[FileMel | None] | None = None,
+    ) -> Ready:
+        """Launch a batch of at most `max_batch` windows; arguments as `WindowEncoder`'s."""
+        slices = [None] * len(windows) if file_mels is None else file_mels
+        with on_stream(self._stream):
+            self._staging.put(windows, pages, slices, self.graphs.size_for(len(windows)))
+            self.graphs.launch(len(windows))
+        return AlreadyDone() if self._stream is None else EventReady(self._stream)
+
+    def _compute(self, size: int) -> None:
+        """From the static inputs of `size` rows to the pages."""
+        inputs = self._staging.inputs.first(size)
+        states = self._encoder(self._mel(inputs.pcm, inputs.marks))
+        for begin in range(0, size, WINDOWS_AT_ONCE):
+            part = slice(begin, begin + WINDOWS_AT_ONCE)
+            scatter_pages(self._projection.project(states[part]), self._pool, inputs.pages[part])

@@ -1,0 +1,161 @@
+"""The bodies of answers, as the API's documentation shows them.
+
+Answers are written from plain dicts (`router.api.formats`, `router.http.sse`,
+`router.http.envelope`); tests hold those to these models. Knows nothing of transcripts.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, Field
+
+
+class DurationUsage(BaseModel):
+    """What a request is billed by."""
+
+    type: Literal["duration"] = "duration"
+    seconds: int = Field(description="seconds of audio, rounded up")
+
+
+class InputTokens(BaseModel):
+    """What went into the model. A prompt is not counted."""
+
+    text_tokens: int
+    audio_tokens: int = Field(description="encoder positions, 50 for a second")
+
+
+class TokenUsage(BaseModel):
+    """What a stream is billed by: OpenAI's type allows no duration there, so it stands beside."""
+
+    type: Literal["tokens"] = "tokens"
+    input_tokens: int
+    output_tokens: int = Field(description="of the segments, their timestamps included")
+    total_tokens: int
+    input_token_details: InputTokens
+    seconds: int = Field(description="seconds of audio, rounded up")
+    prompt_tokens: int | None = Field(None, description="with `stream_include_usage`: the input's")
+    completion_tokens: int | None = Field(None, description="with it, too: the output's")
+
+
+class LogprobResponse(BaseModel):
+    """One token of the text (`include[]=logprobs`)."""
+
+    token: str = Field(description="U+FFFD stands for a part of a character")
+    logprob: float
+    bytes: list[int] = Field(description="the token's UTF-8")
+
+
+class TranscriptionResponse(BaseModel):
+    """`response_format=json`."""
+
+    text: str
+    usage: DurationUsage
+    logprobs: list[LogprobResponse] | None = None
+
+
+class SegmentResponse(BaseModel):
+    """A stretch of speech. Times are in seconds from the start of the audio."""
+
+    id: int
+    seek: int = Field(description="start of the segment's window, in hundredths of a second")
+    start: float
+    end: float
+    text: str = Field(description="keeps its leading space")
+    tokens: list[int]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+
+
+class WordResponse(BaseModel):
+    """One word with its punctuation. Times are in seconds from the start of the audio."""
+
+    word: str
+    start: float
+    end: float
+
+
+class VerboseTranscriptionResponse(BaseModel):
+    """`response_format=verbose_json`. Which of segments and words: `timestamp_granularities[]`."""
+
+    task: Literal["transcribe"]
+    language: str = Field(description="English name, such as 'english'")
+    duration: float = Field(description="seconds of audio")
+    text: str
+    segments: list[SegmentResponse] | None = None
+    words: list[WordResponse] | None = None
+    usage: DurationUsage
+
+
+class TranslationResponse(BaseModel):
+    """`response_format=json` of a translation."""
+
+    text: str
+
+
+class VerboseTranslationResponse(BaseModel):
+    """`response_format=verbose_json` of a translation."""
+
+    task: Literal["translate"]
+    language: Literal["english"]
+    duration: float = Field(description="seconds of audio")
+    text: str
+    segments: list[SegmentResponse]
+
+
+class TextDeltaEvent(BaseModel):
+    """What became certain of the text; joined, the deltas are the whole of it."""
+
+    type: Literal["transcript.text.delta"] = "transcript.text.delta"
+    delta: str
+    logprobs: list[LogprobResponse] | None = None
+    segments: list[SegmentResponse] | None = Field(None, description="verbose_json: closed by now")
+    choices: list[dict[str, Any]] | None = Field(
+        None, description="with `stream_include_usage`: the delta again, in vLLM's shape"
+    )
+    usage: dict[str, int] | None = Field(
+        None,
+        description="with `stream_continuous_usage_stats`: of segments closed by now",
+    )
+
+
+class TextDoneEvent(BaseModel):
+    """The end. With `verbose_json` it also has that format's other fields."""
+
+    type: Literal["transcript.text.done"] = "transcript.text.done"
+    text: str
+    usage: TokenUsage
+    logprobs: list[LogprobResponse] | None = None
+
+
+class ModelResponse(BaseModel):
+    """One model that may be named in a request."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int = Field(description="Unix time")
+    owned_by: str
+
+
+class ModelListResponse(BaseModel):
+    """All of them."""
+
+    object: Literal["list"] = "list"
+    data: list[ModelResponse]
+
+
+class ErrorBody(BaseModel):
+    """What went wrong, as OpenAI's clients read it."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(BaseModel):
+    """Every answer that is not a success."""
+
+    error: ErrorBody

@@ -1,0 +1,290 @@
+"""The router's way from an upload to windows: a pool of audio workers.
+
+    async with pool.open(path, request_id=..., timeout_s=...) as stream:
+        async for window in stream:
+            ...
+
+`open_whole` is for those who read the audio in any order. Each worker is a process of its own
+(`router.audio.worker`), because decoding hostile files may crash, hang or eat memory: one that
+does is replaced alone, the upload it was on gets the error, and its other uploads go on in another
+worker, after the windows already sent. Knows processes, sockets and who waits for what, not audio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import signal
+from collections import deque
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+from cluster.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    InvalidAudioError,
+    SplitscribeError,
+    WorkerDrainingError,
+    WorkerError,
+)
+from cluster.settings import RouterSettings
+from router.api.params import Chunking
+from router.audio.limits import AudioLimits
+from router.audio.process import AudioProcess
+from router.audio.protocol import Message
+from router.audio.stream import AudioStream
+from router.audio.whole import PcmFile, WholeAudio
+from router.audio.windows import Window
+
+__all__ = ["AudioPool", "AudioStream", "WholeAudio", "Window"]
+
+logger = logging.getLogger(__name__)
+
+MAX_JOBS = 64  # uploads in one worker; more wait in the router
+STALLED_LOOKS = 5  # in a row, a second apart, at which a worker gives no sign of life
+MAX_MOVES = 3  # times an upload may lose its worker without fault
+READY_TIMEOUT_S = 60.0
+FIRST_RESTART_S, LAST_RESTART_S = 0.1, 10.0  # waits between failed starts of a worker
+EXIT_TIMEOUT_S = 2.0
+CRASHES = frozenset(
+    (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
+)
+
+
+class AudioPool:
+    """A warm pool of audio workers. Belongs to one event loop."""
+
+    def __init__(self, settings: RouterSettings) -> None:
+        self._settings = settings
+        self._limits = AudioLimits(
+            max_upload_bytes=settings.max_upload_bytes,
+            max_audio_s=settings.max_audio_s,
+            min_audio_s=settings.min_audio_s,
+            max_busy_s=settings.audio_timeout_s,
+            memory_bytes=settings.audio_memory_mb * 2**20,
+        )
+        self._jobs = itertools.count(1)
+        self._workers: list[AudioProcess] = []
+        self._waiting: deque[AudioStream] = deque()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._closed = False
+
+    async def start(self) -> None:
+        """Start every worker and wait until each is ready.
+
+        Raises:
+            ConfigurationError: a worker does not start; its standard error says why.
+        """
+        keepers = [self._keep_worker() for _ in range(self._settings.audio_workers)]
+        self._tasks = [asyncio.create_task(task) for task in (*keepers, self._watch())]
+        try:
+            async with asyncio.timeout(READY_TIMEOUT_S):
+                while sum(w.is_able for w in self._workers) < len(keepers):
+                    await asyncio.wait(self._tasks, timeout=0.01)
+                    for task in self._tasks:
+                        if task.done():
+                            task.result()
+        except TimeoutError as error:
+            await self.close()
+            raise ConfigurationError("the audio workers did not start in time") from error
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """End all workers; uploads still open fail. Cancelled, it ends them all the same."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        try:
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+        finally:
+            streams = [*self._waiting, *(s for w in self._workers for s in w.streams.values())]
+            for stream in streams:
+                stream.fail(WorkerDrainingError("the server is shutting down"))
+            ends = [worker.bury(EXIT_TIMEOUT_S) for worker in self._workers]
+            self._workers.clear()
+            await asyncio.gather(*ends)
+
+    @contextlib.asynccontextmanager
+    async def open(
+        self,
+        path: Path,
+        *,
+        request_id: str,
+        timeout_s: float,
+        chunking: Chunking | None = None,
+    ) -> AsyncIterator[AudioStream]:
+        """Begin to decode the file at `path`, which must stay there until the block is left.
+
+        Leaving the block, also by cancellation, ends the work on it.
+
+        timeout_s: time to open it, with the wait for a worker.
+        chunking: how to cut it; None leaves that to us.
+
+        Raises:
+            SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died
+                on it; DeadlineExceededError if it could not be opened in time.
+        """
+        stream = AudioStream(next(self._jobs), path, request_id, chunking=chunking)
+        async with self._opened(stream, timeout_s):
+            yield stream
+
+    @contextlib.asynccontextmanager
+    async def open_whole(
+        self, path: Path, *, request_id: str, timeout_s: float, n_mels: int
+    ) -> AsyncIterator[WholeAudio]:
+        """As `open`, for those who read the audio in any order.
+
+        n_mels: bins of the mel power whose maximum is wanted.
+
+        Raises:
+            SplitscribeError: as from `open`.
+        """
+        stream = AudioStream(next(self._jobs), path, request_id, n_mels=n_mels)
+        with contextlib.closing(PcmFile()) as file:
+            async with self._opened(stream, timeout_s):
+                yield WholeAudio(stream, file, partial(self._release, stream))
+
+    @contextlib.asynccontextmanager
+    async def _opened(self, stream: AudioStream, timeout_s: float) -> AsyncIterator[AudioStream]:
+        """A stream that a worker has opened; taken from it when the block is left."""
+        if self._closed:
+            raise WorkerDrainingError("the server is shutting down")
+        self._waiting.append(stream)
+        self._assign()
+        loop = asyncio.get_running_loop()
+        expiry = loop.call_later(self._settings.max_deadline_s, self._expire, stream)
+        try:
+            try:
+                await asyncio.wait_for(stream.until_open(), timeout_s)
+            except TimeoutError as error:
+                raise DeadlineExceededError("no audio worker was free in time") from error
+            yield stream
+        finally:
+            expiry.cancel()
+            self._release(stream)
+
+    def _assign(self) -> None:
+        """Give waiting uploads to the least busy workers."""
+        while self._waiting:
+            able = [w for w in self._workers if w.is_able and len(w.streams) < MAX_JOBS]
+            if not able:
+                return
+            stream = self._waiting.popleft()
+            if not stream.ended:
+                min(able, key=lambda worker: worker.load).take_up(stream)
+
+    def _expire(self, stream: AudioStream) -> None:
+        stream.fail(DeadlineExceededError("the request's time ran out before its audio was read"))
+        self._release(stream)
+
+    def _release(self, stream: AudioStream) -> None:
+        if stream.worker is not None:
+            stream.worker.drop(stream)
+        with contextlib.suppress(ValueError):
+            self._waiting.remove(stream)
+        stream.fail(WorkerDrainingError("the upload was closed"))
+        self._assign()
+
+    # ------------------------------------------------------------------------- the workers
+
+    async def _keep_worker(self) -> None:
+        """Keep one worker running: start it, listen to it, replace it when it dies."""
+        pause_s, ever_ready = FIRST_RESTART_S, False
+        while True:
+            problem = await self._run_worker()
+            if problem is None:
+                pause_s, ever_ready = FIRST_RESTART_S, True
+                continue
+            if not ever_ready:
+                raise ConfigurationError(f"an audio worker does not start: {problem}")
+            logger.error("an audio worker does not start: %s; next try in %g s", problem, pause_s)
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_RESTART_S)
+
+    async def _run_worker(self) -> str | None:
+        """One worker's life. Returns None, or what kept it from getting ready."""
+        try:
+            worker = await AudioProcess.spawn(self._limits)
+        except OSError as error:
+            return str(error)
+        self._workers.append(worker)
+        await self._listen(worker)
+        await worker.bury(EXIT_TIMEOUT_S)  # cancelled here, it is still the pool's to end
+        self._workers.remove(worker)
+        self._mourn(worker)
+        if worker.ready.is_set():
+            return None
+        return f"exit code {worker.process.returncode}; its error output says why"
+
+    async def _listen(self, worker: AudioProcess) -> None:
+        """Hand a worker's messages to their streams until it is gone, or sends nonsense."""
+        while True:
+            try:
+                self._hear(worker, *await worker.receive())
+            except EOFError:
+                return
+            except (LookupError, TypeError, ValueError) as error:
+                # What an upload has taken over sends what it likes; that ends it, and not us.
+                logger.warning("an audio worker sent what none sends (%s)", type(error).__name__)
+                return
+
+    def _hear(self, worker: AudioProcess, message: Message, pcm: bytes) -> None:
+        if message["kind"] == "ready":
+            worker.ready.set()
+            self._assign()
+        elif message["kind"] == "pong":
+            return
+        elif (stream := worker.streams.get(message["job"])) is None:
+            return  # cancelled meanwhile
+        elif message["kind"] == "memory":
+            stream.fail(self._limits.too_big())
+        else:
+            stream.take(message, pcm)
+
+    def _mourn(self, worker: AudioProcess) -> None:
+        """Blame the upload that a dead worker was on, and move its other uploads."""
+        code = worker.process.returncode
+        blamed, _ = worker.slot.get()
+        worker.slot.close()
+        logger.warning("an audio worker ended (exit code %s) and is replaced", code)
+        for stream in worker.streams.values():
+            stream.worker = None
+            stream.moves += 1
+            if stream.ended:
+                continue
+            if (stream.job == blamed and not worker.stalled) or stream.moves > MAX_MOVES:
+                error = self._blame(worker, code)
+                logger.warning(error.message, extra={"request_id": stream.request_id})
+                stream.fail(error)
+            else:
+                self._waiting.appendleft(stream)
+        worker.streams.clear()
+        self._assign()
+
+    def _blame(self, worker: AudioProcess, code: int) -> SplitscribeError:
+        if worker.timed_out:
+            return self._limits.too_slow()
+        if -code in CRASHES:
+            return InvalidAudioError("The audio crashed its decoder.", param="file")
+        return WorkerError(f"the audio worker died on this upload (exit code {code})")
+
+    async def _watch(self) -> None:
+        """Kill a worker that has been inside one step for longer than an upload may take, and one
+        that stands still, which is no upload's fault."""
+        limit_s = self._settings.audio_timeout_s
+        while True:
+            await asyncio.sleep(min(1.0, limit_s / 4))
+            for worker in self._workers:
+                job, busy_s = worker.slot.get()
+                if job and busy_s > limit_s:
+                    worker.timed_out = True
+                    worker.process.kill()
+                elif worker.is_able and worker.n_silent() >= STALLED_LOOKS:
+                    logger.error("an audio worker stands still")
+                    worker.stalled = True
+                    worker.process.kill()

@@ -1,0 +1,331 @@
+"""Turns an uploaded file into 16 kHz mono int16 PCM, block by block, with PyAV.
+
+Runs inside the audio workers. Knows files, codecs and limits, nothing of windows or processes.
+All that comes in is hostile: the demuxer is the one that the content names, only audio decoders
+may open, no protocol is reachable from inside a file, and the limits on seconds and bytes hold
+while decoding, so that 25 MB which unfold to gigabytes are stopped early.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+import av
+import numpy as np
+from av.audio.fifo import AudioFifo
+from av.audio.frame import AudioFrame
+from av.audio.resampler import AudioResampler
+from av.audio.stream import AudioStream
+from av.container import InputContainer
+from av.packet import Packet
+from numpy.typing import NDArray
+
+from cluster.errors import InvalidAudioError
+from cluster.messages import SAMPLE_RATE
+from router.audio.containers import Container, missing_bytes, sniff
+from router.audio.limits import AudioLimits
+
+SUPPORTED = ("flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "opus", "wav", "webm")
+PCM_FORMATS = ("s16le", "s16be", "s24le", "s24be", "s32le", "s32be", "f32le", "f32be", "f64le")
+DECODERS = frozenset(
+    (
+        *("aac", "alac", "flac", "mp1", "mp1float", "mp2", "mp2float", "mp3", "mp3float"),
+        *("opus", "vorbis", "ac3", "eac3", "amrnb", "amrwb", "gsm_ms"),
+        *("adpcm_ms", "adpcm_ima_wav", "adpcm_ima_qt"),
+        *("pcm_u8", "pcm_s8", "pcm_alaw", "pcm_mulaw", "pcm_f64be"),
+        *(f"pcm_{form}" for form in PCM_FORMATS),
+    )
+)
+FALLBACK_DEMUXERS = "mp3,aac"  # may begin anywhere, so that no signature is at byte 0
+SIZED = frozenset((Container.FLAC, Container.MOV, Container.MATROSKA, Container.WAV))
+
+MIN_RATE, MAX_RATE = 4_000, 384_000  # Hz; a forged rate would stretch seconds to days
+MAX_CHANNELS = 32
+MAX_VALUES_PER_S = 48_000 * 2  # decoded samples of all channels, per second of the longest audio
+BLOCK_S = 0.5  # what is resampled, and handed on, at a time: it fits the cache
+LENGTH_SLACK_S = 0.1  # by which a whole file may differ from its declared length
+BAD_PACKETS, BAD_SHARE = 8, 0.1  # tolerated: a few, and then a tenth of all
+READ_BYTES = 65_536
+
+Pcm = NDArray[np.int16]
+
+
+class AudioFile:
+    """An open upload.
+
+    `declared_s` is the length that the container states, None where it states none; it may lie.
+    """
+
+    def __init__(self, path: Path, limits: AudioLimits) -> None:
+        """Open and check what can be checked without decoding.
+
+        Raises:
+            AudioTooShortError: the file is empty.
+            PayloadTooLargeError: it has more bytes than allowed.
+            InvalidAudioError: it is not audio, has no sound, is truncated, or states that it is
+                longer than allowed.
+        """
+        self._limits = limits
+        self._file = path.open("rb")
+        self._container: InputContainer | None = None
+        try:
+            size = os.fstat(self._file.fileno()).st_size
+            self._check_size(size)
+            self._kind = sniff(self._file)
+            if self._kind and (missing := missing_bytes(self._file, self._kind)):
+                raise _truncated(f"its {self._kind} container ends {missing} bytes early")
+            self._file.seek(0)
+            self._container = _open_container(self._file, self._kind)
+            self._stream = _audio_stream(self._container)
+            self.declared_s = self._declared_s(size)
+            if (self.declared_s or 0) > limits.max_audio_s + 1:
+                if self._kind in SIZED:
+                    raise limits.too_long()
+                self.declared_s = None  # damaged time stamps say days; decoding finds out
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> AudioFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._container is not None:
+            self._container.close()
+        self._file.close()
+
+    def blocks(self) -> Iterator[Pcm]:
+        """Decode: yield int16 [n_samples] pieces of about half a second at 16 kHz, in order.
+
+        Raises:
+            InvalidAudioError: nothing decodes, too much is damaged, the end is missing, or a
+                limit is passed.
+            AudioTooShortError: the whole is shorter than allowed.
+        """
+        n_samples, limits = 0, self._limits
+        converter = _Converter()
+        for frame in self._frames():
+            for pcm in converter.convert(frame):
+                n_samples += pcm.shape[0]
+                if n_samples > limits.max_audio_s * SAMPLE_RATE:
+                    raise limits.too_long()
+                yield pcm
+        for pcm in converter.flush():
+            n_samples += pcm.shape[0]
+            yield pcm
+        if n_samples < limits.min_audio_s * SAMPLE_RATE:
+            raise limits.too_short()
+
+    def _frames(self) -> Iterator[AudioFrame]:
+        """Decode packets to frames. A damaged packet is left out, as players do."""
+        packets = bad = values = 0
+        decoded_s = 0.0
+        max_values = self._limits.max_audio_s * MAX_VALUES_PER_S
+        cut = False
+        for packet in self._packets():
+            packets += 1
+            cut = packet.is_corrupt
+            try:
+                frames = self._stream.decode(packet)
+            except av.error.FFmpegError as error:
+                _raise_memory(error)
+                bad += 1
+                if bad > BAD_PACKETS and bad > BAD_SHARE * packets:
+                    raise InvalidAudioError(
+                        "The audio is damaged: too much of it cannot be decoded.", param="file"
+                    ) from error
+                continue
+            for frame in frames:
+                _check_frame(frame)
+                values += frame.samples * frame.layout.nb_channels
+                if values > max_values:
+                    raise self._limits.too_long()
+                decoded_s += frame.samples / frame.sample_rate
+                yield frame
+        if decoded_s == 0.0:
+            raise _unsupported() if bad else self._limits.too_short()
+        if cut:
+            raise _truncated("its last packet is incomplete")
+        if self._kind is Container.FLAC and (self.declared_s or 0) > decoded_s + LENGTH_SLACK_S:
+            raise _truncated(f"it states {self.declared_s:.1f} s and holds {decoded_s:.1f} s")
+
+    def _packets(self) -> Iterator[Packet[AudioStream]]:
+        assert self._container is not None
+        try:
+            yield from self._container.demux(self._stream)
+        except av.error.FFmpegError as error:
+            _raise_memory(error)
+            raise _truncated("reading stopped before its end") from error
+
+    def _check_size(self, size: int) -> None:
+        if size > self._limits.max_upload_bytes:
+            raise self._limits.too_large(size)
+        if size == 0:
+            raise self._limits.too_short()
+
+    def _declared_s(self, size: int) -> float | None:
+        assert self._container is not None
+        stream, container = self._stream, self._container
+        seconds = 0.0
+        if stream.duration is not None and stream.time_base is not None:
+            seconds = float(stream.duration * stream.time_base)
+        elif container.duration is not None:
+            seconds = container.duration / 1_000_000  # AV_TIME_BASE
+        if self._kind is Container.WAV and (bit_rate := stream.codec_context.bit_rate):
+            seconds = min(seconds or size, size * 8 / bit_rate)  # a header written to a pipe lies
+        return seconds if seconds > 0 else None
+
+
+class _Converter:
+    """Frames of any format, rate and layout to 16 kHz mono int16.
+
+    Frames are joined to blocks first: the resampler costs more per call than per sample.
+    """
+
+    def __init__(self) -> None:
+        self._format: tuple[str, str, int] | None = None
+        self._fifo = AudioFifo()
+        self._resampler: AudioResampler | None = None
+
+    def convert(self, frame: AudioFrame) -> Iterator[Pcm]:
+        form = (frame.format.name, frame.layout.name, frame.sample_rate)
+        if form != self._format:
+            yield from self.flush()
+            self._format = form
+            self._fifo = AudioFifo()
+            mono = frame.layout.nb_channels == 1
+            plain = mono and frame.format.name == "s16" and frame.sample_rate == SAMPLE_RATE
+            self._resampler = None if plain else AudioResampler("s16", "mono", SAMPLE_RATE)
+        if frame.layout.nb_channels > 2 and frame.layout.name.endswith(" channels"):
+            frame = _averaged(frame)
+        frame.pts = None  # the queue counts samples; gaps in time stamps are not filled
+        self._fifo.write(frame)
+        if self._fifo.samples >= BLOCK_S * frame.sample_rate:
+            yield from self._resample(self._fifo.read())
+
+    def flush(self) -> Iterator[Pcm]:
+        """Give what is still queued, and the tail inside the resampler."""
+        if self._format is None:
+            return
+        if self._fifo.samples:
+            yield from self._resample(self._fifo.read())
+        if self._resampler is not None:
+            yield from self._resample(None)
+        self._format = None
+
+    def _resample(self, frame: AudioFrame | None) -> Iterator[Pcm]:
+        if self._resampler is None:
+            frames = [] if frame is None else [frame]
+        else:
+            try:
+                frames = self._resampler.resample(frame)
+            except av.error.FFmpegError as error:
+                _raise_memory(error)
+                raise InvalidAudioError(
+                    f"The channel layout of this audio is not supported: {self._format}",
+                    param="file",
+                ) from error
+        for piece in frames:
+            yield piece.to_ndarray()[0]
+
+
+def _averaged(frame: AudioFrame) -> AudioFrame:
+    """Mix channels of unknown places, which libav cannot: float mono, their mean."""
+    samples = frame.to_ndarray()
+    if not frame.format.is_planar:
+        samples = samples.reshape(-1, frame.layout.nb_channels).T  # [channel, n]
+    mono = samples.mean(axis=0, dtype=np.float32)
+    if samples.dtype == np.uint8:
+        mono = (mono - 128) / 128
+    elif samples.dtype.kind == "i":
+        mono /= float(1 << 8 * samples.dtype.itemsize - 1)
+    mixed = AudioFrame.from_ndarray(mono[None].astype(np.float32), format="flt", layout="mono")
+    mixed.sample_rate = frame.sample_rate
+    return mixed
+
+
+class _Source:
+    """What libav reads from: bytes without a name, so that no extension can be guessed from."""
+
+    __slots__ = ("read", "seek", "tell")
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.read = file.read
+        self.seek = file.seek
+        self.tell = file.tell
+
+
+def _open_container(file: BinaryIO, kind: Container | None) -> InputContainer:
+    options = {
+        "format_whitelist": kind.value if kind else FALLBACK_DEMUXERS,
+        "codec_whitelist": ",".join(sorted(DECODERS)),
+        "protocol_whitelist": "none",
+        "probesize": "1000000",
+    }
+    if kind is Container.WAV:
+        options["probesize"] = "32"  # its header says it all; guessing costs 20 ms
+    try:
+        return av.open(
+            _Source(file),
+            "r",
+            format=kind and kind.value,
+            options=options,
+            metadata_errors="replace",
+            buffer_size=READ_BYTES,
+        )
+    except (av.error.FFmpegError, ValueError) as error:
+        _raise_memory(error)
+        raise _unsupported() from error
+
+
+def _audio_stream(container: InputContainer) -> AudioStream:
+    stream = container.streams.best("audio")
+    if not isinstance(stream, AudioStream):
+        raise InvalidAudioError("The file holds no sound.", param="file")
+    context = stream.codec_context
+    if context is None:  # libav has no decoder for it, and so no name either
+        raise InvalidAudioError("The audio codec is not supported.", param="file")
+    if context.name not in DECODERS:
+        raise InvalidAudioError(f"The audio codec {context.name} is not supported.", param="file")
+    context.thread_count = 1
+    return stream
+
+
+def _check_frame(frame: AudioFrame) -> None:
+    rate, channels = frame.sample_rate, frame.layout.nb_channels
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise InvalidAudioError(
+            f"The sample rate is {rate} Hz; it must be {MIN_RATE} to {MAX_RATE}.", param="file"
+        )
+    if not 1 <= channels <= MAX_CHANNELS:
+        raise InvalidAudioError(
+            f"The audio has {channels} channels; at most {MAX_CHANNELS} are taken.", param="file"
+        )
+
+
+def _raise_memory(error: BaseException) -> None:
+    if getattr(error, "errno", None) == errno.ENOMEM:
+        raise MemoryError from error
+
+
+def _unsupported() -> InvalidAudioError:
+    return InvalidAudioError(f"Invalid file format. Supported formats: {list(SUPPORTED)}")
+
+
+def _truncated(how: str) -> InvalidAudioError:
+    return InvalidAudioError(
+        f"The file is truncated: {how}. Send it again, whole.", param="file", code="audio_truncated"
+    )

@@ -1,0 +1,351 @@
+"""Cuts a stream of 16 kHz PCM into windows of at most 30 s, at pauses.
+
+Stands between the decoder and the pipeline, inside the audio workers. Knows samples and speech
+probabilities, nothing of files, processes or models. Every window is one stretch of the original
+audio, so its offset is true: speech is never joined across removed silence.
+
+Where it cuts:
+
+- A window ends where the next 30 s would be full, in the longest pause of its last 10 s (later
+  ones win between equals); where there is none of 0.2 s, at the quietest spot.
+- A silence of 3 s ends a window that is half full, one of 8 s ends any: the model drifts over
+  long silence. A half-full minimum keeps a file of short remarks from costing one encoder pass,
+  which is always 30 s, for each.
+- Silence around a cut is left out only from 1.6 s on; a shorter pause is shared by both sides.
+- Audio that fits one window is one window. The middle of a short clip never needs the voice
+  detector: speech near its start and near its end is all there is to find.
+- Without speech there is no window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
+from router.audio.vad import FRAME_SAMPLES, SpeechDetector, VadOptions, is_sure, runs, speech_mask
+
+BLOCK_SAMPLES = 64 * FRAME_SAMPLES  # 2.048 s: what one call of the detector takes
+PROBE_SAMPLES = 8 * FRAME_SAMPLES  # 0.256 s: the same, where the first speech is looked for
+
+Pcm = NDArray[np.int16]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A stretch of the original audio, so that its offset is true.
+
+    index: 0, 1, 2, ... in time order.
+    start_sample: where it begins in the decoded upload.
+    pcm: int16 [n_samples], 16 kHz mono, 1 <= n_samples <= WINDOW_SAMPLES; read-only in the router.
+    is_faint: the detector found something like speech and was not sure of it.
+    speech: the samples of the upload from and to which the detector heard speech; None where it
+        has not been over the whole window.
+    """
+
+    index: int
+    start_sample: int
+    pcm: Pcm
+    is_faint: bool = False
+    speech: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def n_samples(self) -> int:
+        return int(self.pcm.shape[0])
+
+    @property
+    def start_s(self) -> float:
+        return self.start_sample / SAMPLE_RATE
+
+    @property
+    def end_s(self) -> float:
+        return (self.start_sample + self.n_samples) / SAMPLE_RATE
+
+
+@dataclass(frozen=True, slots=True)
+class CutOptions:
+    """Where windows begin and end, in seconds.
+
+    max_lead_s: silence before the first speech that is kept (Whisper's first timestamp is at
+        most 1.0 s); a longer one is cut down to `pad_before_s`.
+    pad_before_s, pad_after_s: silence that stays around speech where a longer one is left out;
+        the end of a sentence may be too soft for the detector.
+    min_pause_s: a shorter one is a sound of speech.
+    search_s: how far before its limit a window may end in a pause.
+    drop_s: silence from here on belongs to no window.
+    short_s: a clip that its start and its end tell enough of; of a longer one the detector hears
+        all, so that doubted text in it can be held against the speech that is there.
+    long_silence_s: ends a window of at least `half_full_s`; `skip_silence_s` ends any.
+    """
+
+    max_lead_s: float = 0.8
+    pad_before_s: float = 0.5
+    pad_after_s: float = 1.0
+    min_pause_s: float = 0.19  # six frames: 0.2 s, less the frame grid
+    search_s: float = 10.0
+    drop_s: float = 1.6
+    half_full_s: float = 15.0
+    short_s: float = 10.0
+    long_silence_s: float = 3.0
+    skip_silence_s: float = 8.0
+
+
+class WindowCutter:
+    """Takes PCM block by block and gives windows as soon as they are certain.
+
+    `feed` and `finish` are generators that must be run to their end. They yield None between
+    steps of a few milliseconds, where the caller may turn to another upload.
+    """
+
+    def __init__(
+        self,
+        detector: SpeechDetector,
+        options: CutOptions | None = None,
+        max_samples: int = WINDOW_SAMPLES,
+        vad: VadOptions | None = None,
+    ) -> None:
+        self._detector = detector
+        self._vad = vad or detector.options
+        self._stream = detector.stream()
+        self._options = options or CutOptions()
+        self._max_samples = max_samples
+        self._incoming: list[Pcm] = []  # fed, and not yet in `_pcm`
+        self._n_incoming = 0
+        self._pcm: Pcm = np.empty(0, np.int16)
+        self._probabilities = np.empty(0, np.float32)  # of the first frames of `_pcm`
+        self._base = 0  # sample at which `_pcm` begins; a multiple of FRAME_SAMPLES
+        self._start = 0  # sample at which the next window begins, within the first frames
+        self._index = 0
+        self._fits_one_window = True
+
+    @property
+    def n_samples(self) -> int:
+        """Samples taken so far."""
+        return self._pcm_end + self._n_incoming
+
+    def feed(self, pcm: Pcm) -> Iterator[Window | None]:
+        """Take the next samples and yield the windows that they complete."""
+        self._incoming.append(pcm)
+        self._n_incoming += pcm.shape[0]
+        if self._n_incoming < BLOCK_SAMPLES:
+            return
+        self._join()
+        if self._fits_one_window and self._pcm_end <= self._max_samples:
+            return
+        self._fits_one_window = False
+        while self._known_end + BLOCK_SAMPLES <= self._pcm_end:
+            self._detect(BLOCK_SAMPLES)
+            yield from self._complete_windows()
+            yield None
+
+    def finish(self) -> Iterator[Window | None]:
+        """Yield the windows of what is left, after the last `feed`."""
+        self._join()
+        if self._fits_one_window and self._pcm_end <= self._max_samples:
+            yield from self._only_window()
+            return
+        while (left := self._pcm_end - self._known_end) > 0:
+            self._detect(min(left, BLOCK_SAMPLES))
+            yield from self._complete_windows()
+            yield None
+        if speech := runs(self._mask()):
+            yield self._cut(min(self._pcm_end, self._keep_tail(self._sample(speech[-1][1]))))
+
+    def _join(self) -> None:
+        self._pcm = np.concatenate((self._pcm, *self._incoming))
+        self._incoming.clear()
+        self._n_incoming = 0
+
+    # ------------------------------------------------------------- audio longer than a window
+
+    @property
+    def _pcm_end(self) -> int:
+        return self._base + int(self._pcm.shape[0])
+
+    @property
+    def _known_end(self) -> int:
+        """The sample up to which the detector has been; past the end by a frame at most."""
+        return self._base + self._probabilities.shape[0] * FRAME_SAMPLES
+
+    def _sample(self, frame: int) -> int:
+        return self._base + frame * FRAME_SAMPLES
+
+    def _spans(self, speech: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """Runs of frames as samples."""
+        return tuple((self._sample(first), self._sample(last)) for first, last in speech)
+
+    def _detect(self, n_samples: int) -> None:
+        start = self._known_end - self._base
+        fresh = self._stream.feed(self._pcm[start : start + n_samples])
+        self._probabilities = np.concatenate((self._probabilities, fresh))
+
+    def _mask(self) -> NDArray[np.bool_]:
+        """Speech by frame of the buffer; frames before `_start` belong to the last window."""
+        mask = speech_mask(self._probabilities, self._vad)
+        mask[: -(-(self._start - self._base) // FRAME_SAMPLES)] = False
+        return mask
+
+    def _complete_windows(self) -> Iterator[Window]:
+        """Yield every window whose end is certain, and drop the silence before the next."""
+        while True:
+            mask = self._mask()
+            self._skip_lead(mask)
+            mask = mask[mask.shape[0] - self._probabilities.shape[0] :]
+            silence = self._long_silence(mask)
+            if silence is not None:
+                yield self._cut_silence(*silence)
+            elif min(self._known_end, self._pcm_end) - self._start >= self._max_samples:
+                yield self._cut_full(mask)
+            else:
+                return
+
+    def _skip_lead(self, mask: NDArray[np.bool_]) -> None:
+        """Move the window's start up to shortly before its first speech."""
+        options = self._options
+        speech = np.flatnonzero(mask)
+        if speech.size:
+            first, lead_s = self._sample(int(speech[0])), options.max_lead_s
+        else:  # the last second or so stays: its soft sounds may turn out to begin a word
+            first, lead_s = min(self._known_end, self._pcm_end), options.drop_s
+        if first - self._start > _samples(lead_s):
+            keep_s = options.pad_before_s if speech.size else options.drop_s
+            self._move_start(first - _samples(keep_s))
+
+    def _long_silence(self, mask: NDArray[np.bool_]) -> tuple[int, int] | None:
+        """The first silence after speech that is long enough to end the window, in samples."""
+        options = self._options
+        speech = runs(mask)
+        following = [start for start, _ in speech[1:]] + [mask.shape[0]]
+        for (_, end), next_start in zip(speech, following, strict=False):
+            fill_s = (self._sample(end) - self._start) / SAMPLE_RATE
+            if fill_s * SAMPLE_RATE > self._max_samples:
+                return None
+            silence_s = (next_start - end) * FRAME_SAMPLES / SAMPLE_RATE
+            half_full = fill_s >= options.half_full_s
+            if silence_s >= (options.long_silence_s if half_full else options.skip_silence_s):
+                return self._sample(end), self._sample(next_start)
+        return None
+
+    def _cut_silence(self, start: int, end: int) -> Window:
+        """End the window in the silence from sample `start` to `end`."""
+        options = self._options
+        if end - start < _samples(options.drop_s):
+            return self._cut((start + end) // 2)
+        limit = self._start + self._max_samples
+        window = self._cut(min(start + _samples(options.pad_after_s), limit))
+        self._move_start(max(self._start, end - _samples(options.pad_before_s)))
+        return window
+
+    def _cut_full(self, mask: NDArray[np.bool_]) -> Window:
+        """End a window that is full, in the best pause of its last seconds."""
+        options = self._options
+        limit = self._start + self._max_samples
+        earliest = limit - min(_samples(options.search_s), self._max_samples // 2)
+        best, best_score = None, 0.0
+        for first, last in runs(~mask):
+            start, end = max(self._sample(first), earliest), min(self._sample(last), limit)
+            length_s = (end - start) / SAMPLE_RATE
+            if length_s < options.min_pause_s:
+                continue
+            lateness = (end - earliest) / (limit - earliest)
+            score = min(length_s, 1.0) + 0.3 * lateness
+            if score > best_score:
+                best, best_score = (start, end), score
+        if best is not None:
+            return self._cut_silence(*best)
+        return self._cut(self._quietest(earliest, limit))
+
+    def _quietest(self, start: int, end: int) -> int:
+        """The middle of the 0.2 s with the least energy and speech between two samples."""
+        hop, hops = SAMPLE_RATE // 100, 20  # 10 ms; 0.2 s
+        span = (end - start) // hop * hop
+        pcm = self._pcm[start - self._base :][:span].astype(np.float32)
+        energy = np.square(pcm).reshape(-1, hop).mean(axis=1) + 1.0  # [n]
+        box = np.ones(hops) / hops
+        level_db = 10 * np.log10(np.convolve(energy, box, "valid"))
+        at = start - self._base + np.arange(energy.shape[0]) * hop
+        speech = self._probabilities[at // FRAME_SAMPLES]
+        cost = level_db + 6.0 * np.convolve(speech, box, "valid")
+        cost -= np.arange(cost.shape[0]) * (0.3 * hop / SAMPLE_RATE)  # 0.3 dB for a second later
+        return start + (int(np.argmin(cost)) + hops // 2) * hop
+
+    def _cut(self, end: int) -> Window:
+        """Make the window from `_start` to `end`; the next one begins there."""
+        assert 0 < end - self._start <= self._max_samples, (self._start, end)
+        pcm = self._pcm[self._start - self._base : end - self._base]
+        first, last = (at - self._base for at in (self._start, end))
+        probabilities = self._probabilities[first // FRAME_SAMPLES : -(-last // FRAME_SAMPLES)]
+        is_faint = not is_sure(probabilities, self._vad)
+        speech = self._spans(runs(self._mask()))
+        window = Window(self._index, self._start, pcm, is_faint, speech)
+        self._index += 1
+        self._move_start(end)
+        return window
+
+    def _move_start(self, start: int) -> None:
+        """Begin the next window at `start`, and forget the whole frames before it."""
+        frames = max(0, start - self._base) // FRAME_SAMPLES
+        self._pcm = self._pcm[frames * FRAME_SAMPLES :]
+        self._probabilities = self._probabilities[frames:]
+        self._base += frames * FRAME_SAMPLES
+        self._start = start
+
+    def _keep_tail(self, speech_end: int) -> int:
+        """Where audio ends whose last speech ends there: at its end, or cut down to the pad."""
+        if self._pcm_end - speech_end < _samples(self._options.drop_s):
+            return self._pcm_end
+        return speech_end + _samples(self._options.pad_after_s)
+
+    # ----------------------------------------------------------- audio that fits one window
+
+    def _only_window(self) -> Iterator[Window | None]:
+        """Look for speech beyond doubt, then only whether the last seconds hold any."""
+        pcm, options = self._pcm, self._options
+        if not pcm.shape[0]:
+            return
+        peak = max(int(pcm.max()), -int(pcm.min()))
+        end, is_faint = pcm.shape[0], True
+        for known, probabilities in self._scan(pcm, peak, PROBE_SAMPLES):
+            speech = runs(speech_mask(probabilities, self._vad))
+            if speech and is_sure(probabilities, self._vad):
+                is_faint = False
+                break
+            if known % BLOCK_SAMPLES == 0:
+                yield None
+        if not speech:
+            return
+        first = speech[0][0] * FRAME_SAMPLES
+        tail = pcm.shape[0] - _samples(options.long_silence_s)
+        is_long = pcm.shape[0] > _samples(options.short_s)
+        if tail > known and (is_long or not self._any_speech(pcm[tail:], peak)):
+            yield None
+            for _, whole in self._scan(pcm, peak, BLOCK_SAMPLES):
+                probabilities = whole
+                yield None
+            known, speech = end, runs(speech_mask(probabilities, self._vad)) or speech
+        spans = None
+        if known >= end:  # all speech is known, the last as well
+            spans = self._spans(speech)
+            end = min(end, self._keep_tail(speech[-1][1] * FRAME_SAMPLES))
+        if first > _samples(options.max_lead_s):
+            self._start = first - _samples(options.pad_before_s)
+        yield Window(0, self._start, pcm[self._start : end], is_faint, spans)
+
+    def _scan(self, pcm: Pcm, peak: int, step: int) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """Run the detector from the start, and yield how far it has been and what it found."""
+        stream = self._detector.stream(peak)
+        probabilities = np.empty(0, np.float32)
+        for at in range(0, pcm.shape[0], step):
+            probabilities = np.concatenate((probabilities, stream.feed(pcm[at : at + step])))
+            yield at + step, probabilities
+
+    def _any_speech(self, pcm: Pcm, peak: int) -> bool:
+        scan = self._scan(pcm, peak, PROBE_SAMPLES)
+        return any(speech_mask(probabilities, self._vad).any() for _, probabilities in scan)
+
+
+def _samples(seconds: float) -> int:
+    return round(seconds * SAMPLE_RATE)

@@ -1,0 +1,126 @@
+"""The outermost layer of the HTTP surface: a request id for everyone, an answer for every crash.
+
+Names the request for all log lines below, stamps its id and time onto the answer, counts the API's
+answers, and turns an exception that nobody expected into OpenAI's envelope. Pure ASGI, so that the
+channel on which a client's hang-up arrives stays untouched.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cluster.logs import request_scope
+from cluster.metrics import Recorder
+from cluster.tracing import NO_SPAN, NO_TRACER, Span, Tracer
+from router.http.envelope import UnexpectedError, error_response, note_error, noted_error
+
+logger = logging.getLogger(__name__)
+
+API_PREFIX = "/v1/"  # what is counted: not the probes that ask for health
+TRACED_PREFIX = "/v1/audio/"
+MAX_REQUEST_ID = 128  # characters
+_SPAN = "splitscribe_span"  # key of a request's state
+_NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=-]")
+
+
+class AnswerBrokenError(Exception):
+    """An answer whose status was sent cannot be finished; the line before says why."""
+
+
+class RequestMiddleware:
+    """Wraps the application; `echo_request_id` is False where a proxy adds the header itself."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        recorder: Recorder,
+        tracer: Tracer = NO_TRACER,
+        echo_request_id: bool = True,
+    ) -> None:
+        self._app = app
+        self._recorder = recorder
+        self._tracer = tracer
+        self._echo_request_id = echo_request_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = accept_request_id(Headers(scope=scope).get("x-request-id"))
+        started_s = time.monotonic()
+        status = 0  # until it is sent
+
+        async def send_stamped(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(scope=message)
+                if self._echo_request_id:
+                    headers["x-request-id"] = request_id
+                elapsed_ms = 1000 * (time.monotonic() - started_s)
+                headers["openai-processing-ms"] = str(round(elapsed_ms))
+            await send(message)
+
+        with request_scope(request_id), self._span(scope, request_id) as span:
+            hand_span(scope, span)
+            try:
+                await self._app(scope, receive, send_stamped)
+            except Exception:
+                logger.exception("%s %s failed", scope["method"], scope["path"])
+                note_error(scope, UnexpectedError(request_id))
+                if status:
+                    # The server cuts the connection, so that nobody takes it for whole; what it
+                    # logs of this must not say more than our own line.
+                    raise AnswerBrokenError from None
+                await error_response(UnexpectedError(request_id))(scope, receive, send_stamped)
+            finally:
+                if status and scope["path"].startswith(API_PREFIX):
+                    code = noted_error(scope)
+                    self._count(status, code, time.monotonic() - started_s)
+                    span.note(http__response__status_code=status)
+                    if code is not None:
+                        span.note(error=code)
+
+    def _span(self, scope: Scope, request_id: str) -> Span:
+        """Of the whole answer, its stream included; only for what does work."""
+        if self._tracer is NO_TRACER or not scope["path"].startswith(TRACED_PREFIX):
+            return NO_SPAN
+        return self._tracer.root(
+            f"{scope['method']} {scope['path']}",
+            Headers(scope=scope).get("traceparent", ""),
+            request_id=request_id,
+            http__request__method=scope["method"],
+            url__path=scope["path"],
+        )
+
+    def _count(self, status: int, code: str | None, wall_s: float) -> None:
+        self._recorder.add("splitscribe_requests_total", status=str(status))
+        if code is not None:
+            self._recorder.add("splitscribe_errors_total", status=str(status), code=code)
+        self._recorder.observe("splitscribe_request_seconds", wall_s)
+
+
+def hand_span(scope: Scope, span: Span) -> None:
+    """Leave a request's span where `request_span` finds it."""
+    if span is not NO_SPAN:
+        scope.setdefault("state", {})[_SPAN] = span
+
+
+def request_span(scope: Mapping[str, Any]) -> Span:
+    span: Span = scope.get("state", {}).get(_SPAN, NO_SPAN)
+    return span
+
+
+def accept_request_id(sent: str | None) -> str:
+    """The client's id without characters that could forge a log line, or a new one."""
+    cleaned = _NOT_IN_IDS.sub("", sent or "")[:MAX_REQUEST_ID]
+    return cleaned or f"req_{uuid.uuid4().hex}"

@@ -1,0 +1,99 @@
+"""Which models clients may name, how, and the pipeline behind each.
+
+Knows names, languages and pipelines, nothing of checkpoints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from urllib.parse import unquote
+
+from cluster.errors import ConfigurationError, ModelNotFoundError
+from cluster.messages import Role
+from router.api.responses import ModelListResponse, ModelResponse
+from router.seams import HealthReport, Pipeline, PoolHealth
+
+ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
+PREFIX = "openai/"  # may be left out, or put in front of a name that has none
+ROLES: tuple[Role, ...] = ("encoder", "decoder")
+_SHOWN = 128  # characters of an unknown name that the message repeats
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model and the pools that serve it.
+
+    names: what it is listed as, the first one foremost; aliases: further names, not listed;
+    languages: codes it knows; created: Unix time.
+    """
+
+    names: tuple[str, ...]
+    languages: tuple[str, ...]
+    pipeline: Pipeline
+    aliases: tuple[str, ...] = ()
+    created: int = field(default_factory=lambda: int(time.time()))
+    owned_by: str = "splitscribe"
+
+
+class ModelRegistry:
+    """All models of a router. The first is the one that `whisper-1` means, unless one claims it."""
+
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        """Raises ConfigurationError when two models share a name."""
+        if not models:
+            raise ConfigurationError("there is no model to serve")
+        self.models = tuple(models)
+        self._by_name: dict[str, ServedModel] = {}
+        for model in models:
+            for name in (*model.names, *model.aliases):
+                if self._by_name.setdefault(name, model) is not model:
+                    raise ConfigurationError(f"two models are called '{name}'")
+        self._by_name.setdefault(ALIAS, models[0])
+
+    def find(self, name: str) -> ServedModel:
+        """The model of a name or alias; `openai/` in front and `%2F` for the slash do not matter.
+
+        Raises:
+            ModelNotFoundError: none is called that.
+        """
+        plain = unquote(name)
+        for spelling in (plain, plain.removeprefix(PREFIX), PREFIX + plain):
+            if model := self._by_name.get(spelling):
+                return model
+        offered = ", ".join(f"'{known}'" for model in self.models for known in model.names)
+        raise ModelNotFoundError(
+            f"The model '{name[:_SHOWN]}' does not exist here; this server has: {offered}"
+        )
+
+    def describe(self, name: str) -> ModelResponse:
+        """What the API tells of a model, under the name that was asked for."""
+        model = self.find(name)
+        return ModelResponse(id=unquote(name), created=model.created, owned_by=model.owned_by)
+
+    def listing(self) -> ModelListResponse:
+        """Every name; aliases are left out, since they are the same models once more."""
+        return ModelListResponse(
+            data=[self.describe(name) for model in self.models for name in model.names]
+        )
+
+    async def health(self) -> dict[str, HealthReport]:
+        """Each model's pools, by its first name."""
+        reports = await asyncio.gather(*(model.pipeline.health() for model in self.models))
+        return {model.names[0]: report for model, report in zip(self.models, reports, strict=True)}
+
+
+def together(reports: Sequence[HealthReport]) -> HealthReport:
+    """The pools of all models as one report: ready when every model is."""
+    pools: dict[Role, PoolHealth] = {}
+    for role in ROLES:
+        found = [report.pools[role] for report in reports if role in report.pools]
+        if found:
+            pools[role] = PoolHealth(
+                ready=all(pool.ready for pool in found),
+                replicas=sum(pool.replicas for pool in found),
+                workers=tuple(worker for pool in found for worker in pool.workers),
+            )
+    return HealthReport(bool(reports) and all(report.ready for report in reports), pools)

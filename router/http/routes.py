@@ -1,0 +1,237 @@
+"""The HTTP surface: OpenAI's audio endpoints, models, health, documentation.
+
+`create_app` wires the parts together: keys, models, `router.http.service`, which does the work, and
+what /docs says. Errors are raised below and written by `router.http.envelope`. Knows pipelines by
+their protocol only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from fastapi import APIRouter, Depends, FastAPI, Request, Response, params
+from fastapi.responses import JSONResponse
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from starlette.middleware.cors import CORSMiddleware
+
+from cluster.metrics import ROUTER_METRICS, Recorder, report_each_second, silent_recorder
+from cluster.settings import RouterSettings
+from cluster.tracing import NO_TRACER, Tracer
+from router.api.forms import parse_transcription, parse_translation
+from router.api.openapi import (
+    DESCRIPTION,
+    ERRORS,
+    TRANSCRIPTION_BODY,
+    TRANSCRIPTION_OK,
+    TRANSLATION_BODY,
+    TRANSLATION_OK,
+)
+from router.api.responses import (
+    ModelListResponse,
+    ModelResponse,
+    TranscriptionResponse,
+    TranslationResponse,
+    VerboseTranscriptionResponse,
+    VerboseTranslationResponse,
+)
+from router.http.admission import Admission
+from router.http.envelope import install_error_handlers
+from router.http.keys import KeyRing
+from router.http.middleware import RequestMiddleware
+from router.http.models import ModelRegistry, together
+from router.http.service import TranscriptionService
+from router.http.sse import HEARTBEAT_S
+from router.http.uploads import sweep_spool_always
+from router.seams import HealthReport
+
+logger = logging.getLogger(__name__)
+
+HEALTH_TIMEOUT_S = 5.0
+EXPOSED_HEADERS = ("x-request-id", "server-timing", "openai-processing-ms", "retry-after")
+
+
+def create_app(
+    registry: ModelRegistry,
+    settings: RouterSettings,
+    *,
+    recorder: Recorder | None = None,
+    tracer: Tracer = NO_TRACER,
+    echo_request_id: bool = True,
+    spool_dir: Path | None = None,
+    heartbeat_s: float = HEARTBEAT_S,
+) -> FastAPI:
+    """Build the application.
+
+    Args:
+        registry: what clients may ask for, and the pipelines that do the work.
+        settings: limits, deadlines, API keys, origins.
+        recorder: counts the answers.
+        tracer: begins a trace for each.
+        echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` to every
+            answer itself (twice would join to one wrong id).
+        spool_dir: where uploads wait; default: the system's folder for temporary files.
+        heartbeat_s: longest silence of a stream.
+    """
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        chores = (report_each_second(service.report), sweep_spool_always(spool_dir))
+        tasks = [asyncio.create_task(chore) for chore in chores]
+        yield
+        for task in tasks:
+            task.cancel()
+
+    keys = KeyRing(settings.api_key, settings.max_requests_per_key)
+    guards = [Depends(_key_check(keys))] if len(keys) else []
+    app = FastAPI(
+        title="splitscribe",
+        version=_version(),
+        description=DESCRIPTION,
+        lifespan=lifespan,
+        redirect_slashes=False,
+        openapi_url=None if guards else "/openapi.json",  # and with it /docs
+    )
+    recorder = recorder or silent_recorder(ROUTER_METRICS)
+    app.add_middleware(
+        RequestMiddleware,
+        recorder=recorder,
+        tracer=tracer,
+        echo_request_id=echo_request_id,
+    )
+    if settings.cors_origins:  # outermost, so that a browser can read errors too
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=("GET", "POST"),
+            allow_headers=("*",),
+            expose_headers=EXPOSED_HEADERS,
+        )
+    install_error_handlers(app)
+    service = TranscriptionService(
+        registry,
+        settings,
+        keys,
+        recorder=recorder,
+        spool_dir=spool_dir,
+        heartbeat_s=heartbeat_s,
+    )
+    api = APIRouter(prefix="/v1", dependencies=guards, responses=ERRORS)
+    _add_audio(api, service)
+    _add_models(api, registry)
+    app.include_router(api)
+    _add_health(app, registry, service.admission)
+    if guards:
+        _add_guarded_schema(app, guards)
+    return app
+
+
+def _add_audio(api: APIRouter, service: TranscriptionService) -> None:
+    @api.post(
+        "/audio/transcriptions",
+        tags=["audio"],
+        summary="Transcribe audio",
+        response_model=TranscriptionResponse | VerboseTranscriptionResponse,
+        responses={200: TRANSCRIPTION_OK},
+        openapi_extra=TRANSCRIPTION_BODY,
+    )
+    async def create_transcription(request: Request) -> Response:
+        """Audio in, text out. Fields may come in any order."""
+        return await service.answer(request, parse_transcription)
+
+    @api.post(
+        "/audio/translations",
+        tags=["audio"],
+        summary="Translate audio into English",
+        response_model=TranslationResponse | VerboseTranslationResponse,
+        responses={200: TRANSLATION_OK},
+        openapi_extra=TRANSLATION_BODY,
+    )
+    async def create_translation(request: Request) -> Response:
+        """Audio in any language that the model knows in, English text out."""
+        return await service.answer(request, parse_translation)
+
+
+def _add_models(api: APIRouter, registry: ModelRegistry) -> None:
+    @api.get("/models", tags=["models"], summary="List the models")
+    async def list_models() -> ModelListResponse:
+        """Every name that `model` may have, apart from aliases such as `whisper-1`."""
+        return registry.listing()
+
+    @api.get("/models/{model_id:path}", tags=["models"], summary="Look one model up")
+    async def retrieve_model(model_id: str) -> ModelResponse:
+        """Names with a slash may be sent plain or as `%2F`."""
+        return registry.describe(model_id)
+
+
+def _add_health(app: FastAPI, registry: ModelRegistry, admission: Admission) -> None:
+    @app.get(
+        "/health",
+        tags=["operations"],
+        summary="Whether requests can be served",
+        response_model=None,
+        responses={503: {"description": "Not ready; the body has the same shape."}},
+    )
+    async def health() -> JSONResponse:
+        """200 once all pools are ready, 503 before; every model and worker either way."""
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                reports = await registry.health()
+        except Exception:  # the answer to "are you well?" must not be a crash
+            logger.exception("the pools cannot be asked for their health")
+            reports = {}
+        whole = together(tuple(reports.values()))
+        body = {
+            "status": _status(whole),
+            "pools": {role: asdict(pool) for role, pool in whole.pools.items()},
+            "models": {name: _model_health(report) for name, report in reports.items()},
+            "router": {
+                "requests": admission.requests,
+                "pending_audio_s": round(admission.pending_audio_s, 1),
+            },
+        }
+        return JSONResponse(body, 200 if whole.ready else 503)
+
+
+def _add_guarded_schema(app: FastAPI, guards: Sequence[params.Depends]) -> None:
+    """The API's description for bearers of a key; a page that shows it could not send one."""
+
+    @app.get("/openapi.json", dependencies=guards, include_in_schema=False)
+    async def schema() -> JSONResponse:
+        return JSONResponse(app.openapi())
+
+
+def _status(report: HealthReport) -> str:
+    return "ready" if report.ready else "not ready"
+
+
+def _model_health(report: HealthReport) -> dict[str, Any]:
+    replicas = {role: pool.replicas for role, pool in report.pools.items()}
+    return {"status": _status(report), "replicas": replicas}
+
+
+def _key_check(keys: KeyRing) -> Callable[..., Awaitable[None]]:
+    """A dependency that lets only bearers of one of `keys` pass, and notes which."""
+    bearer = HTTPBearer(auto_error=False, description="one of the server's API keys")
+
+    async def check(
+        request: Request,
+        credentials: HTTPAuthorizationCredentials | None = Depends(bearer),  # noqa: B008
+    ) -> None:
+        sent = None if credentials is None else credentials.credentials.encode("latin-1")
+        request.state.key_owner = keys.owner(sent)
+
+    return check
+
+
+def _version() -> str:
+    try:
+        return version("splitscribe")
+    except PackageNotFoundError:  # run from a source tree
+        return "0"

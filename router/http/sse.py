@@ -1,0 +1,242 @@
+"""A request that streams: its work as a task, what becomes certain as server-sent events.
+
+Events are OpenAI's: `transcript.text.delta`s whose texts joined are the answer, one
+`transcript.text.done` with the whole of it, `[DONE]`. For srt and vtt a delta is the cues that
+closed. A comment keeps proxies from cutting a quiet stream; a failure in the middle is one event
+with an error in OpenAI's envelope, then the end. The 200 is sent when the first audio was found,
+so that what cannot be opened still has a status of its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from cluster.errors import SplitscribeError
+from cluster.logs import current_request_id
+from router.api.formats import (
+    json_body,
+    logprob_bodies,
+    segment_bodies,
+    subtitles,
+    to_json,
+    token_usage,
+    verbose_body,
+)
+from router.api.params import TranscriptionParams
+from router.http.envelope import UnexpectedError, error_body, note_error
+from router.http.uploads import ClientDisconnectedError
+from router.seams import PipelineResult, RequestContext, Update
+from router.transcript import TokenLogprob
+
+logger = logging.getLogger(__name__)
+
+HEARTBEAT_S = 15.0  # proxies cut a connection that is silent for 30 to 60 s
+OPENING_S = 5.0  # from the container's word on its length; then the 200 is sent without audio
+HEARTBEAT = b": still working\n\n"
+END = b"data: [DONE]\n\n"
+HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
+# Line breaks to some clients' line readers, though not to JSON.
+_ESCAPES = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+
+
+class EventWriter:
+    """Turns updates and the result into events, in the format that was asked for."""
+
+    def __init__(self, params: TranscriptionParams) -> None:
+        self._params = params
+        self._n_cues = 0
+        self._logprobs: list[TokenLogprob] = []
+        self._n_tokens = 0  # of the segments that closed
+
+    def delta(self, update: Update) -> bytes | None:
+        """None when the update holds nothing for this format."""
+        self._logprobs.extend(update.logprobs)
+        event: dict[str, Any] = {"type": "transcript.text.delta", "delta": update.text}
+        match self._params.response_format:
+            case "srt" | "vtt" as subtitle_format:
+                first = self._n_cues + 1
+                self._n_cues += len(update.segments)
+                segments = update.segments
+                event["delta"] = subtitles(segments, subtitle_format, first) if segments else ""
+            case "verbose_json" if self._params.segments and update.segments:
+                event["segments"] = segment_bodies(update.segments)
+            case "json" if self._params.logprobs and update.logprobs:
+                event["logprobs"] = logprob_bodies(update.logprobs)
+        self._n_tokens += sum(len(segment.tokens) for segment in update.segments)
+        if not event["delta"] and len(event) == 2:
+            return None
+        return _event(event | self._chunk(event["delta"]))
+
+    def _chunk(self, text: str) -> dict[str, Any]:
+        """What vLLM's clients read of a delta. Tokens are counted when their segment closes."""
+        stream_usage = self._params.stream_usage
+        if stream_usage == "end":
+            return {}
+        chunk: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": text}}]}
+        if stream_usage == "each chunk":
+            chunk["usage"] = {"completion_tokens": self._n_tokens}
+        return chunk
+
+    def done(self, result: PipelineResult) -> bytes:
+        """The last events. A subtitle file without a cue still has its header."""
+        transcript, params = result.transcript, self._params
+        rest = b""
+        match params.response_format:
+            case "srt" | "vtt" as subtitle_format:
+                text = subtitles(transcript.segments, subtitle_format)
+                body: dict[str, Any] = {"text": text}
+                if text and not self._n_cues:
+                    delta = {"type": "transcript.text.delta", "delta": text}
+                    rest = _event(delta | self._chunk(text))
+            case "verbose_json":
+                body = verbose_body(transcript, words=params.words, segments=params.segments)
+            case _:
+                body = json_body(transcript, self._logprobs if params.logprobs else None)
+        body["usage"] = used = token_usage(transcript)
+        if params.stream_usage != "end":
+            used["prompt_tokens"] = used["input_tokens"]
+            used["completion_tokens"] = used["output_tokens"]
+        return rest + _event({"type": "transcript.text.done", **body}) + END
+
+
+class EventStream:
+    """One streamed request. Used by one event loop.
+
+    Life: `begin` starts the work and returns when the 200 may be sent; `own` hands over what
+    must live as long as the work; `events` is the body; `close` ends it all, whenever it comes.
+    """
+
+    def __init__(self, params: TranscriptionParams, heartbeat_s: float = HEARTBEAT_S) -> None:
+        self._writer = EventWriter(params)
+        self._heartbeat_s = heartbeat_s
+        self._updates: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the work has ended
+        self.opened = asyncio.Event()  # the 200 may be sent
+        self._stack = AsyncExitStack()
+        self._task: asyncio.Future[PipelineResult] | None = None
+        self.error: SplitscribeError | None = None  # what ended it after the 200
+
+    def update(self, update: Update) -> None:
+        """For `RequestContext.on_update`."""
+        self._updates.put_nowait(update)
+        self.opened.set()
+
+    async def begin(self, work: Coroutine[Any, Any, PipelineResult]) -> None:
+        """Start the work and wait until it has found audio or has ended.
+
+        Raises:
+            Exception: what `work` raised, while there was still nothing sent.
+        """
+        self._task = asyncio.ensure_future(self._run(work))
+        self._task.add_done_callback(self._ended)
+        try:
+            await self.opened.wait()
+        except BaseException:
+            await self.close()
+            raise
+        if self._task.done():
+            self._task.result()
+
+    def own(self, stack: AsyncExitStack) -> None:
+        """Close `stack` when the work has ended."""
+        self._stack = stack
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The body: events until the work has ended, and its outcome."""
+        try:
+            async for update in self._until_the_end():
+                if event := self._writer.delta(update) if update else HEARTBEAT:
+                    yield event
+            assert self._task is not None
+            yield self._writer.done(await self._task)
+        except ClientDisconnectedError:
+            logger.info("the client hung up in mid-stream")
+        except SplitscribeError as error:
+            logger.warning("the stream ends with %s: %s", type(error).__name__, error.message)
+            self.error = error
+            yield _event(error_body(error))
+        except Exception:
+            logger.exception("the stream ends with a bug")
+            self.error = UnexpectedError(current_request_id())
+            yield _event(error_body(self.error))
+
+    async def close(self) -> None:
+        """Cancel the work if it still runs, wait for its end, and free what it held."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await self._release()
+
+    async def _until_the_end(self) -> AsyncIterator[Update | None]:
+        """Every update; None whenever there was none for a while."""
+        while True:
+            try:
+                async with asyncio.timeout(self._heartbeat_s):
+                    update = await self._updates.get()
+            except TimeoutError:
+                yield None
+                continue
+            if update is None:
+                return
+            yield update
+
+    async def _run(self, work: Coroutine[Any, Any, PipelineResult]) -> PipelineResult:
+        try:
+            return await work
+        finally:
+            await self._release()
+
+    async def _release(self) -> None:
+        stack, self._stack = self._stack, AsyncExitStack()
+        await stack.aclose()
+
+    def _ended(self, _: object) -> None:
+        self._updates.put_nowait(None)
+        self.opened.set()
+
+
+class EventStreamResponse(StreamingResponse):
+    """The 200 of a stream. Leaves the channel of hang-ups alone: the work listens on it."""
+
+    def __init__(self, stream: EventStream, headers: dict[str, str]) -> None:
+        super().__init__(
+            stream.events(), media_type="text/event-stream", headers={**HEADERS, **headers}
+        )
+        self._stream = stream
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.stream_response(send)
+        except OSError:  # how some servers say that the client hung up
+            logger.info("the client hung up")
+        finally:
+            if self._stream.error is not None:
+                note_error(scope, self._stream.error)
+            await self._stream.close()
+
+
+@dataclass(slots=True)
+class StreamContext(RequestContext):
+    """A request's context that sets `opened` when there is audio."""
+
+    opened: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def expect_audio(self, audio_s: float) -> None:
+        RequestContext.expect_audio(self, audio_s)
+        # What the container says may be wrong; but a long file takes its time to decode.
+        asyncio.get_running_loop().call_later(OPENING_S, self.opened.set)
+
+    def found_audio(self, audio_s: float) -> None:
+        RequestContext.found_audio(self, audio_s)
+        self.opened.set()
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    return f"data: {to_json(content).translate(_ESCAPES)}\n\n".encode()

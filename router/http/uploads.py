@@ -1,0 +1,192 @@
+"""A multipart body, read as it arrives: fields into memory, the file into a spool file.
+
+Counts every byte while reading, so that a limit ends the upload when it is crossed and not when
+it is over. The spool file has a name, because audio workers open it from their own processes;
+it is deleted when the context ends, and held (flock) till then: what nobody holds is a killed
+router's, and swept. Starlette's own form parser will not do:
+it has no limit on a file's size.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import tempfile
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import InvalidRequestError, OverloadedError
+from router.http.multipart import MAX_FRAMING_BYTES, FormReader, form_boundary, too_large
+
+logger = logging.getLogger(__name__)
+
+SPOOL_PREFIX = "splitscribe-upload-"
+WRITE_BYTES = 1024 * 1024  # gathered before a thread writes them
+RETRY_AFTER_S = 10.0  # after a full disk
+SWEEP_S = 5.0  # between looks for files of killed routers
+NEW_S = 2.0  # a file this young may not be held yet
+STALL_S = 60.0  # longest silence of a client in mid-upload
+
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+
+
+class ClientDisconnectedError(Exception):
+    """The client hung up; there is nobody left to answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class UploadedForm:
+    """What a client sent. The file lives as long as the context of `receive_form`."""
+
+    fields: tuple[tuple[str, str], ...]
+    path: Path
+    filename: str
+    size_bytes: int
+
+
+def check_content_length(headers: Mapping[str, str], max_upload_bytes: int) -> int | None:
+    """Refuse by its announced length what would be cut off anyway.
+
+    Returns:
+        The announced length, None when the body is sent in chunks.
+
+    Raises:
+        PayloadTooLargeError: longer than any form whose file is within the limit.
+    """
+    announced = headers.get("content-length", "")
+    if not (announced.isascii() and announced.isdigit()):
+        return None
+    length = int(announced)
+    if length > max_upload_bytes + MAX_FRAMING_BYTES:
+        raise too_large(max_upload_bytes, length)
+    return length
+
+
+@asynccontextmanager
+async def receive_form(
+    headers: Mapping[str, str],
+    receive: Receive,
+    *,
+    max_upload_bytes: int,
+    spool_dir: Path | None = None,
+    stall_s: float = STALL_S,
+) -> AsyncIterator[UploadedForm]:
+    """Read a whole multipart body; the file is at `path` until the context ends.
+
+    Args:
+        headers: of the request, lower-case names.
+        receive: the ASGI channel.
+        max_upload_bytes: largest file; exactly this many bytes are accepted.
+        spool_dir: where files wait; default: the system's folder for temporary files.
+        stall_s: longest time to wait for the next piece of the body.
+
+    Raises:
+        InvalidRequestError: not multipart, malformed, over a limit on fields, or without a file.
+        PayloadTooLargeError: the file is too large.
+        ClientDisconnectedError: the client left before the end.
+    """
+    boundary = form_boundary(headers)
+    spool = _Spool(spool_dir)
+    try:
+        form = FormReader(boundary, spool, max_upload_bytes)
+        async for chunk in _body(receive, stall_s):
+            form.feed(chunk)
+            if spool.buffered >= WRITE_BYTES:
+                await spool.flush()
+        fields = form.finish()
+        await spool.flush()
+        yield UploadedForm(fields, spool.path, form.filename, spool.size_bytes)
+    finally:
+        spool.delete()
+
+
+async def sweep_spool_always(spool_dir: Path | None = None) -> None:
+    """Sweep now and every few seconds until cancelled."""
+    while True:
+        await asyncio.to_thread(sweep_spool, spool_dir)
+        await asyncio.sleep(SWEEP_S)
+
+
+def sweep_spool(spool_dir: Path | None = None) -> int:
+    """Delete spool files that nobody holds: those of killed routers. Returns how many."""
+    folder = spool_dir or Path(tempfile.gettempdir())
+    swept = 0
+    for path in folder.glob(f"{SPOOL_PREFIX}*"):
+        with suppress(OSError):  # it is held, another replica was faster, or it is another user's
+            if time.time() - path.stat().st_mtime < NEW_S:
+                continue
+            with path.open("rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                swept += 1
+    if swept:
+        logger.info("deleted %d spool files of routers that are gone", swept)
+    return swept
+
+
+async def _body(receive: Receive, stall_s: float) -> AsyncIterator[bytes]:
+    while True:
+        try:
+            async with asyncio.timeout(stall_s):
+                message = await receive()
+        except TimeoutError:
+            raise InvalidRequestError(
+                f"the upload stalled: nothing came for {stall_s:.0f} s", code="upload_stalled"
+            ) from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnectedError
+        if chunk := message.get("body", b""):
+            yield chunk
+        if not message.get("more_body", False):
+            return
+
+
+class _Spool:
+    """A temporary file with a name, written in large pieces by a thread."""
+
+    def __init__(self, folder: Path | None) -> None:
+        handle, name = tempfile.mkstemp(prefix=SPOOL_PREFIX, dir=folder)
+        fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed, by us or by our end
+        self.path = Path(name)
+        self.size_bytes = 0
+        self._file = os.fdopen(handle, "wb", buffering=0)
+        self._pieces: list[bytes] = []
+        self.buffered = 0
+
+    def append(self, piece: bytes) -> None:
+        self._pieces.append(piece)
+        self.buffered += len(piece)
+        self.size_bytes += len(piece)
+
+    async def flush(self) -> None:
+        pieces, self._pieces, self.buffered = self._pieces, [], 0
+        if pieces:
+            # Shielded: the descriptor must not be closed under a thread that writes to it.
+            writing = asyncio.ensure_future(asyncio.to_thread(self._write, b"".join(pieces)))
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                with suppress(OSError):
+                    await writing
+                raise
+            except OSError as error:
+                logger.exception("the upload cannot be stored in %s", self.path.parent)
+                raise OverloadedError(
+                    "The server has no room for the upload now. Please try again shortly.",
+                    retry_after_s=RETRY_AFTER_S,
+                ) from error
+
+    def delete(self) -> None:
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+    def _write(self, content: bytes) -> None:
+        view = memoryview(content)
+        while view:
+            view = view[self._file.write(view) :]

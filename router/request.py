@@ -1,0 +1,234 @@
+"""The one place that knows the whole path: upload -> windows -> encoder -> decoder -> transcript.
+
+It turns a request's parameters into decode options, opens the upload in an audio worker, and runs
+the mode that was asked for: `router.parallel` or `router.sequential`, both of which take single
+windows through the pools by `router.pipeline`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Collection
+from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from cluster.messages import DecodeOptions, Role, WorkerStatus
+from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.model.checkpoint import HOP_LENGTH
+from cluster.model.dims import ModelDims
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.settings import RouterSettings
+from cluster.tracing import NO_TRACER, Tracer
+from router.api.params import Chunking, TranscriptionParams
+from router.audio.pool import AudioStream, WholeAudio
+from router.clients import DecoderClient, EncoderClient
+from router.gather import TranscriptBuilder
+from router.parallel import ParallelRun
+from router.pipeline import RequestRun, WindowPath
+from router.seams import HealthReport, PipelineResult, PoolHealth, RequestContext
+from router.seeking import Seeker
+from router.sequential import SequentialRun
+from router.text_context import TextContext
+
+
+class AudioSource(Protocol):
+    """Where windows come from: `router.audio.pool.AudioPool`."""
+
+    def open(
+        self, upload: Path, *, request_id: str, timeout_s: float, chunking: Chunking | None
+    ) -> AbstractAsyncContextManager[AudioStream]: ...
+
+    def open_whole(
+        self, upload: Path, *, request_id: str, timeout_s: float, n_mels: int
+    ) -> AbstractAsyncContextManager[WholeAudio]: ...
+
+
+class TranscriptionPipeline:
+    """Implements `router.seams.Pipeline` over an audio pool and two worker pools."""
+
+    def __init__(
+        self,
+        audio: AudioSource,
+        encoders: EncoderClient,
+        decoders: DecoderClient,
+        tokenizer: WhisperTokenizer,
+        settings: RouterSettings,
+        recorder: Recorder | None = None,
+        *,
+        dims: ModelDims,
+        tracer: Tracer = NO_TRACER,
+        may_sleep: Collection[Role] = (),
+    ) -> None:
+        """may_sleep: pools that are well without a worker, since a request starts one."""
+        self._may_sleep = may_sleep
+        self._audio = audio
+        self._encoders = encoders
+        self._decoders = decoders
+        self.tokenizer = tokenizer
+        self._dims = dims
+        self._settings = settings
+        self._recorder = recorder or silent_recorder(ROUTER_METRICS)
+        self._path = WindowPath(encoders, decoders, settings, self._recorder, tracer)
+
+    async def transcribe(
+        self, upload: Path, params: TranscriptionParams, context: RequestContext
+    ) -> PipelineResult:
+        """See `router.seams.Pipeline.transcribe`."""
+        run = RequestRun(context)
+        if params.decoding == "sequential":
+            result = await self._transcribe_sequential(upload, params, run)
+        else:
+            try:
+                result = await self._transcribe_parallel(upload, params, run)
+            except BaseExceptionGroup as failures:
+                raise _first(failures) from None
+        done_s = result.transcript.duration_s
+        self._recorder.add("splitscribe_transcripts_total")
+        self._recorder.add("splitscribe_transcribed_audio_seconds_total", done_s)
+        return result
+
+    async def _transcribe_parallel(
+        self, upload: Path, params: TranscriptionParams, run: RequestRun
+    ) -> PipelineResult:
+        opened_s = time.monotonic()
+        builder = TranscriptBuilder(self.tokenizer)
+        context, options = run.context, self._options(params)
+        work = ParallelRun(
+            self._path,
+            run,
+            options,
+            self.tokenizer,
+            builder,
+            logprobs=params.logprobs,
+            by_token=_tells_tokens(params, options),
+        )
+        async with self._audio.open(
+            upload,
+            request_id=context.request_id,
+            timeout_s=context.remaining_s(),
+            chunking=params.chunking,
+        ) as stream:
+            if stream.expected_s is not None:
+                context.expect_audio(stream.expected_s)
+            await work.decode_all(stream, self._settings.max_windows_in_flight)
+        context.found_audio(stream.duration_s)
+        self._record_audio(stream, run, opened_s)
+        transcript = builder.finish(
+            duration_s=stream.duration_s, task=params.task, language=work.options.language
+        )
+        return PipelineResult(transcript, run.timings(stream.decode_s))
+
+    async def _transcribe_sequential(
+        self, upload: Path, params: TranscriptionParams, run: RequestRun
+    ) -> PipelineResult:
+        context, opened_s = run.context, time.monotonic()
+        async with self._audio.open_whole(
+            upload,
+            request_id=context.request_id,
+            timeout_s=context.remaining_s(),
+            n_mels=self._dims.n_mels,
+        ) as audio:
+            if audio.expected_s is not None:
+                context.expect_audio(audio.expected_s)
+            await audio.load(context.found_audio)
+            self._record_audio(audio, run, opened_s)
+            options = replace(self._options(params), gates=replace(params.gates, keep="last"))
+            seeker = self._seeker(params, options, audio.n_samples // HOP_LENGTH)
+            work = SequentialRun(
+                self._path,
+                run,
+                options,
+                self.tokenizer,
+                audio,
+                seeker,
+                logprobs=params.logprobs,
+                by_segment=_tells_tokens(params, options) and not options.words,
+            )
+            await work.decode_all()
+        return PipelineResult(work.transcript(params.task), run.timings(audio.decode_s))
+
+    def _seeker(
+        self, params: TranscriptionParams, options: DecodeOptions, content_frames: int
+    ) -> Seeker:
+        return Seeker(
+            content_frames,
+            self._context(params),
+            self.tokenizer,
+            params.sequential,
+            options.gates,
+            aligned=options.words,
+        )
+
+    def _context(self, params: TranscriptionParams) -> TextContext:
+        return TextContext(
+            self.tokenizer,
+            self._dims.n_text_ctx,
+            prompt=params.prompt,
+            hotwords=params.hotwords,
+            carried=params.sequential.carry_initial_prompt,
+        )
+
+    def _record_audio(
+        self, audio: AudioStream | WholeAudio, run: RequestRun, opened_s: float
+    ) -> None:
+        run.context.span.stage("audio", opened_s, audio.decode_s, audio_s=audio.duration_s)
+        self._recorder.add("splitscribe_audio_seconds_total", audio.duration_s)
+        self._recorder.observe("splitscribe_audio_decode_seconds", audio.decode_s)
+
+    async def health(self) -> HealthReport:
+        """See `router.seams.Pipeline.health`."""
+        encoders, decoders = await asyncio.gather(self._encoders.status(), self._decoders.status())
+        pools = {
+            "encoder": self._pool_health("encoder", encoders),
+            "decoder": self._pool_health("decoder", decoders),
+        }
+        return HealthReport(all(pool.ready for pool in pools.values()), pools)  # type: ignore[arg-type]
+
+    def _pool_health(self, role: Role, workers: list[WorkerStatus]) -> PoolHealth:
+        sleeps = not workers and role in self._may_sleep
+        ready = sleeps or any(worker.healthy for worker in workers)
+        return PoolHealth(ready, len(workers), tuple(workers))
+
+    def _options(self, params: TranscriptionParams) -> DecodeOptions:
+        language = params.language
+        if language is None and not self.tokenizer.is_multilingual:
+            language = "en"
+        context = self._context(params)
+        return DecodeOptions(
+            language=language,
+            task=params.task,
+            timestamps=True,
+            prompt_tokens=context.prompt_tokens(),
+            temperatures=params.temperatures,
+            seed=_seed(params),
+            beam_size=params.beam_size,
+            patience=params.patience,
+            best_of=params.best_of,
+            length_penalty=params.length_penalty,
+            gates=params.gates,
+            words=params.aligns,
+            max_new_tokens=params.max_completion_tokens,
+        )
+
+
+def _seed(params: TranscriptionParams) -> int:
+    """The client's; else chance where it asked for samples, and the same text every time if not."""
+    if params.seed is not None:
+        return params.seed
+    return secrets.randbits(31) if params.temperature > 0 else 0
+
+
+def _tells_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:
+    """Whether each token can be told at once: nothing may replace it later."""
+    is_single = len(options.temperatures) == 1 and options.n_rows == 1
+    return params.stream and is_single and not params.logprobs
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that ended a group of any depth; the others are what it cancelled."""
+    first = group.exceptions[0]
+    return _first(first) if isinstance(first, BaseExceptionGroup) else first

@@ -1,0 +1,89 @@
+"""What a transcript is made of: words, segments, windows, and the whole. Frozen values.
+
+Times are seconds from the start of the upload. Knows neither where they come from (`router.gather`
+makes them) nor how they are written (`router.api`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.messages import Task, TokenAlignment
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word as spoken, with its leading space and its punctuation. Times in s of the upload."""
+
+    start: float
+    end: float
+    word: str
+    probability: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """One text token as a client sees it; `token` has U+FFFD where it is part of a character."""
+
+    token: str
+    logprob: float
+    bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of speech. Times are seconds from the start of the upload.
+
+    seek: mel frame at which the window began; text keeps its leading space; tokens include
+    the timestamps around it, logprobs are theirs; the four scores belong to the whole window;
+    words: empty unless they were asked for.
+    """
+
+    id: int
+    seek: int
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    temperature: float
+    avg_logprob: float
+    compression_ratio: float
+    no_speech_prob: float
+    logprobs: tuple[float, ...] = ()
+    words: tuple[Word, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WindowTranscript:
+    """One window's segments (none for silence), and what its decoder took the language for.
+
+    segments: all pieces between timestamps, empty ones too, with unrounded times.
+    undecoded_s: where the last closed segment ends, if the decoder stopped there with the rest of
+        the window undecoded; None when it came to the window's end.
+    has_tail: text stands behind that segment, which is in none.
+    is_told: its text may have been told token by token, so all of it stays.
+    """
+
+    offset_s: float
+    duration_s: float
+    language: str
+    segments: tuple[Segment, ...]
+    alignment: TokenAlignment | None = None
+    undecoded_s: float | None = None
+    has_tail: bool = False
+    is_told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A whole upload as text. `language` is a code such as "en"; `duration_s` is the audio's."""
+
+    task: Task
+    language: str
+    duration_s: float
+    text: str
+    segments: tuple[Segment, ...]
+
+    @property
+    def words(self) -> tuple[Word, ...]:
+        return tuple(word for segment in self.segments for word in segment.words)

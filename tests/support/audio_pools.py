@@ -1,0 +1,52 @@
+"""Running audio pools, and ways to catch a worker in the act."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import AsyncIterator, Callable
+
+from cluster.settings import RouterSettings
+from router.audio.pool import AudioPool, AudioStream
+
+PATIENCE_S = 30.0
+
+
+@contextlib.asynccontextmanager
+async def running(**changes: object) -> AsyncIterator[AudioPool]:
+    settings = RouterSettings.model_validate({"audio_workers": 1} | changes)
+    pool = AudioPool(settings)
+    await pool.start()
+    try:
+        yield pool
+    finally:
+        await pool.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - another process is waited for
+            await asyncio.sleep(0.005)
+
+
+def pids(pool: AudioPool) -> list[int]:
+    return [worker.process.pid for worker in pool._workers]
+
+
+async def freeze_on(stream: AudioStream) -> int:
+    """Stop the worker while it is inside a step of `stream`; return its process id."""
+    worker = stream.worker
+    assert worker is not None
+    deadline_s = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline_s:
+        if worker.slot.get()[0] == stream.job:
+            os.kill(worker.process.pid, signal.SIGSTOP)
+            await asyncio.sleep(0.02)
+            if worker.slot.get()[0] == stream.job:
+                return worker.process.pid
+            os.kill(worker.process.pid, signal.SIGCONT)
+        await asyncio.sleep(0)
+    raise AssertionError("the worker was never seen on this upload")

@@ -1,0 +1,62 @@
+"""A runner with slots and pages, without engine and hand-off, for tests."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+
+from cluster.kv.layout_for import kv_layout
+from cluster.kv.pool import PagePool
+from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from decoder_worker.backends import choose_attention
+from decoder_worker.model_runner import ModelRunner, self_kv_layout
+from decoder_worker.sampling.search import Row
+from decoder_worker.sequence import DecodeSequence, PromptBuilder
+from tests.support.decoder_engines import random_kv, write_window
+
+N_NEW_MAX = 64
+
+
+class RunnerBench:
+    """`n_slots` slots, each with a random window of its own."""
+
+    def __init__(self, folder: Path, n_slots: int, device: str, dtype: str) -> None:
+        checkpoint = open_checkpoint(str(folder))
+        tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
+        self._prompts = PromptBuilder(tokenizer, checkpoint.dims)
+        layout = kv_layout(checkpoint, 0, dtype, device)
+        own = self_kv_layout(checkpoint, dtype)
+        cross_pool = PagePool(layout, n_slots * layout.pages_per_window, device)
+        self_pool = PagePool(own, n_slots * own.pages_per_window + 1, device)
+        self._rows, self._windows = [], []
+        for slot in range(n_slots):
+            pages = cross_pool.allocate(layout.pages_per_window)
+            own_pages = self_pool.allocate(own.pages_per_window)
+            assert pages is not None
+            assert own_pages is not None
+            kv = random_kv(layout, slot).to(cross_pool.device)
+            write_window(cross_pool.tensor, pages, kv)
+            self._windows.append(pages)
+            self._rows.append((slot, own_pages))
+        attention = choose_attention("auto", self_pool.tensor, cross_pool.tensor)
+        self.runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, n_slots, attention)
+
+    def sequence(self, slot: int, options: DecodeOptions) -> DecodeSequence:
+        """Ready for its prompt, in `slot`."""
+        handle = CrossKVHandle("r", slot, 0, "agent", b"", "", (), 0, 0, 0, 0, "lease", 1.0)
+        sequence = DecodeSequence(
+            DecodeRequest("r", slot, 0, handle, options, 1.0),
+            Future(),
+            arrived=0.0,
+            deadline=1.0,
+            n_new_max=N_NEW_MAX,
+            language=options.language,
+            rows=[Row(*self._rows[slot])],
+            cross_pages=self._windows[slot],
+        )
+        sequence.begin_attempt(self._prompts.eot)
+        assert options.language is not None
+        sequence.prompt = self._prompts.prompt(options, options.language)
+        return sequence

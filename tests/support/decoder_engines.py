@@ -1,0 +1,139 @@
+"""Engines on random checkpoints with KV published in this process, for tests of the decoder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from cluster.kv.layout_for import kv_layout
+from cluster.kv.memory import MemoryExporter, MemoryImporter
+from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.settings import DecoderSettings
+from decoder_worker.backends import choose_attention, torch_attention
+from decoder_worker.engine import DecoderEngine
+
+KEY = b"key of the tests"
+ANSWER_S = 60.0  # generous: a test waits for a condition, never for a time
+
+
+@dataclass
+class Stand:
+    """An engine, the exporter that it reads from, and what was published there."""
+
+    checkpoint: Checkpoint
+    exporter: MemoryExporter
+    importer: Any
+    engine: DecoderEngine
+
+    def publish(self, seed: int, kv: torch.Tensor | None = None) -> CrossKVHandle:
+        """Publish one window's KV, [n_frames, layer, 2, head, head_dim]; random if not given."""
+        layout = self.exporter.layout
+        pages = self.exporter.reserve(layout.pages_per_window, ANSWER_S)
+        assert pages is not None
+        kv = random_kv(layout, seed) if kv is None else kv
+        write_window(self.exporter.pool.tensor, pages, kv)
+        return self.exporter.publish(
+            pages, request_id="test", window=seed, attempt=0, frames=layout.n_frames
+        )
+
+    def request(
+        self,
+        seed: int = 0,
+        *,
+        remaining_s: float = ANSWER_S,
+        handle: CrossKVHandle | None = None,
+        **options: Any,
+    ) -> DecodeRequest:
+        """A request for window `seed`, published now; `options` as in DecodeOptions."""
+        return DecodeRequest(
+            request_id="test",
+            window=seed,
+            attempt=0,
+            handle=self.publish(seed) if handle is None else handle,
+            options=DecodeOptions(**{"language": "en", "max_new_tokens": 12, **options}),
+            remaining_s=remaining_s,
+        )
+
+    def assert_all_returned(self) -> None:
+        """Every sequence, page, slot and lease comes back, in time."""
+        wait_until(lambda: self.engine.drain(0.0), "sequences are live")
+        self.engine.check_integrity()
+        wait_until(lambda: self.exporter.active_leases() == 0, "leases are held")
+        wait_until(lambda: self.exporter.pool.n_used == 0, "exported pages are held")
+
+
+def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
+    deadline = time.monotonic() + ANSWER_S
+    while not condition():
+        assert time.monotonic() < deadline, otherwise
+        time.sleep(0.002)
+
+
+def random_kv(layout: Any, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (layout.n_frames, layout.n_layer, 2, layout.n_head, layout.head_dim)
+    return torch.randn(shape, generator=generator)
+
+
+def write_window(pool: torch.Tensor, pages: tuple[int, ...], kv: torch.Tensor) -> None:
+    """pool [page, layer, 2, page_frames, head, head_dim]; kv [frames, layer, 2, head, head_dim]."""
+    page_frames = pool.shape[3]
+    for page, part in zip(pages, kv.split(page_frames), strict=True):
+        pool[page, :, :, : len(part)] = part.permute(1, 2, 0, 3, 4)
+
+
+@contextmanager
+def make_stand(
+    folder: Path,
+    *,
+    page_frames: int = 0,
+    page_tokens: int = 0,
+    kv_dtype: str = "float32",
+    export_windows: int = 8,
+    importer_class: Callable[..., Any] = MemoryImporter,
+    fetch_timeout_s: float = 10.0,
+    bucketed: bool = False,
+    device: str = "cpu",
+    **settings: Any,
+) -> Iterator[Stand]:
+    """Everything is closed at the end, and every page must be back by then.
+
+    bucketed: run decode steps at fixed sizes, as a GPU does. device: of both pools; on a GPU the
+    settings choose the attention.
+    """
+    chosen = DecoderSettings(
+        **{"max_batch": 4, "kv_windows": 4, "threads": 1, "dtype": "float32", **settings}
+    )
+    checkpoint = open_checkpoint(str(folder))
+    layout = kv_layout(checkpoint, page_frames, kv_dtype, device)
+    n_pages = layout.pages_per_window
+    exporter = MemoryExporter(layout, export_windows * n_pages, cluster_key=KEY, device=device)
+    importer = importer_class(
+        layout,
+        chosen.kv_windows * n_pages,
+        cluster_key=KEY,
+        device=device,
+        fetch_timeout_s=fetch_timeout_s,
+    )
+    choose = choose_attention if device != "cpu" else partial(_torch_attention, bucketed)
+    with patch("decoder_worker.build.choose_attention", choose):
+        engine = DecoderEngine(checkpoint, importer, chosen, page_tokens=page_tokens)
+    try:
+        yield Stand(checkpoint, exporter, importer, engine)
+    finally:
+        engine.close()
+        importer.close()
+        exporter.close()
+
+
+def _torch_attention(bucketed: bool, setting: str, *pools: torch.Tensor) -> Any:
+    return torch_attention(*pools, bucketed=bucketed)

@@ -1,0 +1,127 @@
+"""An encoder engine on a bench: over the in-memory transport, its forward pass in our hands."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from cluster.kv.layout_for import kv_layout
+from cluster.kv.memory import MemoryExporter
+from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel
+from cluster.metrics import Recorder
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.cross_kv import CrossKVProjection
+from cluster.settings import EncoderSettings
+from encoder_worker.engine import EncoderEngine
+from encoder_worker.gpu.static_encoder import Ready
+from encoder_worker.mel import LogMel
+from encoder_worker.model import AudioEncoder
+from tests.support.reference import make_pcm
+
+PATIENCE_S = 30.0
+
+
+class Replaced:
+    """Stands for a `WindowEncoder` that was prepared."""
+
+    def __init__(self, call: Callable[..., Ready], is_async: bool = False) -> None:
+        self._call = call
+        self.is_async = is_async
+
+    def __call__(self, *args: Any) -> Ready:
+        return self._call(*args)
+
+    def close(self) -> None:
+        """Nothing to end."""
+
+
+class Bench:
+    """An engine over an in-memory exporter; its forward pass can be held, broken and counted."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        n_windows: int = 4,
+        page_frames: int = 0,
+        recorder: Recorder | None = None,
+        **settings: Any,
+    ) -> None:
+        self.checkpoint = checkpoint
+        layout = kv_layout(checkpoint, page_frames)
+        self.exporter = MemoryExporter(
+            layout, n_windows * layout.pages_per_window, cluster_key=b"k" * 32, lease_s=60.0
+        )
+        settings.setdefault("max_batch", 8)
+        chosen = EncoderSettings(**{"device": "cpu", "threads": 1, "dtype": "float32", **settings})
+        self.engine = EncoderEngine(checkpoint, self.exporter, chosen, recorder)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.batch_sizes: list[int] = []
+        self.poison: int | None = None  # a batch with a window of this many samples raises
+        self.poisoned_by: Exception = RuntimeError("this one cannot be")
+        self._forward = self.engine._forward
+        self.engine._forward = Replaced(self._gated)  # type: ignore[assignment]
+
+    def _gated(
+        self,
+        windows: Sequence[NDArray[Any]],
+        pool: torch.Tensor,
+        pages: Sequence[Sequence[int]],
+        file_mels: Sequence[FileMel | None] | None = None,
+    ) -> Ready:
+        self.batch_sizes.append(len(windows))
+        self.entered.set()
+        assert self.gate.wait(PATIENCE_S)
+        if any(len(window) == self.poison for window in windows):
+            raise self.poisoned_by
+        return self._forward(windows, pool, pages, file_mels)
+
+    def submit(
+        self,
+        pcm: NDArray[np.int16],
+        name: str = "r",
+        window: int = 0,
+        remaining_s: float = 60.0,
+        file_mel: FileMel | None = None,
+    ) -> Future[EncodeReply]:
+        return self.engine.submit(EncodeRequest(name, window, 0, pcm, remaining_s, file_mel))
+
+    def hold(self, name: str = "held") -> Future[EncodeReply]:
+        """Send a window and keep the engine inside of its forward pass until `gate.set()`."""
+        self.gate.clear()
+        self.entered.clear()
+        future = self.submit(make_pcm(0.1), name)
+        assert self.entered.wait(PATIENCE_S)
+        return future
+
+    def kv(self, handle: CrossKVHandle) -> torch.Tensor:
+        """[T, L, 2, H, Dh] as it lies in the handle's pages."""
+        pool = self.exporter.pool
+        pages = [pool.tensor[pool.page_at(address)] for address in handle.addresses]
+        return torch.cat([page.permute(2, 0, 1, 3, 4) for page in pages])
+
+    def expected_kv(self, pcm: NDArray[np.int16], file_mel: FileMel | None = None) -> torch.Tensor:
+        with torch.inference_mode():
+            mel = LogMel(self.checkpoint.dims.n_mels)([pcm], [file_mel])
+            states = AudioEncoder(self.checkpoint)(mel)
+            return CrossKVProjection(self.checkpoint).project(states)[0]
+
+    def close(self) -> None:
+        self.gate.set()
+        self.engine.close()
+        self.exporter.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < end, "the condition never came true"
+        time.sleep(0.002)

@@ -1,0 +1,11 @@
+"""What a request needs besides its audio, for tests that drive the pipeline themselves."""
+
+from __future__ import annotations
+
+from router.http.admission import Unlimited
+from router.seams import RequestContext
+
+
+def request_context(request_id: str = "test", seconds: float = 300.0) -> RequestContext:
+    """A request that has `seconds` from now, however long its audio is."""
+    return RequestContext(request_id, Unlimited(), seconds, 1.0, seconds)

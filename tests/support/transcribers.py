@@ -1,0 +1,68 @@
+"""The same samples through splitscribe and through openai-whisper, both in float32, in process."""
+
+from __future__ import annotations
+
+import uuid
+import wave
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import whisper
+from numpy.typing import NDArray
+
+from cluster.messages import SAMPLE_RATE
+from cluster.serve.app import local_pipeline
+from cluster.settings_sources import load_settings
+from router.api.params import TranscriptionParams
+from router.request import TranscriptionPipeline
+from router.seams import PipelineResult
+from tests.support.openai_whisper import openai_model, openai_vocabulary, reference_options
+from tests.support.requests import request_context
+
+Pcm = NDArray[np.int16]
+
+NO_DEADLINE_S = 24 * 3600.0
+
+
+@asynccontextmanager
+async def float32_pipeline(
+    model: str = "demo", threads: int = 1
+) -> AsyncIterator[TranscriptionPipeline]:
+    """The whole path with both roles on the CPU; threads: of each role, 0 takes every core."""
+    role = {"dtype": "float32", "device": "cpu", "threads": threads}
+    settings = {"model": model, "router": {"audio_workers": 1}, "encoder": role, "decoder": role}
+    async with local_pipeline(load_settings(None, settings, environ={})) as pipeline:
+        yield pipeline
+
+
+async def ours(
+    pipeline: TranscriptionPipeline, params: TranscriptionParams, pcm: Pcm, folder: Path
+) -> PipelineResult:
+    """Send int16 [n_samples] at 16 kHz as a file, which is written into `folder`."""
+    file = folder / f"{uuid.uuid4()}.wav"
+    with wave.open(str(file), "wb") as wav:
+        wav.setnchannels(1)
+        wav.setsampwidth(2)
+        wav.setframerate(SAMPLE_RATE)
+        wav.writeframes(pcm.tobytes())
+    try:
+        return await pipeline.transcribe(file, params, request_context(seconds=NO_DEADLINE_S))
+    finally:
+        file.unlink()
+
+
+def theirs(checkpoint: Path, pcm: Pcm, **options: Any) -> str:
+    """What openai-whisper's `transcribe` gives for the samples by its own defaults."""
+    torch.manual_seed(0)  # of its sampling above temperature 0
+    with openai_vocabulary(checkpoint):
+        answer = whisper.transcribe(
+            openai_model(checkpoint),
+            pcm.astype(np.float32) / 32_768,
+            **reference_options(checkpoint),
+            **options,
+        )
+    return str(answer["text"]).strip()

@@ -1,0 +1,47 @@
+"""`ray down` for real, of machines that nobody can reach: what a person is told, and when."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cluster.cli.operate import launcher
+from cluster.cli.operate.cluster_file import ClusterFile, read_cluster_file
+from cluster.cli.shipped import shipped_config
+from cluster.errors import ConfigurationError
+
+pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
+
+
+@pytest.fixture
+def unreachable(tmp_path: Path) -> ClusterFile:
+    """A cluster of its own name, to whose machines ssh finds no way."""
+    content = yaml.safe_load(shipped_config("cluster/onprem").path.read_text())
+    content["cluster_name"] = f"unreachable-{tmp_path.name}"
+    content["auth"] = {"ssh_user": "nobody", "ssh_proxy_command": "false"}
+    content["file_mounts"] = {}
+    file = tmp_path / "cluster.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return read_cluster_file(file)
+
+
+def test_machines_that_were_not_reached_are_named(unreachable: ClusterFile) -> None:
+    said: list[str] = []
+    shown: list[str] = []
+    with pytest.raises(ConfigurationError) as caught:
+        launcher.run_ray_down(unreachable, said.append, shown.append)
+    assert "Ray may still run on 10.0.0.10, 10.0.0.11, 10.0.0.12" in caught.value.message
+    assert "ray stop --force" in caught.value.message
+    assert said == []
+    assert any("Destroying cluster" in line for line in shown)
+
+
+def test_a_launcher_that_hangs_is_ended_and_its_lines_are_kept(
+    unreachable: ClusterFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "DOWN_S", 0.2)
+    with pytest.raises(ConfigurationError, match=r"still ran after 0 s\. Ray may still run on"):
+        launcher.run_ray_down(unreachable, print, print)

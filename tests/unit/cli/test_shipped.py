@@ -1,0 +1,172 @@
+"""Every shipped configuration is what Ray's own code takes, and asks for what the others offer."""
+
+from __future__ import annotations
+
+import copy
+import re
+import shlex
+import subprocess
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.cli.shipped import shell_environment, shipped_config, shipped_configs
+from cluster.errors import ConfigurationError
+from cluster.serve.from_file import IMPORT_PATH, settings_of
+from cluster.serve.launch import ENVIRONMENT
+from cluster.settings import Settings
+
+CLUSTERS = ["cluster/aws", "cluster/gcp", "cluster/onprem"]
+APPLICATIONS = ["serve/cpu", "serve/one-model", "serve/several-models"]
+DOCKERFILES = ["docker/cpu", "docker/cuda"]
+
+
+def load(name: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(shipped_config(name).path.read_text())
+    return content
+
+
+def application(content: dict[str, Any]) -> Settings:
+    """Settings of the one application in a Serve configuration that passed Serve's schema."""
+    from ray.serve.schema import ServeDeploySchema
+
+    (only,) = ServeDeploySchema.model_validate(content).applications
+    assert only.import_path == IMPORT_PATH
+    return settings_of(only.args, environ={})
+
+
+def matches(pool: str, selector: str) -> bool:
+    """Whether Ray would take a node labelled `pool` for a selector such as "a" or "!a"."""
+    return pool != selector[1:] if selector.startswith("!") else pool == selector
+
+
+def test_all_of_them_are_listed_with_what_they_are_for() -> None:
+    found = {one.name: one.about for one in shipped_configs()}
+    assert set(found) >= {*CLUSTERS, *APPLICATIONS, *DOCKERFILES, "kuberay", "settings"}
+    assert all(found.values())
+
+
+def test_a_name_is_found_by_its_last_part_and_with_its_ending() -> None:
+    assert shipped_config("onprem.yaml").name == "cluster/onprem"
+    with pytest.raises(ConfigurationError, match="docker/cpu, serve/cpu"):
+        shipped_config("cpu")
+    with pytest.raises(ConfigurationError, match="cluster/aws"):
+        shipped_config("azure")
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_cluster_file_is_what_the_launcher_takes(name: str) -> None:
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    prepared = prepare_config(copy.deepcopy(load(name)))
+    validate_config(prepared)
+    commands = "\n".join(prepared["setup_commands"])
+    assert "splitscribe-*.whl" in commands
+    assert "UCX_NET_DEVICES" not in commands, "it would outdo the setting kv_network"
+    assert "splitscribe config env >" in commands
+    assert "~/.ray/auth_token" in prepared["file_mounts"]
+
+
+@pytest.mark.parametrize("name", ["cluster/aws", "cluster/gcp"])
+def test_a_cloud_has_a_node_type_for_each_role(name: str) -> None:
+    types = load(name)["available_node_types"]
+    assert types["head"]["resources"] == {"CPU": 0}
+    for role in ("router", "encoder", "decoder"):
+        assert types[role]["labels"] == {"pool": role}
+        assert 1 <= types[role]["min_workers"] < types[role]["max_workers"]
+        assert types[role]["resources"].get("GPU", 0) == (role != "router")
+    spot = types["encoder-spot"]
+    assert spot["labels"] == {"pool": "encoder", "market": "spot"}
+    assert (spot["min_workers"], spot["max_workers"]) == (0, 0)
+
+
+@pytest.mark.parametrize("name", APPLICATIONS)
+def test_an_application_is_what_serve_and_we_take(name: str) -> None:
+    assert application(load(name)).placement == "split"
+
+
+@pytest.mark.parametrize("name", ["serve/one-model", "serve/several-models"])
+def test_what_an_application_asks_for_is_in_each_cluster(name: str) -> None:
+    settings = application(load(name))
+    for cluster in ("cluster/aws", "cluster/gcp"):
+        types = load(cluster)["available_node_types"].values()
+        for own in settings.by_model().values():
+            for role in (own.encoder, own.decoder):
+                assert role.device == "cuda"
+                assert role.gpus
+                fitting = [
+                    one for one in types if one["labels"]["pool"] == role.node_labels["pool"]
+                ]
+                assert fitting
+                assert all(one["resources"]["GPU"] >= role.gpus for one in fitting)
+        routers = settings.router.node_labels["pool"]
+        assert not matches("head", routers)
+        assert any(matches(one["labels"]["pool"], routers) for one in types)
+
+
+def test_kuberay_takes_the_cluster_and_the_application() -> None:
+    from ray.autoscaler._private.kuberay.autoscaling_config import (
+        _derive_autoscaling_config_from_ray_cr,
+    )
+
+    service = load("kuberay")
+    assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
+    cluster = service["spec"]["rayClusterConfig"]
+    metadata = {"name": "splitscribe", "namespace": "default"}
+    derived = _derive_autoscaling_config_from_ray_cr({"metadata": metadata, "spec": cluster})
+    types = derived["available_node_types"]
+    assert types["headgroup"]["resources"]["CPU"] == 0
+    settings = application(yaml.safe_load(service["spec"]["serveConfigV2"]))
+    for role in (settings.router, settings.encoder, settings.decoder):
+        assert role.node_labels == types[role.node_labels["pool"]]["labels"]
+    for pool in ("encoder", "decoder"):
+        assert types[pool]["resources"]["GPU"] == 1
+    key_file = str(settings.router.api_key_file)
+    container = cluster["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
+    assert any(key_file.startswith(one["mountPath"]) for one in container["volumeMounts"])
+
+
+@pytest.mark.parametrize("name", DOCKERFILES)
+def test_a_dockerfile_sets_the_environment_and_copies_what_make_wheel_leaves(name: str) -> None:
+    text = shipped_config(name).path.read_text().replace("\\\n", " ")
+    instructions = [line for line in text.splitlines() if line and not line.startswith("#")]
+    known = "FROM|ARG|RUN|COPY|ENV|USER|WORKDIR|EXPOSE|HEALTHCHECK|CMD"
+    assert all(re.match(rf"({known}) \S", line) for line in instructions)
+    (environment,) = (line for line in instructions if line.startswith("ENV RAY"))
+    assert dict(part.split("=", 1) for part in environment.split()[1:]) == ENVIRONMENT
+    assert "COPY dist/splitscribe-*.whl dist/constraints.txt /tmp/wheel/" in instructions
+    user = next(i for i, line in enumerate(instructions) if line == "USER ray")
+    assert instructions[-1].startswith("CMD")
+    assert not any(line.startswith(("RUN", "COPY")) for line in instructions[user:])
+    for line in instructions:
+        if line.startswith("RUN"):
+            subprocess.run(["sh", "-n", "-c", line.removeprefix("RUN ")], check=True)
+
+
+def test_a_shell_takes_the_environment() -> None:
+    script = (
+        shell_environment({"A": "with space", "B": "$HOME"}) + '\necho "$A|$B"; command -v python'
+    )
+    run = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True)
+    said, found = run.stdout.splitlines()
+    assert said == "with space|$HOME"
+    assert found == shlex.split(script.split("PATH=")[1])[0].removesuffix(":$PATH") + "/python"
+
+
+@pytest.mark.parametrize(
+    ("args", "named"),
+    [
+        ({"router": {"api_key": "secret"}}, "api_key_file"),
+        ({"cluster_key": "secret"}, "SPLITSCRIBE_CLUSTER_KEY"),
+        ({"router": {"port": 9000}}, r"http_options\.port"),
+        ({"encoder": {"replica": 2}}, r"encoder\.replica"),
+        ({"encoder": {"node_labels": {"pool": 1}}}, r"encoder\.node_labels\.pool"),
+    ],
+)
+def test_what_does_not_belong_into_an_application_is_named(
+    args: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=named) as caught:
+        settings_of(args, environ={})
+    assert "secret" not in str(caught.value)

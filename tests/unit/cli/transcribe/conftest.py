@@ -1,0 +1,72 @@
+"""Command lines without a process of their own, and jobs without a command line."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from rich.console import Console
+from typer.testing import CliRunner
+
+from cluster.cli.main import app
+from cluster.cli.transcribe import run
+from cluster.cli.transcribe.job import Job, Place
+from router.api.params import TranscriptionParams
+from router.api.subtitles import PLAIN
+
+CommandLine = Callable[..., Result]
+MakeJob = Callable[..., Job]
+
+
+@pytest.fixture
+def command_line() -> CommandLine:
+    """Runs `splitscribe transcribe ARGS`; what it raised is in the result's `exception`."""
+
+    def invoke(*args: str | Path) -> Result:
+        return CliRunner().invoke(app, ["transcribe", *map(str, args)])
+
+    return invoke
+
+
+@pytest.fixture
+def job_of(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
+    """The job that a command line asks for; it is not done."""
+
+    def parse(*args: str) -> Job:
+        jobs: list[Job] = []
+        monkeypatch.setattr(run, "transcribe_files", lambda job, *_: jobs.append(job))
+        result = command_line(*args)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return jobs[0]
+
+    return parse
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> MakeJob:
+    def make(*files: Path, **changes: Any) -> Job:
+        fields: dict[str, Any] = {
+            "form": {},
+            "params": TranscriptionParams("demo", response_format="verbose_json"),
+            "cues": PLAIN,
+            "output_dir": tmp_path / "out",
+            "formats": ("txt",),
+            "verbose": False,
+            "jobs": 4,
+            "place": Place(),
+        }
+        return Job(files, **{**fields, **changes})
+
+    return make
+
+
+@pytest.fixture
+def paper() -> Console:
+    """A console to read from: `paper.file.getvalue()`."""
+    return Console(file=io.StringIO(), soft_wrap=True, highlight=False)

@@ -1,0 +1,181 @@
+"""openai/whisper's command lines mean here what they mean there, or are refused."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import whisper
+
+from cluster.cli.transcribe.command import FALLBACK_STEP, LOGPROB, NO_SPEECH, RATIO
+from cluster.errors import SplitscribeError
+from cluster.messages import QualityGates
+from router.api.params import LADDER, SequentialOptions, TranscriptionParams
+from router.api.subtitles import CueOptions
+from tests.unit.cli.transcribe.conftest import CommandLine, MakeJob
+
+USUAL = TranscriptionParams("demo", response_format="verbose_json")
+NOT_OFFERED = {
+    "--model_dir",
+    "--suppress_tokens",
+    "--prepend_punctuations",
+    "--append_punctuations",
+}
+
+
+def whispers_flags() -> set[str]:
+    """Long flags that openai/whisper's own command line knows, read from its source."""
+    calls = ast.walk(ast.parse((Path(whisper.__file__).parent / "transcribe.py").read_text()))
+    return {
+        call.args[0].value
+        for call in calls
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr == "add_argument"
+        and isinstance(call.args[0], ast.Constant)
+        and str(call.args[0].value).startswith("--")
+    }
+
+
+def test_every_flag_of_whispers_is_known_or_left_out_on_purpose(command_line: CommandLine) -> None:
+    flags = whispers_flags()
+    assert len(flags) > 25
+    for flag in flags:
+        says = command_line(flag).output  # without its value, or without files: never done
+        assert ("No such option" in says) == (flag in NOT_OFFERED), flag
+
+
+def test_without_flags_nothing_is_as_it_is_not_usually(job_of: MakeJob) -> None:
+    job = job_of("a.wav")
+    assert job.params == USUAL
+    assert job.form == {}
+    assert job.cues == CueOptions()
+    assert job.formats == ("txt", "vtt", "srt", "tsv", "json")
+    assert job.verbose
+
+
+def test_defaults_shown_are_the_gates_own() -> None:
+    gates = QualityGates()
+    assert (float(RATIO), float(LOGPROB)) == (gates.compression_ratio, gates.avg_logprob)
+    assert float(NO_SPEECH) == gates.no_speech_prob
+    assert float(FALLBACK_STEP) == LADDER[1] - LADDER[0]
+
+
+def test_a_command_line_of_whispers_is_understood_word_for_word(job_of: MakeJob) -> None:
+    line = (
+        "talk.mp3 --model turbo --language Japanese --task translate --device cpu --fp16 False "
+        "--temperature 0 --beam_size 5 --best_of 5 --patience 1.5 --length_penalty 0.5 "
+        "--temperature_increment_on_fallback 0.2 --compression_ratio_threshold 2.2 "
+        "--logprob_threshold None --no_speech_threshold 0.5 --initial_prompt Hai "
+        "--word_timestamps True --highlight_words True --max_line_width 42 --max_line_count 2 "
+        "--verbose False --threads 2 --output_dir subs --output_format srt"
+    )
+    job = job_of(*line.split())
+    assert job.params == replace(
+        USUAL,
+        model="turbo",
+        language="ja",
+        task="translate",
+        prompt="Hai",
+        beam_size=5,
+        best_of=5,
+        patience=1.5,
+        length_penalty=0.5,
+        words=True,
+        gates=QualityGates(2.2, None, 0.5, keep="best"),
+    )
+    assert job.cues == CueOptions(42, 2, True)
+    assert (job.place.device, job.place.threads, job.place.dtype) == ("cpu", 2, "float32")
+    assert (job.output_dir, job.formats, job.verbose) == (Path("subs"), ("srt",), False)
+
+
+def test_sequential_mode_has_whispers_options_and_keeps_the_last_attempt(job_of: MakeJob) -> None:
+    line = (
+        "a.wav --decoding sequential --condition_on_previous_text False --carry_initial_prompt "
+        "--initial_prompt Hi --clip_timestamps 0,10,60 --hallucination_silence_threshold 2"
+    )
+    params = job_of(*line.split()).params
+    assert params.sequential == SequentialOptions(False, True, 2.0, (0.0, 10.0, 60.0))
+    assert params.gates == QualityGates(keep="last")
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--word_timestamps", "True"),
+        ("--word-timestamps", "true"),
+        ("--word_timestamps=True",),
+        ("--word-timestamps",),
+        ("--no-word-timestamps", "--word_timestamps"),
+    ],
+)
+def test_a_switch_may_be_said_in_many_ways(job_of: MakeJob, args: tuple[str, ...]) -> None:
+    assert job_of(*args, "a.wav").params.words
+    assert job_of("a.wav", *args).params.words
+    assert job_of(*args, "a.wav").files == (Path("a.wav"),)
+
+
+@pytest.mark.parametrize("args", [("--word_timestamps", "False"), ("--no-word-timestamps",)])
+def test_a_switch_may_be_turned_off(job_of: MakeJob, args: tuple[str, ...]) -> None:
+    assert not job_of("a.wav", *args).params.words
+
+
+def test_behind_two_dashes_nothing_is_a_flag(job_of: MakeJob) -> None:
+    assert job_of("--", "--word_timestamps").files == (Path("--word_timestamps"),)
+
+
+def test_none_is_what_was_not_said(job_of: MakeJob) -> None:
+    line = "a.wav --beam_size None --best_of None --max_line_width None --patience none"
+    assert job_of(*line.split()).params == USUAL
+
+
+def test_fallback_is_given_up_with_its_step(job_of: MakeJob) -> None:
+    given_up = job_of("a.wav", "--temperature_increment_on_fallback", "None")
+    assert given_up.params.temperatures == (0.0,)
+    assert given_up.form == {"fallback": "false"}
+    assert job_of("a.wav").params.temperatures == LADDER
+    assert job_of("a.wav", "--temperature", "0.4").params.temperatures == (0.4,)
+
+
+def test_what_parallel_mode_does_anyway_may_be_said(job_of: MakeJob) -> None:
+    line = (
+        "a.wav --condition_on_previous_text False --carry_initial_prompt True --clip_timestamps 0"
+    )
+    assert job_of(*line.split()).params == USUAL
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("--condition_on_previous_text True", "add --decoding sequential"),
+        ("--clip_timestamps 0,10", "add --decoding sequential"),
+        ("--hallucination_silence_threshold 2", "add --decoding sequential"),
+        ("--decoding sequential --clip_timestamps 10,5", "must not decrease"),
+        ("--max_line_width 40", "--max-line-width needs --word-timestamps"),
+        ("--word_timestamps --max_line_count 2", "needs --max-line-width"),
+        ("--word_timestamps --max_line_width 0", "at least 1"),
+        (
+            "--word_timestamps --max_line_width 9 --max_line_count 2 --max_words_per_line 3",
+            "leave one of the three out",
+        ),
+        ("--temperature_increment_on_fallback 0.1", "0.2 or None"),
+        ("--temperature 1.5", "from 0 to 1"),
+        ("--beam_size 0", "from 1 to 16"),
+        ("--beam_size 5 --temperature 0.5", "needs temperature 0"),
+        ("--patience 2", "'beam_size'"),
+        ("--language klingon", "klingon"),
+        ("--server http://x --device cuda", "its own settings"),
+        ("--server http://x --fp16 False", "its own settings"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_any_work(job_of: MakeJob, line: str, says: str) -> None:
+    with pytest.raises(SplitscribeError, match=says):
+        job_of("a.wav", *line.split())
+
+
+def test_help_has_its_flags_in_panels(command_line: CommandLine) -> None:
+    says = command_line("--help").output
+    for panel in ("What is said", "What is written", "How long files are read"):
+        assert panel in says

@@ -1,0 +1,135 @@
+"""The bundled model in this process: every format of one run tells the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import wave
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from rich.console import Console
+
+from cluster.cli.transcribe.job import Place
+from cluster.cli.transcribe.local import check_model, local_settings
+from cluster.cli.transcribe.run import transcribe_files
+from cluster.demo.samples import sample_path, sample_text
+from cluster.errors import InvalidRequestError, UnsupportedValueError
+from cluster.messages import SAMPLE_RATE
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.settings import RouterSettings
+from router.api.params import TranscriptionParams
+from router.api.subtitles import CueOptions, srt, tsv, txt, vtt
+from router.transcript import Segment, Word
+from tests.unit.cli.transcribe.conftest import MakeJob
+
+FORMATS = ("txt", "vtt", "srt", "tsv", "json")
+
+
+def read_segments(file: Path) -> list[Segment]:
+    """Segments as the json file has them."""
+
+    def segment(fields: dict[str, Any]) -> Segment:
+        words = tuple(Word(**word) for word in fields.pop("words", ()))
+        return Segment(**fields | {"tokens": tuple(fields["tokens"])}, words=words)
+
+    return [segment(fields) for fields in json.loads(file.read_text())["segments"]]
+
+
+def letters(text: str) -> str:
+    return re.sub(r"\W+", " ", text).lower().strip()
+
+
+def test_files_are_transcribed_together_and_every_format_tells_the_same(
+    make_job: MakeJob, paper: Console, tmp_path: Path
+) -> None:
+    noise = tmp_path / "noise.wav"
+    noise.write_bytes(b"RIFF" + bytes(1000))
+    cues = CueOptions(max_line_width=20, max_line_count=1, highlight_words=True)
+    params = TranscriptionParams("demo", response_format="verbose_json", words=True)
+    files = (sample_path("short"), noise, sample_path("medium"))
+    job = make_job(
+        *files, params=params, cues=cues, formats=FORMATS, place=Place(device="cpu"), verbose=True
+    )
+    with pytest.raises(InvalidRequestError, match="1 of 3 files failed"):
+        transcribe_files(job, paper, paper)
+    printed = paper.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{noise}: " in printed
+    for name in ("short", "medium"):
+        out = job.output_dir / name
+        segments = read_segments(out.with_suffix(".json"))
+        assert all(segment.words for segment in segments)
+        assert out.with_suffix(".txt").read_text() == txt(segments)
+        assert out.with_suffix(".tsv").read_text() == tsv(segments)
+        assert out.with_suffix(".srt").read_text() == srt(segments, cues)
+        assert out.with_suffix(".vtt").read_text() == vtt(segments, cues)
+        for segment in segments:
+            assert f"{segment.text}\n" in printed
+    heard = letters(txt(read_segments(job.output_dir / "short.json"))).split()
+    assert len(set(heard) & set(letters(sample_text("short")).split())) > len(heard) / 2
+    assert len(list(job.output_dir.iterdir())) == 2 * len(FORMATS)
+
+
+def test_a_persons_own_files_have_no_limits(make_job: MakeJob) -> None:
+    job = make_job(place=Place(device="cpu", threads=1, dtype="float32"))
+    settings, usual = local_settings(job), RouterSettings()
+    assert settings.router.max_upload_bytes > 100 * usual.max_upload_bytes
+    assert settings.router.max_audio_s > 24 * 3600
+    assert settings.router.max_deadline_s >= settings.router.max_audio_s
+    assert settings.encoder.threads == settings.decoder.threads == 1
+    assert settings.encoder.dtype == settings.decoder.dtype == "float32"
+
+
+def test_what_the_model_does_not_know_is_refused() -> None:
+    tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint("demo", weights=False))
+    check_model(TranscriptionParams("demo", language="en"), tokenizer)
+    known = set(tokenizer.languages)
+    if unknown := {"yue", "de", "fr"} - known:
+        with pytest.raises(UnsupportedValueError, match="does not know language"):
+            check_model(TranscriptionParams("demo", language=min(unknown)), tokenizer)
+    if not tokenizer.is_multilingual:
+        with pytest.raises(UnsupportedValueError, match="English only"):
+            check_model(TranscriptionParams("demo", task="translate"), tokenizer)
+
+
+def write_long_recording(file: Path, seconds: int) -> None:
+    """A bundled recording over and over."""
+    with av.open(str(sample_path("long"))) as container:
+        pcm = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
+    repeated = np.resize(pcm.astype(np.int16), seconds * SAMPLE_RATE)
+    with wave.open(str(file), "wb") as target:
+        target.setnchannels(1)
+        target.setsampwidth(2)
+        target.setframerate(SAMPLE_RATE)
+        target.writeframes(repeated.tobytes())
+
+
+@pytest.mark.parametrize("decoding", ["parallel", "sequential"])
+def test_ctrl_c_ends_it_cleanly_in_the_middle_of_a_file(tmp_path: Path, decoding: str) -> None:
+    write_long_recording(tmp_path / "talk.wav", 900)
+    command = [Path(sys.executable).with_name("splitscribe"), "transcribe", "talk.wav"]
+    process = subprocess.Popen(
+        [*command, "--threads", "1", "--decoding", decoding, "--language", "en"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("[00:0")  # it is at work
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "splitscribe: interrupted" in told
+    assert "Traceback" not in told
+    assert [file.name for file in tmp_path.iterdir()] == ["talk.wav"]

@@ -1,0 +1,169 @@
+"""A server is asked for the same as this process, and its answer is written the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.cli.transcribe.files import WRITERS
+from cluster.cli.transcribe.remote import read_answer, words_into_segments
+from cluster.errors import InvalidRequestError
+from router.api.params import TranscriptionParams
+from router.api.subtitles import PLAIN
+from router.http.routes import create_app
+from router.transcript import Word
+from tests.support.router_fakes import (
+    FakePipeline,
+    make_registry,
+    make_segment,
+    make_settings,
+    make_transcript,
+    running_server,
+)
+from tests.unit.cli.transcribe.conftest import CommandLine, MakeJob
+
+FLAGS = [
+    "",
+    "--language German --initial_prompt Hallo --hotwords Bonn,Köln --seed 7 --temperature 0.4",
+    "--beam_size 4 --patience 2 --length_penalty 0.6 --temperature_increment_on_fallback None",
+    "--best_of 3 --logprob_threshold None --compression_ratio_threshold 2 --word_timestamps",
+    "--decoding sequential --condition_on_previous_text False --initial_prompt Hi "
+    "--carry_initial_prompt --clip_timestamps 0,1.5,3 --hallucination_silence_threshold 2",
+    "--task translate --beam_size 2",
+]
+
+
+@pytest.fixture
+def pipeline() -> FakePipeline:
+    return FakePipeline()
+
+
+@pytest.fixture
+def url(pipeline: FakePipeline, tmp_path: Path) -> Iterator[str]:
+    app = create_app(make_registry(pipeline), make_settings(api_key="key"), spool_dir=tmp_path)
+    with running_server(app) as base:
+        yield base
+
+
+@pytest.fixture
+def audio(tmp_path: Path) -> Path:
+    (tmp_path / "in").mkdir()
+    file = tmp_path / "in" / "talk.wav"
+    file.write_bytes(b"RIFF....WAVE")
+    return file
+
+
+@pytest.mark.parametrize("flags", FLAGS)
+def test_a_server_understands_what_this_process_would_do(
+    url: str,
+    pipeline: FakePipeline,
+    audio: Path,
+    command_line: CommandLine,
+    job_of: MakeJob,
+    monkeypatch: pytest.MonkeyPatch,
+    flags: str,
+) -> None:
+    out = audio.parent / "out"
+    result = command_line(audio, *flags.split(), "--server", url, "--api_key", "key", "-o", out)
+    assert result.exit_code == 0, result.output
+    here = job_of(str(audio), *flags.split()).params
+    assert replace(pipeline.params[0], model=here.model) == here
+    assert pipeline.params[0].model == "whisper-1"
+    assert pipeline.uploads == [audio.read_bytes()]
+
+
+@pytest.mark.parametrize("flags", ["", "--word_timestamps"])
+def test_a_servers_answer_is_written_as_a_transcript_of_this_process(
+    url: str, audio: Path, command_line: CommandLine, flags: str
+) -> None:
+    out = audio.parent / "out"
+    result = command_line(
+        audio, *flags.split(), "--server", f"{url}/v1/", "--api_key", "key", "-o", out
+    )
+    assert result.exit_code == 0, result.output
+    transcript = make_transcript(" Hello there.", " General.")
+    segments = transcript.segments
+    if not flags:
+        segments = tuple(replace(segment, words=()) for segment in segments)
+    expected = {
+        name: write(replace(transcript, segments=segments), PLAIN)
+        for name, write in WRITERS.items()
+    }
+    expected["json"] = expected["json"].replace(', "probability": 0.9', "")  # the API has none
+    assert {name: (out / f"talk.{name}").read_text() for name in WRITERS} == expected
+    assert "[00:00.000 --> 00:01.500]  Hello there." in result.output
+
+
+def test_a_servers_refusal_is_told_in_its_words(
+    url: str, pipeline: FakePipeline, audio: Path, command_line: CommandLine
+) -> None:
+    other = audio.with_name("other.wav")
+    other.write_bytes(b"")
+    result = command_line(other, audio, "--server", url, "--api_key", "key", "-o", audio.parent)
+    assert isinstance(result.exception, InvalidRequestError)
+    assert "1 of 2 files failed" in str(result.exception)
+    assert f"{other}: the uploaded file is empty" in result.output
+    assert audio.with_suffix(".srt").exists()
+
+
+def test_a_language_of_which_the_server_does_not_know_is_its_to_refuse(
+    url: str, audio: Path, command_line: CommandLine
+) -> None:
+    result = command_line(audio, "--server", url, "--api_key", "key", "--language", "fr")
+    assert "this model does not know language 'fr'" in result.output
+
+
+def test_a_wrong_key_and_a_dead_server_are_told_once_before_any_upload(
+    url: str, pipeline: FakePipeline, audio: Path, command_line: CommandLine
+) -> None:
+    files = [audio, audio.with_name("b.wav")]
+    files[1].write_bytes(b"RIFF")
+    refused = command_line(*files, "--server", url, "--api_key", "other")
+    assert "API key" in str(refused.exception)
+    assert "other" not in str(refused.exception)
+    nobody = command_line(*files, "--server", "http://127.0.0.1:9")
+    assert "no server answers at http://127.0.0.1:9" in str(nobody.exception)
+    assert pipeline.uploads == []
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"<html>", b'{"text": "a"}', b'{"segments": [1]}'])
+def test_an_answer_that_is_no_transcript_is_refused(content: bytes) -> None:
+    with pytest.raises(InvalidRequestError, match="no verbose_json"):
+        read_answer(content, TranscriptionParams("demo"))
+
+
+@given(
+    st.lists(
+        st.lists(
+            st.tuples(st.sampled_from(" "), st.text("abé語'.,-", min_size=1, max_size=5)),
+            min_size=1,
+            max_size=6,
+        ),
+        max_size=4,
+    )
+)
+def test_words_get_back_the_spaces_that_the_api_took(parts: list[list[tuple[str, str]]]) -> None:
+    segments = []
+    for i, pieces in enumerate(parts):
+        words = tuple(Word(float(i), float(i), space + text, 0.5) for space, text in pieces)
+        text = "".join(word.word for word in words)
+        segments.append(replace(make_segment(i, text), words=words))
+    sent = [replace(word, word=word.word.strip()) for segment in segments for word in segment.words]
+    bare = [replace(segment, words=()) for segment in segments]
+    assert words_into_segments(bare, sent) == segments
+
+
+def test_words_get_back_the_punctuation_that_some_servers_take() -> None:
+    segments = [
+        replace(make_segment(0, ' "Well, you see?'), words=()),
+        replace(make_segment(1, " No!"), words=()),
+    ]
+    sent = [Word(0.0, 0.0, text, 0.5) for text in ("Well", "you", "see", "No")]
+    found = words_into_segments(segments, sent)
+    texts = [[word.word for word in segment.words] for segment in found]
+    assert texts == [[' "Well,', " you", " see?"], [" No!"]]

@@ -1,0 +1,41 @@
+"""Replicas without Serve."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+from cluster.metrics import MetricSpec, Recorder
+
+Counted = dict[tuple[str, ...], float]  # by name and the values of its tags
+
+
+@pytest.fixture
+def as_replica(monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """What a replica asks of Serve is answered here; what its counters counted."""
+    counted: Counted = defaultdict(float)
+
+    class Metric:
+        def __init__(self, spec: MetricSpec) -> None:
+            self.spec = spec
+
+        def inc(self, value: float, tags: dict[str, str] | None = None) -> None:
+            assert set(tags or {}) == set(self.spec.tags)
+            assert self.spec.kind == "counter"
+            counted[self.spec.name, *(tags or {}).values()] += value
+
+        def set(self, value: float, tags: object = None) -> None:
+            """Not kept."""
+
+        observe = set
+
+    def start(role: str, settings: Any, build: str, specs: Any) -> Any:
+        return f"{role}-1", Recorder(specs, Metric)
+
+    for module in ("cluster.serve.colocated", "cluster.serve.pool_worker"):
+        monkeypatch.setattr(f"{module}.start_replica", start)
+    for module in ("cluster.serve.encoder_replica", "cluster.serve.decoder_replica"):
+        monkeypatch.setattr(f"{module}.gpu_share", lambda: 1.0)
+    return counted

@@ -1,0 +1,347 @@
+"""The pool decodes many uploads at once, and no upload can harm another."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.errors import (
+    AudioTooShortError,
+    ConfigurationError,
+    DeadlineExceededError,
+    InvalidAudioError,
+    SplitscribeError,
+    WorkerDrainingError,
+    WorkerError,
+)
+from cluster.settings import RouterSettings
+from router.api.params import Chunking
+from router.audio.pool import AudioPool, AudioStream, Window
+from router.audio.stream import CREDIT
+from tests.support.audio_pools import PATIENCE_S, freeze_on, pids, running, until
+from tests.support.sounds import encode, encode_as, joined, silence, tone, voice, write_wav
+
+
+async def read(pool: AudioPool, path: Path) -> tuple[list[Window], AudioStream]:
+    async with pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream:
+        return [window async for window in stream], stream
+
+
+def spans(windows: list[Window]) -> list[tuple[int, int]]:
+    return [(w.start_sample, w.n_samples) for w in windows]
+
+
+async def drain(stream: AudioStream) -> list[Window]:
+    return [window async for window in stream]
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("audio") / "clip"
+    return write_wav(path, joined(silence(0.2), voice(2.0), silence(0.2)))
+
+
+@pytest.fixture(scope="module")
+def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Seven minutes, and a second of work for a worker."""
+    return write_wav(tmp_path_factory.mktemp("audio") / "long", voice(400.0))
+
+
+# ------------------------------------------------------------------------- one after another
+
+
+async def test_a_client_may_wish_how_it_is_cut(tmp_path: Path) -> None:
+    """The silence kept in front of speech, and what counts as speech."""
+    path = write_wav(tmp_path / "upload", joined(silence(5.0), voice(3.0)))
+    wishes = (None, Chunking(prefix_padding_ms=1500), Chunking(threshold=1.0))
+    async with running() as pool:
+        found = []
+        for chunking in wishes:
+            opened = pool.open(path, request_id="r", timeout_s=PATIENCE_S, chunking=chunking)
+            async with opened as stream:
+                found.append([window.start_s async for window in stream])
+    (usual,), (padded,), nothing = found
+    assert usual - padded == pytest.approx(1.0, abs=0.01)
+    assert nothing == []
+
+
+async def test_an_upload_becomes_windows_with_true_offsets(tmp_path: Path) -> None:
+    pcm = joined(voice(20.0), silence(1.0), voice(20.0), silence(12.0), voice(5.0))
+    path = write_wav(tmp_path / "upload", pcm)
+    async with (
+        running() as pool,
+        pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream,
+    ):
+        assert stream.expected_s == pytest.approx(58.0)
+        windows = await drain(stream)
+    assert stream.duration_s == pytest.approx(58.0)
+    assert stream.decode_s > 0
+    assert [w.index for w in windows] == [0, 1, 2]
+    for window in windows:
+        assert np.array_equal(window.pcm, pcm[window.start_sample :][: window.n_samples])
+    assert windows[-1].start_s == pytest.approx(52.7, abs=0.3)
+
+
+async def test_speechless_audio_has_no_windows_and_a_length(tmp_path: Path) -> None:
+    path = encode_as("opus", tmp_path, silence(40.0))
+    async with running() as pool:
+        windows, stream = await read(pool, path)
+    assert windows == []
+    assert stream.duration_s == pytest.approx(40.0, abs=0.01)
+
+
+async def test_twenty_garbage_uploads_in_a_row_change_nothing(tmp_path: Path, clip: Path) -> None:
+    rng = np.random.default_rng(0)
+    heads = (b"", b"fLaC", b"OggS\0", b"\x1a\x45\xdf\xa3", b"\0\0\0\x18ftypisom", b"\xff\xfb\x90")
+    async with running() as pool:
+        before = pids(pool)
+        for index in range(20):
+            path = tmp_path / f"garbage-{index}"
+            path.write_bytes(heads[index % len(heads)] + rng.bytes(int(rng.integers(0, 60_000))))
+            with pytest.raises((InvalidAudioError, AudioTooShortError)):
+                await read(pool, path)
+        windows, _ = await read(pool, clip)
+        assert len(windows) == 1
+        assert pids(pool) == before
+
+
+async def test_errors_keep_their_class_and_fields(tmp_path: Path) -> None:
+    async with running(max_audio_s=5.0) as pool:
+        with pytest.raises(AudioTooShortError) as short:
+            await read(pool, write_wav(tmp_path / "short", tone(0.05)))
+        with pytest.raises(InvalidAudioError) as long:
+            await read(pool, write_wav(tmp_path / "long", tone(9.0)))
+    assert (short.value.code, short.value.param) == ("audio_too_short", "file")
+    assert long.value.code == "audio_too_long"
+
+
+async def test_a_bomb_is_stopped_and_the_next_upload_works(tmp_path: Path, clip: Path) -> None:
+    """Minutes of silence in a small Ogg file, which states no length before its end is read."""
+    bomb = encode(tmp_path / "bomb", silence(300.0), "ogg", "flac", 16_000)
+    async with running(max_audio_s=60.0) as pool:
+        with pytest.raises(InvalidAudioError, match="longer than"):
+            await read(pool, bomb)
+        assert len((await read(pool, clip))[0]) == 1
+
+
+async def test_a_file_that_is_gone_fails_alone(tmp_path: Path, clip: Path) -> None:
+    async with running() as pool:
+        with pytest.raises(WorkerError, match="FileNotFoundError"):
+            await read(pool, tmp_path / "nothing")
+        assert len((await read(pool, clip))[0]) == 1
+
+
+# ------------------------------------------------------------------------ many at once
+
+
+async def test_many_uploads_at_once(clip: Path) -> None:
+    async with running(audio_workers=2) as pool:
+        results = await asyncio.gather(*(read(pool, clip) for _ in range(40)))
+    assert {tuple(spans(windows)) for windows, _ in results} == {((0, 38_400),)}
+
+
+async def test_short_clips_pass_a_long_file(clip: Path, long_file: Path) -> None:
+    async with (
+        running() as pool,
+        pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
+    ):
+        work = asyncio.create_task(drain(stream))
+        await until(lambda: stream.received > 0)
+        for _ in range(5):
+            await read(pool, clip)
+        assert not work.done(), "the long file was decoded before the clips"
+        windows = await work
+    assert stream.duration_s == pytest.approx(400.0)
+    assert len(windows) >= 13
+
+
+async def test_the_first_window_comes_before_the_file_is_read(long_file: Path) -> None:
+    async with (
+        running() as pool,
+        pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
+    ):
+        await anext(stream)
+        assert not stream.finished
+        assert stream.duration_s == 0.0
+
+
+async def test_a_slow_consumer_is_waited_for(clip: Path, long_file: Path) -> None:
+    """The worker rests after its credit, works for others, and goes on when asked."""
+    async with (
+        running() as pool,
+        pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
+    ):
+        await until(lambda: stream.received == CREDIT)
+        await read(pool, clip)
+        worker = stream.worker
+        assert worker is not None
+        await until(lambda: worker.slot.get()[0] == 0)
+        assert stream.received == CREDIT
+        await anext(stream)
+        await until(lambda: stream.received == CREDIT + 1)
+
+
+async def test_a_client_that_leaves_frees_its_worker(clip: Path, long_file: Path) -> None:
+    async with running() as pool:
+        before = pids(pool)
+        task = asyncio.create_task(read(pool, long_file))
+        await until(lambda: any(s.received > 1 for w in pool._workers for s in w.streams.values()))
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        (worker,) = pool._workers
+        assert worker.streams == {}
+        await until(lambda: worker.slot.get()[0] == 0)
+        assert len((await read(pool, clip))[0]) == 1
+        assert pids(pool) == before
+
+
+# ------------------------------------------------------------------------- workers that die
+
+
+async def test_a_killed_worker_fails_only_the_upload_it_was_on(
+    clip: Path, long_file: Path, tmp_path: Path
+) -> None:
+    other_file = write_wav(tmp_path / "other", voice(150.0))
+    async with running() as pool:
+        undisturbed = spans((await read(pool, other_file))[0])
+        async with (
+            pool.open(other_file, request_id="other", timeout_s=PATIENCE_S) as other,
+            pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as victim,
+        ):
+            first = await anext(other)
+            await until(lambda: other.received == CREDIT + 1)
+            work = asyncio.create_task(drain(victim))
+            os.kill(await freeze_on(victim), signal.SIGKILL)
+            with pytest.raises(WorkerError, match="died on this upload"):
+                await work
+            rest = await drain(other)
+        assert spans([first, *rest]) == undisturbed, "the other upload lost or repeated windows"
+        assert other.duration_s == pytest.approx(150.0)
+        assert len((await read(pool, clip))[0]) == 1
+
+
+async def test_an_idle_worker_that_dies_is_replaced(clip: Path) -> None:
+    async with running(audio_workers=2) as pool:
+        first, second = pids(pool)
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: first not in pids(pool))
+        await until(lambda: [w.ready.is_set() for w in pool._workers] == [True, True])
+        assert second in pids(pool)
+        assert len((await read(pool, clip))[0]) == 1
+
+
+async def test_a_worker_that_hangs_is_killed(clip: Path, long_file: Path) -> None:
+    async with (
+        running(audio_timeout_s=1.0) as pool,
+        pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
+    ):
+        work = asyncio.create_task(drain(stream))
+        pid = await freeze_on(stream)
+        with pytest.raises(InvalidAudioError, match="longer than 1 s"):
+            await work
+        assert len((await read(pool, clip))[0]) == 1
+        assert pid not in pids(pool)
+
+
+async def test_an_upload_over_its_time_fails_alone(clip: Path, long_file: Path) -> None:
+    async with running(audio_timeout_s=0.3) as pool:
+        before = pids(pool)
+        with pytest.raises(InvalidAudioError, match=r"longer than 0\.3 s"):
+            await read(pool, long_file)
+        assert len((await read(pool, clip))[0]) == 1
+        assert pids(pool) == before
+
+
+def many_huge_pictures(path: Path) -> Path:
+    """A FLAC file with 30 cover pictures of 16 MB: holes on disk, half a gigabyte once read."""
+    flac = encode(path, tone(1.0), "flac", "flac", 16_000).read_bytes()
+    n_bytes = 2**24 - 1
+    fields = struct.pack(">II9sIIIIII", 3, 9, b"image/png", 0, 1, 1, 24, 0, n_bytes - 41)
+    with path.open("wb") as file:
+        file.write(flac[:42])  # the signature, and the block that describes the stream
+        for _ in range(30):
+            file.write(b"\x06" + n_bytes.to_bytes(3) + fields)
+            file.seek(n_bytes - len(fields), os.SEEK_CUR)
+        file.write(flac[42:])
+    return path
+
+
+async def test_an_upload_over_its_memory_fails_alone(
+    clip: Path, long_file: Path, tmp_path: Path
+) -> None:
+    huge = many_huge_pictures(tmp_path / "huge")
+    async with (
+        running(audio_memory_mb=128, max_upload_bytes=2**30) as pool,
+        pool.open(long_file, request_id="other", timeout_s=PATIENCE_S) as other,
+    ):
+        first = await anext(other)
+        with pytest.raises(InvalidAudioError, match="128 MB"):
+            await read(pool, huge)
+        assert len((await read(pool, clip))[0]) == 1
+        assert len([first, *await drain(other)]) >= 13
+
+
+async def test_a_worker_that_cannot_be_had_in_time(clip: Path) -> None:
+    async with running() as pool:
+        os.kill(pids(pool)[0], signal.SIGSTOP)
+        with pytest.raises(DeadlineExceededError):
+            async with pool.open(clip, request_id="r", timeout_s=0.1):
+                pass
+        os.kill(pids(pool)[0], signal.SIGCONT)
+        assert len((await read(pool, clip))[0]) == 1
+
+
+# ----------------------------------------------------------------------------- its own end
+
+
+async def test_close_ends_streams_and_processes(long_file: Path) -> None:
+    settings = RouterSettings.model_validate({"audio_workers": 2})
+    pool = AudioPool(settings)
+    await pool.start()
+    processes = [worker.process for worker in pool._workers]
+    async with pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream:
+        await anext(stream)
+        await pool.close()
+        with pytest.raises(WorkerDrainingError):
+            await drain(stream)
+    assert all(process.returncode is not None for process in processes)
+    with pytest.raises(SplitscribeError):
+        await read(pool, long_file)
+
+
+async def test_a_worker_that_cannot_start_is_a_configuration_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.audio.process.BOOT", "raise SystemExit(7)")
+    pool = AudioPool(RouterSettings.model_validate({"audio_workers": 2}))
+    with pytest.raises(ConfigurationError, match="exit code 7"):
+        await pool.start()
+
+
+async def test_a_consumer_that_forgets_its_stream_loses_it(long_file: Path) -> None:
+    settings = {"min_deadline_s": 0.1, "max_deadline_s": 0.5}
+    async with (
+        running(**settings) as pool,
+        pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
+    ):
+        await until(lambda: stream.ended)
+        with pytest.raises(DeadlineExceededError):
+            await drain(stream)
+        (worker,) = pool._workers
+        assert worker.streams == {}
+        await until(lambda: worker.slot.get()[0] == 0)
+
+
+def test_the_router_process_loads_no_codec_and_no_model() -> None:
+    code = "import sys, router.audio.pool; print({'av', 'onnxruntime', 'torch'} & set(sys.modules))"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "set()"

@@ -1,0 +1,203 @@
+"""Whatever is cancelled, and wherever it stands then: no audio worker stays behind.
+
+A coroutine is cancelled at each of its suspensions in turn, both while it waits and when what it
+waits for is there already but it has not run since: a task that is cancelled then gets both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+import types
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from cluster.errors import ConfigurationError, WorkerDrainingError
+from cluster.settings import RouterSettings
+from router.audio.pool import AudioPool
+from tests.support.audio_pools import PATIENCE_S, running, until
+from tests.support.sounds import voice, write_wav
+
+# Both hang up at once. One then ends by itself, the other only when it is killed.
+HANGS_UP = "import os, sys; os.close(int(sys.argv[2]))"
+STAYS = HANGS_UP + "; import time; time.sleep(60)"
+
+
+def children() -> set[psutil.Process]:
+    return set(psutil.Process().children())
+
+
+def sockets() -> int:
+    return sum(
+        os.readlink(entry.path).startswith("socket:")
+        for entry in os.scandir("/proc/self/fd")
+        if os.path.islink(entry.path)
+    )
+
+
+@contextlib.asynccontextmanager
+async def nothing_stays() -> AsyncIterator[None]:
+    """No process, dead or alive, and no socket is left that was not there before."""
+    before, n_sockets = children(), sockets()
+    yield
+    await until(lambda: not children() - before)
+    await until(lambda: sockets() <= n_sockets)
+
+
+@types.coroutine
+def cancelled_at(
+    step: int, late: bool, coroutine: Coroutine[Any, Any, object]
+) -> Generator[Any, Any, bool]:
+    """Await `coroutine`, cancelling this task at the coroutine's suspension number `step`.
+
+    late: only when what it waits for is done.
+
+    Returns whether the coroutine ended before it came that far.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    thrown: asyncio.CancelledError | None = None
+    for index in itertools.count():
+        try:
+            awaited = coroutine.send(None) if thrown is None else coroutine.throw(thrown)
+        except StopIteration:
+            return index <= step
+        if index == step and late and awaited is not None:
+            awaited.add_done_callback(lambda _: task.cancel())
+        elif index == step:
+            task.cancel()
+        thrown = None
+        try:
+            yield awaited
+        except asyncio.CancelledError as cancelled:
+            thrown = cancelled
+    raise AssertionError("unreachable")
+
+
+async def cancel_everywhere(
+    late: bool,
+    scene: Callable[[], contextlib.AbstractAsyncContextManager[Coroutine[Any, Any, object]]],
+) -> int:
+    """Play the scene again and again, its coroutine cancelled one suspension later each time.
+
+    Returns the number of its suspensions.
+    """
+    for step in itertools.count():
+        async with nothing_stays(), scene() as coroutine:
+            task = asyncio.ensure_future(cancelled_at(step, late, coroutine))
+            (ended,) = await asyncio.gather(task, return_exceptions=True)
+        if not isinstance(ended, asyncio.CancelledError):
+            assert ended is True or isinstance(ended, ConfigurationError), ended
+            return step
+    raise AssertionError("unreachable")
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("boot", [HANGS_UP, STAYS], ids=["hangs up", "stays"])
+async def test_a_worker_ends_wherever_its_keeper_is_cancelled(
+    boot: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.audio.process.BOOT", boot)
+    monkeypatch.setattr("router.audio.pool.EXIT_TIMEOUT_S", 0.2)
+
+    @contextlib.asynccontextmanager
+    async def scene() -> AsyncIterator[Coroutine[Any, Any, object]]:
+        pool = AudioPool(RouterSettings(audio_workers=1))
+        yield pool._keep_worker()
+        await pool.close()
+
+    # The fork, the connection, the hang-up and the burial at the least.
+    assert await cancel_everywhere(late, scene) >= 4
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_workers_end_wherever_their_pool_s_end_is_cancelled(
+    late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.audio.process.BOOT", STAYS)
+    monkeypatch.setattr("router.audio.pool.EXIT_TIMEOUT_S", 0.2)
+
+    @contextlib.asynccontextmanager
+    async def scene() -> AsyncIterator[Coroutine[Any, Any, object]]:
+        pool = AudioPool(RouterSettings(audio_workers=2))
+        pool._tasks = [asyncio.create_task(pool._keep_worker()) for _ in range(2)]
+        await until(lambda: len(pool._workers) == 2)
+        yield pool.close()
+
+    assert await cancel_everywhere(late, scene) >= 2
+
+
+@pytest.mark.parametrize("pause_s", [0.0, 0.001, 0.01, 0.05])
+async def test_a_worker_whose_start_is_given_up_ends(pause_s: float) -> None:
+    async with nothing_stays():
+        starting = asyncio.ensure_future(AudioPool(RouterSettings(audio_workers=1)).start())
+        await asyncio.sleep(pause_s)
+        starting.cancel()
+        await asyncio.gather(starting, return_exceptions=True)
+
+
+def test_a_worker_ends_with_the_loop_that_it_was_forked_for() -> None:
+    """The loop ends while a thread forks: nobody is left to hear of it but the thread."""
+    before = children()
+
+    async def begin() -> None:
+        pool = AudioPool(RouterSettings(audio_workers=1))
+        pool._tasks = [asyncio.create_task(pool._keep_worker())]
+        await asyncio.sleep(0)
+
+    asyncio.run(begin())
+    assert not children() - before
+
+
+async def test_uploads_of_a_worker_under_burial_hear_that_the_pool_closes(tmp_path: Path) -> None:
+    path = write_wav(tmp_path / "upload", voice(400.0))
+    async with (
+        nothing_stays(),
+        running() as pool,
+        pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream,
+    ):
+        worker = stream.worker
+        assert worker is not None
+        os.kill(worker.process.pid, signal.SIGSTOP)
+        worker._reader.feed_eof()
+        await until(lambda: not worker.alive)
+        await pool.close()
+        with pytest.raises(WorkerDrainingError):
+            async for _ in stream:
+                pass
+
+
+@pytest.mark.parametrize("nonsense", ["[]", "{}", '{"kind": "done"}', "7", "{"])
+async def test_a_worker_that_sends_nonsense_is_replaced(
+    nonsense: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that an upload has taken over can end itself, and not its keeper."""
+    ready = json.dumps({"kind": "ready"})
+    sends = "".join(
+        f"s.sendall(struct.pack('<II', {len(text)}, 0) + {text.encode()!r}); "
+        for text in (ready, nonsense)
+    )
+    boot = f"import socket, struct, sys; s = socket.socket(fileno=int(sys.argv[2])); {sends}"
+    monkeypatch.setattr("router.audio.process.BOOT", boot + "s.recv(1)")
+    async with nothing_stays():
+        pool = AudioPool(RouterSettings(audio_workers=1))
+        keeper = asyncio.create_task(pool._keep_worker())
+        pool._tasks = [keeper]
+        await until(lambda: bool(pool._workers))
+        (first,) = pool._workers
+        await until(lambda: bool(pool._workers) and pool._workers[0] is not first)
+        assert not keeper.done()
+        await pool.close()
+
+
+async def test_close_after_close_changes_nothing() -> None:
+    async with nothing_stays(), running() as pool:
+        await pool.close()

@@ -1,0 +1,362 @@
+"""Any upload becomes 16 kHz mono PCM of the right length, or a typed error."""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from cluster.errors import AudioTooShortError, InvalidAudioError, PayloadTooLargeError
+from cluster.messages import SAMPLE_RATE
+from router.audio.containers import Container, missing_bytes, sniff
+from router.audio.limits import AudioLimits
+from router.audio.to_pcm import AudioFile
+from tests.support.sounds import (
+    FORMATS,
+    LIMITS,
+    Pcm,
+    cut,
+    encode,
+    encode_as,
+    joined,
+    silence,
+    tone,
+    write_video,
+    write_wav,
+)
+
+# Samples by which a decoded length may differ: whole codec frames where the container cannot
+# say how much of the last one is padding.
+PADDED = {"mpga": 1152 * 2, "mpeg": 1152 * 2, "aac": 1024 * 3, "mp4": 1024, "m4a": 1024}
+TELLS_ITS_END = ("flac", "mp3", "mp4", "m4a", "alac", "ogg", "oga", "opus", "webm", "mkv", "wav")
+
+
+def decode(path: Path, limits: AudioLimits = LIMITS) -> Pcm:
+    with AudioFile(path, limits) as file:
+        return np.concatenate([*file.blocks()])
+
+
+def loudest_hz(pcm: Pcm) -> float:
+    spectrum = np.abs(np.fft.rfft(pcm[:SAMPLE_RATE].astype(np.float64)))
+    return float(np.argmax(spectrum))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_decodes_to_its_length(name: str, tmp_path: Path) -> None:
+    pcm = tone(3.0)
+    decoded = decode(encode_as(name, tmp_path, pcm))
+    assert decoded.dtype == np.int16
+    slack = 4 + PADDED.get(name, 0) * SAMPLE_RATE // FORMATS[name][2]
+    assert abs(decoded.shape[0] - pcm.shape[0]) <= slack
+    assert loudest_hz(decoded) == pytest.approx(440, abs=1)
+
+
+@pytest.mark.parametrize("name", ["flac", "mp3", "m4a", "opus", "webm", "wav"])
+def test_a_sound_stays_where_it_was(name: str, tmp_path: Path) -> None:
+    """Encoder delay and pre-skip are taken off: a click at 1 s is at 1 s."""
+    pcm = joined(silence(1.0), tone(0.05, 2000), silence(1.0))
+    decoded = decode(encode_as(name, tmp_path, pcm)).astype(np.int32)
+    loud = np.flatnonzero(np.abs(decoded) > 3000)
+    assert loud[0] == pytest.approx(1.0 * SAMPLE_RATE, abs=40)
+    assert loud[-1] == pytest.approx(1.05 * SAMPLE_RATE, abs=60)
+
+
+@pytest.mark.parametrize("rate", [8_000, 11_025, 16_000, 22_050, 32_000, 44_100, 48_000, 96_000])
+def test_every_rate_keeps_every_sample(rate: int, tmp_path: Path) -> None:
+    decoded = decode(encode(tmp_path / "upload", tone(2.5), "wav", "pcm_s16le", rate))
+    assert abs(decoded.shape[0] - 2.5 * SAMPLE_RATE) <= 4
+    assert np.abs(decoded[-160:].astype(np.int32)).max() > 4000, "the tail was lost"
+
+
+@pytest.mark.parametrize("layout", ["mono", "stereo", "2.1", "quad", "5.0", "5.1", "7.1"])
+@pytest.mark.parametrize("name", ["wav", "flac"])
+def test_every_channel_count_mixes_to_mono(layout: str, name: str, tmp_path: Path) -> None:
+    decoded = decode(encode_as(name, tmp_path, tone(1.0), layout))
+    assert abs(decoded.shape[0] - SAMPLE_RATE) <= 4
+    assert loudest_hz(decoded) == pytest.approx(440, abs=1)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 6, 9, 16, 32])
+def test_channels_without_a_layout_mix_to_mono(channels: int, tmp_path: Path) -> None:
+    pcm = np.repeat(tone(1.0)[:, None], channels, axis=1)
+    (tmp_path / "upload").write_bytes(wav_header(pcm.nbytes, channels=channels) + pcm.tobytes())
+    decoded = decode(tmp_path / "upload")
+    assert decoded.shape[0] == SAMPLE_RATE
+    assert loudest_hz(decoded) == pytest.approx(440, abs=1)
+
+
+def test_pcm_that_needs_no_change_is_not_changed(tmp_path: Path) -> None:
+    pcm = np.random.default_rng(0).integers(-32768, 32767, 50_000).astype(np.int16)
+    assert np.array_equal(decode(write_wav(tmp_path / "upload", pcm)), pcm)
+
+
+def test_the_extension_is_not_looked_at(tmp_path: Path) -> None:
+    path = encode_as("flac", tmp_path, tone(1.0))
+    assert decode(path.rename(tmp_path / "speech.mp3")).shape[0] == pytest.approx(16_000, abs=4)
+
+
+def test_mp4_reads_with_its_index_first_and_last(tmp_path: Path) -> None:
+    first = encode(
+        tmp_path / "first", tone(2.0), "mp4", "aac", 44_100, options={"movflags": "faststart"}
+    )
+    last = encode(tmp_path / "last", tone(2.0), "mp4", "aac", 44_100)
+    assert first.read_bytes().index(b"moov") < first.read_bytes().index(b"mdat")
+    assert last.read_bytes().index(b"moov") > last.read_bytes().index(b"mdat")
+    assert np.array_equal(decode(first), decode(last))
+
+
+def test_a_live_recording_without_sizes_decodes(tmp_path: Path) -> None:
+    live = encode(tmp_path / "upload", tone(2.0), "webm", "libopus", 48_000, options={"live": "1"})
+    assert decode(live).shape[0] == pytest.approx(32_000, abs=330)
+
+
+def test_video_with_sound_gives_its_sound(tmp_path: Path) -> None:
+    decoded = decode(write_video(tmp_path / "upload", tone(1.0)))
+    assert decoded.shape[0] == pytest.approx(16_000, abs=1100)
+
+
+def test_video_without_sound_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidAudioError, match="no sound"):
+        decode(write_video(tmp_path / "upload", None))
+
+
+def test_tags_before_and_after_do_not_matter(tmp_path: Path) -> None:
+    mp3 = encode_as("mp3", tmp_path, tone(1.0)).read_bytes()
+    tagged = b"ID3\x04\x00\x00" + bytes([0, 0, 1, 0]) + bytes(128) + mp3 + b"TAG" + bytes(125)
+    (tmp_path / "upload").write_bytes(tagged)
+    assert decode(tmp_path / "upload").shape[0] == pytest.approx(16_000, abs=1200)
+
+
+# ------------------------------------------------------------------------------ not audio
+
+NOT_AUDIO: dict[str, bytes] = {
+    "text": b"This is no audio at all, only a long sentence. " * 200,
+    "one byte": b"R",
+    "json": b'{"file": "speech.wav"}',
+    "random": np.random.default_rng(3).bytes(300_000),
+    "zeros": bytes(100_000),
+    "png": b"\x89PNG\r\n\x1a\n" + bytes(1000),
+    "zip": b"PK\x03\x04" + bytes(1000),
+    "m3u8": b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nfile:///etc/passwd\n#EXT-X-ENDLIST\n",
+    "concat": b"ffconcat version 1.0\nfile /etc/passwd\n",
+    "ffmetadata": b";FFMETADATA1\ntitle=x\n[STREAM]\n",
+    "sdp": b"v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nm=audio 5004 RTP/AVP 0\n",
+    "dash": b'<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"></MPD>',
+    "wav without data": b"RIFF\x24\0\0\0WAVEfmt \x10\0\0\0\x01\0\x01\0" + bytes(12),
+    "riff that is no wave": b"RIFF\x24\0\0\0AVI LIST" + bytes(500),
+    "ogg of nothing": b"OggS" + bytes(500),
+    "mkv of nothing": b"\x1a\x45\xdf\xa3" + bytes(500),
+    "id3 of nothing": b"ID3\x04\0\0\0\0\0\0" + bytes(5000),
+    "flac of noise": b"fLaC" + np.random.default_rng(4).bytes(50_000),
+    "mp4 of noise": b"\0\0\0\x18ftypM4A " + np.random.default_rng(5).bytes(50_000),
+    "mp3 sync and noise": b"\xff\xfb\x90\x64" + np.random.default_rng(6).bytes(100_000),
+    "aac sync and noise": b"\xff\xf1\x50\x80" + np.random.default_rng(7).bytes(100_000),
+}
+
+
+@pytest.mark.parametrize("name", NOT_AUDIO)
+def test_what_is_not_audio_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "upload").write_bytes(NOT_AUDIO[name])
+    with pytest.raises((InvalidAudioError, AudioTooShortError)):
+        decode(tmp_path / "upload")
+
+
+def test_the_message_lists_the_formats_like_openai(tmp_path: Path) -> None:
+    (tmp_path / "upload").write_bytes(NOT_AUDIO["text"])
+    with pytest.raises(InvalidAudioError) as refused:
+        decode(tmp_path / "upload")
+    assert refused.value.message.startswith("Invalid file format. Supported formats: ['flac', ")
+    assert (refused.value.status, refused.value.code, refused.value.param) == (400, None, None)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.09])
+def test_too_short_is_its_own_error(seconds: float, tmp_path: Path) -> None:
+    with pytest.raises(AudioTooShortError, match=r"0\.1 seconds"):
+        decode(write_wav(tmp_path / "upload", tone(seconds)))
+
+
+def test_an_empty_file_is_too_short(tmp_path: Path) -> None:
+    (tmp_path / "upload").touch()
+    with pytest.raises(AudioTooShortError):
+        decode(tmp_path / "upload")
+
+
+def test_more_bytes_than_allowed_is_413(tmp_path: Path) -> None:
+    path = write_wav(tmp_path / "upload", tone(1.0))
+    limits = dataclasses.replace(LIMITS, max_upload_bytes=1000)
+    with pytest.raises(PayloadTooLargeError, match=r"\(1000\) exceeded \(32044 bytes read\)"):
+        decode(path, limits)
+
+
+# ------------------------------------------------------------------------------ truncated
+
+
+@pytest.mark.parametrize("share", [0.3, 0.77, 0.95])
+@pytest.mark.parametrize("name", TELLS_ITS_END)
+def test_a_truncated_file_is_refused(name: str, share: float, tmp_path: Path) -> None:
+    whole = encode_as(name, tmp_path, tone(6.0))
+    with pytest.raises(InvalidAudioError):
+        decode(cut(whole, share))
+
+
+def test_a_truncated_mp4_with_its_index_first_is_refused(tmp_path: Path) -> None:
+    whole = encode(
+        tmp_path / "upload", tone(5.0), "mp4", "aac", 44_100, options={"movflags": "faststart"}
+    )
+    with pytest.raises(InvalidAudioError, match="truncated"):
+        decode(cut(whole, 0.8))
+
+
+def test_a_truncated_live_recording_is_refused(tmp_path: Path) -> None:
+    whole = encode(tmp_path / "upload", tone(5.0), "webm", "libopus", 48_000, options={"live": "1"})
+    with pytest.raises(InvalidAudioError, match="truncated"):
+        decode(cut(whole, 0.8))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_whole_file_misses_nothing(name: str, tmp_path: Path) -> None:
+    with encode_as(name, tmp_path, tone(2.0)).open("rb") as file:
+        container = sniff(file)
+        assert container is not None
+        assert missing_bytes(file, container) == 0
+
+
+@pytest.mark.parametrize("container", Container)
+def test_headers_of_noise_never_crash_the_check(container: Container, tmp_path: Path) -> None:
+    rng = np.random.default_rng(8)
+    path = tmp_path / "upload"
+    heads = [b"", b"RIFF", b"OggS\0", b"\x1a\x45\xdf\xa3", b"\0\0\0\x18ftyp", b"ID3\x04", b"\xff"]
+    for size in (0, 1, 5, 12, 30, 400):
+        for head in heads:
+            path.write_bytes(head + rng.bytes(size))
+            with path.open("rb") as file:
+                assert missing_bytes(file, container) >= 0
+
+
+# ---------------------------------------------------------------------- forged and too much
+
+
+def wav_header(data_bytes: int, rate: int = SAMPLE_RATE, channels: int = 1) -> bytes:
+    block = 2 * channels & 0xFFFF
+    riff = struct.pack("<4sI4s", b"RIFF", (data_bytes + 36) & 0xFFFFFFFF, b"WAVE")
+    form = struct.pack(
+        "<4sIHHIIHH", b"fmt ", 16, 1, channels, rate, rate * block & 0xFFFFFFFF, block, 16
+    )
+    return riff + form + struct.pack("<4sI", b"data", data_bytes)
+
+
+@pytest.mark.parametrize("declared", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0])
+def test_a_wav_written_to_a_pipe_gives_what_is_there(declared: int, tmp_path: Path) -> None:
+    (tmp_path / "upload").write_bytes(wav_header(declared) + tone(2.0).tobytes())
+    with AudioFile(tmp_path / "upload", LIMITS) as file:
+        assert file.declared_s is None or file.declared_s < 2.1
+        assert sum(block.shape[0] for block in file.blocks()) == 32_000
+
+
+def test_a_wav_that_declares_much_more_is_truncated(tmp_path: Path) -> None:
+    (tmp_path / "upload").write_bytes(wav_header(1_000_000_000) + tone(2.0).tobytes())
+    with pytest.raises(InvalidAudioError, match="truncated"):
+        decode(tmp_path / "upload")
+
+
+@pytest.mark.parametrize("rate", [0, 1, 100, 3_000, 1_000_000, 0x7FFFFFFF, 0xFFFFFFFF])
+def test_an_absurd_sample_rate_is_refused(rate: int, tmp_path: Path) -> None:
+    (tmp_path / "upload").write_bytes(wav_header(64_000, rate) + tone(2.0).tobytes())
+    with pytest.raises(InvalidAudioError):
+        decode(tmp_path / "upload")
+
+
+@pytest.mark.parametrize("channels", [0, 33, 255, 65_535])
+def test_absurd_channel_counts_are_refused(channels: int, tmp_path: Path) -> None:
+    (tmp_path / "upload").write_bytes(wav_header(640_000, channels=channels) + bytes(640_000))
+    with pytest.raises((InvalidAudioError, AudioTooShortError)):
+        decode(tmp_path / "upload")
+
+
+def hour_of_silence(path: Path) -> Path:
+    return encode(path, silence(3600.0), "flac", "flac", 16_000)
+
+
+def without_length(path: Path) -> None:
+    """Forge a FLAC header that states no number of samples."""
+    data = bytearray(path.read_bytes())
+    data[21] &= 0xF0
+    data[22:26] = bytes(4)
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("forge", [None, without_length])
+def test_a_bomb_is_stopped_while_decoding(
+    forge: Callable[[Path], None] | None, tmp_path: Path
+) -> None:
+    """Less than a megabyte that unfold to an hour: no more than the limit is decoded."""
+    bomb = hour_of_silence(tmp_path / "upload")
+    assert bomb.stat().st_size < 1_000_000
+    if forge:
+        forge(bomb)
+    n_samples = 0
+    limits = dataclasses.replace(LIMITS, max_audio_s=60.0)
+    with pytest.raises(InvalidAudioError, match="longer than") as refused:  # noqa: PT012, SIM117
+        with AudioFile(bomb, limits) as file:
+            for block in file.blocks():
+                n_samples += block.shape[0]
+    assert n_samples <= 60 * SAMPLE_RATE
+    assert refused.value.code == "audio_too_long"
+
+
+def test_decoded_bytes_are_limited_as_well(tmp_path: Path) -> None:
+    """Many channels at a high rate hold more than seconds say."""
+    path = encode(tmp_path / "upload", tone(0.9), "wav", "pcm_s16le", 96_000, "7.1")
+    with pytest.raises(InvalidAudioError, match="longer than"):
+        decode(path, dataclasses.replace(LIMITS, max_audio_s=1.0))
+
+
+def test_a_codec_outside_the_list_is_refused(tmp_path: Path) -> None:
+    path = encode(tmp_path / "upload", tone(1.0), "matroska", "wavpack", 16_000)
+    with pytest.raises(InvalidAudioError):
+        decode(path)
+
+
+def test_damage_in_the_middle_is_played_over(tmp_path: Path) -> None:
+    path = encode_as("mp3", tmp_path, tone(20.0))
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 300] = bytes(300)
+    path.write_bytes(data)
+    assert decode(path).shape[0] == pytest.approx(20 * SAMPLE_RATE, abs=4000)
+
+
+def test_the_library_is_the_one_that_was_tested() -> None:
+    """The options that close the demuxers exist: libav ignores names that it does not know."""
+    with pytest.raises(av.error.FFmpegError):
+        av.open(__file__, options={"format_whitelist": "wav"})
+
+
+def test_a_codec_that_libav_does_not_know_is_refused(tmp_path: Path) -> None:
+    """A WAV whose format tag stands for nothing."""
+    path = write_wav(tmp_path / "unknown.wav", tone(1.0))
+    data = bytearray(path.read_bytes())
+    struct.pack_into("<H", data, 20, 0x7777)
+    path.write_bytes(data)
+    with pytest.raises(InvalidAudioError, match="codec is not supported"):
+        decode(path)
+
+
+def test_a_length_over_the_limit_is_believed_only_of_containers_that_state_it(
+    tmp_path: Path,
+) -> None:
+    """Of others it comes from time stamps, and one damaged stamp makes seconds into days."""
+    limits = dataclasses.replace(LIMITS, max_audio_s=1.0)
+    with pytest.raises(InvalidAudioError, match="longer than"):
+        AudioFile(encode_as("m4a", tmp_path, tone(4.0)), limits)
+    path = encode_as("mpeg", tmp_path, tone(4.0))
+    with AudioFile(path, LIMITS) as file:
+        assert file.declared_s == pytest.approx(4.0, abs=0.1)
+    with AudioFile(path, limits) as file:
+        assert file.declared_s is None
+    with pytest.raises(InvalidAudioError, match="longer than"):
+        decode(path, limits)

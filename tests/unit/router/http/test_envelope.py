@@ -1,0 +1,304 @@
+"""Every failure, ours or the framework's, in OpenAI's envelope with the right status."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.errors import (
+    AudioTooShortError,
+    DeadlineExceededError,
+    InvalidAudioError,
+    OverloadedError,
+    PeerLostError,
+    RateLimitError,
+    SplitscribeError,
+)
+from cluster.metrics import ROUTER_METRICS, MetricSpec, Recorder
+from router.http.routes import create_app
+from tests.support.router_fakes import (
+    AUDIO,
+    LIMIT,
+    MODEL_FORM,
+    URL,
+    FakePipeline,
+    client_of,
+    error_of,
+    make_registry,
+    make_settings,
+    post,
+)
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "param", "code"),
+    [
+        ({"model": "whisper-9"}, 404, None, "model_not_found"),
+        ({"model": ""}, 400, "model", None),
+        ({"language": "klingon"}, 400, "language", "invalid_language_format"),
+        ({"language": "fr"}, 400, "language", "unsupported_value"),
+        ({"temperature": "2"}, 400, "temperature", None),
+        ({"response_format": "xml"}, 400, "response_format", "invalid_value"),
+        ({"response_format": "diarized_json"}, 400, "response_format", "unsupported_value"),
+        ({"stream": "maybe"}, 400, "stream", None),
+        (
+            {"timestamp_granularities[]": "word"},
+            400,
+            "timestamp_granularities",
+            "incompatible_parameters",
+        ),
+        (
+            {"include[]": "logprobs", "response_format": "text"},
+            400,
+            "include",
+            "incompatible_parameters",
+        ),
+        ({"known_speaker_names[]": "Ann"}, 400, "known_speaker_names", "unsupported_value"),
+        ({"clip_timestamps": "1,2"}, 400, "clip_timestamps", "incompatible_parameters"),
+        ({"beams": "5"}, 400, "beams", "unknown_parameter"),
+        ({"prompt": ["a", "b"]}, 400, "prompt", None),
+    ],
+)
+async def test_a_form_that_cannot_be_served_never_reaches_the_pipeline(
+    form: dict[str, Any],
+    status: int,
+    param: str | None,
+    code: str | None,
+    client: httpx.AsyncClient,
+    pipeline: FakePipeline,
+) -> None:
+    answer = await post(client, **form)
+    error = error_of(answer)
+    assert answer.status_code == status
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
+    assert answer.headers["x-should-retry"] == "false"
+    assert pipeline.params == []
+
+
+async def test_a_missing_or_non_upload_file(client: httpx.AsyncClient) -> None:
+    for files in ({"other": (None, b"x")}, {"file": (None, b"x")}):
+        answer = await client.post(URL, data=MODEL_FORM, files=files)
+        assert answer.status_code == 400
+        error = error_of(answer)
+        assert (error["type"], error["param"], error["code"]) == (
+            "invalid_request_error",
+            None,
+            None,
+        )
+
+
+async def test_an_empty_file(client: httpx.AsyncClient) -> None:
+    answer = await post(client, b"")
+    assert (answer.status_code, error_of(answer)["code"]) == (400, "audio_too_short")
+
+
+async def test_a_body_that_is_no_form(client: httpx.AsyncClient) -> None:
+    answer = await client.post(URL, json={"model": "whisper-1"})
+    assert answer.status_code == 400
+    assert "multipart/form-data" in error_of(answer)["message"]
+
+
+async def test_the_exact_limit_is_accepted_and_one_byte_more_refused(
+    client: httpx.AsyncClient, pipeline: FakePipeline
+) -> None:
+    assert (await post(client, bytes(LIMIT))).status_code == 200
+    answer = await post(client, bytes(LIMIT + 1))
+    assert answer.status_code == 413
+    error = error_of(answer)
+    assert re.fullmatch(
+        rf"Maximum content size limit \({LIMIT}\) exceeded \(\d+ bytes read\)", error["message"]
+    )
+    assert (error["type"], error["param"], error["code"]) == ("server_error", None, None)
+    assert answer.headers["x-should-retry"] == "false"
+    assert len(pipeline.uploads) == 1
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "kind", "headers"),
+    [
+        (InvalidAudioError("no audio"), 400, "invalid_request_error", {"x-should-retry": "false"}),
+        (AudioTooShortError("short", param="file"), 400, "invalid_request_error", {}),
+        (
+            OverloadedError("busy", retry_after_s=2.2),
+            503,
+            "server_error",
+            {"retry-after": "3", "x-should-retry": "true"},
+        ),
+        (OverloadedError("full"), 503, "server_error", {"retry-after": "1"}),
+        (RateLimitError("many"), 429, "requests", {"retry-after": "1", "x-should-retry": "true"}),
+        (DeadlineExceededError("late"), 504, "server_error", {"x-should-retry": "false"}),
+        (PeerLostError("gone"), 500, "server_error", {}),
+    ],
+)
+async def test_errors_of_the_pipeline_have_their_status_and_headers(
+    raised: SplitscribeError,
+    status: int,
+    kind: str,
+    headers: dict[str, str],
+    client: httpx.AsyncClient,
+    pipeline: FakePipeline,
+) -> None:
+    pipeline.error = raised
+    answer = await post(client)
+    assert answer.status_code == status
+    error = error_of(answer)
+    assert (error["message"], error["type"]) == (raised.message, kind)
+    assert (error["param"], error["code"]) == (raised.param, raised.code)
+    assert headers.items() <= answer.headers.items()
+
+
+async def test_a_bug_is_a_500_that_tells_only_the_request_id(
+    client: httpx.AsyncClient, pipeline: FakePipeline, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipeline.error = RuntimeError("secret detail")
+    with caplog.at_level(logging.ERROR, logger="router"):
+        answer = await client.post(
+            URL, data=MODEL_FORM, files={"file": AUDIO}, headers={"x-request-id": "req_me"}
+        )
+    assert answer.status_code == 500
+    error = error_of(answer)
+    assert "secret" not in error["message"]
+    assert "req_me" in error["message"]
+    assert error["type"] == "server_error"
+    assert "secret detail" in caplog.text
+    assert "Traceback" in caplog.text
+
+
+async def test_work_cancelled_from_inside_is_a_500(
+    client: httpx.AsyncClient, pipeline: FakePipeline
+) -> None:
+    pipeline.error = asyncio.CancelledError()
+    assert (await post(client)).status_code == 500
+
+
+async def test_a_pipeline_that_outlives_its_deadline_is_cancelled(
+    pipeline: FakePipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.http.supervise.GRACE_S", 0.0)
+    pipeline.hold = True
+    settings = make_settings(min_deadline_s=0.05, max_deadline_s=0.05)
+    async with client_of(create_app(make_registry(pipeline), settings)) as client:
+        answer = await post(client)
+    assert (answer.status_code, error_of(answer)["code"]) == (504, "deadline_exceeded")
+    assert pipeline.cancelled.is_set()
+
+
+async def test_too_much_pending_audio_is_refused_before_the_upload_is_read(
+    pipeline: FakePipeline,
+) -> None:
+    app = create_app(make_registry(pipeline), make_settings(max_pending_audio_s=1.0))
+    pipeline.hold = True
+    async with client_of(app) as client:
+        first = asyncio.create_task(post(client, bytes(20_000)))
+        assert await asyncio.to_thread(pipeline.started.wait, 20.0)
+        answer = await post(client, bytes(20_000))
+        assert answer.status_code == 503
+        assert int(answer.headers["retry-after"]) >= 1
+        assert answer.headers["x-should-retry"] == "true"
+        assert error_of(answer)["type"] == "server_error"
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        pipeline.hold = False
+        assert (await post(client, bytes(20_000))).status_code == 200
+
+
+async def test_an_unknown_model(client: httpx.AsyncClient) -> None:
+    answer = await client.get("/v1/models/openai%2Fwhisper-tiny")
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/audio/nothing", f"{URL}/"])
+async def test_unknown_paths_are_in_the_envelope(path: str, client: httpx.AsyncClient) -> None:
+    answer = await client.get(path)
+    assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")
+
+
+async def test_wrong_methods_are_in_the_envelope(client: httpx.AsyncClient) -> None:
+    answer = await client.get(URL)
+    assert (answer.status_code, error_of(answer)["code"]) == (405, "method_not_allowed")
+    assert answer.headers["allow"] == "POST"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/demo", "/openapi.json", URL])
+async def test_the_api_key_is_needed_where_one_is_set(path: str, pipeline: FakePipeline) -> None:
+    app = create_app(make_registry(pipeline), make_settings(api_key=("other", "schlüssel")))
+    async with client_of(app) as client:
+        method = "POST" if path == URL else "GET"
+        key = "Bearer schlüssel".encode()
+        for wrong in ({}, {"authorization": b"Bearer schl"}, {"authorization": b"Basic " + key}):
+            answer = await client.request(method, path, headers=wrong)
+            error = error_of(answer)
+            assert (answer.status_code, error["code"]) == (401, "invalid_api_key")
+            assert error["type"] == "invalid_request_error"
+            assert answer.headers["www-authenticate"] == "Bearer"
+            assert "schl" not in error["message"]
+        answer = await client.request(method, path, headers={"authorization": key})
+        assert answer.status_code == (400 if path == URL else 200)
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_answers_are_counted_by_status_and_health_is_not(pipeline: FakePipeline) -> None:
+    counted: list[tuple[str, float, Any]] = []
+
+    class Metric:
+        def __init__(self, spec: MetricSpec) -> None:
+            self.name = spec.name
+
+        def inc(self, value: float, tags: Any = None) -> None:
+            counted.append((self.name, value, tags))
+
+        def observe(self, value: float, tags: Any = None) -> None:
+            counted.append((self.name, 0 < value < 60, tags))
+
+        def set(self, value: float, tags: Any = None) -> None:
+            """Not of interest here."""
+
+    recorder = Recorder(ROUTER_METRICS, Metric)
+    app = create_app(make_registry(pipeline), make_settings(), recorder=recorder)
+    async with client_of(app) as client:
+        await post(client)
+        await client.get("/health")
+        await post(client, model="nobody")
+        pipeline.error = RuntimeError("a bug")
+        await post(client)
+    uploads = [one for one in counted if one[0] == "splitscribe_upload_seconds"]
+    assert uploads == [("splitscribe_upload_seconds", True, None)] * 3
+    errors = {"404": "model_not_found", "500": "UnexpectedError"}
+    assert [one for one in counted if one not in uploads] == [
+        one
+        for status in ("200", "404", "500")
+        for one in (
+            ("splitscribe_requests_total", 1.0, {"status": status}),
+            ("splitscribe_errors_total", 1.0, {"status": status, "code": errors.get(status)}),
+            ("splitscribe_request_seconds", True, None),
+        )
+        if status in errors or one[0] != "splitscribe_errors_total"
+    ]
+
+
+async def test_no_log_line_holds_what_a_client_sent(
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, pipeline: FakePipeline
+) -> None:
+    """Neither text nor prompt, file name or a value that was refused, at any level."""
+    caplog.set_level(logging.DEBUG)
+    pipeline.texts = (" A secret.",)
+    fields: tuple[dict[str, Any], ...] = (
+        {"prompt": "secret"},
+        {"hotwords": "secret", "stream": "true"},
+        {"language": "secret"},
+        {"prompt": "secret", "temperature": "secret"},
+        {"secret": "secret"},
+        {"keywords[]": '[{"secret": 1}]'},
+    )
+    for form in fields:
+        file = {"file": ("secret.wav", AUDIO)}
+        answer = await client.post(URL, data={**MODEL_FORM, **form}, files=file)
+        assert answer.status_code in (200, 400)
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("router")]
+    assert len(ours) >= len(fields)
+    assert not [line for line in ours if "secret" in line.lower()]

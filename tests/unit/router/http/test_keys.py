@@ -1,0 +1,105 @@
+"""API keys: any of several opens, none is told, and each has its own share of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import pytest
+
+from cluster.errors import AuthenticationError, RateLimitError
+from router.http.keys import KeyRing
+from router.http.routes import create_app
+from tests.support.router_fakes import (
+    AUDIO,
+    MODEL_FORM,
+    URL,
+    FakePipeline,
+    client_of,
+    error_of,
+    make_registry,
+    make_settings,
+)
+
+
+def test_any_key_opens_and_says_whose_it_is() -> None:
+    keys = KeyRing(("one", "zwölf"))
+    assert keys.owner(b"one") == 0
+    assert keys.owner("zwölf".encode()) == 1
+
+
+@pytest.mark.parametrize("sent", [None, b"", b"on", b"one ", b"onetwo", b"\xff"])
+def test_nothing_else_opens(sent: bytes | None) -> None:
+    with pytest.raises(AuthenticationError):
+        KeyRing(("one", "two")).owner(sent)
+
+
+def test_each_key_has_its_own_share_and_gets_it_back() -> None:
+    keys = KeyRing(("one", "two"), max_requests=1)
+    with keys.request_of(0):
+        with pytest.raises(RateLimitError), keys.request_of(0):
+            pass
+        with keys.request_of(1):
+            pass
+    with pytest.raises(ValueError, match="failed"), keys.request_of(0):
+        raise ValueError("failed")
+    with keys.request_of(0):
+        pass
+
+
+def test_without_keys_nobody_is_counted() -> None:
+    keys = KeyRing((), max_requests=0)
+    with keys.request_of(None), keys.request_of(None):
+        assert len(keys) == 0
+
+
+async def test_a_key_with_all_its_requests_running_is_told_429_and_others_are_served(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pipeline = FakePipeline()
+    pipeline.hold = True
+    settings = make_settings(api_key=("secret-one", "secret-two"), max_requests_per_key=1)
+
+    def form(key: str) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {key}"}
+        return {"data": MODEL_FORM, "files": {"file": ("a", AUDIO)}, "headers": headers}
+
+    app = create_app(make_registry(pipeline), settings)
+    with caplog.at_level(logging.DEBUG):
+        async with client_of(app) as client:
+            first = asyncio.create_task(client.post(URL, **form("secret-one")))
+            assert await asyncio.to_thread(pipeline.started.wait, 20.0)
+            pipeline.hold = False
+            answer = await client.post(URL, **form("secret-one"))
+            assert (await client.post(URL, **form("secret-two"))).status_code == 200
+            first.cancel()
+            await asyncio.gather(first, return_exceptions=True)
+            assert (await client.post(URL, **form("secret-one"))).status_code == 200
+    error = error_of(answer)
+    assert (answer.status_code, error["type"], error["code"]) == (
+        429,
+        "requests",
+        "rate_limit_exceeded",
+    )
+    assert int(answer.headers["retry-after"]) >= 1
+    assert answer.headers["x-should-retry"] == "true"
+    assert "secret" not in caplog.text
+    assert "secret" not in repr(settings)
+
+
+async def test_with_keys_only_the_health_is_for_everyone() -> None:
+    app = create_app(make_registry(FakePipeline()), make_settings(api_key=["one"]))
+    async with client_of(app) as client:
+        for path in ("/openapi.json", "/v1/models"):
+            assert (await client.get(path)).status_code == 401
+            opened = await client.get(path, headers={"authorization": "Bearer one"})
+            assert opened.status_code == 200
+        assert (
+            "/v1/audio/transcriptions"
+            in (await client.get("/openapi.json", headers={"authorization": "Bearer one"})).json()[
+                "paths"
+            ]
+        )
+        assert (await client.get("/docs")).status_code == 404
+        assert (await client.get("/health")).status_code == 200

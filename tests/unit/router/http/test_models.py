@@ -1,0 +1,121 @@
+"""Several models behind one router: each name leads to its own pipeline."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.errors import ConfigurationError, ModelNotFoundError
+from router.http.models import ModelRegistry, ServedModel
+from router.http.routes import create_app
+from tests.support.router_fakes import (
+    TRANSLATIONS_URL,
+    FakePipeline,
+    client_of,
+    error_of,
+    make_settings,
+    post,
+)
+
+
+class TwoModels:
+    """A multilingual default called "large", and an English one."""
+
+    def __init__(self) -> None:
+        self.large, self.english = FakePipeline(), FakePipeline()
+        self.registry = ModelRegistry(
+            [
+                ServedModel(("large", "openai/whisper-large-v3"), ("en", "de"), self.large),
+                ServedModel(("openai/small.en",), ("en",), self.english, aliases=("quick",)),
+            ]
+        )
+
+
+@pytest.fixture
+def two() -> TwoModels:
+    return TwoModels()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "large",
+        "openai/large",
+        "openai/whisper-large-v3",
+        "whisper-large-v3",
+        "openai%2Fwhisper-large-v3",
+        "whisper-1",
+    ],
+)
+def test_a_model_is_found_under_every_spelling_of_its_names(name: str, two: TwoModels) -> None:
+    assert two.registry.find(name).pipeline is two.large
+
+
+@pytest.mark.parametrize("name", ["openai/small.en", "small.en", "quick"])
+def test_each_name_leads_to_its_own_pipeline(name: str, two: TwoModels) -> None:
+    assert two.registry.find(name).pipeline is two.english
+
+
+@pytest.mark.parametrize("name", ["", "Large", "small", "openai/", "whisper-2"])
+def test_other_names_are_not_found(name: str, two: TwoModels) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"'large', .*'openai/small\.en'"):
+        two.registry.find(name)
+
+
+def test_the_hosted_name_can_be_claimed() -> None:
+    first, second = FakePipeline(), FakePipeline()
+    registry = ModelRegistry(
+        [
+            ServedModel(("a",), ("en",), first),
+            ServedModel(("b",), ("en",), second, aliases=("whisper-1",)),
+        ]
+    )
+    assert registry.find("whisper-1").pipeline is second
+
+
+def test_two_models_cannot_share_a_name() -> None:
+    pipeline = FakePipeline()
+    models = [ServedModel(("a",), (), pipeline), ServedModel(("b",), (), pipeline, aliases=("a",))]
+    with pytest.raises(ConfigurationError, match="'a'"):
+        ModelRegistry(models)
+    with pytest.raises(ConfigurationError, match="no model"):
+        ModelRegistry([])
+
+
+def test_names_are_listed_and_aliases_are_not(two: TwoModels) -> None:
+    listed = [model.id for model in two.registry.listing().data]
+    assert listed == ["large", "openai/whisper-large-v3", "openai/small.en"]
+    assert two.registry.describe("quick").id == "quick"
+
+
+async def test_requests_go_to_the_pipeline_of_their_model(two: TwoModels) -> None:
+    async with client_of(create_app(two.registry, make_settings())) as client:
+        assert (await post(client, model="small.en")).status_code == 200
+        assert (len(two.large.params), len(two.english.params)) == (0, 1)
+        assert (await post(client, model="large", language="de")).status_code == 200
+        assert (len(two.large.params), len(two.english.params)) == (1, 1)
+
+
+async def test_what_a_model_cannot_do_is_refused_by_its_own_languages(two: TwoModels) -> None:
+    async with client_of(create_app(two.registry, make_settings())) as client:
+        answer = await post(client, model="quick", language="de")
+        assert (answer.status_code, error_of(answer)["param"]) == (400, "language")
+        answer = await post(client, url=TRANSLATIONS_URL, model="quick")
+        assert (answer.status_code, error_of(answer)["param"]) == (400, "model")
+        assert (await post(client, url=TRANSLATIONS_URL, model="large")).status_code == 200
+    assert two.english.params == []
+
+
+async def test_health_tells_of_every_model_and_is_ready_when_all_are(two: TwoModels) -> None:
+    async with client_of(create_app(two.registry, make_settings())) as client:
+        answer = await client.get("/health")
+        assert (answer.status_code, list(answer.json()["models"])) == (
+            200,
+            ["large", "openai/small.en"],
+        )
+        assert answer.json()["pools"]["encoder"]["replicas"] == 2
+        assert len(answer.json()["pools"]["encoder"]["workers"]) == 2
+        two.english.ready = False
+        answer = await client.get("/health")
+        assert answer.status_code == 503
+        states = {name: one["status"] for name, one in answer.json()["models"].items()}
+        assert states == {"large": "ready", "openai/small.en": "not ready"}

@@ -1,0 +1,239 @@
+"""The routes over an in-process transport: answers, headers, models, health, documentation."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from router.api.openapi import TRANSCRIPTION_EXAMPLES, TRANSLATION_EXAMPLES, curl_line
+from router.http.routes import create_app
+from tests.support.router_fakes import (
+    AUDIO,
+    MODEL_FORM,
+    NAMES,
+    TRANSLATIONS_URL,
+    URL,
+    FakePipeline,
+    client_of,
+    make_registry,
+    make_settings,
+    post,
+)
+
+
+async def test_json_by_default(client: httpx.AsyncClient, pipeline: FakePipeline) -> None:
+    answer = await post(client)
+    assert answer.status_code == 200
+    assert answer.json() == {
+        "text": "Hello there. General.",
+        "usage": {"type": "duration", "seconds": 9},
+    }
+    assert pipeline.uploads == [AUDIO]
+
+
+async def test_text(client: httpx.AsyncClient) -> None:
+    answer = await post(client, response_format="text")
+    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
+    assert answer.text == "Hello there. General.\n"
+
+
+async def test_verbose_json(client: httpx.AsyncClient) -> None:
+    form = {"response_format": "verbose_json", "timestamp_granularities[]": "segment"}
+    answer = await post(client, **form)
+    assert answer.json()["language"] == "english"
+    assert len(answer.json()["segments"]) == 2
+
+
+async def test_fields_reach_the_pipeline(client: httpx.AsyncClient, pipeline: FakePipeline) -> None:
+    await post(client, language="German", prompt="Grüße", temperature="0.5", seed="3")
+    (params,) = pipeline.params
+    assert (params.language, params.prompt) == ("de", "Grüße")
+    assert (params.temperature, params.seed, params.task) == (0.5, 3, "transcribe")
+
+
+async def test_the_stages_are_in_server_timing(client: httpx.AsyncClient) -> None:
+    answer = await post(client)
+    stages = dict(
+        re.findall(r"(\w+);dur=([\d.]+)", answer.headers["server-timing"]),
+    )
+    assert list(stages) == ["upload", "audio", "queue", "encode", "transfer", "decode", "total"]
+    assert (stages["audio"], stages["encode"], stages["decode"]) == ("1.0", "3.0", "5.0")
+    assert 'transfer;dur=4.0;desc="1024 bytes"' in answer.headers["server-timing"]
+    assert answer.headers["openai-processing-ms"].isdigit()
+
+
+async def test_the_spool_file_lives_exactly_as_long_as_the_work(
+    client: httpx.AsyncClient, pipeline: FakePipeline, tmp_path: Path
+) -> None:
+    await post(client)
+    pipeline.error = RuntimeError("a bug")
+    await post(client)
+    assert len(pipeline.uploads) == 2, "it was there while the pipeline read it"
+    assert not any(path.exists() for path in pipeline.paths)
+    assert {path.parent for path in pipeline.paths} == {tmp_path}
+
+
+async def test_models(client: httpx.AsyncClient) -> None:
+    listing = (await client.get("/v1/models")).json()
+    assert listing["object"] == "list"
+    assert [model["id"] for model in listing["data"]] == list(NAMES)
+    assert listing["data"][0] == {
+        "id": "openai/whisper-large-v3",
+        "object": "model",
+        "created": 1_700_000_000,
+        "owned_by": "splitscribe",
+    }
+
+
+@pytest.mark.parametrize(
+    "spelling", ["openai/whisper-large-v3", "openai%2Fwhisper-large-v3", "demo", "whisper-1"]
+)
+async def test_one_model_in_every_spelling(spelling: str, client: httpx.AsyncClient) -> None:
+    answer = await client.get(f"/v1/models/{spelling}")
+    assert answer.status_code == 200
+    assert answer.json()["id"] == spelling.replace("%2F", "/")
+
+
+async def test_health_is_503_until_both_pools_are_ready(
+    client: httpx.AsyncClient, pipeline: FakePipeline
+) -> None:
+    pipeline.ready = False
+    answer = await client.get("/health")
+    assert (answer.status_code, answer.json()["status"]) == (503, "not ready")
+    assert answer.json()["pools"]["decoder"]["ready"] is False
+    pipeline.ready = True
+    answer = await client.get("/health")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ready")
+    encoder = answer.json()["pools"]["encoder"]
+    assert (encoder["ready"], encoder["replicas"]) == (True, 1)
+    assert encoder["workers"][0]["pages_free"] == 3
+    assert answer.json()["router"] == {"requests": 0, "pending_audio_s": 0.0}
+
+
+async def test_health_that_cannot_be_had_is_503(
+    client: httpx.AsyncClient, pipeline: FakePipeline
+) -> None:
+    pipeline.health_error = RuntimeError("no pools")
+    answer = await client.get("/health")
+    assert (answer.status_code, answer.json()["pools"]) == (503, {})
+
+
+@pytest.mark.parametrize(
+    ("sent", "echoed"),
+    [("abc-1.2_3:x/y", "abc-1.2_3:x/y"), ("a b;c\tд", "abc"), ("x" * 500, "x" * 128)],
+)
+async def test_a_request_id_is_honoured_without_what_could_forge_a_log_line(
+    sent: str, echoed: str, client: httpx.AsyncClient, pipeline: FakePipeline
+) -> None:
+    answer = await client.post(
+        URL,
+        data=MODEL_FORM,
+        files={"file": AUDIO},
+        headers={"x-request-id": sent.encode()},
+    )
+    assert answer.headers["x-request-id"] == echoed
+    assert pipeline.contexts[0].request_id == echoed
+
+
+async def test_every_answer_has_an_id_of_its_own(client: httpx.AsyncClient) -> None:
+    ids = [
+        (await client.get(path)).headers["x-request-id"]
+        for path in ("/health", "/docs", "/no", "/")
+    ]
+    assert all(re.fullmatch(r"req_[0-9a-f]{32}", request_id) for request_id in ids)
+    assert len(set(ids)) == len(ids)
+
+
+async def test_the_id_can_be_left_to_a_proxy(pipeline: FakePipeline) -> None:
+    app = create_app(make_registry(pipeline), make_settings(), echo_request_id=False)
+    async with client_of(app) as client:
+        answer = await client.get("/health", headers={"x-request-id": "a"})
+    assert "x-request-id" not in answer.headers
+
+
+async def test_a_translation(client: httpx.AsyncClient, pipeline: FakePipeline) -> None:
+    answer = await post(client, url=TRANSLATIONS_URL)
+    assert (answer.status_code, answer.json()) == (200, {"text": "Hello there. General."})
+    assert pipeline.params[0].task == "translate"
+
+
+async def test_words_alone(client: httpx.AsyncClient) -> None:
+    form = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+    body = (await post(client, **form)).json()
+    assert "segments" not in body
+    assert body["words"][0] == {"word": "Hello", "start": 0.0, "end": 0.5}
+
+
+async def test_pages_of_other_origins_are_kept_out_unless_they_are_let_in(
+    client: httpx.AsyncClient, pipeline: FakePipeline
+) -> None:
+    origin = {"origin": "https://app.example"}
+    preflight = {**origin, "access-control-request-method": "POST"}
+    preflight["access-control-request-headers"] = "authorization"
+    assert (
+        "access-control-allow-origin" not in (await client.get("/health", headers=origin)).headers
+    )
+    assert (await client.options(URL, headers=preflight)).status_code == 405
+    settings = make_settings(cors_origins="https://app.example", api_key="key")
+    pipeline.error = RuntimeError("a bug")
+    async with client_of(create_app(make_registry(pipeline), settings)) as open_client:
+        answer = await open_client.options(URL, headers=preflight)
+        assert answer.status_code == 200
+        assert "authorization" in answer.headers["access-control-allow-headers"].lower()
+        refused = await open_client.get("/v1/models", headers=origin)
+        keyed = {**origin, "authorization": "Bearer key"}
+        crashed = await open_client.post(URL, data=MODEL_FORM, files={"file": AUDIO}, headers=keyed)
+        stranger = await open_client.get("/health", headers={"origin": "https://x.example"})
+    assert (refused.status_code, crashed.status_code) == (401, 500)
+    for answer in (refused, crashed):
+        assert answer.headers["access-control-allow-origin"] == "https://app.example"
+        assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    assert "access-control-allow-origin" not in stranger.headers
+
+
+async def test_the_documentation_describes_the_forms_and_the_answers(
+    client: httpx.AsyncClient,
+) -> None:
+    document = (await client.get("/openapi.json")).json()
+    for url, types in (
+        (URL, {"application/json", "text/plain", "text/vtt", "text/event-stream"}),
+        (TRANSLATIONS_URL, {"application/json", "text/plain", "text/vtt"}),
+    ):
+        operation = document["paths"][url]["post"]
+        form = operation["requestBody"]["content"]["multipart/form-data"]["schema"]
+        assert form["required"] == ["file", "model"]
+        assert form["additionalProperties"] is False
+        assert set(operation["responses"]) == {"200", "4XX", "5XX"}
+        assert set(operation["responses"]["200"]["content"]) == types
+    assert "422" not in json.dumps(document["paths"])
+    assert (await client.get("/docs")).status_code == 200
+
+
+async def test_everything_that_the_documentation_refers_to_is_in_it(
+    client: httpx.AsyncClient,
+) -> None:
+    text = (await client.get("/openapi.json")).text
+    schemas = json.loads(text)["components"]["schemas"]
+    refs = set(re.findall(r'"\$ref":\s*"([^"]+)"', text))
+    assert refs
+    assert refs <= {f"#/components/schemas/{name}" for name in schemas}
+
+
+@pytest.mark.parametrize(
+    ("url", "form"),
+    [
+        *((URL, form) for form in TRANSCRIPTION_EXAMPLES.values()),
+        *((TRANSLATIONS_URL, form) for form in TRANSLATION_EXAMPLES.values()),
+    ],
+)
+async def test_the_examples_of_the_documentation_run(
+    url: str, form: dict[str, str], client: httpx.AsyncClient
+) -> None:
+    answer = await post(client, url=url, **form)
+    assert answer.status_code == 200, answer.text
+    description = (await client.get("/openapi.json")).json()["info"]["description"]
+    assert curl_line(url, form) in description

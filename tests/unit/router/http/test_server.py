@@ -1,0 +1,274 @@
+"""The routes behind a real uvicorn, driven by OpenAI's SDK and by clients that behave badly."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from cluster.errors import OverloadedError
+from router.api.params import Chunking
+from router.http.routes import create_app
+from tests.support.router_fakes import (
+    LIMIT,
+    NAMES,
+    FakePipeline,
+    make_registry,
+    make_settings,
+    running_server,
+    wait_until,
+)
+
+AUDIO = os.urandom(100_000)
+
+
+@pytest.fixture
+def pipeline() -> FakePipeline:
+    return FakePipeline()
+
+
+@pytest.fixture
+def seen() -> list[Headers]:
+    """Headers of every request that arrived."""
+    return []
+
+
+@pytest.fixture
+def url(pipeline: FakePipeline, tmp_path: Path, seen: list[Headers]) -> Iterator[str]:
+    app = create_app(make_registry(pipeline), make_settings(api_key="key"), spool_dir=tmp_path)
+
+    async def recording(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            seen.append(Headers(scope=scope))
+        await app(scope, receive, send)
+
+    with running_server(recording) as url:
+        yield url
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[openai.OpenAI]:
+    with make_client(url) as client:
+        yield client
+
+
+def make_client(url: str, api_key: str = "key", max_retries: int = 0) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=max_retries)
+
+
+def test_the_sdk_reads_each_format(client: openai.OpenAI, pipeline: FakePipeline) -> None:
+    create = client.audio.transcriptions.create
+    plain = create(model="whisper-1", file=("a.wav", AUDIO))
+    assert plain.text == "Hello there. General."
+    assert plain.usage is not None
+    assert plain.usage.type == "duration"
+    verbose = create(
+        model="demo",
+        file=("a.wav", AUDIO),
+        language="en",
+        prompt="names",
+        temperature=0.3,
+        response_format="verbose_json",
+        timestamp_granularities=["segment"],
+        stream=False,
+        extra_body={"seed": 5},
+    )
+    assert verbose.segments is not None
+    assert [segment.id for segment in verbose.segments] == [0, 1]
+    assert verbose.language == "english"
+    text = create(model="demo", file=("a.wav", AUDIO), response_format="text")
+    assert text == "Hello there. General.\n"
+    assert pipeline.uploads == [AUDIO] * 3
+    assert pipeline.params[1].seed == 5
+
+
+def test_the_sdk_reads_words_logprobs_and_subtitles(client: openai.OpenAI) -> None:
+    create = client.audio.transcriptions.create
+    verbose = create(
+        model="demo",
+        file=AUDIO,
+        response_format="verbose_json",
+        timestamp_granularities=["word"],
+    )
+    assert verbose.segments is None
+    assert [word.word for word in verbose.words or ()] == ["Hello", "there.", "General."]
+    plain = create(model="demo", file=AUDIO, include=["logprobs"])
+    assert [one.token for one in plain.logprobs or ()] == [" Hello there.", " General."]
+    assert str(create(model="demo", file=AUDIO, response_format="srt")).startswith(
+        "1\n00:00:00,000"
+    )
+    assert str(create(model="demo", file=AUDIO, response_format="vtt")).startswith("WEBVTT\n\n")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # so does the SDK call the endpoint
+def test_the_sdk_translates(client: openai.OpenAI, pipeline: FakePipeline) -> None:
+    pipeline.language = "de"
+    create = client.audio.translations.create
+    assert create(model="demo", file=AUDIO, prompt="p").text == "Hello there. General."
+    verbose = create(model="demo", file=AUDIO, response_format="verbose_json", temperature=0.2)
+    assert (verbose.language, len(verbose.segments or ())) == ("english", 2)
+    assert str(create(model="demo", file=AUDIO, response_format="text")).endswith("General.\n")
+    assert {params.task for params in pipeline.params} == {"translate"}
+
+
+def test_what_the_sdk_sends_as_objects_lists_and_extras_arrives(
+    client: openai.OpenAI, pipeline: FakePipeline
+) -> None:
+    client.audio.transcriptions.create(
+        model="demo",
+        file=AUDIO,
+        chunking_strategy={"type": "server_vad", "threshold": 0.25},
+        keywords=["Zoë", "kiwi"],
+        extra_body={"fallback": False, "beam_size": 4, "no_speech_threshold": "none"},
+    )
+    client.audio.transcriptions.create(
+        model="demo",
+        file=AUDIO,
+        chunking_strategy="auto",
+        extra_body={"decoding": "sequential", "clip_timestamps": [0, 1.5]},
+    )
+    first, second = pipeline.params
+    assert first.chunking == Chunking(threshold=0.25)
+    assert (first.hotwords, first.beam_size, first.temperatures) == ("Zoë, kiwi", 4, (0.0,))
+    assert first.gates.no_speech_prob is None
+    assert (second.chunking, second.decoding) == (None, "sequential")
+    assert second.sequential.clip_timestamps == (0.0, 1.5)
+
+
+def test_raw_bytes_and_unseekable_streams_arrive_whole(
+    client: openai.OpenAI, pipeline: FakePipeline, seen: list[Headers]
+) -> None:
+    client.audio.transcriptions.create(model="demo", file=AUDIO)
+
+    class Pipe(io.RawIOBase):
+        """No length and no way back."""
+
+        def __init__(self) -> None:
+            self._source = io.BytesIO(AUDIO)
+
+        def readable(self) -> bool:
+            return True
+
+        def readinto(self, buffer: Any) -> int:
+            return self._source.readinto(buffer)
+
+    client.audio.transcriptions.create(model="demo", file=("pipe.wav", io.BufferedReader(Pipe())))
+    assert pipeline.uploads == [AUDIO, AUDIO]
+    assert "content-length" in seen[0]
+    assert seen[1]["transfer-encoding"] == "chunked"
+
+
+def test_the_sdk_raises_typed_errors_with_message_code_and_request_id(
+    client: openai.OpenAI, url: str
+) -> None:
+    create = client.audio.transcriptions.create
+    with pytest.raises(openai.BadRequestError) as bad:
+        create(model="demo", file=AUDIO, language="xx")
+    assert (bad.value.param, bad.value.code) == ("language", "invalid_language_format")
+    assert "ISO-639-1" in str(bad.value)
+    assert bad.value.request_id is not None
+    assert bad.value.request_id.startswith("req_")
+    with pytest.raises(openai.NotFoundError) as missing:
+        create(model="whisper-9", file=AUDIO)
+    assert missing.value.code == "model_not_found"
+    with make_client(url, "no") as stranger, pytest.raises(openai.AuthenticationError) as denied:
+        stranger.models.list()
+    assert denied.value.code == "invalid_api_key"
+    with pytest.raises(openai.BadRequestError) as words:
+        create(model="demo", file=AUDIO, timestamp_granularities=["word"])
+    assert words.value.param == "timestamp_granularities"
+
+
+@pytest.mark.parametrize("size", [LIMIT + 1, LIMIT + 8_000_000])
+def test_the_sdk_sees_413_for_uploads_over_the_limit(
+    size: int, client: openai.OpenAI, pipeline: FakePipeline
+) -> None:
+    with pytest.raises(openai.APIStatusError) as caught:
+        client.audio.transcriptions.create(model="demo", file=bytes(size))
+    assert caught.value.status_code == 413
+    assert f"Maximum content size limit ({LIMIT}) exceeded" in str(caught.value)
+    assert pipeline.uploads == []
+
+
+def test_the_sdk_finds_models_with_a_slash(client: openai.OpenAI) -> None:
+    assert client.models.retrieve("openai/whisper-large-v3").id == "openai/whisper-large-v3"
+    assert [model.id for model in client.models.list()] == list(NAMES)
+
+
+def test_the_sdk_retries_an_overload_and_nothing_deterministic(
+    url: str, pipeline: FakePipeline
+) -> None:
+    with make_client(url, max_retries=1) as client:
+        pipeline.error = OverloadedError("busy", retry_after_s=0.1)
+        with pytest.raises(openai.InternalServerError):
+            client.audio.transcriptions.create(model="demo", file=AUDIO)
+        assert len(pipeline.uploads) == 2
+        with pytest.raises(openai.APIStatusError):
+            client.audio.transcriptions.create(model="demo", file=bytes(LIMIT + 1))
+        assert len(pipeline.uploads) == 2
+
+
+FORM_HEAD = """POST /v1/audio/transcriptions HTTP/1.1
+Host: x
+Authorization: Bearer key
+Content-Type: multipart/form-data; boundary=XX
+Content-Length: {length}
+
+"""
+FORM = b"""--XX
+Content-Disposition: form-data; name="model"
+
+demo
+--XX
+Content-Disposition: form-data; name="file"; filename="a"
+
+abc
+--XX--
+""".replace(b"\n", b"\r\n")
+
+
+@contextmanager
+def connected(url: str, form: bytes) -> Iterator[None]:
+    """A client that sends `form` as the beginning of its body, and hangs up at the end."""
+    address = httpx.URL(url)
+    head = FORM_HEAD.format(length=len(FORM)).replace("\n", "\r\n").encode()
+    with socket.create_connection((address.host, address.port or 80)) as connection:
+        connection.sendall(head + form)
+        yield
+
+
+def test_a_client_that_hangs_up_cancels_the_work(
+    url: str, pipeline: FakePipeline, tmp_path: Path
+) -> None:
+    pipeline.hold = True
+    with connected(url, FORM):
+        assert pipeline.started.wait(20.0)
+        assert httpx.get(f"{url}/health").json()["router"]["requests"] == 1
+        assert not pipeline.cancelled.is_set()
+    assert pipeline.cancelled.wait(20.0)
+    wait_until(lambda: not list(tmp_path.iterdir()))
+    wait_until(lambda: httpx.get(f"{url}/health").json()["router"]["requests"] == 0)
+
+
+def test_a_client_that_hangs_up_in_mid_upload_leaves_nothing(
+    url: str, pipeline: FakePipeline, tmp_path: Path
+) -> None:
+    with connected(url, FORM[:-10]):
+        wait_until(lambda: bool(list(tmp_path.iterdir())))
+    wait_until(lambda: not list(tmp_path.iterdir()))
+    assert pipeline.uploads == []
+
+
+def test_a_key_refused_before_a_large_upload_is_read_arrives_as_such(url: str) -> None:
+    with make_client(url, "wrong") as client, pytest.raises(openai.AuthenticationError):
+        client.audio.transcriptions.create(model="demo", file=bytes(LIMIT + 8_000_000))

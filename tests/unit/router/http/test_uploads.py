@@ -1,0 +1,280 @@
+"""Multipart bodies of every cut, order and size; nothing stays on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.errors import (
+    AudioTooShortError,
+    InvalidRequestError,
+    OverloadedError,
+    PayloadTooLargeError,
+)
+from router.http.multipart import MAX_FIELD_BYTES, MAX_FIELDS, MAX_FRAMING_BYTES
+from router.http.uploads import (
+    SPOOL_PREFIX,
+    ClientDisconnectedError,
+    UploadedForm,
+    check_content_length,
+    receive_form,
+    sweep_spool,
+)
+
+LIMIT = 3_000_000
+HEADERS = {"content-type": "multipart/form-data; boundary=XX"}
+MODEL_PART = ('form-data; name="model"', b"m")
+FILE_NAME = 'form-data; name="file"; filename="a.wav"'
+
+
+def is_empty(folder: Path) -> bool:
+    return not list(folder.iterdir())
+
+
+def body_of(*parts: tuple[str, bytes]) -> bytes:
+    pieces = [
+        b"--XX\r\nContent-Disposition: " + disposition.encode() + b"\r\n\r\n" + content + b"\r\n"
+        for disposition, content in parts
+    ]
+    return b"".join(pieces) + b"--XX--\r\n"
+
+
+class Channel:
+    """An ASGI channel with a body cut into pieces; then silence, or a hang-up."""
+
+    def __init__(self, body: bytes, piece: int = 64 * 1024, *, hang_up: bool = False) -> None:
+        self._pieces: Iterator[bytes] = iter(
+            [body[start : start + piece] for start in range(0, len(body), piece)]
+        )
+        self._hang_up = hang_up
+        self.read_bytes = 0
+
+    async def receive(self) -> dict[str, Any]:
+        piece = next(self._pieces, None)
+        if piece is not None:
+            self.read_bytes += len(piece)
+            return {"type": "http.request", "body": piece, "more_body": True}
+        if self._hang_up:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+
+async def read(
+    channel: Channel, folder: Path, headers: dict[str, str] = HEADERS
+) -> tuple[UploadedForm, bytes]:
+    async with receive_form(
+        headers, channel.receive, max_upload_bytes=LIMIT, spool_dir=folder
+    ) as form:
+        content = form.path.read_bytes()
+        assert form.size_bytes == len(content)
+    assert is_empty(folder)
+    return form, content
+
+
+async def refusal(
+    body: bytes, folder: Path, headers: dict[str, str] = HEADERS
+) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        await read(Channel(body), folder, headers)
+    assert is_empty(folder)
+    return caught.value
+
+
+@pytest.mark.parametrize("piece", [1, 7, 64 * 1024])
+@pytest.mark.parametrize("file_first", [True, False])
+async def test_a_body_cut_anywhere_gives_the_same_form(
+    piece: int, file_first: bool, tmp_path: Path
+) -> None:
+    audio = b"\r\n--X\r\n--XY\r\n" + os.urandom(500) + b"\r\n-"
+    prompt = ('form-data; name="prompt"', "naïve\r\nline".encode())
+    parts = [MODEL_PART, prompt, (FILE_NAME, audio)]
+    body = body_of(*(reversed(parts) if file_first else parts))
+    form, content = await read(Channel(body, piece), tmp_path)
+    assert content == audio
+    assert sorted(form.fields) == [("model", "m"), ("prompt", "naïve\r\nline")]
+    assert form.filename == "a.wav"
+
+
+async def test_large_files_are_written_whole(tmp_path: Path) -> None:
+    audio = os.urandom(LIMIT)
+    _, content = await read(Channel(body_of((FILE_NAME, audio), MODEL_PART)), tmp_path)
+    assert content == audio
+
+
+async def test_one_byte_too_many_ends_the_upload_at_once(tmp_path: Path) -> None:
+    body = body_of((FILE_NAME, bytes(LIMIT + 1)), ('form-data; name="prompt"', bytes(500_000)))
+    channel = Channel(body)
+    with pytest.raises(PayloadTooLargeError) as caught:
+        await read(channel, tmp_path)
+    assert is_empty(tmp_path)
+    assert channel.read_bytes < LIMIT + 100_000, "the rest was not read"
+    message = f"Maximum content size limit ({LIMIT}) exceeded ({channel.read_bytes} bytes read)"
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    ("announced", "length"),
+    [("10", 10), (str(LIMIT + 5000), LIMIT + 5000), ("x", None), ("", None)],
+)
+def test_an_announced_length_within_reach_is_read(announced: str, length: int | None) -> None:
+    assert check_content_length({"content-length": announced}, LIMIT) == length
+
+
+def test_an_announced_length_out_of_reach_is_refused_unread() -> None:
+    with pytest.raises(PayloadTooLargeError) as caught:
+        check_content_length({"content-length": "99999999"}, LIMIT)
+    message = f"Maximum content size limit ({LIMIT}) exceeded (99999999 bytes read)"
+    assert caught.value.message == message
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"content-type": "application/json"},
+        {"content-type": "application/x-www-form-urlencoded"},
+        {"content-type": "multipart/form-data"},
+        {"content-type": "multipart/form-data; boundary="},
+        {"content-type": "multipart/form-data; boundary=" + "x" * 2000},
+    ],
+)
+async def test_only_multipart_with_a_boundary_is_read(
+    headers: dict[str, str], tmp_path: Path
+) -> None:
+    await refusal(body_of(MODEL_PART), tmp_path, headers)
+
+
+@pytest.mark.parametrize(
+    "part",
+    [None, ('form-data; name="file"', b"RIFF"), ('form-data; name="file"; filename=""', b"")],
+)
+async def test_a_missing_or_non_upload_file_is_refused(
+    part: tuple[str, bytes] | None, tmp_path: Path
+) -> None:
+    parts = [MODEL_PART, part] if part else [MODEL_PART]
+    error = await refusal(body_of(*parts), tmp_path)
+    assert "'file'" in error.message
+    assert (error.param, error.code) == (None, None)
+
+
+async def test_an_empty_file_is_too_short(tmp_path: Path) -> None:
+    error = await refusal(body_of(MODEL_PART, (FILE_NAME, b"")), tmp_path)
+    assert isinstance(error, AudioTooShortError)
+    assert error.param == "file"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [(FILE_NAME, b"a"), (FILE_NAME, b"b")],
+        [(FILE_NAME, b"a"), ('form-data; name="model"; filename="m"', b"m")],
+        [(FILE_NAME, b"a"), ("form-data", b"m")],
+        [(FILE_NAME, b"a"), ('form-data; name="prompt"', b"\xff\xfe")],
+        [(FILE_NAME, b"a"), ('form-data; name="prompt"', b"x" * (MAX_FIELD_BYTES + 1))],
+        [(FILE_NAME, b"a"), *[MODEL_PART] * (MAX_FIELDS + 1)],
+    ],
+    ids=["two files", "file as field", "no name", "not UTF-8", "long field", "many fields"],
+)
+async def test_malformed_forms_are_refused(parts: list[tuple[str, bytes]], tmp_path: Path) -> None:
+    await refusal(body_of(*parts), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"hello",
+        body_of((FILE_NAME, b"a" * 100))[:-8],
+        body_of((FILE_NAME, b"a" * 100))[:90],
+        b"--YY\r\nContent-Disposition: form-data; name=x\r\n\r\n1\r\n--YY--\r\n",
+        b"--XX\r\n" + b"A: b\r\n" * 1000 + b"\r\n1\r\n--XX--\r\n",
+        b"--XX\r\n: \r\n\r\n1\r\n--XX--\r\n",
+    ],
+    ids=["empty", "text", "no end", "cut", "other boundary", "many headers", "bad header"],
+)
+async def test_bodies_that_are_no_whole_form_are_refused(body: bytes, tmp_path: Path) -> None:
+    await refusal(body, tmp_path)
+
+
+async def test_endless_preambles_are_cut_off(tmp_path: Path) -> None:
+    body = body_of((FILE_NAME, b"a")) + b"x" * (2 * MAX_FRAMING_BYTES)
+    with pytest.raises(PayloadTooLargeError):
+        await read(Channel(body), tmp_path)
+    assert is_empty(tmp_path)
+
+
+async def test_a_hang_up_in_mid_upload_leaves_nothing(tmp_path: Path) -> None:
+    body = body_of((FILE_NAME, bytes(LIMIT)))[:2_000_000]
+    with pytest.raises(ClientDisconnectedError):
+        await read(Channel(body, hang_up=True), tmp_path)
+    assert is_empty(tmp_path)
+
+
+async def test_a_cancelled_upload_leaves_nothing(tmp_path: Path) -> None:
+    reading = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if reading.is_set():
+            await asyncio.Event().wait()
+        reading.set()
+        return {"type": "http.request", "body": body_of((FILE_NAME, b"a"))[:60], "more_body": True}
+
+    async def upload() -> None:
+        async with receive_form(HEADERS, receive, max_upload_bytes=LIMIT, spool_dir=tmp_path):
+            raise AssertionError("the body never ended")
+
+    task = asyncio.create_task(upload())
+    await reading.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert is_empty(tmp_path)
+
+
+async def test_an_upload_that_stalls_is_given_up(tmp_path: Path) -> None:
+    async def receive() -> dict[str, Any]:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    with pytest.raises(InvalidRequestError) as caught:
+        async with receive_form(
+            HEADERS, receive, max_upload_bytes=LIMIT, spool_dir=tmp_path, stall_s=0.02
+        ):
+            raise AssertionError("nothing came")
+    assert caught.value.code == "upload_stalled"
+    assert is_empty(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+async def test_a_full_disk_is_an_overload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**_: object) -> tuple[int, str]:
+        return os.open("/dev/full", os.O_WRONLY), str(tmp_path / "spool")
+
+    monkeypatch.setattr("router.http.uploads.tempfile.mkstemp", full)
+    with pytest.raises(OverloadedError) as caught:
+        await read(Channel(body_of((FILE_NAME, b"abc"))), tmp_path)
+    assert caught.value.retry_after_s is not None
+
+
+async def test_files_of_a_killed_router_are_swept_and_no_others(tmp_path: Path) -> None:
+    """A file is held by the router that reads or transcribes it, however long that takes."""
+    for name in (f"{SPOOL_PREFIX}left", f"{SPOOL_PREFIX}new", "other"):
+        (tmp_path / name).write_bytes(b"x")
+    channel = Channel(body_of((FILE_NAME, b"abc")))
+    async with receive_form(
+        HEADERS, channel.receive, max_upload_bytes=LIMIT, spool_dir=tmp_path
+    ) as form:
+        for path in (tmp_path / f"{SPOOL_PREFIX}left", tmp_path / "other", form.path):
+            os.utime(path, (0, 0))
+        assert sweep_spool(tmp_path) == 1
+        left = {path.name for path in tmp_path.iterdir()}  # noqa: ASYNC240
+        assert left == {
+            f"{SPOOL_PREFIX}new",
+            "other",
+            form.path.name,
+        }

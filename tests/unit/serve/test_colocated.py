@@ -1,0 +1,160 @@
+"""One worker that is both pools, without Ray."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from cluster.errors import DeadlineExceededError, HandleRefusedError
+from cluster.kv.exporter import Exporter
+from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
+from cluster.serve.clients import ServePool
+from cluster.serve.colocated import ColocatedWorker
+from cluster.serve.hooks.ledger import PROCESS_LEDGER
+from cluster.settings_sources import load_settings
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.reference import make_pcm
+from tests.support.replicas import Worker
+
+
+class Handle:
+    """As much of Serve's handle as making a `ServePool` and its `status` take."""
+
+    def __init__(self, worker: ColocatedWorker) -> None:
+        self._worker = worker
+
+    def options(self, **options: Any) -> Handle:
+        return self
+
+    def broadcast(self, method: str) -> Handle:
+        assert method == "status"
+        return self
+
+    async def results_async(self, **options: Any) -> list[Any]:
+        return [await self._worker.status(), RuntimeError("a replica that died")]
+
+
+@pytest.mark.usefixtures("as_replica")
+async def test_one_worker_encodes_decodes_streams_and_drains() -> None:
+    settings = load_settings(
+        None,
+        {
+            "model": str(cached_checkpoint()),
+            "cluster_key": "k" * 32,
+            "encoder": {"threads": 1, "device": "cpu", "export_windows": 2},
+            "decoder": {"threads": 1, "device": "cpu", "kv_windows": 2},
+        },
+        environ={},
+    )
+    worker = Worker(settings, "build")
+    options = DecodeOptions(language="en", max_new_tokens=8)
+
+    async def handed_over() -> DecodeRequest:
+        reply = await worker.encode(EncodeRequest("r", 0, 0, make_pcm(1.0), 30.0))
+        return DecodeRequest("r", 0, 0, reply.handle, options, 30.0)
+
+    plain = await worker.decode(await handed_over())
+    assert plain.timings.transport == "memory"
+    streamed = [group async for group in worker.decode_stream(await handed_over())]
+    result = streamed[-1]
+    assert isinstance(result, DecodeResult)
+    assert result.tokens == plain.tokens
+    requests = [await handed_over() for _ in range(2)]
+    results = await asyncio.gather(*map(worker.decode, requests))
+    assert all(one.tokens == plain.tokens for one in results)
+
+    worker.check_health()
+    handle = Handle(worker)
+    (encoder,) = await ServePool(handle, "encoder", PROCESS_LEDGER).status()
+    (decoder,) = await ServePool(handle, "decoder", PROCESS_LEDGER).status()
+    assert (encoder.role, encoder.replica) == ("encoder", "encoder-1")
+    assert (decoder.role, decoder.replica) == ("decoder", "decoder-1")
+    await worker.shut_down()
+
+
+async def test_what_goes_wrong_is_counted(
+    as_replica: dict[tuple[str, ...], float],
+) -> None:
+    """A forged handle, a stray notification, a window too late, a lease that ran out, by name."""
+    settings = load_settings(
+        None,
+        {
+            "model": str(cached_checkpoint()),
+            "cluster_key": "k" * 32,
+            "encoder": {"threads": 1, "device": "cpu", "export_windows": 2},
+            "decoder": {"threads": 1, "device": "cpu", "kv_windows": 2},
+        },
+        environ={},
+    )
+    worker = Worker(settings, "build")
+    encode, decode = worker._encoder, worker._decoder
+    reply = await worker.encode(EncodeRequest("r", 0, 1, make_pcm(1.0), 30.0))
+    options = DecodeOptions(language="en", max_new_tokens=4)
+    forged = replace(reply.handle, frames=7)
+    with pytest.raises(HandleRefusedError):
+        await worker.decode(DecodeRequest("r", 0, 1, forged, options, 30.0))
+    with pytest.raises(DeadlineExceededError):
+        await worker.encode(EncodeRequest("r", 1, 1, make_pcm(1.0), -1.0))
+    with pytest.raises(DeadlineExceededError):
+        await worker.decode(DecodeRequest("r", 0, 1, reply.handle, options, -1.0))
+    (exporter,) = encode._exporters
+    assert isinstance(exporter, Exporter)
+    exporter.handle_notifications([b"nonsense", b"REL:" + b"0" * 32])
+    lost = exporter.reserve(exporter.layout.pages_per_window)
+    assert lost is not None
+    exporter._leases.lease_s = 0.0
+    exporter.publish(lost, request_id="r", window=2, attempt=1, frames=1500)
+    async with asyncio.timeout(30.0):
+        while not exporter.n_expired:  # noqa: ASYNC110 - another thread is waited for
+            await asyncio.sleep(0.01)
+    for _ in range(2):  # telling again counts nothing twice
+        encode._report()
+        decode._report()
+    await worker.shut_down()
+    expected = {
+        ("splitscribe_refused_handles_total", "signature"): 1,
+        ("splitscribe_refused_notifications_total", "malformed"): 1,
+        ("splitscribe_refused_notifications_total", "unknown_lease"): 1,
+        ("splitscribe_encoder_failed_windows_total", "expired"): 1,
+        ("splitscribe_failed_sequences_total",): 1,
+        ("splitscribe_expired_leases_total",): 1,
+    }
+    assert {name: as_replica[name] for name in expected} == expected
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("as_replica")
+async def test_both_roles_on_one_gpu_overlap_without_harm(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While each other runs, in any batch: the same tokens as on the CPU, in float32."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # torch's default for convs
+    options = DecodeOptions(language="en", max_new_tokens=40)
+    found = []
+    for device in ("cpu", "cuda"):
+        role = {"device": device, "dtype": "float32"}
+        settings = load_settings(
+            None,
+            {
+                "model": str(cached_checkpoint()),
+                "cluster_key": "k" * 32,
+                "encoder": {**role, "export_windows": 8},
+                "decoder": {**role, "kv_windows": 8, "max_batch": 8},
+            },
+            environ={},
+        )
+        worker = Worker(settings, "build")
+
+        async def one(seed: int, worker: Worker = worker) -> tuple[int, ...]:
+            request = EncodeRequest("r", 0, 0, make_pcm(0.5 + seed, seed), 60.0)
+            handle = (await worker.encode(request)).handle
+            result = await worker.decode(DecodeRequest("r", 0, 0, handle, options, 60.0))
+            return result.tokens
+
+        found.append(await asyncio.gather(*(one(seed) for seed in range(24))))
+        await worker.shut_down()
+    assert found[0] == found[1]

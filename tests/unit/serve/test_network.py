@@ -1,0 +1,113 @@
+"""Which of a host's networks KV may take, and where Serve's port between replicas is bound."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import ConfigurationError
+from cluster.serve.network import (
+    ALONE,
+    interfaces,
+    keep_to_network,
+    kv_devices,
+    ray_on_loopback,
+    rdma_ports,
+)
+
+FOUND = {
+    "lo": ("127.0.0.1", "::1"),
+    "eth0": ("203.0.113.7", "2001:db8::7"),
+    "eth1": ("10.1.0.7",),
+    "ib0": ("10.2.0.7",),
+}
+RDMA = ("mlx5_0:1", "mlx5_1:1")
+
+
+@pytest.mark.parametrize(
+    ("kv_network", "node_address", "devices"),
+    [
+        ("auto", "10.1.0.7", "eth1,mlx5_0:1,mlx5_1:1"),
+        ("auto", "127.0.0.1", "lo"),
+        ("auto", "2001:db8::7", "eth0,mlx5_0:1,mlx5_1:1"),
+        ("auto", "192.0.2.1", None),
+        ("all", "10.1.0.7", None),
+        ("mlx5_1:1", "10.1.0.7", "mlx5_1:1"),
+        ("mlx5_0:1,10.0.0.0/8", "203.0.113.7", "mlx5_0:1,eth1,ib0"),
+        ("eth1,10.1.0.0/16", "203.0.113.7", "eth1"),
+        ("2001:db8::/32", "10.1.0.7", "eth0"),
+    ],
+)
+def test_kv_keeps_to_the_cluster_s_network(
+    kv_network: str, node_address: str, devices: str | None
+) -> None:
+    assert kv_devices(kv_network, node_address, FOUND, RDMA) == devices
+
+
+@pytest.mark.parametrize("kv_network", ["eth7", "10.9.0.0/16", "eth1,", "10.1.0.0/99"])
+def test_a_network_that_is_not_there_is_refused_with_what_is(kv_network: str) -> None:
+    with pytest.raises(ConfigurationError, match=r"there are lo, eth0, eth1, ib0, mlx5_0:1"):
+        kv_devices(kv_network, "10.1.0.7", FOUND, RDMA)
+
+
+def test_rdma_ports_that_are_up_are_found(tmp_path: Path) -> None:
+    for port, state in (("mlx5_0/ports/1", "4: ACTIVE"), ("mlx5_1/ports/1", "1: DOWN")):
+        (tmp_path / port).mkdir(parents=True)
+        (tmp_path / port / "state").write_text(f"{state}\n")
+    assert rdma_ports(tmp_path) == ("mlx5_0:1",)
+    assert rdma_ports(tmp_path / "nothing") == ()
+
+
+def test_interfaces_are_this_machine_s() -> None:
+    assert any("127.0.0.1" in addresses for addresses in interfaces().values())
+
+
+def test_ray_of_one_machine_has_the_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.util import get_node_ip_address
+
+    monkeypatch.delenv(ALONE, raising=False)
+    before = get_node_ip_address()
+    with ray_on_loopback():
+        assert get_node_ip_address() == "127.0.0.1"
+        assert os.environ[ALONE] == "0"
+    assert get_node_ip_address() == before
+    assert ALONE not in os.environ
+
+
+def test_serve_s_port_between_replicas_has_the_node_s_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the very helper that a replica calls; what is refused at the node's address alone."""
+    import grpc
+    import ray.serve._private.replica as replica
+
+    monkeypatch.setattr(replica, "add_port_to_grpc_server", replica.add_port_to_grpc_server)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.3")
+    monkeypatch.setenv("UCX_NET_DEVICES", "all")
+    for _ in range(2):
+        keep_to_network(None)
+    server = grpc.server(None)
+    port = replica.add_port_to_grpc_server(server, "[::]:0")
+    server.start()
+    try:
+        socket.create_connection(("127.0.0.3", port), 5.0).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5.0)
+    finally:
+        server.stop(None).wait()
+
+
+def test_what_the_operator_says_to_ucx_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray.serve._private.replica as replica
+
+    monkeypatch.setattr(replica, "add_port_to_grpc_server", replica.add_port_to_grpc_server)
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_7:1")
+    keep_to_network("auto")
+    assert os.environ["UCX_NET_DEVICES"] == "mlx5_7:1"
+    monkeypatch.delenv("UCX_NET_DEVICES")
+    keep_to_network("auto")
+    assert os.environ["UCX_NET_DEVICES"] == "lo"

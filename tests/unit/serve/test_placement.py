@@ -1,0 +1,84 @@
+"""Where the roles run: the rules, and what they are told of a machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.errors import ConfigurationError
+from cluster.serve.placement import Machine, mps_runs, place
+from cluster.settings import DecoderSettings, EncoderSettings
+from cluster.settings_sources import load_settings
+
+CPU = Machine(0, False, True)
+ONE_GPU = Machine(1, False, True)
+ONE_GPU_MPS = Machine(1, True, True)
+EIGHT_GPUS = Machine(8, False, True)
+NO_NIXL = Machine(0, False, False)
+TWO_ENCODERS = {"encoder": {"replicas": 2}}
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "kind", "gpus"),
+    [
+        (CPU, {}, "split", 0),
+        (CPU, {"placement": "colocated"}, "colocated", 0),
+        (NO_NIXL, {}, "colocated", 0),
+        (CPU, {"transport": "memory"}, "colocated", 0),
+        (ONE_GPU, {}, "colocated", 1),
+        (ONE_GPU, {"placement": "split"}, "split", 0.5),
+        (ONE_GPU, TWO_ENCODERS, "split", 0.3333),
+        (ONE_GPU, {"transport": "nixl"}, "split", 0.5),
+        (ONE_GPU, {"encoder": {"device": "cpu"}, "decoder": {"device": "cpu"}}, "split", 0),
+        (ONE_GPU_MPS, {}, "split", 0.5),
+        (EIGHT_GPUS, {}, "split", 1),
+        (EIGHT_GPUS, {"encoder": {"replicas": 6}, "decoder": {"replicas": 10}}, "split", 0.5),
+        (CPU, {"encoder": {"device": "cuda"}, "decoder": {"device": "cuda"}}, "split", 0.5),
+        (ONE_GPU, {"models": {n: {"model": "demo"} for n in "ab"}}, "colocated", 0.5),
+    ],
+)
+def test_the_rules(machine: Machine, flags: dict[str, Any], kind: str, gpus: float) -> None:
+    placement = place(load_settings(None, flags, environ={}), machine)
+    assert (placement.kind, placement.gpus) == (kind, gpus)
+    assert str(placement).startswith(f"{kind} (")
+    assert placement.gpus_of(EncoderSettings(device="cpu")) == 0
+    assert placement.gpus_of(EncoderSettings()) == gpus
+    assert placement.gpus_of(DecoderSettings(gpus=0.25)) == 0.25
+
+
+@pytest.mark.parametrize(
+    ("machine", "flags", "named"),
+    [
+        (CPU, {"placement": "colocated", **TWO_ENCODERS}, "set both replicas to 1"),
+        (CPU, {"placement": "colocated", "transport": "nixl"}, "leave transport"),
+        (CPU, {"placement": "colocated", "encoder": {"device": "cpu"}}, "one device"),
+        (CPU, {"placement": "split", "transport": "memory"}, "need NIXL"),
+        (NO_NIXL, TWO_ENCODERS, "need NIXL"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(
+    machine: Machine, flags: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        place(load_settings(None, flags, environ={}), machine)
+
+
+def test_mps_is_found_by_its_pipe_and_its_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.serve.placement.MPS_DIRECTORY", str(tmp_path))
+    assert not mps_runs({})
+    (tmp_path / "control").touch()
+    assert not mps_runs({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})  # no pipe
+    (tmp_path / "control").unlink()
+    os.mkfifo(tmp_path / "control")
+    assert mps_runs({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
+    assert not mps_runs({})  # nobody says whose it is
+    pid_file = tmp_path / "nvidia-cuda-mps-control.pid"
+    pid_file.write_text(f"{os.getpid()}\n")
+    assert mps_runs({})
+    pid_file.write_text("4194303")  # above every process's
+    assert not mps_runs({})

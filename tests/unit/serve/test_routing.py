@@ -1,0 +1,152 @@
+"""Windows go to the worker that is done with them first, and next to the KV where that is free."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Hashable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.messages import (
+    CrossKVHandle,
+    DecodeOptions,
+    DecodeRequest,
+    EncodeRequest,
+    Place,
+    WorkerLoad,
+)
+from cluster.serve.routing import Candidate, Ledger, key_of, ranked, work_of
+
+CHANCE = random.Random(0)
+HERE, NEAR, FAR = Place("a", "rack"), Place("b", "rack"), Place("c", "other")
+HANDLE = CrossKVHandle("r", 0, 1, "e", b"", "", (), 0, 0, 0, 0, "", 10.0)
+
+
+def encode_request(window: int = 0) -> EncodeRequest:
+    return EncodeRequest("r", window, 1, np.zeros(16, np.int16), 30.0)
+
+
+def decode_request(beam_size: int = 1, kv_place: Place = HERE) -> DecodeRequest:
+    options = DecodeOptions(beam_size=beam_size)
+    return DecodeRequest("r", 0, 1, HANDLE, options, 30.0, kv_place=kv_place)
+
+
+def encoder(key: str, work: float, window_s: float) -> Candidate:
+    return Candidate(key, WorkerLoad(window_s=window_s), HERE, work)
+
+
+def decoder(key: str, work: float, place: Place, capacity: float = 16.0) -> Candidate:
+    return Candidate(key, WorkerLoad(capacity=capacity), place, work)
+
+
+def test_a_slow_encoder_gets_less() -> None:
+    slow, fast = encoder("slow", 1, 0.3), encoder("fast", 3, 0.1)
+    assert ranked(encode_request(), [slow, fast], CHANCE) == ["fast", "slow"]
+    slow, fast = encoder("slow", 0, 0.3), encoder("fast", 3, 0.1)
+    assert ranked(encode_request(), [slow, fast], CHANCE) == ["slow", "fast"]
+
+
+def test_a_new_encoder_is_taken_for_a_usual_one() -> None:
+    new, usual = encoder("new", 0, 0.0), encoder("usual", 1, 0.1)
+    assert ranked(encode_request(), [usual, new], CHANCE) == ["new", "usual"]
+
+
+def test_equal_workers_share_the_work() -> None:
+    workers = [encoder(name, 0, 0.1) for name in "abc"]
+    firsts = Counter(ranked(encode_request(), workers, CHANCE)[0] for _ in range(300))
+    assert set(firsts) == set("abc")
+
+
+def test_a_decoder_next_to_the_kv_is_first_while_about_as_empty() -> None:
+    far, near, here = decoder("far", 0, FAR), decoder("near", 0, NEAR), decoder("here", 0, HERE)
+    assert ranked(decode_request(), [far, near, here], CHANCE) == ["here", "near", "far"]
+    here = decoder("here", 3, HERE)
+    assert ranked(decode_request(), [far, near, here], CHANCE) == ["near", "here", "far"]
+    here, near = decoder("here", 5, HERE), decoder("near", 5, NEAR)
+    assert ranked(decode_request(), [far, near, here], CHANCE) == ["far", "here", "near"]
+
+
+def test_nodes_without_a_domain_are_far_from_one_another() -> None:
+    kv_place = Place("a")
+    lonely, here = decoder("lonely", 0, Place("b")), decoder("here", 1, Place("a"))
+    assert ranked(decode_request(kv_place=kv_place), [lonely, here], CHANCE) == ["here", "lonely"]
+
+
+def test_decoders_are_as_full_as_their_capacity_says() -> None:
+    small, large = decoder("small", 8, HERE, 16), decoder("large", 16, HERE, 64)
+    assert ranked(decode_request(), [small, large], CHANCE) == ["large", "small"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "work"),
+    [(encode_request(), 1.0), (decode_request(), 1.0), (decode_request(5), 5.0), (None, 0.0)],
+)
+def test_work_is_windows_and_hypotheses(request_: Any, work: float) -> None:
+    assert work_of(request_) == work
+
+
+def test_encode_and_decode_of_a_window_are_two_calls() -> None:
+    keys = {key_of(encode_request()), key_of(encode_request(1)), key_of(decode_request())}
+    assert len(keys) == 3
+
+
+def counted(ledger: Ledger, *workers: Hashable) -> list[float]:
+    return [ledger.work(worker) for worker in workers]
+
+
+def test_work_is_counted_from_the_choice_to_the_end() -> None:
+    ledger = Ledger()
+    ledger.send("a", 1, 5.0)
+    ledger.send("a", 2, 1.0)
+    assert counted(ledger, "a", "b") == [6.0, 0.0]
+    ledger.move("b", 1)
+    assert counted(ledger, "a", "b") == [1.0, 5.0]
+    ledger.end(1)
+    ledger.end(1)
+    ledger.move("a", 1)  # its answer was faster than the news of where it went
+    assert counted(ledger, "a", "b") == [1.0, 0.0]
+    ledger.send("b", 2, 1.0)  # once more, after a failure
+    assert counted(ledger, "a", "b") == [0.0, 1.0]
+
+
+def test_what_a_worker_tells_of_ones_own_work_is_not_counted_twice() -> None:
+    ledger = Ledger()
+    for request in range(4):
+        ledger.send("a", request, 1.0)
+    ledger.told("a", 4.0)
+    assert counted(ledger, "a") == [4.0]
+    for request in range(3):
+        ledger.end(request)
+    ledger.told("a", 4.0)  # from before the three had ended
+    assert counted(ledger, "a") == [1.0]
+
+
+def test_work_of_others_is_what_is_beyond_ones_own() -> None:
+    ledger = Ledger()
+    ledger.send("a", 1, 1.0)
+    ledger.told("a", 7.0)
+    assert counted(ledger, "a") == [7.0]
+    ledger.end(1)
+    assert counted(ledger, "a") == [6.0]
+    ledger.told("a", 0.0)
+    assert counted(ledger, "a") == [0.0]
+
+
+def test_a_worker_that_is_gone_leaves_nothing() -> None:
+    ledger = Ledger()
+    ledger.send("a", 1, 1.0)
+    ledger.told("a", 7.0)
+    ledger.forget("a")
+    assert counted(ledger, "a") == [0.0]
+    ledger.end(1)
+    ledger.send("b", 1, 1.0)
+    assert counted(ledger, "a", "b") == [0.0, 1.0]
+
+
+def test_a_load_survives_the_way_through_serve() -> None:
+    load = WorkerLoad(3.0, 16.0, 0.25)
+    assert WorkerLoad.of_stats(load.as_stats()) == load
+    assert WorkerLoad.of_stats({}) == WorkerLoad()

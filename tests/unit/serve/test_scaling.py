@@ -1,0 +1,189 @@
+"""Pools grow within seconds, do not flap, keep balance, sleep and wake; on a model of the cluster.
+
+What a real cluster told Serve's controller under a load is replayed as well
+(`tests/data/scaling_trace.json`).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.serve.scaling import (
+    Balancer,
+    DecoderSignals,
+    EncoderSignals,
+    PoolView,
+    Role,
+    ScalingRules,
+)
+from tests.support.pool_model import ROWS, STEP_S, WINDOW_S, PoolModel
+
+TRACE = Path(__file__).parents[2] / "data" / "scaling_trace.json"
+BOTH: tuple[Role, Role] = ("encoder", "decoder")
+
+
+def replay(rules: ScalingRules) -> tuple[float, list[tuple[float, Role, int, int]]]:
+    """When the load began, and the decisions for what the recorded workers told."""
+    trace: dict[str, Any] = json.loads(TRACE.read_text())
+    balancer, targets = Balancer(), dict.fromkeys(BOTH, 1)
+    changes: list[tuple[float, Role, int, int]] = []
+    for at_s, role, queued, signals in trace["rows"]:
+        if role == "encoder":
+            encoders = tuple(EncoderSignals(*one) for one in signals)
+            view = PoolView(targets[role], queued, encoders=encoders)
+        else:
+            decoders = tuple(DecoderSignals(*one) for one in signals)
+            view = PoolView(targets[role], queued, decoders=decoders)
+        decision = balancer.decide(role, rules, view, at_s)
+        if decision.workers != targets[role]:
+            changes.append((at_s, role, targets[role], decision.workers))
+            targets[role] = decision.workers
+    return float(trace["load_began_s"]), changes
+
+
+def make_model(start_s: float = 2.0, decode_s: float = 1.0, **rules: Any) -> PoolModel:
+    own = ScalingRules(**{"min_workers": 1, "max_workers": 8} | rules)
+    return PoolModel(dict.fromkeys(BOTH, own), start_s, decode_s)
+
+
+def poisson(per_s: float, seconds: float, seed: int = 0) -> list[float]:
+    """Windows in each step."""
+    chance, steps = random.Random(seed), []
+    for _ in range(round(seconds / STEP_S)):
+        n, at = 0, chance.expovariate(per_s)
+        while at < STEP_S:
+            n, at = n + 1, at + chance.expovariate(per_s)
+        steps.append(float(n))
+    return steps
+
+
+def test_a_step_of_load_is_answered_within_five_seconds() -> None:
+    model = make_model()
+    model.run(poisson(3, 60))
+    assert model.history == []
+    model.run(poisson(30, 5))
+    n_needed = 30 * WINDOW_S / 0.8
+    assert model.pools["encoder"].target >= n_needed
+    assert model.pools["decoder"].target > 1
+    model.run(poisson(30, 60))
+    assert model.queue * WINDOW_S < 0.5
+    assert model.unread < ROWS
+    assert max(after for _, _, after in model.changes("encoder")) <= 2 * n_needed
+
+
+def test_what_a_real_cluster_told_is_answered_in_time_and_without_flapping() -> None:
+    """Twenty seconds of load, then three bursts, then one client, then none."""
+    began_s, changes = replay(ScalingRules(max_workers=3))
+    for role in BOTH:
+        own = [change for change in changes if change[1] == role]
+        signs = [after > before for _, _, before, after in own]
+        assert signs == sorted(signs, reverse=True), changes  # up, then down, once
+        assert own[-1][3] == 1
+    encoders = [change for change in changes if change[1] == "encoder"]
+    assert 0 < encoders[0][0] - began_s <= 5.0, changes
+
+
+def test_machines_that_come_late_are_not_ordered_twice() -> None:
+    """A queue grows for a minute while they start; what is ordered follows what comes."""
+    model = make_model(start_s=60.0, max_workers=50)
+    model.run(poisson(3, 30) + poisson(30, 55))
+    assert 30 * WINDOW_S / 0.8 <= model.pools["encoder"].target <= 2 * 30 * WINDOW_S / 0.8
+    assert model.pools["decoder"].target <= 6
+
+
+@pytest.mark.parametrize("quiet_s", [5, 10, 30])
+def test_bursts_do_not_make_it_flap(quiet_s: float) -> None:
+    model = make_model()
+    for seed in range(20):
+        model.run(poisson(25, 5, seed) + poisson(2, quiet_s, seed))
+    assert max(model.turns(role) for role in BOTH) <= 1, model.history
+
+
+def test_one_window_more_or_less_changes_nothing() -> None:
+    """Demand about a bound: up and down have different ones."""
+    model = make_model()
+    for seed in range(30):
+        model.run(poisson(15, 10, seed) + poisson(17, 10, seed))
+    assert max(model.turns(role) for role in BOTH) <= 1, model.history
+
+
+def test_less_load_ends_workers_after_the_delay_and_not_before() -> None:
+    model = make_model(downscale_delay_s=30.0)
+    model.run(poisson(30, 30))
+    grown = model.pools["encoder"].target
+    quiet_s = model.now_s
+    model.run(poisson(3, 25))
+    assert model.pools["encoder"].target == grown
+    model.run(poisson(3, 60))
+    assert model.pools["encoder"].target == 1
+    assert model.pools["decoder"].target == 1
+    assert all(
+        at > quiet_s + 25 for at, before, after in model.changes("encoder") if after < before
+    )
+
+
+def test_slow_decoders_grow_and_encoders_that_wait_for_them_do_not() -> None:
+    model = make_model(decode_s=20.0, start_s=5.0)
+    model.run(poisson(6, 60))
+    assert model.pools["decoder"].target >= 6 * 20 / ROWS
+    assert max([after for _, _, after in model.changes("encoder")], default=1) <= 2
+
+
+def test_decoders_grow_with_encoders_before_they_are_full() -> None:
+    balancer, rules = Balancer(), ScalingRules(max_workers=8, upscale_delay_s=0.0)
+    full = EncoderSignals(busy=1.0, queue_s=20.0)
+    decoders = PoolView(2, decoders=(DecoderSignals(0.6), DecoderSignals(0.6)))
+    assert balancer.decide("decoder", rules, decoders, 0.0).workers == 2
+    grown = balancer.decide("encoder", rules, PoolView(2, encoders=(full, full)), 0.1)
+    assert grown.workers > 2
+    answer = balancer.decide("decoder", rules, decoders, 0.2)
+    assert answer.workers > 2
+    assert answer.reason == "encoders grow"
+
+
+def test_a_near_deadline_wants_more_than_a_far_one() -> None:
+    def wanted(slack_s: float) -> int:
+        rules = ScalingRules(max_workers=100, upscale_delay_s=0.0)
+        view = PoolView(1, encoders=(EncoderSignals(1.0, 30.0, slack_s),))
+        return Balancer().decide("encoder", rules, view, 0.0).workers
+
+    assert wanted(120.0) == 1 + 30 / 5
+    assert wanted(6.0) == 1 + 30 / 3
+
+
+def test_pools_sleep_together_and_wake_together() -> None:
+    model = make_model(min_workers=0, to_zero_delay_s=20.0)
+    model.run([0.0] * 10)  # nothing came yet
+    assert {role: model.pools[role].target for role in BOTH} == {"encoder": 0, "decoder": 0}
+    model.run([1.0])
+    model.run([0.0])
+    assert {role: model.pools[role].target for role in BOTH} == {"encoder": 1, "decoder": 1}
+    model.run([0.0] * 50)
+    assert model.queue == model.unread == model.used == 0
+    assert model.pools["encoder"].target == 1
+    model.run([0.0] * 260)
+    assert {role: model.pools[role].target for role in BOTH} == {"encoder": 0, "decoder": 0}
+
+
+def test_a_pool_that_may_not_sleep_keeps_its_least() -> None:
+    model = make_model(min_workers=2, to_zero_delay_s=1.0)
+    model.run([0.0] * 1000)
+    assert model.history == []
+
+
+def test_one_pool_alone_is_scaled_too() -> None:
+    balancer, rules = Balancer(), ScalingRules(max_workers=4, upscale_delay_s=0.0)
+    view = PoolView(1, decoders=(DecoderSignals(1.0, 2.0),))
+    assert balancer.decide("decoder", rules, view, 0.0).workers == 3
+
+
+def test_new_rules_hold_at_once() -> None:
+    balancer, view = Balancer(), PoolView(1, encoders=(EncoderSignals(1.0, 100.0),))
+    for workers in (2, 5):
+        rules = ScalingRules(max_workers=workers, upscale_delay_s=0.0)
+        assert balancer.decide("encoder", rules, view, 0.0).workers == workers
