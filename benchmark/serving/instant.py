@@ -238,8 +238,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmark.shared.server import (
-        instant,  # so that replicas import its classes by their names
-    )
+    from benchmark.serving import instant  # so that replicas import its classes by their names
 
     instant.main()

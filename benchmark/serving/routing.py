@@ -283,8 +283,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmark.shared.server import (
-        routing,  # so that replicas import its classes by their names
-    )
+    from benchmark.serving import routing  # so that replicas import its classes by their names
 
     routing.main()

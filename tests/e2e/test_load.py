@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmark.shared.server import load as serve
+from benchmark.serving import load as serve
 from tests.e2e.conftest import Server
 
 
