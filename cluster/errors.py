@@ -24,8 +24,8 @@
         ├── WorkerGoneError                     the replica died or cannot be reached
         └── SequenceFailedError                 this sequence alone failed
 
-Knows nothing of HTTP frameworks: `router.http.routes` has the one handler that writes the body.
-All classes survive pickling, because they cross processes through Ray.
+Knows nothing of HTTP frameworks: `router.http.envelope` alone turns an error into an answer.
+Every class survives pickling, because errors cross processes through Ray.
 """
 
 from __future__ import annotations

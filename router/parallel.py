@@ -24,8 +24,8 @@ from router.audio.stream import AudioStream
 from router.audio.windows import Window
 from router.doubt import gates_for, unheard_from, without_inventions
 from router.gather import TranscriptBuilder, gather_window, token_logprobs
-from router.pipeline import RequestRun, WindowAudio, WindowPath
-from router.seams import Update
+from router.interface import Update
+from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.transcript import WindowTranscript
 
 MIN_TAIL_S = 0.1  # less than this cannot hold a word
@@ -41,7 +41,7 @@ class ParallelRun:
     by_token: tell each token's text at once; only without fallback.
     """
 
-    path: WindowPath
+    pipeline: Pipeline
     run: RequestRun
     options: DecodeOptions
     tokenizer: WhisperTokenizer
@@ -92,7 +92,7 @@ class ParallelRun:
         options = replace(self.options, seed=self.options.seed + number, gates=gates)
         audio = WindowAudio.of_samples(window.index, pcm)
         on_token = partial(self._tell, window.index, gates) if self.by_token else None
-        result = await self.path.decode(self.run, audio, options, on_token)
+        result = await self.pipeline.decode(self.run, audio, options, on_token)
         part = gather_window(
             result,
             gates,

@@ -1,8 +1,8 @@
-"""One window's way through both pools: encode, hand over, decode, until it works or time is up.
+"""The one place that knows how a window is encoded, handed over, decoded, and tried again.
 
 What fails is tried again here and nowhere else: lost KV is encoded again, a dead or draining
-worker is replaced by another, a full pool is asked again, all until the request's deadline. Knows
-nothing of where windows come from and of what becomes of their tokens.
+worker is replaced by another, and a full pool is asked again, all until the request's deadline.
+This module does not know where windows come from or what becomes of their tokens.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
 from cluster.tracing import NO_TRACER, Span, Tracer
 from router.clients import DecoderClient, EncoderClient, OnToken
-from router.seams import RequestContext, StageTimings
+from router.interface import RequestContext, StageTimings
 
 logger = logging.getLogger(__name__)
 
@@ -109,8 +109,8 @@ class RequestRun:
         )
 
 
-class WindowPath:
-    """Takes windows through the pools; one for all requests of a router."""
+class Pipeline:
+    """Takes windows through both pools, for all requests for one model."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""The one place that knows the whole path: upload -> windows -> encoder -> decoder -> transcript.
+"""The way of a request from its upload to its transcript.
 
 It turns a request's parameters into decode options, opens the upload in an audio worker, and runs
-the mode that was asked for: `router.parallel` or `router.sequential`, both of which take single
-windows through the pools by `router.pipeline`.
+the mode that was asked for: `router.parallel` or `router.sequential`. Both of them take each window
+through the encoder and decoder pools by `router.pipeline`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from router.api.params import Chunking, TranscriptionParams
 from router.audio.pool import AudioStream, WholeAudio
 from router.clients import DecoderClient, EncoderClient
 from router.gather import TranscriptBuilder
+from router.interface import HealthReport, PoolHealth, RequestContext, TranscriptionResult
 from router.parallel import ParallelRun
-from router.pipeline import RequestRun, WindowPath
-from router.seams import HealthReport, PipelineResult, PoolHealth, RequestContext
+from router.pipeline import Pipeline, RequestRun
 from router.seeking import Seeker
 from router.sequential import SequentialRun
 from router.text_context import TextContext
@@ -47,8 +47,8 @@ class AudioSource(Protocol):
     ) -> AbstractAsyncContextManager[WholeAudio]: ...
 
 
-class TranscriptionPipeline:
-    """Implements `router.seams.Pipeline` over an audio pool and two worker pools."""
+class RequestTranscriber:
+    """Transcribes all requests for one model; implements `router.interface.Transcriber`."""
 
     def __init__(
         self,
@@ -72,12 +72,12 @@ class TranscriptionPipeline:
         self._dims = dims
         self._settings = settings
         self._recorder = recorder or silent_recorder(ROUTER_METRICS)
-        self._path = WindowPath(encoders, decoders, settings, self._recorder, tracer)
+        self._pipeline = Pipeline(encoders, decoders, settings, self._recorder, tracer)
 
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
-    ) -> PipelineResult:
-        """See `router.seams.Pipeline.transcribe`."""
+    ) -> TranscriptionResult:
+        """See `router.interface.Transcriber.transcribe`."""
         run = RequestRun(context)
         if params.decoding == "sequential":
             result = await self._transcribe_sequential(upload, params, run)
@@ -93,12 +93,12 @@ class TranscriptionPipeline:
 
     async def _transcribe_parallel(
         self, upload: Path, params: TranscriptionParams, run: RequestRun
-    ) -> PipelineResult:
+    ) -> TranscriptionResult:
         opened_s = time.monotonic()
         builder = TranscriptBuilder(self.tokenizer)
         context, options = run.context, self._options(params)
         work = ParallelRun(
-            self._path,
+            self._pipeline,
             run,
             options,
             self.tokenizer,
@@ -120,11 +120,11 @@ class TranscriptionPipeline:
         transcript = builder.finish(
             duration_s=stream.duration_s, task=params.task, language=work.options.language
         )
-        return PipelineResult(transcript, run.timings(stream.decode_s))
+        return TranscriptionResult(transcript, run.timings(stream.decode_s))
 
     async def _transcribe_sequential(
         self, upload: Path, params: TranscriptionParams, run: RequestRun
-    ) -> PipelineResult:
+    ) -> TranscriptionResult:
         context, opened_s = run.context, time.monotonic()
         async with self._audio.open_whole(
             upload,
@@ -139,7 +139,7 @@ class TranscriptionPipeline:
             options = replace(self._options(params), gates=replace(params.gates, keep="last"))
             seeker = self._seeker(params, options, audio.n_samples // HOP_LENGTH)
             work = SequentialRun(
-                self._path,
+                self._pipeline,
                 run,
                 options,
                 self.tokenizer,
@@ -149,7 +149,7 @@ class TranscriptionPipeline:
                 by_segment=_tells_tokens(params, options) and not options.words,
             )
             await work.decode_all()
-        return PipelineResult(work.transcript(params.task), run.timings(audio.decode_s))
+        return TranscriptionResult(work.transcript(params.task), run.timings(audio.decode_s))
 
     def _seeker(
         self, params: TranscriptionParams, options: DecodeOptions, content_frames: int
@@ -180,7 +180,7 @@ class TranscriptionPipeline:
         self._recorder.observe("splitscribe_audio_decode_seconds", audio.decode_s)
 
     async def health(self) -> HealthReport:
-        """See `router.seams.Pipeline.health`."""
+        """See `router.interface.Transcriber.health`."""
         encoders, decoders = await asyncio.gather(self._encoders.status(), self._decoders.status())
         pools = {
             "encoder": self._pool_health("encoder", encoders),

@@ -15,8 +15,8 @@ from cluster.model.splitting import split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
 from router.audio.whole import WholeAudio
 from router.gather import FRAMES_PER_S, token_logprobs
-from router.pipeline import RequestRun, WindowAudio, WindowPath
-from router.seams import Update
+from router.interface import Update
+from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.seeking import N_FRAMES, Seeker
 from router.transcript import Segment, Transcript
 
@@ -30,7 +30,7 @@ class SequentialRun:
         it later: without fallback and without words, which may move the window's end.
     """
 
-    path: WindowPath
+    pipeline: Pipeline
     run: RequestRun
     options: DecodeOptions
     tokenizer: WhisperTokenizer
@@ -52,7 +52,7 @@ class SequentialRun:
             options = replace(self.options, prompt_tokens=window.prompt_tokens)
             self._sampled.clear()
             on_token = self._take_token if self.by_segment else None
-            result = await self.path.decode(self.run, audio, options, on_token)
+            result = await self.pipeline.decode(self.run, audio, options, on_token)
             segments = self.seeker.take(result)
             self.run.context.finished_audio((self.seeker.seek - window.seek) / FRAMES_PER_S)
             self._tell(segments)
@@ -73,7 +73,7 @@ class SequentialRun:
         options = replace(
             self.options, detect_only=True, temperatures=(0.0,), beam_size=1, best_of=1
         )
-        return (await self.path.decode(self.run, audio, options)).language
+        return (await self.pipeline.decode(self.run, audio, options)).language
 
     async def _window_audio(self, index: int, seek: int, n_frames: int) -> WindowAudio:
         first, last = seek * HOP_LENGTH, (seek + n_frames) * HOP_LENGTH

@@ -41,7 +41,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection
 from cluster.model.device import use_threads
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.serve.app import local_pipeline
+from cluster.serve.app import local_transcriber
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from decoder_worker.attention.base import AttentionBatch, PagedKV
@@ -52,7 +52,7 @@ from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from router.api.params import TranscriptionParams
 from router.http.admission import Unlimited
-from router.seams import RequestContext
+from router.interface import RequestContext
 
 REFERENCE = "float32"
 DTYPES = (REFERENCE, "bfloat16", "float16", "float8")
@@ -147,7 +147,7 @@ class Forcing:
 async def transcribe(clips: Sequence[Clip], settings: Settings) -> list[str]:
     """The texts of all clips through the whole path, both roles in this process."""
     slots = asyncio.Semaphore(AT_ONCE)
-    async with local_pipeline(settings) as pipeline:
+    async with local_transcriber(settings) as transcriber:
         with tempfile.TemporaryDirectory(prefix="kv-dtype-") as folder:
 
             async def one(index: int, clip: Clip) -> str:
@@ -157,7 +157,7 @@ async def transcribe(clips: Sequence[Clip], settings: Settings) -> list[str]:
                     context = RequestContext(
                         str(index), Unlimited(), NO_DEADLINE_S, 1.0, NO_DEADLINE_S
                     )
-                    result = await pipeline.transcribe(file, PARAMS, context)
+                    result = await transcriber.transcribe(file, PARAMS, context)
                     return result.transcript.text
 
             return await asyncio.gather(*(one(n, clip) for n, clip in enumerate(clips)))

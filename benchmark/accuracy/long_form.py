@@ -28,7 +28,7 @@ from rich.table import Table
 
 from cluster.model.checkpoint import open_checkpoint
 from router.api.params import SequentialOptions, TranscriptionParams
-from router.request import TranscriptionPipeline
+from router.request import RequestTranscriber
 from tests.support.long_recordings import (
     Recording,
     WordErrors,
@@ -37,7 +37,7 @@ from tests.support.long_recordings import (
     missing_voices,
     total,
 )
-from tests.support.transcribers import Pcm, float32_pipeline, ours, theirs
+from tests.support.transcribers import Pcm, float32_transcriber, ours, theirs
 
 PARALLEL = TranscriptionParams(model="demo", language="en", seed=0)
 SEQUENTIAL = replace(PARALLEL, decoding="sequential")
@@ -76,13 +76,13 @@ class Result:
         }
 
 
-def make_ways(pipeline: TranscriptionPipeline, folder: Path) -> dict[str, Transcriber]:
+def make_ways(transcriber: RequestTranscriber, folder: Path) -> dict[str, Transcriber]:
     """What is compared, by name."""
     checkpoint = open_checkpoint("demo").path
 
     def by(params: TranscriptionParams) -> Transcriber:
         async def transcribe(pcm: Pcm) -> str:
-            return (await ours(pipeline, params, pcm, folder)).transcript.text
+            return (await ours(transcriber, params, pcm, folder)).transcript.text
 
         return transcribe
 
@@ -128,8 +128,8 @@ async def measure(recording: Recording, transcribe: Transcriber, result: Result)
 async def measure_all(recordings: list[Recording], threads: int) -> list[Result]:
     results: dict[tuple[str, str], Result] = {}
     with tempfile.TemporaryDirectory(prefix="splitscribe-long-form-") as folder:
-        async with float32_pipeline(threads=threads) as pipeline:
-            ways = make_ways(pipeline, Path(folder))
+        async with float32_transcriber(threads=threads) as transcriber:
+            ways = make_ways(transcriber, Path(folder))
             for recording in recordings:
                 kind = recording.name.split(",")[0]
                 for way in ("each sentence alone", *ways):

@@ -47,7 +47,7 @@ from router.audio.pool import AudioPool
 from router.clients import OnToken
 from router.http.admission import MAX_REQUESTS
 from router.http.models import ModelRegistry
-from router.request import TranscriptionPipeline
+from router.request import RequestTranscriber
 
 ROLES: tuple[Literal["encoder", "decoder"], ...] = ("encoder", "decoder")
 SPOKEN_S = 5.0  # where the text's last timestamp stands
@@ -142,7 +142,7 @@ class LocalRouter:
         await self._audio.start()
         checkpoint = open_checkpoint(settings.model, weights=False)
         pool = LocalPool(settings, hold_s)
-        pipeline = TranscriptionPipeline(
+        transcriber = RequestTranscriber(
             self._audio,
             pool,
             pool,
@@ -152,7 +152,7 @@ class LocalRouter:
             dims=checkpoint.dims,
         )
         self._registry = ModelRegistry(
-            [served_model(settings, next(iter(settings.by_model())), pipeline)]
+            [served_model(settings, next(iter(settings.by_model())), transcriber)]
         )
         self._listener = await open_listener(self._registry, settings.router, recorder)
 

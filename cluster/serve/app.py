@@ -1,7 +1,7 @@
 """The only place where the roles meet: as a Serve application, or in one process.
 
 `build_app` composes router, encoder pool and decoder pool for `serve.run`, each role in workers of
-its own or both in one (`cluster.serve.colocated`). `local_pipeline` builds the same path in this
+its own or both in one (`cluster.serve.colocated`). `local_transcriber` builds the same path in this
 process, with the in-memory transport, for offline transcription.
 """
 
@@ -35,7 +35,7 @@ from encoder_worker.engine import EncoderEngine
 from router.audio.pool import AudioPool
 from router.clients import EnginePool
 from router.http.admission import MAX_REQUESTS
-from router.request import TranscriptionPipeline
+from router.request import RequestTranscriber
 
 HEALTH_PERIOD_S = 1.0
 # Three checks in a row without an answer, and a replica is killed: a frozen one after 7 s or so;
@@ -218,9 +218,9 @@ def sized_together(settings: Settings, checkpoint: Checkpoint, device: str) -> S
 
 
 @asynccontextmanager
-async def local_pipeline(
+async def local_transcriber(
     settings: Settings, recorder: Recorder | None = None
-) -> AsyncIterator[TranscriptionPipeline]:
+) -> AsyncIterator[RequestTranscriber]:
     """Both roles in this process, KV moved in memory; closed cleanly at the end."""
     checkpoint = await asyncio.to_thread(open_checkpoint, settings.model)
     key = os.urandom(32)
@@ -244,7 +244,7 @@ async def local_pipeline(
         )
 
     try:
-        yield TranscriptionPipeline(
+        yield RequestTranscriber(
             audio,
             EnginePool(encoder.submit, status_of(encoder)),
             EnginePool(decoder.submit, status_of(decoder)),

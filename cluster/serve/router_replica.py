@@ -28,7 +28,7 @@ from router.audio.pool import AudioPool
 from router.http.listener import HttpListener
 from router.http.models import ModelRegistry, ServedModel
 from router.http.routes import create_app
-from router.request import TranscriptionPipeline
+from router.request import RequestTranscriber
 
 ROLES: tuple[Role, ...] = ("encoder", "decoder")
 
@@ -55,7 +55,7 @@ class Router:
         models = []
         for name, own in settings.by_model().items():
             checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
-            pipeline = TranscriptionPipeline(
+            transcriber = RequestTranscriber(
                 self._audio,
                 ServePool(encoders[name], "encoder", PROCESS_LEDGER),
                 ServePool(decoders[name], "decoder", PROCESS_LEDGER),
@@ -66,7 +66,7 @@ class Router:
                 tracer=self._tracer,
                 may_sleep=[role for role in ROLES if getattr(own, role).fewest == 0],
             )
-            models.append(served_model(settings, name, pipeline))
+            models.append(served_model(settings, name, transcriber))
             logger.info("ready: model %s as %s", checkpoint.name, name)
         self._registry = ModelRegistry(models)
         self._listener = await open_listener(
@@ -122,11 +122,11 @@ async def open_listener(
         ) from error
 
 
-def served_model(settings: Settings, name: str, pipeline: TranscriptionPipeline) -> ServedModel:
+def served_model(settings: Settings, name: str, transcriber: RequestTranscriber) -> ServedModel:
     """The model called `name` in `settings.by_model()`: what clients may call it, and more."""
     return ServedModel(
         names=settings.by_model()[name].served_model_names,
-        languages=pipeline.tokenizer.languages,
-        pipeline=pipeline,
+        languages=transcriber.tokenizer.languages,
+        transcriber=transcriber,
         aliases=settings.aliases_of(name),
     )

@@ -74,7 +74,7 @@ class Admission:
 
 
 class AdmittedRequest:
-    """One request's share; implements `router.seams.AudioLedger`."""
+    """One request's share; implements `router.interface.AudioShare`."""
 
     def __init__(self, admission: Admission, audio_s: float) -> None:
         self._admission = admission
@@ -120,9 +120,9 @@ class AdmittedRequest:
 
 
 class Unlimited:
-    """An `AudioLedger` that lets everything in: for one's own files, which no router admits."""
+    """An `AudioShare` without a limit, for files that come from no client."""
 
     def expect(self, audio_s: float) -> None:
-        """Any length is welcome."""
+        """Accept any length."""
 
     found = expect

@@ -1,6 +1,6 @@
-"""Which models clients may name, how, and the pipeline behind each.
+"""Which models clients may name, how, and the transcriber behind each.
 
-Knows names, languages and pipelines, nothing of checkpoints.
+Knows names, languages and transcribers, nothing of checkpoints.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from urllib.parse import unquote
 from cluster.errors import ConfigurationError, ModelNotFoundError
 from cluster.messages import Role
 from router.api.responses import ModelListResponse, ModelResponse
-from router.seams import HealthReport, Pipeline, PoolHealth
+from router.interface import HealthReport, PoolHealth, Transcriber
 
 ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
 PREFIX = "openai/"  # may be left out, or put in front of a name that has none
@@ -32,7 +32,7 @@ class ServedModel:
 
     names: tuple[str, ...]
     languages: tuple[str, ...]
-    pipeline: Pipeline
+    transcriber: Transcriber
     aliases: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
     owned_by: str = "splitscribe"
@@ -81,7 +81,7 @@ class ModelRegistry:
 
     async def health(self) -> dict[str, HealthReport]:
         """Each model's pools, by its first name."""
-        reports = await asyncio.gather(*(model.pipeline.health() for model in self.models))
+        reports = await asyncio.gather(*(model.transcriber.health() for model in self.models))
         return {model.names[0]: report for model, report in zip(self.models, reports, strict=True)}
 
 

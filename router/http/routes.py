@@ -1,8 +1,8 @@
 """The HTTP surface: OpenAI's audio endpoints, models, health, documentation.
 
 `create_app` wires the parts together: keys, models, `router.http.service`, which does the work, and
-what /docs says. Errors are raised below and written by `router.http.envelope`. Knows pipelines by
-their protocol only.
+what /docs says. Errors are raised below and written by `router.http.envelope`. Transcribers are
+known by their protocol only.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from router.http.models import ModelRegistry, together
 from router.http.service import TranscriptionService
 from router.http.sse import HEARTBEAT_S
 from router.http.uploads import sweep_spool_always
-from router.seams import HealthReport
+from router.interface import HealthReport
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ def create_app(
     """Build the application.
 
     Args:
-        registry: what clients may ask for, and the pipelines that do the work.
+        registry: what clients may ask for, and the transcribers that do the work.
         settings: limits, deadlines, API keys, origins.
         recorder: counts the answers.
         tracer: begins a trace for each.

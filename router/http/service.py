@@ -1,6 +1,6 @@
 """One transcription request from its form to its answer.
 
-Counts it against its key, admits it, reads and checks the form, runs the pipeline of the model
+Counts it against its key, admits it, reads and checks the form, runs the transcriber of the model
 that it names while watching for a hang-up, and writes the answer, whole or as a stream. What it
 holds is given back in the reverse order, however it ends. Raises errors; `router.http.envelope`
 writes them.
@@ -32,7 +32,7 @@ from router.http.models import ModelRegistry
 from router.http.sse import EventStream, EventStreamResponse, StreamContext
 from router.http.supervise import supervise
 from router.http.uploads import ClientDisconnectedError, check_content_length, receive_form
-from router.seams import Pipeline, PipelineResult, RequestContext, StageTimings
+from router.interface import RequestContext, StageTimings, Transcriber, TranscriptionResult
 from router.transcript import TokenLogprob
 
 logger = logging.getLogger(__name__)
@@ -49,7 +49,7 @@ class _Job:
     request: Request
     upload: Path
     params: TranscriptionParams
-    pipeline: Pipeline
+    transcriber: Transcriber
     share: AdmittedRequest
     started_s: float  # monotonic
     upload_s: float
@@ -121,7 +121,7 @@ class TranscriptionService:
         model = self._registry.find(requested_model(form.fields))
         params = parse(form.fields, model.languages)
         share.expect(form.size_bytes / BYTES_PER_AUDIO_S)
-        return _Job(request, form.path, params, model.pipeline, share, started_s, upload_s)
+        return _Job(request, form.path, params, model.transcriber, share, started_s, upload_s)
 
     async def _whole(self, job: _Job) -> Response:
         logprobs: list[TokenLogprob] = []
@@ -153,8 +153,8 @@ class TranscriptionService:
         stream.own(stack.pop_all())
         return EventStreamResponse(stream, {"server-timing": _stage("upload", job.upload_s)})
 
-    async def _run(self, job: _Job, context: RequestContext) -> PipelineResult:
-        work = job.pipeline.transcribe(job.upload, job.params, context)
+    async def _run(self, job: _Job, context: RequestContext) -> TranscriptionResult:
+        work = job.transcriber.transcribe(job.upload, job.params, context)
         result = await supervise(work, job.request.receive, context)
         logger.info(
             "transcribed %.2f s of audio in %.3f s (%d windows)",
@@ -169,7 +169,7 @@ class TranscriptionService:
         return {
             "request_id": current_request_id(),
             "span": request_span(job.request.scope),
-            "ledger": job.share,
+            "share": job.share,
             "min_deadline_s": self._settings.min_deadline_s,
             "deadline_factor": self._settings.deadline_factor,
             "max_deadline_s": self._settings.max_deadline_s,

@@ -33,7 +33,7 @@ from router.api.formats import (
 from router.api.params import TranscriptionParams
 from router.http.envelope import UnexpectedError, error_body, note_error
 from router.http.uploads import ClientDisconnectedError
-from router.seams import PipelineResult, RequestContext, Update
+from router.interface import RequestContext, TranscriptionResult, Update
 from router.transcript import TokenLogprob
 
 logger = logging.getLogger(__name__)
@@ -85,7 +85,7 @@ class EventWriter:
             chunk["usage"] = {"completion_tokens": self._n_tokens}
         return chunk
 
-    def done(self, result: PipelineResult) -> bytes:
+    def done(self, result: TranscriptionResult) -> bytes:
         """The last events. A subtitle file without a cue still has its header."""
         transcript, params = result.transcript, self._params
         rest = b""
@@ -120,7 +120,7 @@ class EventStream:
         self._updates: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the work has ended
         self.opened = asyncio.Event()  # the 200 may be sent
         self._stack = AsyncExitStack()
-        self._task: asyncio.Future[PipelineResult] | None = None
+        self._task: asyncio.Future[TranscriptionResult] | None = None
         self.error: SplitscribeError | None = None  # what ended it after the 200
 
     def update(self, update: Update) -> None:
@@ -128,7 +128,7 @@ class EventStream:
         self._updates.put_nowait(update)
         self.opened.set()
 
-    async def begin(self, work: Coroutine[Any, Any, PipelineResult]) -> None:
+    async def begin(self, work: Coroutine[Any, Any, TranscriptionResult]) -> None:
         """Start the work and wait until it has found audio or has ended.
 
         Raises:
@@ -187,7 +187,7 @@ class EventStream:
                 return
             yield update
 
-    async def _run(self, work: Coroutine[Any, Any, PipelineResult]) -> PipelineResult:
+    async def _run(self, work: Coroutine[Any, Any, TranscriptionResult]) -> TranscriptionResult:
         try:
             return await work
         finally:

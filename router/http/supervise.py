@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from cluster.errors import DeadlineExceededError, WorkerError
 from router.http.uploads import ClientDisconnectedError, Receive
-from router.seams import RequestContext
+from router.interface import RequestContext
 
 GRACE_S = 1.0  # for the pipeline to end by its own deadline, with a better message
 

@@ -6,17 +6,17 @@ import asyncio
 from pathlib import Path
 
 from cluster.demo.samples import sample_path
-from cluster.serve.app import local_pipeline
+from cluster.serve.app import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
-from router.request import TranscriptionPipeline
+from router.request import RequestTranscriber
 from tests.support.requests import request_context
 
 PARAMS = TranscriptionParams(model="demo", language="en")
 
 
-async def text_of(pipeline: TranscriptionPipeline, file: Path) -> str:
-    return (await pipeline.transcribe(file, PARAMS, request_context())).transcript.text
+async def text_of(transcriber: RequestTranscriber, file: Path) -> str:
+    return (await transcriber.transcribe(file, PARAMS, request_context())).transcript.text
 
 
 async def test_pools_of_one_window_finish_eight_long_files() -> None:
@@ -30,9 +30,9 @@ async def test_pools_of_one_window_finish_eight_long_files() -> None:
         },
         environ={},
     )
-    async with local_pipeline(tight) as pipeline:
-        alone = await text_of(pipeline, sample_path("long"))
-        texts = await asyncio.gather(*(text_of(pipeline, sample_path("long")) for _ in range(8)))
+    async with local_transcriber(tight) as transcriber:
+        alone = await text_of(transcriber, sample_path("long"))
+        texts = await asyncio.gather(*(text_of(transcriber, sample_path("long")) for _ in range(8)))
     assert alone
     assert texts == [alone] * 8
 
@@ -41,7 +41,7 @@ async def test_batches_of_any_make_up_give_the_same_text() -> None:
     """Short and long files mixed in one running batch read as they do alone."""
     settings = load_settings(None, {"router": {"audio_workers": 1}}, environ={})
     files = [sample_path(name) for name in ("short", "medium", "long")]
-    async with local_pipeline(settings) as pipeline:
-        alone = [await text_of(pipeline, file) for file in files]
-        mixed = await asyncio.gather(*(text_of(pipeline, file) for file in files * 4))
+    async with local_transcriber(settings) as transcriber:
+        alone = [await text_of(transcriber, file) for file in files]
+        mixed = await asyncio.gather(*(text_of(transcriber, file) for file in files * 4))
     assert mixed == alone * 4

@@ -2,7 +2,7 @@
 
 Against the whole server in one process: hundreds of requests, each through real HTTP. What the
 document leaves open (which models there are, what is audio) is narrowed first, or next to no
-request would come as far as the pipeline.
+request would come as far as the transcriber.
 """
 
 from __future__ import annotations

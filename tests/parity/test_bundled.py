@@ -11,7 +11,7 @@ from cluster.demo.samples import SAMPLES, sample_path
 from cluster.messages import DecodeRequest, DecodeResult, EncodeReply, EncodeRequest, WorkerStatus
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.serve.app import local_pipeline
+from cluster.serve.app import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.clients import DecoderClient, EncoderClient
@@ -44,12 +44,12 @@ async def through_the_path(file: Path) -> Listening:
     exact = {"dtype": "float32"}
     flags = {"router": {"audio_workers": 1}, "encoder": exact, "decoder": exact}
     settings = load_settings(None, flags, environ={})
-    async with local_pipeline(settings) as pipeline:
-        path = pipeline._path
-        listening = Listening(path._encoders, path._decoders)
-        path._encoders = path._decoders = listening
+    async with local_transcriber(settings) as transcriber:
+        pipeline = transcriber._pipeline
+        listening = Listening(pipeline._encoders, pipeline._decoders)
+        pipeline._encoders = pipeline._decoders = listening
         params = TranscriptionParams(model="demo", language="en")
-        await pipeline.transcribe(file, params, request_context())
+        await transcriber.transcribe(file, params, request_context())
     return listening
 
 

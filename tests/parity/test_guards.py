@@ -26,8 +26,8 @@ from cluster.demo.samples import sample_path, sample_text
 from cluster.messages import SAMPLE_RATE, QualityGates
 from cluster.model.checkpoint import open_checkpoint
 from router.api.params import TranscriptionParams
-from router.request import TranscriptionPipeline
-from tests.support.transcribers import Pcm, float32_pipeline, ours, theirs
+from router.request import RequestTranscriber
+from tests.support.transcribers import Pcm, float32_transcriber, ours, theirs
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
@@ -261,19 +261,19 @@ class Heard:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pipeline() -> AsyncIterator[TranscriptionPipeline]:
-    async with float32_pipeline() as pipeline:
-        yield pipeline
+async def transcriber() -> AsyncIterator[RequestTranscriber]:
+    async with float32_transcriber() as transcriber:
+        yield transcriber
 
 
 async def listen(
-    pipeline: TranscriptionPipeline, sounds: Iterable[Sound], folder: Path
+    transcriber: RequestTranscriber, sounds: Iterable[Sound], folder: Path
 ) -> list[Heard]:
     heard = []
     for sound in sounds:
         pcm = sound.pcm
-        guarded = await ours(pipeline, DEFAULTS, pcm, folder)
-        unguarded = await ours(pipeline, UNGUARDED, pcm, folder)
+        guarded = await ours(transcriber, DEFAULTS, pcm, folder)
+        unguarded = await ours(transcriber, UNGUARDED, pcm, folder)
         heard.append(
             Heard(
                 sound,
@@ -307,9 +307,9 @@ def show(heard: list[Heard]) -> None:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def quick(
-    pipeline: TranscriptionPipeline, tmp_path_factory: pytest.TempPathFactory
+    transcriber: RequestTranscriber, tmp_path_factory: pytest.TempPathFactory
 ) -> list[Heard]:
-    heard = await listen(pipeline, QUICK, tmp_path_factory.mktemp("sounds"))
+    heard = await listen(transcriber, QUICK, tmp_path_factory.mktemp("sounds"))
     show(heard)
     return heard
 
@@ -353,9 +353,9 @@ async def test_the_sentence_in_the_silence_is_found(quick: list[Heard]) -> None:
 
 @pytest.mark.slow
 async def test_long_sounds_are_no_richer_in_words(
-    pipeline: TranscriptionPipeline, tmp_path: Path
+    transcriber: RequestTranscriber, tmp_path: Path
 ) -> None:
-    heard = await listen(pipeline, LONG, tmp_path)
+    heard = await listen(transcriber, LONG, tmp_path)
     show(heard)
     assert_no_more_than_the_reference(heard)
     assert_gates_add_nothing(heard)

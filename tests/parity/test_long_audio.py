@@ -19,7 +19,7 @@ from rich.table import Table
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.vad import SpeechDetector
 from router.audio.windows import Window, WindowCutter
-from router.request import TranscriptionPipeline
+from router.request import RequestTranscriber
 from router.transcript import Transcript
 from tests.support.long_recordings import (
     Recording,
@@ -31,7 +31,7 @@ from tests.support.long_recordings import (
     missing_voices,
     total,
 )
-from tests.support.transcribers import Pcm, float32_pipeline, ours
+from tests.support.transcribers import Pcm, float32_transcriber, ours
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -121,20 +121,20 @@ class Heard:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def pipeline() -> AsyncIterator[TranscriptionPipeline]:
-    async with float32_pipeline() as pipeline:
-        yield pipeline
+async def transcriber() -> AsyncIterator[RequestTranscriber]:
+    async with float32_transcriber() as transcriber:
+        yield transcriber
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def heard(
-    pipeline: TranscriptionPipeline, tmp_path_factory: pytest.TempPathFactory
+    transcriber: RequestTranscriber, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, list[Heard]]:
     folder = tmp_path_factory.mktemp("long")
     recordings = long_set()
     found = {
         mode: [
-            Heard(recording, (await ours(pipeline, params, recording.pcm, folder)).transcript)
+            Heard(recording, (await ours(transcriber, params, recording.pcm, folder)).transcript)
             for recording in recordings
         ]
         for mode, params in MODES.items()

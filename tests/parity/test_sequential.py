@@ -26,12 +26,12 @@ from numpy.typing import NDArray
 from cluster.demo.samples import sample_path, sample_text
 from cluster.messages import SAMPLE_RATE, QualityGates
 from cluster.model.checkpoint import open_checkpoint
-from cluster.serve.app import local_pipeline
+from cluster.serve.app import local_transcriber
 from cluster.settings_sources import load_settings
 from decoder_worker.sampling.noise import gumbel, noise_key
 from router.api.params import LADDER, SequentialOptions, TranscriptionParams
-from router.request import TranscriptionPipeline
-from router.seams import Update
+from router.interface import Update
+from router.request import RequestTranscriber
 from router.transcript import Segment, Transcript
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.openai_whisper import (
@@ -64,23 +64,23 @@ PARAMS = TranscriptionParams(
 
 
 @asynccontextmanager
-async def pipeline_of(model: str) -> AsyncIterator[TranscriptionPipeline]:
+async def transcriber_of(model: str) -> AsyncIterator[RequestTranscriber]:
     role = {"dtype": "float32", "device": "cpu", "threads": 1}
     settings = {"model": model, "router": {"audio_workers": 1}, "encoder": role, "decoder": role}
-    async with local_pipeline(load_settings(None, settings, environ={})) as pipeline:
-        yield pipeline
+    async with local_transcriber(load_settings(None, settings, environ={})) as transcriber:
+        yield transcriber
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def demo() -> AsyncIterator[TranscriptionPipeline]:
-    async with pipeline_of("demo") as pipeline:
-        yield pipeline
+async def demo() -> AsyncIterator[RequestTranscriber]:
+    async with transcriber_of("demo") as transcriber:
+        yield transcriber
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def micro() -> AsyncIterator[TranscriptionPipeline]:
-    async with pipeline_of(str(MICRO)) as pipeline:
-        yield pipeline
+async def micro() -> AsyncIterator[RequestTranscriber]:
+    async with transcriber_of(str(MICRO)) as transcriber:
+        yield transcriber
 
 
 DEMO = open_checkpoint("demo").path
@@ -88,13 +88,13 @@ MICRO = cached_checkpoint("micro")
 
 
 async def ours(
-    pipeline: TranscriptionPipeline, params: TranscriptionParams, pcm: Pcm, folder: Path
+    transcriber: RequestTranscriber, params: TranscriptionParams, pcm: Pcm, folder: Path
 ) -> tuple[Transcript, list[Update]]:
     file = write_wav(folder / "upload", pcm)
     context = request_context(seconds=600.0)
     updates: list[Update] = []
     context.on_update = updates.append
-    return (await pipeline.transcribe(file, params, context)).transcript, updates
+    return (await transcriber.transcribe(file, params, context)).transcript, updates
 
 
 def theirs(checkpoint: Path, params: TranscriptionParams, pcm: Pcm) -> dict[str, Any]:
@@ -167,14 +167,14 @@ def our_noise(params: TranscriptionParams) -> Iterator[None]:
 
 
 async def assert_equal(
-    pipeline: TranscriptionPipeline,
+    transcriber: RequestTranscriber,
     params: TranscriptionParams,
     pcm: Pcm,
     folder: Path,
     checkpoint: Path = DEMO,
 ) -> list[dict[str, Any]]:
     """Compare all there is, and return the reference's segments."""
-    transcript, updates = await ours(pipeline, params, pcm, folder)
+    transcript, updates = await ours(transcriber, params, pcm, folder)
     answer = theirs(checkpoint, params, pcm)
     expected = [segment for segment in answer["segments"] if segment["text"]]
     found = transcript.segments
@@ -248,14 +248,14 @@ def talk() -> Pcm:
 
 @pytest.mark.parametrize("name", ["short", "medium", "long"])
 async def test_recordings_equal_the_reference(
-    demo: TranscriptionPipeline, tmp_path: Path, name: str
+    demo: RequestTranscriber, tmp_path: Path, name: str
 ) -> None:
     assert await assert_equal(demo, PARAMS, sample(name), tmp_path)
 
 
 @pytest.mark.parametrize("conditioned", [True, False])
 async def test_a_long_talk_equals_the_reference(
-    demo: TranscriptionPipeline, tmp_path: Path, conditioned: bool
+    demo: RequestTranscriber, tmp_path: Path, conditioned: bool
 ) -> None:
     sequential = SequentialOptions(condition_on_previous_text=conditioned)
     segments = await assert_equal(demo, replace(PARAMS, sequential=sequential), talk(), tmp_path)
@@ -263,21 +263,19 @@ async def test_a_long_talk_equals_the_reference(
 
 
 async def test_ten_seconds_from_inside_a_recording(
-    demo: TranscriptionPipeline, tmp_path: Path
+    demo: RequestTranscriber, tmp_path: Path
 ) -> None:
     await assert_equal(demo, PARAMS, sample("long")[333_333:493_333], tmp_path)
 
 
 @pytest.mark.parametrize("n_samples", [1_600, 1_759, 16_000])
-async def test_files_of_a_moment(
-    demo: TranscriptionPipeline, tmp_path: Path, n_samples: int
-) -> None:
+async def test_files_of_a_moment(demo: RequestTranscriber, tmp_path: Path, n_samples: int) -> None:
     await assert_equal(demo, PARAMS, sample("short")[8_000 : 8_000 + n_samples], tmp_path)
 
 
 @pytest.mark.parametrize("carried", [True, False])
 async def test_prompts_equal_the_reference(
-    demo: TranscriptionPipeline, tmp_path: Path, carried: bool
+    demo: RequestTranscriber, tmp_path: Path, carried: bool
 ) -> None:
     sequential = SequentialOptions(carry_initial_prompt=carried)
     params = replace(PARAMS, prompt=" her silver captain\n", sequential=sequential)
@@ -287,7 +285,7 @@ async def test_prompts_equal_the_reference(
 @pytest.mark.parametrize("carried", [True, False])
 @pytest.mark.parametrize("n_words", [40, 45, 60])
 async def test_prompts_that_leave_no_room_equal_the_reference(
-    micro: TranscriptionPipeline, tmp_path: Path, n_words: int, carried: bool
+    micro: RequestTranscriber, tmp_path: Path, n_words: int, carried: bool
 ) -> None:
     """Of 200, 225 and 300 tokens, where 223 fit: the decoder cuts them from the front."""
     sequential = SequentialOptions(carry_initial_prompt=carried)
@@ -303,14 +301,14 @@ async def test_prompts_that_leave_no_room_equal_the_reference(
     [(10.0,), (5.0, 20.5), (3.0, 9.99, 20.0, 23.0), (20.0, 23.5, 10.0), (8.0, 8.0, 12.0)],
 )
 async def test_clips_equal_the_reference(
-    demo: TranscriptionPipeline, tmp_path: Path, clips: tuple[float, ...]
+    demo: RequestTranscriber, tmp_path: Path, clips: tuple[float, ...]
 ) -> None:
     params = replace(PARAMS, sequential=SequentialOptions(clip_timestamps=clips))
     await assert_equal(demo, params, sample("medium"), tmp_path)
 
 
 async def test_a_clip_past_the_end_ends_with_the_file(
-    demo: TranscriptionPipeline, tmp_path: Path
+    demo: RequestTranscriber, tmp_path: Path
 ) -> None:
     """The reference never comes to an end there."""
     longer = replace(PARAMS, sequential=SequentialOptions(clip_timestamps=(2.0, 1000.0)))
@@ -322,7 +320,7 @@ async def test_a_clip_past_the_end_ends_with_the_file(
 
 @pytest.mark.parametrize("name", ["short", "long"])
 async def test_the_language_is_that_of_the_first_window(
-    demo: TranscriptionPipeline, tmp_path: Path, name: str
+    demo: RequestTranscriber, tmp_path: Path, name: str
 ) -> None:
     await assert_equal(demo, replace(PARAMS, language=None), sample(name), tmp_path)
 
@@ -336,7 +334,7 @@ async def test_the_language_is_that_of_the_first_window(
     ],
 )
 async def test_silence_is_what_the_reference_takes_for_it(
-    demo: TranscriptionPipeline, tmp_path: Path, gates: QualityGates
+    demo: RequestTranscriber, tmp_path: Path, gates: QualityGates
 ) -> None:
     pcm = np.concatenate((hum(31.0), sample("medium"), hum(20.0)))
     await assert_equal(demo, replace(PARAMS, gates=gates), pcm, tmp_path)
@@ -344,7 +342,7 @@ async def test_silence_is_what_the_reference_takes_for_it(
 
 @pytest.mark.parametrize("threshold_s", [None, 0.2, 2.0])
 async def test_words_equal_the_reference_and_seek_by_it(
-    demo: TranscriptionPipeline, tmp_path: Path, threshold_s: float | None
+    demo: RequestTranscriber, tmp_path: Path, threshold_s: float | None
 ) -> None:
     sequential = SequentialOptions(hallucination_silence_threshold=threshold_s)
     params = replace(PARAMS, words=True, sequential=sequential)
@@ -362,7 +360,7 @@ async def test_words_equal_the_reference_and_seek_by_it(
     ],
 )
 async def test_the_ladder_equals_the_reference(
-    demo: TranscriptionPipeline, tmp_path: Path, changes: dict[str, Any]
+    demo: RequestTranscriber, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     """To its end, where every attempt fails; the last one stands, and leaves no context."""
     two_windows = SequentialOptions(clip_timestamps=(0.0, 2.5, 2.5))
@@ -373,7 +371,7 @@ async def test_the_ladder_equals_the_reference(
         assert {segment["temperature"] for segment in segments} == {LADDER[-1]}
 
 
-async def test_one_temperature_above_zero(demo: TranscriptionPipeline, tmp_path: Path) -> None:
+async def test_one_temperature_above_zero(demo: RequestTranscriber, tmp_path: Path) -> None:
     await assert_equal(demo, replace(PARAMS, temperature=0.3), sample("short"), tmp_path)
 
 
@@ -382,7 +380,7 @@ async def test_one_temperature_above_zero(demo: TranscriptionPipeline, tmp_path:
     [{"beam_size": 4}, {"beam_size": 3, "patience": 2.0}, {"beam_size": 3, "length_penalty": 0.6}],
 )
 async def test_beams_equal_the_reference(
-    demo: TranscriptionPipeline, tmp_path: Path, changes: dict[str, Any]
+    demo: RequestTranscriber, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     await assert_equal(demo, replace(PARAMS, **changes), sample("short"), tmp_path)
 
@@ -390,7 +388,7 @@ async def test_beams_equal_the_reference(
 @pytest.mark.parametrize("words", [False, True])
 @pytest.mark.parametrize("conditioned", [True, False])
 async def test_a_model_that_says_anything(
-    micro: TranscriptionPipeline, tmp_path: Path, conditioned: bool, words: bool
+    micro: RequestTranscriber, tmp_path: Path, conditioned: bool, words: bool
 ) -> None:
     """Random weights give what speech does not: full windows, odd timestamps, split characters."""
     sequential = SequentialOptions(condition_on_previous_text=conditioned)
@@ -402,7 +400,7 @@ async def test_a_model_that_says_anything(
 
 
 async def test_hotwords_are_in_front_of_what_was_said(
-    demo: TranscriptionPipeline, tmp_path: Path
+    demo: RequestTranscriber, tmp_path: Path
 ) -> None:
     """As an initial prompt is that is carried: the reference has no hotwords."""
     hotwords = replace(PARAMS, hotwords="her silver captain")
@@ -441,7 +439,7 @@ async def test_both_sides_suppress_the_same_tokens_and_encode_alike() -> None:
     ],
 )
 async def test_ten_minutes_equal_the_reference(
-    demo: TranscriptionPipeline, tmp_path: Path, changes: dict[str, Any]
+    demo: RequestTranscriber, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     pcm = np.concatenate([talk()[n * 5_333 :] for n in range(6)])
     assert pcm.shape[0] > 600 * SAMPLE_RATE
@@ -460,6 +458,6 @@ async def test_ten_minutes_equal_the_reference(
     ],
 )
 async def test_two_minutes_of_all_that_is_costly(
-    demo: TranscriptionPipeline, tmp_path: Path, changes: dict[str, Any]
+    demo: RequestTranscriber, tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     await assert_equal(demo, replace(PARAMS, **changes), talk(), tmp_path)

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from cluster.serve.app import local_pipeline
+from cluster.serve.app import local_transcriber
 from cluster.serve.router_replica import served_model
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
@@ -59,8 +59,8 @@ async def _serve(
 ) -> None:
     """Serve until `should_exit`; clients may connect before, they wait in the socket's queue."""
     name, own = next(iter(settings.by_model().items()))
-    async with local_pipeline(own) as pipeline:
-        registry = ModelRegistry([served_model(settings, name, pipeline)])
+    async with local_transcriber(own) as transcriber:
+        registry = ModelRegistry([served_model(settings, name, transcriber)])
         app = create_app(registry, settings.router)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         started.set_result(server)

@@ -1,9 +1,9 @@
-"""What a request needs besides its audio, for tests that drive the pipeline themselves."""
+"""What a request needs besides its audio, for tests that drive the transcriber themselves."""
 
 from __future__ import annotations
 
 from router.http.admission import Unlimited
-from router.seams import RequestContext
+from router.interface import RequestContext
 
 
 def request_context(request_id: str = "test", seconds: float = 300.0) -> RequestContext:

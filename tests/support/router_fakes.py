@@ -1,4 +1,4 @@
-"""A pipeline that needs no workers, servers and clients for it: for tests of the routes only."""
+"""A transcriber that needs no workers, servers and clients for it: for tests of the routes."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cluster.settings import RouterSettings
 from router.api.params import TranscriptionParams
 from router.api.responses import ErrorResponse
 from router.http.models import ModelRegistry, ServedModel
-from router.seams import (
+from router.interface import (
     HealthReport,
-    Pipeline,
-    PipelineResult,
     PoolHealth,
     RequestContext,
     StageTimings,
+    Transcriber,
+    TranscriptionResult,
     Update,
 )
 from router.transcript import Segment, TokenLogprob, Transcript, Word
@@ -82,7 +82,7 @@ def make_transcript(
 
 
 def make_updates(transcript: Transcript) -> list[Update]:
-    """One per segment, as the pipeline gives them: joined texts are the transcript's."""
+    """One per segment, as the transcriber gives them: joined texts are the transcript's."""
     updates = []
     for i, segment in enumerate(transcript.segments):
         text = segment.text if i else segment.text.lstrip()
@@ -91,15 +91,17 @@ def make_updates(transcript: Transcript) -> list[Update]:
     return updates
 
 
-def make_registry(pipeline: Pipeline, languages: tuple[str, ...] = LANGUAGES) -> ModelRegistry:
-    return ModelRegistry([ServedModel(NAMES, languages, pipeline, created=1_700_000_000)])
+def make_registry(
+    transcriber: Transcriber, languages: tuple[str, ...] = LANGUAGES
+) -> ModelRegistry:
+    return ModelRegistry([ServedModel(NAMES, languages, transcriber, created=1_700_000_000)])
 
 
 def make_settings(**changes: Any) -> RouterSettings:
     return RouterSettings(**{"max_upload_bytes": LIMIT, **changes})
 
 
-class FakePipeline:
+class FakeTranscriber:
     """Answers at once, raises `error`, or, while `hold` is set, works until cancelled.
 
     `n_updates`: how many updates it tells before that, if not all; None: it finds no audio.
@@ -122,7 +124,7 @@ class FakePipeline:
 
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
-    ) -> PipelineResult:
+    ) -> TranscriptionResult:
         self.paths.append(upload)
         self.uploads.append(await asyncio.to_thread(upload.read_bytes))
         self.params.append(params)
@@ -144,7 +146,7 @@ class FakePipeline:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        return PipelineResult(transcript, TIMINGS)
+        return TranscriptionResult(transcript, TIMINGS)
 
     async def health(self) -> HealthReport:
         if self.health_error is not None:

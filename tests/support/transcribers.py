@@ -15,11 +15,11 @@ import whisper
 from numpy.typing import NDArray
 
 from cluster.messages import SAMPLE_RATE
-from cluster.serve.app import local_pipeline
+from cluster.serve.app import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
-from router.request import TranscriptionPipeline
-from router.seams import PipelineResult
+from router.interface import TranscriptionResult
+from router.request import RequestTranscriber
 from tests.support.openai_whisper import openai_model, openai_vocabulary, reference_options
 from tests.support.requests import request_context
 
@@ -29,19 +29,19 @@ NO_DEADLINE_S = 24 * 3600.0
 
 
 @asynccontextmanager
-async def float32_pipeline(
+async def float32_transcriber(
     model: str = "demo", threads: int = 1
-) -> AsyncIterator[TranscriptionPipeline]:
+) -> AsyncIterator[RequestTranscriber]:
     """The whole path with both roles on the CPU; threads: of each role, 0 takes every core."""
     role = {"dtype": "float32", "device": "cpu", "threads": threads}
     settings = {"model": model, "router": {"audio_workers": 1}, "encoder": role, "decoder": role}
-    async with local_pipeline(load_settings(None, settings, environ={})) as pipeline:
-        yield pipeline
+    async with local_transcriber(load_settings(None, settings, environ={})) as transcriber:
+        yield transcriber
 
 
 async def ours(
-    pipeline: TranscriptionPipeline, params: TranscriptionParams, pcm: Pcm, folder: Path
-) -> PipelineResult:
+    transcriber: RequestTranscriber, params: TranscriptionParams, pcm: Pcm, folder: Path
+) -> TranscriptionResult:
     """Send int16 [n_samples] at 16 kHz as a file, which is written into `folder`."""
     file = folder / f"{uuid.uuid4()}.wav"
     with wave.open(str(file), "wb") as wav:
@@ -50,7 +50,7 @@ async def ours(
         wav.setframerate(SAMPLE_RATE)
         wav.writeframes(pcm.tobytes())
     try:
-        return await pipeline.transcribe(file, params, request_context(seconds=NO_DEADLINE_S))
+        return await transcriber.transcribe(file, params, request_context(seconds=NO_DEADLINE_S))
     finally:
         file.unlink()
 

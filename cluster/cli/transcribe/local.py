@@ -1,6 +1,6 @@
 """Transcription in this process: both roles on one device, KV moved in memory.
 
-One pipeline for all files of a job, so that windows of several share encoder and decoder batches.
+One transcriber serves all files of a job, so that windows of several share batches of both roles.
 A person's own files have no limits on bytes, seconds or time.
 """
 
@@ -18,7 +18,7 @@ from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.http.admission import Unlimited
-from router.seams import RequestContext
+from router.interface import RequestContext
 from router.transcript import Transcript
 
 NO_DEADLINE_S = 7 * 24 * 3600.0
@@ -40,23 +40,23 @@ async def in_process(job: Job) -> AsyncIterator[Transcriber]:
         ConfigurationError: settings or checkpoint do not fit.
         UnsupportedValueError: the model cannot do what was asked for.
     """
-    from cluster.serve.app import local_pipeline  # imports torch
+    from cluster.serve.app import local_transcriber  # imports torch
 
     params = job.params
-    async with local_pipeline(local_settings(job)) as pipeline:
-        check_model(params, pipeline.tokenizer)
+    async with local_transcriber(local_settings(job)) as transcriber:
+        check_model(params, transcriber.tokenizer)
 
         async def transcribe_one(file: Path, watcher: Watcher) -> Transcript:
             context = RequestContext(
                 request_id=file.name,
-                ledger=Unlimited(),
+                share=Unlimited(),
                 min_deadline_s=NO_DEADLINE_S,
                 deadline_factor=1.0,
                 max_deadline_s=NO_DEADLINE_S,
                 on_progress=watcher.progress,
                 on_update=lambda update: watcher.segments(update.segments),
             )
-            return (await pipeline.transcribe(file, params, context)).transcript
+            return (await transcriber.transcribe(file, params, context)).transcript
 
         yield transcribe_one
 

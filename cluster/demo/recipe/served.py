@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.demo.recipe.mel import SAMPLE_RATE
-from cluster.serve.app import local_pipeline
+from cluster.serve.app import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.http.admission import Unlimited
-from router.seams import RequestContext
+from router.interface import RequestContext
 from router.transcript import Transcript
 
 AT_ONCE = 4  # files in flight
@@ -39,13 +39,13 @@ async def _transcribe_all(
 ) -> list[Transcript]:
     slots = asyncio.Semaphore(AT_ONCE)
     settings = load_settings(None, {"model": str(checkpoint)}, environ={})
-    async with local_pipeline(settings) as pipeline:
+    async with local_transcriber(settings) as transcriber:
 
         async def send(audio: npt.NDArray[np.float32], file: Path) -> Transcript:
             async with slots:
                 await asyncio.to_thread(write_wav, file, audio)
                 context = RequestContext(file.stem, Unlimited(), NO_DEADLINE_S, 1.0, NO_DEADLINE_S)
-                result = await pipeline.transcribe(file, PARAMS, context)
+                result = await transcriber.transcribe(file, PARAMS, context)
                 await asyncio.to_thread(file.unlink)
                 on_done()
                 return result.transcript

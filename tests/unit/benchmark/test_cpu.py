@@ -16,7 +16,7 @@ from cluster.demo.samples import sample_path
 from router.api.params import TranscriptionParams
 from tests.support.checkpoints import ModelShape
 from tests.support.reference import hf_features, hf_model, make_pcm
-from tests.support.transcribers import float32_pipeline, ours
+from tests.support.transcribers import float32_transcriber, ours
 
 N_TOKENS = 9
 SMALL = ModelShape(64, 2, 2, 2, n_vocab=4_000, n_languages=4)
@@ -31,10 +31,10 @@ async def test_a_window_takes_the_forced_number_of_tokens_here(
     checkpoint: Path, tmp_path: Path
 ) -> None:
     params = TranscriptionParams(model="m", language="en", seed=0, fallback=False)
-    async with float32_pipeline(str(checkpoint)) as pipeline:
+    async with float32_transcriber(str(checkpoint)) as transcriber:
         for recording in ("short", "medium"):  # 5 and 25 s of speech
             pcm = Clip(recording, sample_path(recording)).pcm()
-            result = await ours(pipeline, params, pcm, tmp_path)
+            result = await ours(transcriber, params, pcm, tmp_path)
             sampled = [token for s in result.transcript.segments for token in s.tokens]
             assert len(sampled) == N_TOKENS
 

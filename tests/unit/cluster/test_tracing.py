@@ -18,7 +18,13 @@ from router.http.routes import create_app
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.reference import make_pcm
 from tests.support.replicas import Worker
-from tests.support.router_fakes import FakePipeline, client_of, make_registry, make_settings, post
+from tests.support.router_fakes import (
+    FakeTranscriber,
+    client_of,
+    make_registry,
+    make_settings,
+    post,
+)
 from tests.support.traced import Traced, id_of, parent_of
 
 CLIENTS_TRACE = "0123456789abcdef0123456789abcdef"
@@ -102,7 +108,7 @@ def test_an_error_is_noted_by_its_class_alone(traced: Traced) -> None:
 
 
 async def test_a_request_has_its_span_and_health_has_none(traced: Traced) -> None:
-    app = create_app(make_registry(FakePipeline()), make_settings(), tracer=traced.tracer)
+    app = create_app(make_registry(FakeTranscriber()), make_settings(), tracer=traced.tracer)
     async with client_of(app) as client:
         await client.get("/health")
         answer = await post(client, prompt="a secret")
@@ -117,7 +123,7 @@ async def test_a_request_has_its_span_and_health_has_none(traced: Traced) -> Non
 
 
 async def test_a_refused_request_tells_its_code(traced: Traced) -> None:
-    app = create_app(make_registry(FakePipeline()), make_settings(), tracer=traced.tracer)
+    app = create_app(make_registry(FakeTranscriber()), make_settings(), tracer=traced.tracer)
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://test"
     ) as client:

@@ -1,4 +1,4 @@
-"""An application over a pipeline that needs no workers, and a client in the same process."""
+"""An application over a transcriber that needs no workers, and a client in the same process."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import pytest
 from fastapi import FastAPI
 
 from router.http.routes import create_app
-from tests.support.router_fakes import FakePipeline, client_of, make_registry, make_settings
+from tests.support.router_fakes import FakeTranscriber, client_of, make_registry, make_settings
 
 
 @pytest.fixture
-def pipeline() -> FakePipeline:
-    return FakePipeline()
+def transcriber() -> FakeTranscriber:
+    return FakeTranscriber()
 
 
 @pytest.fixture
-def app(pipeline: FakePipeline, tmp_path: Path) -> FastAPI:
-    return create_app(make_registry(pipeline), make_settings(), spool_dir=tmp_path)
+def app(transcriber: FakeTranscriber, tmp_path: Path) -> FastAPI:
+    return create_app(make_registry(transcriber), make_settings(), spool_dir=tmp_path)
 
 
 @pytest.fixture

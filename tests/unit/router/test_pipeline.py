@@ -45,8 +45,8 @@ from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.audio.windows import Window
 from router.clients import OnToken
-from router.request import TranscriptionPipeline
-from router.seams import Update
+from router.interface import Update
+from router.request import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.requests import request_context
 from tests.support.traced import Traced, id_of, parent_of
@@ -184,9 +184,9 @@ SETTINGS: RouterSettings = load_settings(environ={}).router
 PARAMS = TranscriptionParams(model="demo", language="en")
 
 
-def make_pipeline(audio: PlayedAudio, pools: PlayedPools) -> TranscriptionPipeline:
+def make_transcriber(audio: PlayedAudio, pools: PlayedPools) -> RequestTranscriber:
     parts: Any = (audio, pools, pools, pools.tokenizer, SETTINGS)
-    return TranscriptionPipeline(*parts, dims=DIMS)
+    return RequestTranscriber(*parts, dims=DIMS)
 
 
 async def run(
@@ -197,8 +197,8 @@ async def run(
     error: Exception | None = None,
 ) -> tuple[str, PlayedAudio]:
     audio = PlayedAudio(n, error)
-    pipeline = make_pipeline(audio, pools)
-    result = await pipeline.transcribe(Path("none"), params, request_context("r1", seconds))
+    transcriber = make_transcriber(audio, pools)
+    result = await transcriber.transcribe(Path("none"), params, request_context("r1", seconds))
     return result.transcript.text, audio
 
 
@@ -236,11 +236,11 @@ async def test_what_is_certain_is_told_in_order_and_is_the_whole(pools: PlayedPo
     pools.delay_s = lambda window: 0.05 if window % 3 == 0 else 0.0
     updates: list[Update] = []
     audio = PlayedAudio(9)
-    pipeline = make_pipeline(audio, pools)
+    transcriber = make_transcriber(audio, pools)
     context = request_context("r1", 30.0)
     context.on_update = updates.append
     params = replace(PARAMS, logprobs=True)
-    transcript = (await pipeline.transcribe(Path("none"), params, context)).transcript
+    transcript = (await transcriber.transcribe(Path("none"), params, context)).transcript
     assert "".join(update.text for update in updates) == transcript.text
     assert tuple(s for update in updates for s in update.segments) == transcript.segments
     told = "".join(each.token for update in updates for each in update.logprobs)
@@ -253,11 +253,11 @@ async def test_a_stream_goes_on_behind_what_a_dead_worker_had_told(pools: Played
     pools.decode_fault = lambda window, nth: WorkerGoneError("died") if nth == 1 else None
     updates: list[Update] = []
     audio = PlayedAudio(4)
-    pipeline = make_pipeline(audio, pools)
+    transcriber = make_transcriber(audio, pools)
     context = request_context("r1", 30.0)
     context.on_update = updates.append
     params = replace(PARAMS, stream=True, fallback=False)
-    transcript = (await pipeline.transcribe(Path("none"), params, context)).transcript
+    transcript = (await transcriber.transcribe(Path("none"), params, context)).transcript
     assert transcript.text == "word0 word1 word2 word3"
     assert "".join(update.text for update in updates) == transcript.text
     assert len(updates) > 4, "told by windows, not by tokens"
@@ -289,10 +289,10 @@ async def test_a_trace_has_a_span_of_every_window_and_call_and_tells_of_retries(
     )
     traced = Traced()
     parts: Any = (PlayedAudio(3), pools, pools, pools.tokenizer, SETTINGS)
-    pipeline = TranscriptionPipeline(*parts, dims=DIMS, tracer=traced.tracer)
+    transcriber = RequestTranscriber(*parts, dims=DIMS, tracer=traced.tracer)
     with traced.tracer.root("request", "") as root:
         context = replace(request_context("r1", 30.0), span=root)
-        await pipeline.transcribe(Path("none"), PARAMS, context)
+        await transcriber.transcribe(Path("none"), PARAMS, context)
     spans = traced.all()
     (request,) = (span for span in spans if span.name == "request")
     windows = {id_of(span): span for span in spans if span.name == "window"}

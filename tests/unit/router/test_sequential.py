@@ -33,8 +33,8 @@ from cluster.settings import RouterSettings
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool
 from router.clients import OnToken
-from router.request import TranscriptionPipeline
-from router.seams import PipelineResult, RequestContext, Update
+from router.interface import RequestContext, TranscriptionResult, Update
+from router.request import RequestTranscriber
 from tests.support.audio_pools import running, until
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.requests import request_context
@@ -103,11 +103,11 @@ async def transcribe(
     file: Path,
     params: TranscriptionParams = PARAMS,
     context: RequestContext | None = None,
-) -> PipelineResult:
-    pipeline = TranscriptionPipeline(
+) -> TranscriptionResult:
+    transcriber = RequestTranscriber(
         pool, pools, pools, TOKENIZER, RouterSettings(), dims=CHECKPOINT.dims  # type: ignore[call-arg]
     )  # fmt: skip
-    return await pipeline.transcribe(file, params, context or request_context())
+    return await transcriber.transcribe(file, params, context or request_context())
 
 
 async def test_what_is_told_joins_to_the_transcript_and_progress_ends_at_the_end(

@@ -18,7 +18,7 @@ from router.api.subtitles import PLAIN
 from router.http.routes import create_app
 from router.transcript import Word
 from tests.support.router_fakes import (
-    FakePipeline,
+    FakeTranscriber,
     make_registry,
     make_segment,
     make_settings,
@@ -39,13 +39,13 @@ FLAGS = [
 
 
 @pytest.fixture
-def pipeline() -> FakePipeline:
-    return FakePipeline()
+def transcriber() -> FakeTranscriber:
+    return FakeTranscriber()
 
 
 @pytest.fixture
-def url(pipeline: FakePipeline, tmp_path: Path) -> Iterator[str]:
-    app = create_app(make_registry(pipeline), make_settings(api_key="key"), spool_dir=tmp_path)
+def url(transcriber: FakeTranscriber, tmp_path: Path) -> Iterator[str]:
+    app = create_app(make_registry(transcriber), make_settings(api_key="key"), spool_dir=tmp_path)
     with running_server(app) as base:
         yield base
 
@@ -61,7 +61,7 @@ def audio(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("flags", FLAGS)
 def test_a_server_understands_what_this_process_would_do(
     url: str,
-    pipeline: FakePipeline,
+    transcriber: FakeTranscriber,
     audio: Path,
     command_line: CommandLine,
     job_of: MakeJob,
@@ -72,9 +72,9 @@ def test_a_server_understands_what_this_process_would_do(
     result = command_line(audio, *flags.split(), "--server", url, "--api_key", "key", "-o", out)
     assert result.exit_code == 0, result.output
     here = job_of(str(audio), *flags.split()).params
-    assert replace(pipeline.params[0], model=here.model) == here
-    assert pipeline.params[0].model == "whisper-1"
-    assert pipeline.uploads == [audio.read_bytes()]
+    assert replace(transcriber.params[0], model=here.model) == here
+    assert transcriber.params[0].model == "whisper-1"
+    assert transcriber.uploads == [audio.read_bytes()]
 
 
 @pytest.mark.parametrize("flags", ["", "--word_timestamps"])
@@ -100,7 +100,7 @@ def test_a_servers_answer_is_written_as_a_transcript_of_this_process(
 
 
 def test_a_servers_refusal_is_told_in_its_words(
-    url: str, pipeline: FakePipeline, audio: Path, command_line: CommandLine
+    url: str, transcriber: FakeTranscriber, audio: Path, command_line: CommandLine
 ) -> None:
     other = audio.with_name("other.wav")
     other.write_bytes(b"")
@@ -119,7 +119,7 @@ def test_a_language_of_which_the_server_does_not_know_is_its_to_refuse(
 
 
 def test_a_wrong_key_and_a_dead_server_are_told_once_before_any_upload(
-    url: str, pipeline: FakePipeline, audio: Path, command_line: CommandLine
+    url: str, transcriber: FakeTranscriber, audio: Path, command_line: CommandLine
 ) -> None:
     files = [audio, audio.with_name("b.wav")]
     files[1].write_bytes(b"RIFF")
@@ -128,7 +128,7 @@ def test_a_wrong_key_and_a_dead_server_are_told_once_before_any_upload(
     assert "other" not in str(refused.exception)
     nobody = command_line(*files, "--server", "http://127.0.0.1:9")
     assert "no server answers at http://127.0.0.1:9" in str(nobody.exception)
-    assert pipeline.uploads == []
+    assert transcriber.uploads == []
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"<html>", b'{"text": "a"}', b'{"segments": [1]}'])

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.errors import OverloadedError
 from router.http.admission import BYTES_PER_AUDIO_S, MAX_REQUESTS, Admission
-from router.seams import RequestContext
+from router.interface import RequestContext
 
 
 def bytes_of(seconds: float) -> int:

@@ -26,7 +26,7 @@ from tests.support.router_fakes import (
     LIMIT,
     MODEL_FORM,
     URL,
-    FakePipeline,
+    FakeTranscriber,
     client_of,
     error_of,
     make_registry,
@@ -70,14 +70,14 @@ async def test_a_form_that_cannot_be_served_never_reaches_the_pipeline(
     param: str | None,
     code: str | None,
     client: httpx.AsyncClient,
-    pipeline: FakePipeline,
+    transcriber: FakeTranscriber,
 ) -> None:
     answer = await post(client, **form)
     error = error_of(answer)
     assert answer.status_code == status
     assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", param, code)
     assert answer.headers["x-should-retry"] == "false"
-    assert pipeline.params == []
+    assert transcriber.params == []
 
 
 async def test_a_missing_or_non_upload_file(client: httpx.AsyncClient) -> None:
@@ -104,7 +104,7 @@ async def test_a_body_that_is_no_form(client: httpx.AsyncClient) -> None:
 
 
 async def test_the_exact_limit_is_accepted_and_one_byte_more_refused(
-    client: httpx.AsyncClient, pipeline: FakePipeline
+    client: httpx.AsyncClient, transcriber: FakeTranscriber
 ) -> None:
     assert (await post(client, bytes(LIMIT))).status_code == 200
     answer = await post(client, bytes(LIMIT + 1))
@@ -115,7 +115,7 @@ async def test_the_exact_limit_is_accepted_and_one_byte_more_refused(
     )
     assert (error["type"], error["param"], error["code"]) == ("server_error", None, None)
     assert answer.headers["x-should-retry"] == "false"
-    assert len(pipeline.uploads) == 1
+    assert len(transcriber.uploads) == 1
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ async def test_errors_of_the_pipeline_have_their_status_and_headers(
     kind: str,
     headers: dict[str, str],
     client: httpx.AsyncClient,
-    pipeline: FakePipeline,
+    transcriber: FakeTranscriber,
 ) -> None:
-    pipeline.error = raised
+    transcriber.error = raised
     answer = await post(client)
     assert answer.status_code == status
     error = error_of(answer)
@@ -153,9 +153,9 @@ async def test_errors_of_the_pipeline_have_their_status_and_headers(
 
 
 async def test_a_bug_is_a_500_that_tells_only_the_request_id(
-    client: httpx.AsyncClient, pipeline: FakePipeline, caplog: pytest.LogCaptureFixture
+    client: httpx.AsyncClient, transcriber: FakeTranscriber, caplog: pytest.LogCaptureFixture
 ) -> None:
-    pipeline.error = RuntimeError("secret detail")
+    transcriber.error = RuntimeError("secret detail")
     with caplog.at_level(logging.ERROR, logger="router"):
         answer = await client.post(
             URL, data=MODEL_FORM, files={"file": AUDIO}, headers={"x-request-id": "req_me"}
@@ -170,32 +170,32 @@ async def test_a_bug_is_a_500_that_tells_only_the_request_id(
 
 
 async def test_work_cancelled_from_inside_is_a_500(
-    client: httpx.AsyncClient, pipeline: FakePipeline
+    client: httpx.AsyncClient, transcriber: FakeTranscriber
 ) -> None:
-    pipeline.error = asyncio.CancelledError()
+    transcriber.error = asyncio.CancelledError()
     assert (await post(client)).status_code == 500
 
 
 async def test_a_pipeline_that_outlives_its_deadline_is_cancelled(
-    pipeline: FakePipeline, monkeypatch: pytest.MonkeyPatch
+    transcriber: FakeTranscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("router.http.supervise.GRACE_S", 0.0)
-    pipeline.hold = True
+    transcriber.hold = True
     settings = make_settings(min_deadline_s=0.05, max_deadline_s=0.05)
-    async with client_of(create_app(make_registry(pipeline), settings)) as client:
+    async with client_of(create_app(make_registry(transcriber), settings)) as client:
         answer = await post(client)
     assert (answer.status_code, error_of(answer)["code"]) == (504, "deadline_exceeded")
-    assert pipeline.cancelled.is_set()
+    assert transcriber.cancelled.is_set()
 
 
 async def test_too_much_pending_audio_is_refused_before_the_upload_is_read(
-    pipeline: FakePipeline,
+    transcriber: FakeTranscriber,
 ) -> None:
-    app = create_app(make_registry(pipeline), make_settings(max_pending_audio_s=1.0))
-    pipeline.hold = True
+    app = create_app(make_registry(transcriber), make_settings(max_pending_audio_s=1.0))
+    transcriber.hold = True
     async with client_of(app) as client:
         first = asyncio.create_task(post(client, bytes(20_000)))
-        assert await asyncio.to_thread(pipeline.started.wait, 20.0)
+        assert await asyncio.to_thread(transcriber.started.wait, 20.0)
         answer = await post(client, bytes(20_000))
         assert answer.status_code == 503
         assert int(answer.headers["retry-after"]) >= 1
@@ -203,7 +203,7 @@ async def test_too_much_pending_audio_is_refused_before_the_upload_is_read(
         assert error_of(answer)["type"] == "server_error"
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        pipeline.hold = False
+        transcriber.hold = False
         assert (await post(client, bytes(20_000))).status_code == 200
 
 
@@ -225,8 +225,10 @@ async def test_wrong_methods_are_in_the_envelope(client: httpx.AsyncClient) -> N
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/demo", "/openapi.json", URL])
-async def test_the_api_key_is_needed_where_one_is_set(path: str, pipeline: FakePipeline) -> None:
-    app = create_app(make_registry(pipeline), make_settings(api_key=("other", "schlüssel")))
+async def test_the_api_key_is_needed_where_one_is_set(
+    path: str, transcriber: FakeTranscriber
+) -> None:
+    app = create_app(make_registry(transcriber), make_settings(api_key=("other", "schlüssel")))
     async with client_of(app) as client:
         method = "POST" if path == URL else "GET"
         key = "Bearer schlüssel".encode()
@@ -242,7 +244,9 @@ async def test_the_api_key_is_needed_where_one_is_set(path: str, pipeline: FakeP
         assert (await client.get("/health")).status_code == 200
 
 
-async def test_answers_are_counted_by_status_and_health_is_not(pipeline: FakePipeline) -> None:
+async def test_answers_are_counted_by_status_and_health_is_not(
+    transcriber: FakeTranscriber,
+) -> None:
     counted: list[tuple[str, float, Any]] = []
 
     class Metric:
@@ -259,12 +263,12 @@ async def test_answers_are_counted_by_status_and_health_is_not(pipeline: FakePip
             """Not of interest here."""
 
     recorder = Recorder(ROUTER_METRICS, Metric)
-    app = create_app(make_registry(pipeline), make_settings(), recorder=recorder)
+    app = create_app(make_registry(transcriber), make_settings(), recorder=recorder)
     async with client_of(app) as client:
         await post(client)
         await client.get("/health")
         await post(client, model="nobody")
-        pipeline.error = RuntimeError("a bug")
+        transcriber.error = RuntimeError("a bug")
         await post(client)
     uploads = [one for one in counted if one[0] == "splitscribe_upload_seconds"]
     assert uploads == [("splitscribe_upload_seconds", True, None)] * 3
@@ -282,11 +286,11 @@ async def test_answers_are_counted_by_status_and_health_is_not(pipeline: FakePip
 
 
 async def test_no_log_line_holds_what_a_client_sent(
-    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, pipeline: FakePipeline
+    client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, transcriber: FakeTranscriber
 ) -> None:
     """Neither text nor prompt, file name or a value that was refused, at any level."""
     caplog.set_level(logging.DEBUG)
-    pipeline.texts = (" A secret.",)
+    transcriber.texts = (" A secret.",)
     fields: tuple[dict[str, Any], ...] = (
         {"prompt": "secret"},
         {"hotwords": "secret", "stream": "true"},

@@ -15,7 +15,7 @@ from tests.support.router_fakes import (
     AUDIO,
     MODEL_FORM,
     URL,
-    FakePipeline,
+    FakeTranscriber,
     client_of,
     error_of,
     make_registry,
@@ -57,20 +57,20 @@ def test_without_keys_nobody_is_counted() -> None:
 async def test_a_key_with_all_its_requests_running_is_told_429_and_others_are_served(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    pipeline = FakePipeline()
-    pipeline.hold = True
+    transcriber = FakeTranscriber()
+    transcriber.hold = True
     settings = make_settings(api_key=("secret-one", "secret-two"), max_requests_per_key=1)
 
     def form(key: str) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {key}"}
         return {"data": MODEL_FORM, "files": {"file": ("a", AUDIO)}, "headers": headers}
 
-    app = create_app(make_registry(pipeline), settings)
+    app = create_app(make_registry(transcriber), settings)
     with caplog.at_level(logging.DEBUG):
         async with client_of(app) as client:
             first = asyncio.create_task(client.post(URL, **form("secret-one")))
-            assert await asyncio.to_thread(pipeline.started.wait, 20.0)
-            pipeline.hold = False
+            assert await asyncio.to_thread(transcriber.started.wait, 20.0)
+            transcriber.hold = False
             answer = await client.post(URL, **form("secret-one"))
             assert (await client.post(URL, **form("secret-two"))).status_code == 200
             first.cancel()
@@ -89,7 +89,7 @@ async def test_a_key_with_all_its_requests_running_is_told_429_and_others_are_se
 
 
 async def test_with_keys_only_the_health_is_for_everyone() -> None:
-    app = create_app(make_registry(FakePipeline()), make_settings(api_key=["one"]))
+    app = create_app(make_registry(FakeTranscriber()), make_settings(api_key=["one"]))
     async with client_of(app) as client:
         for path in ("/openapi.json", "/v1/models"):
             assert (await client.get(path)).status_code == 401

@@ -14,7 +14,7 @@ from cluster.errors import ConfigurationError, WorkerError
 from cluster.metrics import ROUTER_METRICS, silent_recorder
 from cluster.serve.router_replica import open_listener
 from router.http.listener import HttpListener
-from tests.support.router_fakes import FakePipeline, make_registry, make_settings, post
+from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings, post
 
 LOCAL = "127.0.0.1"
 
@@ -111,7 +111,7 @@ async def test_an_application_that_does_not_start_is_told() -> None:
 
 
 async def test_only_a_router_that_is_to_listen_does() -> None:
-    registry, recorder = make_registry(FakePipeline()), silent_recorder(ROUTER_METRICS)
+    registry, recorder = make_registry(FakeTranscriber()), silent_recorder(ROUTER_METRICS)
     proxied = make_settings(listener="serve", port=0)
     assert await open_listener(registry, proxied, recorder) is None
     foreign = make_settings(listener="router", host="192.0.2.1", port=0)

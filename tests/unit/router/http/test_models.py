@@ -1,4 +1,4 @@
-"""Several models behind one router: each name leads to its own pipeline."""
+"""Several models behind one router: each name leads to its own transcriber."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from router.http.models import ModelRegistry, ServedModel
 from router.http.routes import create_app
 from tests.support.router_fakes import (
     TRANSLATIONS_URL,
-    FakePipeline,
+    FakeTranscriber,
     client_of,
     error_of,
     make_settings,
@@ -21,7 +21,7 @@ class TwoModels:
     """A multilingual default called "large", and an English one."""
 
     def __init__(self) -> None:
-        self.large, self.english = FakePipeline(), FakePipeline()
+        self.large, self.english = FakeTranscriber(), FakeTranscriber()
         self.registry = ModelRegistry(
             [
                 ServedModel(("large", "openai/whisper-large-v3"), ("en", "de"), self.large),
@@ -47,12 +47,12 @@ def two() -> TwoModels:
     ],
 )
 def test_a_model_is_found_under_every_spelling_of_its_names(name: str, two: TwoModels) -> None:
-    assert two.registry.find(name).pipeline is two.large
+    assert two.registry.find(name).transcriber is two.large
 
 
 @pytest.mark.parametrize("name", ["openai/small.en", "small.en", "quick"])
 def test_each_name_leads_to_its_own_pipeline(name: str, two: TwoModels) -> None:
-    assert two.registry.find(name).pipeline is two.english
+    assert two.registry.find(name).transcriber is two.english
 
 
 @pytest.mark.parametrize("name", ["", "Large", "small", "openai/", "whisper-2"])
@@ -62,19 +62,22 @@ def test_other_names_are_not_found(name: str, two: TwoModels) -> None:
 
 
 def test_the_hosted_name_can_be_claimed() -> None:
-    first, second = FakePipeline(), FakePipeline()
+    first, second = FakeTranscriber(), FakeTranscriber()
     registry = ModelRegistry(
         [
             ServedModel(("a",), ("en",), first),
             ServedModel(("b",), ("en",), second, aliases=("whisper-1",)),
         ]
     )
-    assert registry.find("whisper-1").pipeline is second
+    assert registry.find("whisper-1").transcriber is second
 
 
 def test_two_models_cannot_share_a_name() -> None:
-    pipeline = FakePipeline()
-    models = [ServedModel(("a",), (), pipeline), ServedModel(("b",), (), pipeline, aliases=("a",))]
+    transcriber = FakeTranscriber()
+    models = [
+        ServedModel(("a",), (), transcriber),
+        ServedModel(("b",), (), transcriber, aliases=("a",)),
+    ]
     with pytest.raises(ConfigurationError, match="'a'"):
         ModelRegistry(models)
     with pytest.raises(ConfigurationError, match="no model"):

@@ -17,7 +17,7 @@ from tests.support.router_fakes import (
     NAMES,
     TRANSLATIONS_URL,
     URL,
-    FakePipeline,
+    FakeTranscriber,
     client_of,
     make_registry,
     make_settings,
@@ -25,14 +25,14 @@ from tests.support.router_fakes import (
 )
 
 
-async def test_json_by_default(client: httpx.AsyncClient, pipeline: FakePipeline) -> None:
+async def test_json_by_default(client: httpx.AsyncClient, transcriber: FakeTranscriber) -> None:
     answer = await post(client)
     assert answer.status_code == 200
     assert answer.json() == {
         "text": "Hello there. General.",
         "usage": {"type": "duration", "seconds": 9},
     }
-    assert pipeline.uploads == [AUDIO]
+    assert transcriber.uploads == [AUDIO]
 
 
 async def test_text(client: httpx.AsyncClient) -> None:
@@ -48,9 +48,11 @@ async def test_verbose_json(client: httpx.AsyncClient) -> None:
     assert len(answer.json()["segments"]) == 2
 
 
-async def test_fields_reach_the_pipeline(client: httpx.AsyncClient, pipeline: FakePipeline) -> None:
+async def test_fields_reach_the_pipeline(
+    client: httpx.AsyncClient, transcriber: FakeTranscriber
+) -> None:
     await post(client, language="German", prompt="Grüße", temperature="0.5", seed="3")
-    (params,) = pipeline.params
+    (params,) = transcriber.params
     assert (params.language, params.prompt) == ("de", "Grüße")
     assert (params.temperature, params.seed, params.task) == (0.5, 3, "transcribe")
 
@@ -67,14 +69,14 @@ async def test_the_stages_are_in_server_timing(client: httpx.AsyncClient) -> Non
 
 
 async def test_the_spool_file_lives_exactly_as_long_as_the_work(
-    client: httpx.AsyncClient, pipeline: FakePipeline, tmp_path: Path
+    client: httpx.AsyncClient, transcriber: FakeTranscriber, tmp_path: Path
 ) -> None:
     await post(client)
-    pipeline.error = RuntimeError("a bug")
+    transcriber.error = RuntimeError("a bug")
     await post(client)
-    assert len(pipeline.uploads) == 2, "it was there while the pipeline read it"
-    assert not any(path.exists() for path in pipeline.paths)
-    assert {path.parent for path in pipeline.paths} == {tmp_path}
+    assert len(transcriber.uploads) == 2, "it was there while the transcriber read it"
+    assert not any(path.exists() for path in transcriber.paths)
+    assert {path.parent for path in transcriber.paths} == {tmp_path}
 
 
 async def test_models(client: httpx.AsyncClient) -> None:
@@ -99,13 +101,13 @@ async def test_one_model_in_every_spelling(spelling: str, client: httpx.AsyncCli
 
 
 async def test_health_is_503_until_both_pools_are_ready(
-    client: httpx.AsyncClient, pipeline: FakePipeline
+    client: httpx.AsyncClient, transcriber: FakeTranscriber
 ) -> None:
-    pipeline.ready = False
+    transcriber.ready = False
     answer = await client.get("/health")
     assert (answer.status_code, answer.json()["status"]) == (503, "not ready")
     assert answer.json()["pools"]["decoder"]["ready"] is False
-    pipeline.ready = True
+    transcriber.ready = True
     answer = await client.get("/health")
     assert (answer.status_code, answer.json()["status"]) == (200, "ready")
     encoder = answer.json()["pools"]["encoder"]
@@ -115,9 +117,9 @@ async def test_health_is_503_until_both_pools_are_ready(
 
 
 async def test_health_that_cannot_be_had_is_503(
-    client: httpx.AsyncClient, pipeline: FakePipeline
+    client: httpx.AsyncClient, transcriber: FakeTranscriber
 ) -> None:
-    pipeline.health_error = RuntimeError("no pools")
+    transcriber.health_error = RuntimeError("no pools")
     answer = await client.get("/health")
     assert (answer.status_code, answer.json()["pools"]) == (503, {})
 
@@ -127,7 +129,7 @@ async def test_health_that_cannot_be_had_is_503(
     [("abc-1.2_3:x/y", "abc-1.2_3:x/y"), ("a b;c\tд", "abc"), ("x" * 500, "x" * 128)],
 )
 async def test_a_request_id_is_honoured_without_what_could_forge_a_log_line(
-    sent: str, echoed: str, client: httpx.AsyncClient, pipeline: FakePipeline
+    sent: str, echoed: str, client: httpx.AsyncClient, transcriber: FakeTranscriber
 ) -> None:
     answer = await client.post(
         URL,
@@ -136,7 +138,7 @@ async def test_a_request_id_is_honoured_without_what_could_forge_a_log_line(
         headers={"x-request-id": sent.encode()},
     )
     assert answer.headers["x-request-id"] == echoed
-    assert pipeline.contexts[0].request_id == echoed
+    assert transcriber.contexts[0].request_id == echoed
 
 
 async def test_every_answer_has_an_id_of_its_own(client: httpx.AsyncClient) -> None:
@@ -148,17 +150,17 @@ async def test_every_answer_has_an_id_of_its_own(client: httpx.AsyncClient) -> N
     assert len(set(ids)) == len(ids)
 
 
-async def test_the_id_can_be_left_to_a_proxy(pipeline: FakePipeline) -> None:
-    app = create_app(make_registry(pipeline), make_settings(), echo_request_id=False)
+async def test_the_id_can_be_left_to_a_proxy(transcriber: FakeTranscriber) -> None:
+    app = create_app(make_registry(transcriber), make_settings(), echo_request_id=False)
     async with client_of(app) as client:
         answer = await client.get("/health", headers={"x-request-id": "a"})
     assert "x-request-id" not in answer.headers
 
 
-async def test_a_translation(client: httpx.AsyncClient, pipeline: FakePipeline) -> None:
+async def test_a_translation(client: httpx.AsyncClient, transcriber: FakeTranscriber) -> None:
     answer = await post(client, url=TRANSLATIONS_URL)
     assert (answer.status_code, answer.json()) == (200, {"text": "Hello there. General."})
-    assert pipeline.params[0].task == "translate"
+    assert transcriber.params[0].task == "translate"
 
 
 async def test_words_alone(client: httpx.AsyncClient) -> None:
@@ -169,7 +171,7 @@ async def test_words_alone(client: httpx.AsyncClient) -> None:
 
 
 async def test_pages_of_other_origins_are_kept_out_unless_they_are_let_in(
-    client: httpx.AsyncClient, pipeline: FakePipeline
+    client: httpx.AsyncClient, transcriber: FakeTranscriber
 ) -> None:
     origin = {"origin": "https://app.example"}
     preflight = {**origin, "access-control-request-method": "POST"}
@@ -179,8 +181,8 @@ async def test_pages_of_other_origins_are_kept_out_unless_they_are_let_in(
     )
     assert (await client.options(URL, headers=preflight)).status_code == 405
     settings = make_settings(cors_origins="https://app.example", api_key="key")
-    pipeline.error = RuntimeError("a bug")
-    async with client_of(create_app(make_registry(pipeline), settings)) as open_client:
+    transcriber.error = RuntimeError("a bug")
+    async with client_of(create_app(make_registry(transcriber), settings)) as open_client:
         answer = await open_client.options(URL, headers=preflight)
         assert answer.status_code == 200
         assert "authorization" in answer.headers["access-control-allow-headers"].lower()

@@ -22,7 +22,7 @@ from router.http.routes import create_app
 from tests.support.router_fakes import (
     LIMIT,
     NAMES,
-    FakePipeline,
+    FakeTranscriber,
     make_registry,
     make_settings,
     running_server,
@@ -33,8 +33,8 @@ AUDIO = os.urandom(100_000)
 
 
 @pytest.fixture
-def pipeline() -> FakePipeline:
-    return FakePipeline()
+def transcriber() -> FakeTranscriber:
+    return FakeTranscriber()
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def seen() -> list[Headers]:
 
 
 @pytest.fixture
-def url(pipeline: FakePipeline, tmp_path: Path, seen: list[Headers]) -> Iterator[str]:
-    app = create_app(make_registry(pipeline), make_settings(api_key="key"), spool_dir=tmp_path)
+def url(transcriber: FakeTranscriber, tmp_path: Path, seen: list[Headers]) -> Iterator[str]:
+    app = create_app(make_registry(transcriber), make_settings(api_key="key"), spool_dir=tmp_path)
 
     async def recording(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -66,7 +66,7 @@ def make_client(url: str, api_key: str = "key", max_retries: int = 0) -> openai.
     return openai.OpenAI(base_url=f"{url}/v1", api_key=api_key, max_retries=max_retries)
 
 
-def test_the_sdk_reads_each_format(client: openai.OpenAI, pipeline: FakePipeline) -> None:
+def test_the_sdk_reads_each_format(client: openai.OpenAI, transcriber: FakeTranscriber) -> None:
     create = client.audio.transcriptions.create
     plain = create(model="whisper-1", file=("a.wav", AUDIO))
     assert plain.text == "Hello there. General."
@@ -88,8 +88,8 @@ def test_the_sdk_reads_each_format(client: openai.OpenAI, pipeline: FakePipeline
     assert verbose.language == "english"
     text = create(model="demo", file=("a.wav", AUDIO), response_format="text")
     assert text == "Hello there. General.\n"
-    assert pipeline.uploads == [AUDIO] * 3
-    assert pipeline.params[1].seed == 5
+    assert transcriber.uploads == [AUDIO] * 3
+    assert transcriber.params[1].seed == 5
 
 
 def test_the_sdk_reads_words_logprobs_and_subtitles(client: openai.OpenAI) -> None:
@@ -111,18 +111,18 @@ def test_the_sdk_reads_words_logprobs_and_subtitles(client: openai.OpenAI) -> No
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # so does the SDK call the endpoint
-def test_the_sdk_translates(client: openai.OpenAI, pipeline: FakePipeline) -> None:
-    pipeline.language = "de"
+def test_the_sdk_translates(client: openai.OpenAI, transcriber: FakeTranscriber) -> None:
+    transcriber.language = "de"
     create = client.audio.translations.create
     assert create(model="demo", file=AUDIO, prompt="p").text == "Hello there. General."
     verbose = create(model="demo", file=AUDIO, response_format="verbose_json", temperature=0.2)
     assert (verbose.language, len(verbose.segments or ())) == ("english", 2)
     assert str(create(model="demo", file=AUDIO, response_format="text")).endswith("General.\n")
-    assert {params.task for params in pipeline.params} == {"translate"}
+    assert {params.task for params in transcriber.params} == {"translate"}
 
 
 def test_what_the_sdk_sends_as_objects_lists_and_extras_arrives(
-    client: openai.OpenAI, pipeline: FakePipeline
+    client: openai.OpenAI, transcriber: FakeTranscriber
 ) -> None:
     client.audio.transcriptions.create(
         model="demo",
@@ -137,7 +137,7 @@ def test_what_the_sdk_sends_as_objects_lists_and_extras_arrives(
         chunking_strategy="auto",
         extra_body={"decoding": "sequential", "clip_timestamps": [0, 1.5]},
     )
-    first, second = pipeline.params
+    first, second = transcriber.params
     assert first.chunking == Chunking(threshold=0.25)
     assert (first.hotwords, first.beam_size, first.temperatures) == ("Zoë, kiwi", 4, (0.0,))
     assert first.gates.no_speech_prob is None
@@ -146,7 +146,7 @@ def test_what_the_sdk_sends_as_objects_lists_and_extras_arrives(
 
 
 def test_raw_bytes_and_unseekable_streams_arrive_whole(
-    client: openai.OpenAI, pipeline: FakePipeline, seen: list[Headers]
+    client: openai.OpenAI, transcriber: FakeTranscriber, seen: list[Headers]
 ) -> None:
     client.audio.transcriptions.create(model="demo", file=AUDIO)
 
@@ -163,7 +163,7 @@ def test_raw_bytes_and_unseekable_streams_arrive_whole(
             return self._source.readinto(buffer)
 
     client.audio.transcriptions.create(model="demo", file=("pipe.wav", io.BufferedReader(Pipe())))
-    assert pipeline.uploads == [AUDIO, AUDIO]
+    assert transcriber.uploads == [AUDIO, AUDIO]
     assert "content-length" in seen[0]
     assert seen[1]["transfer-encoding"] == "chunked"
 
@@ -191,13 +191,13 @@ def test_the_sdk_raises_typed_errors_with_message_code_and_request_id(
 
 @pytest.mark.parametrize("size", [LIMIT + 1, LIMIT + 8_000_000])
 def test_the_sdk_sees_413_for_uploads_over_the_limit(
-    size: int, client: openai.OpenAI, pipeline: FakePipeline
+    size: int, client: openai.OpenAI, transcriber: FakeTranscriber
 ) -> None:
     with pytest.raises(openai.APIStatusError) as caught:
         client.audio.transcriptions.create(model="demo", file=bytes(size))
     assert caught.value.status_code == 413
     assert f"Maximum content size limit ({LIMIT}) exceeded" in str(caught.value)
-    assert pipeline.uploads == []
+    assert transcriber.uploads == []
 
 
 def test_the_sdk_finds_models_with_a_slash(client: openai.OpenAI) -> None:
@@ -206,16 +206,16 @@ def test_the_sdk_finds_models_with_a_slash(client: openai.OpenAI) -> None:
 
 
 def test_the_sdk_retries_an_overload_and_nothing_deterministic(
-    url: str, pipeline: FakePipeline
+    url: str, transcriber: FakeTranscriber
 ) -> None:
     with make_client(url, max_retries=1) as client:
-        pipeline.error = OverloadedError("busy", retry_after_s=0.1)
+        transcriber.error = OverloadedError("busy", retry_after_s=0.1)
         with pytest.raises(openai.InternalServerError):
             client.audio.transcriptions.create(model="demo", file=AUDIO)
-        assert len(pipeline.uploads) == 2
+        assert len(transcriber.uploads) == 2
         with pytest.raises(openai.APIStatusError):
             client.audio.transcriptions.create(model="demo", file=bytes(LIMIT + 1))
-        assert len(pipeline.uploads) == 2
+        assert len(transcriber.uploads) == 2
 
 
 FORM_HEAD = """POST /v1/audio/transcriptions HTTP/1.1
@@ -248,25 +248,25 @@ def connected(url: str, form: bytes) -> Iterator[None]:
 
 
 def test_a_client_that_hangs_up_cancels_the_work(
-    url: str, pipeline: FakePipeline, tmp_path: Path
+    url: str, transcriber: FakeTranscriber, tmp_path: Path
 ) -> None:
-    pipeline.hold = True
+    transcriber.hold = True
     with connected(url, FORM):
-        assert pipeline.started.wait(20.0)
+        assert transcriber.started.wait(20.0)
         assert httpx.get(f"{url}/health").json()["router"]["requests"] == 1
-        assert not pipeline.cancelled.is_set()
-    assert pipeline.cancelled.wait(20.0)
+        assert not transcriber.cancelled.is_set()
+    assert transcriber.cancelled.wait(20.0)
     wait_until(lambda: not list(tmp_path.iterdir()))
     wait_until(lambda: httpx.get(f"{url}/health").json()["router"]["requests"] == 0)
 
 
 def test_a_client_that_hangs_up_in_mid_upload_leaves_nothing(
-    url: str, pipeline: FakePipeline, tmp_path: Path
+    url: str, transcriber: FakeTranscriber, tmp_path: Path
 ) -> None:
     with connected(url, FORM[:-10]):
         wait_until(lambda: bool(list(tmp_path.iterdir())))
     wait_until(lambda: not list(tmp_path.iterdir()))
-    assert pipeline.uploads == []
+    assert transcriber.uploads == []
 
 
 def test_a_key_refused_before_a_large_upload_is_read_arrives_as_such(url: str) -> None:

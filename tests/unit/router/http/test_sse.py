@@ -21,14 +21,14 @@ from router.api.params import TranscriptionParams
 from router.api.responses import TextDeltaEvent, TextDoneEvent, VerboseTranscriptionResponse
 from router.http.routes import create_app
 from router.http.sse import EventWriter
-from router.seams import PipelineResult, Update
+from router.interface import TranscriptionResult, Update
 from router.transcript import TokenLogprob
 from tests.support.router_fakes import (
     AUDIO,
     MODEL_FORM,
     TIMINGS,
     URL,
-    FakePipeline,
+    FakeTranscriber,
     make_registry,
     make_segment,
     make_settings,
@@ -43,14 +43,14 @@ HEARTBEAT_S = 0.05
 
 
 @pytest.fixture
-def pipeline() -> FakePipeline:
-    return FakePipeline()
+def transcriber() -> FakeTranscriber:
+    return FakeTranscriber()
 
 
 @pytest.fixture
-def url(pipeline: FakePipeline, tmp_path: Path) -> Iterator[str]:
+def url(transcriber: FakeTranscriber, tmp_path: Path) -> Iterator[str]:
     app = create_app(
-        make_registry(pipeline), make_settings(), spool_dir=tmp_path, heartbeat_s=HEARTBEAT_S
+        make_registry(transcriber), make_settings(), spool_dir=tmp_path, heartbeat_s=HEARTBEAT_S
     )
     with running_server(app) as url:
         yield url
@@ -140,10 +140,10 @@ def test_logprobs_come_with_their_deltas_and_all_of_them_at_the_end(client: open
 
 
 def test_the_sdk_raises_what_failed_in_mid_stream(
-    client: openai.OpenAI, pipeline: FakePipeline
+    client: openai.OpenAI, transcriber: FakeTranscriber
 ) -> None:
-    pipeline.n_updates = 1
-    pipeline.error = DeadlineExceededError("the time ran out")
+    transcriber.n_updates = 1
+    transcriber.error = DeadlineExceededError("the time ran out")
     stream = iter(client.audio.transcriptions.create(model="demo", file=AUDIO, stream=True))
     assert next(stream).type == "transcript.text.delta"
     with pytest.raises(openai.APIError, match="the time ran out") as caught:
@@ -151,9 +151,11 @@ def test_the_sdk_raises_what_failed_in_mid_stream(
     assert (caught.value.type, caught.value.code) == ("server_error", "deadline_exceeded")
 
 
-def test_a_bug_in_mid_stream_is_told_without_its_details(url: str, pipeline: FakePipeline) -> None:
-    pipeline.n_updates = 1
-    pipeline.error = RuntimeError("secret detail")
+def test_a_bug_in_mid_stream_is_told_without_its_details(
+    url: str, transcriber: FakeTranscriber
+) -> None:
+    transcriber.n_updates = 1
+    transcriber.error = RuntimeError("secret detail")
     answer = post_stream(url)
     assert answer.status_code == 200
     last = json.loads(answer.text.strip().split("\n\n")[-1].removeprefix("data: "))
@@ -176,9 +178,9 @@ def test_a_bug_in_mid_stream_is_told_without_its_details(url: str, pipeline: Fak
     ],
 )
 def test_what_fails_before_audio_was_found_has_its_status(
-    url: str, pipeline: FakePipeline, error: Exception, status: int, tmp_path: Path
+    url: str, transcriber: FakeTranscriber, error: Exception, status: int, tmp_path: Path
 ) -> None:
-    pipeline.error = error
+    transcriber.error = error
     answer = post_stream(url)
     assert answer.status_code == status
     assert answer.headers["content-type"] == "application/json"
@@ -190,11 +192,11 @@ def test_what_fails_before_audio_was_found_has_its_status(
 
 
 def test_a_form_that_cannot_be_served_is_refused_with_its_status(
-    client: openai.OpenAI, pipeline: FakePipeline
+    client: openai.OpenAI, transcriber: FakeTranscriber
 ) -> None:
     with pytest.raises(openai.BadRequestError):
         client.audio.transcriptions.create(model="demo", file=AUDIO, stream=True, temperature=2)
-    assert pipeline.params == []
+    assert transcriber.params == []
 
 
 # ------------------------------------------------------------------------------------- on the wire
@@ -211,10 +213,10 @@ def test_headers_tell_proxies_to_pass_the_stream_on(url: str) -> None:
 
 
 def test_a_quiet_stream_has_heartbeats_and_a_hang_up_cancels_the_work(
-    url: str, pipeline: FakePipeline, tmp_path: Path
+    url: str, transcriber: FakeTranscriber, tmp_path: Path
 ) -> None:
-    pipeline.hold = True
-    pipeline.n_updates = 1
+    transcriber.hold = True
+    transcriber.n_updates = 1
     files = {"file": ("a.wav", AUDIO)}
     with httpx.stream("POST", f"{url}{URL}", data=STREAM, files=files, timeout=20) as answer:
         assert answer.status_code == 200
@@ -222,9 +224,9 @@ def test_a_quiet_stream_has_heartbeats_and_a_hang_up_cancels_the_work(
         assert next(lines).startswith("data: ")
         comments = [line for line, _ in zip(lines, range(8), strict=False) if line.startswith(":")]
         assert len(comments) > 1
-        assert not pipeline.cancelled.is_set()
+        assert not transcriber.cancelled.is_set()
         assert list(tmp_path.iterdir()), "the upload lives as long as the work"
-    assert pipeline.cancelled.wait(20.0)
+    assert transcriber.cancelled.wait(20.0)
     wait_until(lambda: not list(tmp_path.iterdir()))
     wait_until(lambda: httpx.get(f"{url}/health").json()["router"]["requests"] == 0)
 
@@ -236,21 +238,21 @@ def test_a_stream_that_ended_leaves_nothing(url: str, tmp_path: Path) -> None:
 
 
 def test_a_hang_up_before_the_200_cancels_the_work_too(
-    url: str, pipeline: FakePipeline, tmp_path: Path
+    url: str, transcriber: FakeTranscriber, tmp_path: Path
 ) -> None:
-    pipeline.hold = True  # and finds no audio
+    transcriber.hold = True  # and finds no audio
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{url}{URL}", data=STREAM, files={"file": ("a", AUDIO)}, timeout=0.5)
-    assert pipeline.cancelled.wait(20.0)
+    assert transcriber.cancelled.wait(20.0)
     wait_until(lambda: not list(tmp_path.iterdir()))
 
 
 @pytest.mark.parametrize("response_format", ["json", "text", "srt", "vtt", "verbose_json"])
 @pytest.mark.parametrize("texts", [(" Hello there.", " General."), ()])
 def test_joined_deltas_are_what_the_whole_answer_says(
-    url: str, pipeline: FakePipeline, response_format: str, texts: tuple[str, ...]
+    url: str, transcriber: FakeTranscriber, response_format: str, texts: tuple[str, ...]
 ) -> None:
-    pipeline.texts = texts
+    transcriber.texts = texts
     events = events_of(post_stream(url, response_format=response_format))
     form = {**MODEL_FORM, "response_format": response_format}
     whole = httpx.post(f"{url}{URL}", data=form, files={"file": ("a", AUDIO)}).text
@@ -308,7 +310,7 @@ def test_logprobs_without_text_come_in_an_event_of_their_own() -> None:
     writer = EventWriter(TranscriptionParams("m", logprobs=True))
     token = TokenLogprob(" a", -1.0, (32, 97))
     event = writer.delta(Update("", (), (token,)))
-    last = writer.done(PipelineResult(make_transcript(" a"), TIMINGS))
+    last = writer.done(TranscriptionResult(make_transcript(" a"), TIMINGS))
     for text in (event, last):
         assert b'"logprobs":[{"token":" a"' in (text or b"")
 

@@ -1,8 +1,8 @@
-"""What the HTTP routes ask of the pipeline, and what they tell it: the seam between the two.
+"""What `router.http` and the command line ask of a request, and what they are told of it.
 
-`router.http.routes` calls a `Pipeline`; `router.request` is one. Nothing here does any work, apart
-from `RequestContext`, through which a running request learns how long it may take and says how
-much audio it turned out to hold.
+They call a `Transcriber`, one for each model; `router.request` has the one that does the work, and
+tests have one that needs no workers. Nothing here does any work, apart from `RequestContext`,
+through which a running request learns how long it may take and says how much audio it found.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class StageTimings:
 
 
 @dataclass(frozen=True, slots=True)
-class PipelineResult:
+class TranscriptionResult:
     """A finished request."""
 
     transcript: Transcript
@@ -79,8 +79,8 @@ class Update:
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
-class AudioLedger(Protocol):
-    """Counts the audio-seconds of a request against what the router may hold at once."""
+class AudioShare(Protocol):
+    """A request's share of the audio-seconds that the router may hold at once."""
 
     def expect(self, audio_s: float) -> None:
         """Correct the estimate before work began. Raises OverloadedError if it cannot stay."""
@@ -98,7 +98,7 @@ class RequestContext:
     """
 
     request_id: str
-    ledger: AudioLedger
+    share: AudioShare
     min_deadline_s: float
     deadline_factor: float
     max_deadline_s: float
@@ -126,13 +126,13 @@ class RequestContext:
         Raises:
             OverloadedError: so much audio does not fit beside what is pending.
         """
-        self.ledger.expect(audio_s)
+        self.share.expect(audio_s)
         self.audio_s = audio_s
 
     def found_audio(self, audio_s: float) -> None:
         """Call as windows are found, with the seconds of audio seen so far (a total)."""
         if audio_s > self.audio_s:
-            self.ledger.found(audio_s)
+            self.share.found(audio_s)
             self.audio_s = audio_s
 
     @property
@@ -146,21 +146,21 @@ class RequestContext:
         return self.started_s + self.deadline_s - time.monotonic()
 
 
-class Pipeline(Protocol):
-    """The path of a request through both pools."""
+class Transcriber(Protocol):
+    """Turns the upload of a request into a transcript, with one model."""
 
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
-    ) -> PipelineResult:
+    ) -> TranscriptionResult:
         """Transcribe the file at `upload`, which lives until this returns.
 
-        Cancelling the call cancels every window of the request everywhere. The pipeline
-        ends with DeadlineExceededError when `context.remaining_s()` has run out; the routes
-        cancel it a moment later if it does not.
+        Cancelling the call cancels every window of the request everywhere. The call raises
+        DeadlineExceededError when `context.remaining_s()` has run out; its caller cancels it a
+        moment later if it does not.
 
         Raises:
             SplitscribeError: any class; its status becomes the answer's.
         """
 
     async def health(self) -> HealthReport:
-        """The state of both pools; answers within a second or two."""
+        """Return the state of both pools, within a second or two."""
