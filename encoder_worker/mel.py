@@ -16,13 +16,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.jit.cache import ensure_jit_cache
-from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, FileMel
+from cluster.messages import WINDOW_SAMPLES, FileMel
 from cluster.model.checkpoint import HOP_LENGTH, N_FFT
+from cluster.model.mel_filters import mel_filters
 
 N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH  # 3000 mel frames in a window, 10 ms each
 INT16_SCALE = 32_768.0
 _HALF = N_FFT // 2  # a frame looks 200 samples to each side of its middle
-FLOOR = 1e-10  # power below which the logarithm is cut
+_FLOOR = 1e-10  # power below which the logarithm is cut
 _LOG_FLOOR = -10.0  # log10 of it: every frame that sees only padding
 RANGE = 8.0  # decades kept below the maximum
 
@@ -31,14 +32,11 @@ class LogMel:
     """Features on one device: `LogMel(80, "cpu")([pcm, pcm])`."""
 
     def __init__(self, n_mels: int, device: torch.device | str = "cpu") -> None:
-        ensure_jit_cache()
-        import librosa  # slow to import, and only workers need it
-
+        ensure_jit_cache()  # librosa may be needed
         self.device = torch.device(device)
         self.n_mels = n_mels
-        filters = librosa.filters.mel(sr=SAMPLE_RATE, n_fft=N_FFT, n_mels=n_mels)
-        self.filters = torch.from_numpy(filters).to(self.device)  # [n_mels, 201]
-        self.hann = torch.hann_window(N_FFT, device=self.device)
+        self._filters = torch.from_numpy(mel_filters(n_mels)).to(self.device)  # [n_mels, 201]
+        self._hann = torch.hann_window(N_FFT, device=self.device)
 
     def __call__(
         self,
@@ -56,12 +54,7 @@ class LogMel:
             float32 [len(windows), n_mels, 3000] on the device.
         """
         slices = [None] * len(windows) if file_mels is None else file_mels
-        pcm = self._pad(windows, slices)
-        spectrum = torch.stft(
-            pcm, N_FFT, HOP_LENGTH, window=self.hann, center=False, return_complex=True
-        )
-        power = spectrum.abs() ** 2  # [B, 201, n]
-        log_mel = (self.filters @ power).clamp(min=FLOOR).log10()
+        log_mel = self.log_power(self._pad(windows, slices))
         features = log_mel.new_zeros(len(windows), self.n_mels, N_FRAMES)
         for row, frames, file_mel in zip(features, log_mel, slices, strict=True):
             if file_mel is None:
@@ -69,6 +62,21 @@ class LogMel:
             else:
                 _scale_slice(row, frames, file_mel)
         return features
+
+    def log_power(self, pcm: Tensor) -> Tensor:
+        """Logarithm of the mel power of each 10 ms, not scaled yet.
+
+        Args:
+            pcm: float32 [B, n] on the device, with what its first and last frames see around them.
+
+        Returns:
+            float32 [B, n_mels, 1 + (n - 400) // 160] on the device.
+        """
+        spectrum = torch.stft(
+            pcm, N_FFT, HOP_LENGTH, window=self._hann, center=False, return_complex=True
+        )
+        power = spectrum.abs() ** 2  # [B, 201, frames]
+        return (self._filters @ power).clamp(min=_FLOOR).log10()
 
     def _pad(self, windows: Sequence[NDArray[Any]], slices: Sequence[FileMel | None]) -> Tensor:
         """All windows at one length, float32 [B, 200 + n], with what stands before their start.

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cluster.messages import MEL_CONTEXT_SAMPLES, WINDOW_SAMPLES, FileMel
 from cluster.model.checkpoint import HOP_LENGTH, N_FFT
-from encoder_worker.mel import FLOOR, INT16_SCALE, N_FRAMES, RANGE, LogMel
+from encoder_worker.mel import INT16_SCALE, N_FRAMES, RANGE, LogMel
 
 _HALF = N_FFT // 2
 _FRAMES = N_FRAMES + MEL_CONTEXT_SAMPLES // HOP_LENGTH  # 3002: up to two of context in front
@@ -32,10 +32,9 @@ class FixedLogMel:
     """`FixedLogMel(log_mel)(pcm, marks)`, with the filters and the device of a `LogMel`."""
 
     def __init__(self, log_mel: LogMel) -> None:
-        device = log_mel.device
-        self._filters, self._hann = log_mel.filters, log_mel.hann
-        self._samples = torch.arange(ROW_SAMPLES, device=device)
-        self._frames = torch.arange(N_FRAMES, device=device)
+        self._log_mel = log_mel
+        self._samples = torch.arange(ROW_SAMPLES, device=log_mel.device)
+        self._frames = torch.arange(N_FRAMES, device=log_mel.device)
 
     def __call__(self, pcm: Tensor, marks: Tensor) -> Tensor:
         """Features of a batch.
@@ -51,15 +50,7 @@ class FixedLogMel:
         sliced = is_slice.bool()[:, None]
         x = pcm.float() / INT16_SCALE
         x = x.where(self._samples < n_samples[:, None], x.new_zeros(()))
-        spectrum = torch.stft(
-            _with_edges(x, sliced),
-            N_FFT,
-            HOP_LENGTH,
-            window=self._hann,
-            center=False,
-            return_complex=True,
-        )
-        log_mel = (self._filters @ spectrum.abs() ** 2).clamp(min=FLOOR).log10()  # [B, mels, 3002]
+        log_mel = self._log_mel.log_power(_with_edges(x, sliced))  # [B, mels, 3002]
         index = (first[:, None] + self._frames)[:, None].expand(-1, log_mel.shape[1], -1)
         own = log_mel.gather(2, index.long())  # [B, mels, 3000]
         peak = torch.where(sliced[:, 0], bits.view(torch.float32), own.amax((1, 2)))

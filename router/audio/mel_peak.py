@@ -2,8 +2,7 @@
 
 openai/whisper cuts a file's log-mel at 8 decades below the file's maximum, so windows that shall
 have its features need that number before the first of them is encoded. Runs inside the audio
-workers, in numpy: neither torch nor librosa, whose import alone takes longer than most uploads.
-The filters are Slaney's auditory toolbox's, as Whisper was trained on.
+workers, in numpy: the router runs without torch.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE
+from cluster.jit.cache import ensure_jit_cache
 from cluster.model.checkpoint import HOP_LENGTH, N_FFT
+from cluster.model.mel_filters import mel_filters
 
 FLOOR = 1e-10  # power below which the logarithm is cut
 _HALF = N_FFT // 2
@@ -28,6 +28,7 @@ class MelPeak:
     """Takes PCM block by block; frames are those of a centred STFT of the whole."""
 
     def __init__(self, n_mels: int) -> None:
+        ensure_jit_cache()  # librosa may be needed
         self._filters = mel_filters(n_mels).T  # [201, n_mels]
         turn = 2 * np.pi * np.arange(N_FFT) / N_FFT
         self._hann = (0.5 - 0.5 * np.cos(turn)).astype(np.float32)
@@ -61,33 +62,3 @@ class MelPeak:
         power = spectrum.real**2 + spectrum.imag**2
         self._power = max(self._power, float((power @ self._filters).max()))
         self._pending = self._pending[frames.shape[0] * HOP_LENGTH :]
-
-
-def mel_filters(n_mels: int) -> Samples:
-    """Triangles over the bins of an STFT, float32 [n_mels, 201], each of the same area."""
-    bins_hz = np.linspace(0, SAMPLE_RATE / 2, N_FFT // 2 + 1)
-    corners_hz = _hz(np.linspace(0, _mel(SAMPLE_RATE / 2), n_mels + 2))
-    widths_hz = np.diff(corners_hz)
-    distances = corners_hz[:, None] - bins_hz  # [n_mels + 2, 201]
-    rising = -distances[:-2] / widths_hz[:-1, None]
-    falling = distances[2:] / widths_hz[1:, None]
-    triangles = np.clip(np.minimum(rising, falling), 0, None)
-    areas = (corners_hz[2:] - corners_hz[:-2]) / 2
-    return (triangles / areas[:, None]).astype(np.float32)
-
-
-# Slaney's mel scale: linear to 1 kHz, then 27 logarithmic steps to 6.4 kHz.
-_HZ_PER_MEL = 200 / 3
-_BREAK_HZ, _BREAK_MEL = 1000.0, 15.0
-_LOG_STEP = math.log(6.4) / 27
-
-
-def _mel(hz: float) -> float:
-    if hz < _BREAK_HZ:
-        return hz / _HZ_PER_MEL
-    return _BREAK_MEL + math.log(hz / _BREAK_HZ) / _LOG_STEP
-
-
-def _hz(mel: NDArray[np.float64]) -> NDArray[np.float64]:
-    above = _BREAK_HZ * np.exp(_LOG_STEP * (mel - _BREAK_MEL))
-    return np.where(mel < _BREAK_MEL, mel * _HZ_PER_MEL, above)
