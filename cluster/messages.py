@@ -6,7 +6,7 @@ remaining seconds; each receiver turns them into its own monotonic deadline on a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 SAMPLE_RATE = 16_000  # Hz, what every Whisper checkpoint takes
 WINDOW_S = 30  # seconds in one encoder window
 WINDOW_SAMPLES = WINDOW_S * SAMPLE_RATE  # 480000 samples
+FRAMES_PER_S = 100  # mel frames, one for every hop of 160 samples
 MEL_CONTEXT_SAMPLES = 320  # two hops of 160: an n_fft of 400 looks 200 samples to each side
 
 NO_SLACK_S = 3600.0  # of a queue without windows
 UNREAD = 0.5  # of an export pool: from here on its encoder waits for decoders
 
+Pcm = NDArray[np.int16]  # [n_samples], mono at SAMPLE_RATE
 Role = Literal["encoder", "decoder"]
 Task = Literal["transcribe", "translate"]
 FinishReason = Literal["stop", "length"]
@@ -56,7 +58,7 @@ class EncodeRequest:
     request_id: str
     window: int
     attempt: int
-    pcm: NDArray[np.int16]
+    pcm: Pcm
     remaining_s: float
     file_mel: FileMel | None = None
     traceparent: str = ""
@@ -231,6 +233,9 @@ class SampledToken:
     no_speech_prob: float
 
 
+OnToken = Callable[[SampledToken], None]
+
+
 @dataclass(frozen=True, slots=True)
 class TokenAlignment:
     """When the text tokens of a window's segments are spoken (openai/whisper's `timing.py`).
@@ -279,7 +284,7 @@ class WorkerStatus:
     """A replica's state, for /health, routing and the dashboard."""
 
     replica: str
-    role: Literal["encoder", "decoder"]
+    role: Role
     healthy: bool
     model: str
     transport: str

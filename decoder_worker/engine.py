@@ -11,14 +11,13 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
 
 from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
 from cluster.kv.transfer import KVImporter
-from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, SampledToken
+from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import use_step_threads
 from cluster.model.tokenizer import WhisperTokenizer
@@ -33,8 +32,6 @@ logger = logging.getLogger(__name__)
 STUCK_S = 60.0  # a step that takes longer is taken for a hang
 CLOSE_S = 15.0  # how long close waits for READs in flight: longer than a READ may take
 RETRY_AFTER_S = 1.0
-
-OnToken = Callable[[SampledToken], None]
 
 
 class DecoderEngine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cluster.errors import (
     ConfigurationError,
@@ -15,7 +14,7 @@ from cluster.errors import (
 )
 from cluster.kv.layout import KVLayout
 from cluster.kv.transfer import KVExporter
-from cluster.messages import MEL_CONTEXT_SAMPLES, WINDOW_SAMPLES, EncodeRequest, FileMel
+from cluster.messages import MEL_CONTEXT_SAMPLES, WINDOW_SAMPLES, EncodeRequest, FileMel, Pcm
 from cluster.model.checkpoint import HOP_LENGTH, Checkpoint
 
 
@@ -31,7 +30,7 @@ def check_pcm(request: EncodeRequest) -> None:
         )
 
 
-def _check_slice(pcm: NDArray[np.int16], file_mel: FileMel) -> None:
+def _check_slice(pcm: Pcm, file_mel: FileMel) -> None:
     n_before, n_frames = file_mel.n_before, file_mel.n_frames
     if pcm.dtype != np.int16 or pcm.ndim != 1:
         raise InvalidAudioError(f"a window is int16 [n], got {pcm.dtype} {list(pcm.shape)}")

@@ -17,11 +17,10 @@ from cluster.messages import (
     DecodeResult,
     EncodeReply,
     EncodeRequest,
+    OnToken,
     SampledToken,
     WorkerStatus,
 )
-
-OnToken = Callable[[SampledToken], None]
 
 
 class EncoderClient(Protocol):

@@ -12,14 +12,13 @@ import codecs
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cluster.messages import DecodeResult, QualityGates, Task
+from cluster.messages import FRAMES_PER_S, DecodeResult, QualityGates, Task
 from cluster.model.quality import is_silence
 from cluster.model.splitting import Piece, split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
 from router.transcript import Segment, TokenLogprob, Transcript, WindowTranscript
 from router.words import add_words
 
-FRAMES_PER_S = 100  # mel frames, the unit of `seek`
 DIGITS = 3  # of seconds in an answer
 
 

@@ -15,10 +15,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-
-from cluster.messages import SAMPLE_RATE, DecodeOptions, QualityGates, SampledToken
+from cluster.messages import SAMPLE_RATE, DecodeOptions, Pcm, QualityGates, SampledToken
 from cluster.model.tokenizer import WhisperTokenizer
 from router.audio.stream import AudioStream
 from router.audio.windows import Window
@@ -115,5 +112,5 @@ def _rest(part: WindowTranscript, window: Window) -> float | None:
     return part.undecoded_s if window.end_s - part.undecoded_s >= least_s else None
 
 
-def _samples_from(window: Window, start_s: float) -> NDArray[np.int16]:
+def _samples_from(window: Window, start_s: float) -> Pcm:
     return window.pcm[round(start_s * SAMPLE_RATE) - window.start_sample :]

@@ -13,9 +13,6 @@ import random
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
-from numpy.typing import NDArray
-
 from cluster.errors import (
     DeadlineExceededError,
     KVLostError,
@@ -29,6 +26,7 @@ from cluster.errors import (
 )
 from cluster.logs import told
 from cluster.messages import (
+    FRAMES_PER_S,
     SAMPLE_RATE,
     DecodeOptions,
     DecodeRequest,
@@ -37,12 +35,14 @@ from cluster.messages import (
     EncodeRequest,
     EncodeTimings,
     FileMel,
+    OnToken,
+    Pcm,
     SampledToken,
 )
 from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
 from cluster.tracing import NO_TRACER, Span, Tracer
-from router.clients import DecoderClient, EncoderClient, OnToken
+from router.clients import DecoderClient, EncoderClient
 from router.interface import RequestContext, StageTimings
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 NO_PEER = "nobody"
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 2.0
-FRAMES_PER_S = 100  # mel frames
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +62,12 @@ class WindowAudio:
     """
 
     index: int
-    pcm: NDArray[np.int16]
+    pcm: Pcm
     content_frames: int
     file_mel: FileMel | None = None
 
     @classmethod
-    def of_samples(cls, index: int, pcm: NDArray[np.int16]) -> WindowAudio:
+    def of_samples(cls, index: int, pcm: Pcm) -> WindowAudio:
         """A window that stands for itself, with its own log-mel maximum."""
         frames = max(1, round(pcm.shape[0] * FRAMES_PER_S / SAMPLE_RATE))
         return cls(index, pcm, frames)

@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, DecodeResult, QualityGates
+from cluster.messages import FRAMES_PER_S, SAMPLE_RATE, WINDOW_SAMPLES, DecodeResult, QualityGates
 from cluster.model.checkpoint import HOP_LENGTH
 from cluster.model.quality import is_silence
 from cluster.model.splitting import Split, split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
 from router.api.params import SequentialOptions
-from router.gather import FRAMES_PER_S, gather_window, within
+from router.gather import gather_window, within
 from router.hallucination import Surroundings, first_hallucination, silence_before_hallucination
 from router.text_context import TextContext
 from router.transcript import Segment

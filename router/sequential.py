@@ -9,12 +9,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from cluster.messages import MEL_CONTEXT_SAMPLES, DecodeOptions, FileMel, SampledToken, Task
+from cluster.messages import (
+    FRAMES_PER_S,
+    MEL_CONTEXT_SAMPLES,
+    DecodeOptions,
+    FileMel,
+    SampledToken,
+    Task,
+)
 from cluster.model.checkpoint import HOP_LENGTH
 from cluster.model.splitting import split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
 from router.audio.whole import WholeAudio
-from router.gather import FRAMES_PER_S, token_logprobs
+from router.gather import token_logprobs
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.seeking import N_FRAMES, Seeker

@@ -26,6 +26,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from cluster.messages import Pcm
 from cluster.model.checkpoint import open_checkpoint
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.request import RequestTranscriber
@@ -37,7 +38,7 @@ from tests.support.long_recordings import (
     missing_voices,
     total,
 )
-from tests.support.transcribers import Pcm, float32_transcriber, ours, theirs
+from tests.support.transcribers import float32_transcriber, ours, theirs
 
 PARALLEL = TranscriptionParams(model="demo", language="en", seed=0)
 SEQUENTIAL = replace(PARALLEL, decoding="sequential")

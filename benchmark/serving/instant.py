@@ -18,7 +18,7 @@ import asyncio
 import signal
 import threading
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, Request
 
@@ -31,6 +31,8 @@ from cluster.messages import (
     EncodeReply,
     EncodeRequest,
     EncodeTimings,
+    OnToken,
+    Role,
     WorkerLoad,
     WorkerStatus,
 )
@@ -44,12 +46,11 @@ from cluster.serve.replica import start_replica
 from cluster.serve.router_replica import Router, open_listener, proxied_app, served_model
 from cluster.settings import RouterSettings, Settings
 from router.audio.pool import AudioPool
-from router.clients import OnToken
 from router.http.admission import MAX_REQUESTS
 from router.http.models import ModelRegistry
 from router.request import RequestTranscriber
 
-ROLES: tuple[Literal["encoder", "decoder"], ...] = ("encoder", "decoder")
+ROLES: tuple[Role, ...] = ("encoder", "decoder")
 SPOKEN_S = 5.0  # where the text's last timestamp stands
 METADATA_BYTES = 700  # of an exporter's agent, about what NIXL's takes
 FIELDS = ("file", "model", "language")

@@ -17,11 +17,11 @@ from cluster.messages import (
     DecodeResult,
     EncodeReply,
     EncodeRequest,
+    OnToken,
     Role,
     WorkerStatus,
 )
 from cluster.serve.routing import Ledger, key_of
-from router.clients import OnToken
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from cluster.jit.cache import ensure_jit_cache
+from cluster.messages import Pcm
 from cluster.model.checkpoint import HOP_LENGTH, N_FFT
 from cluster.model.mel_filters import mel_filters
 
@@ -36,7 +37,7 @@ class MelPeak:
         self._has_begun = False
         self._power = 0.0
 
-    def feed(self, pcm: NDArray[np.int16]) -> None:
+    def feed(self, pcm: Pcm) -> None:
         """Take the next samples, int16 [n]."""
         self._take(pcm.astype(np.float32) / np.float32(_FULL_SCALE))
 

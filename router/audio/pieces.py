@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from cluster.messages import WINDOW_SAMPLES
-from router.audio.windows import Pcm, Window
+from cluster.messages import WINDOW_SAMPLES, Pcm
+from router.audio.windows import Window
 
 
 class Pieces:

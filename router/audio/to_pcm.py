@@ -23,10 +23,9 @@ from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 from av.packet import Packet
-from numpy.typing import NDArray
 
 from cluster.errors import InvalidAudioError
-from cluster.messages import SAMPLE_RATE
+from cluster.messages import SAMPLE_RATE, Pcm
 from router.audio.containers import Container, missing_bytes, sniff
 from router.audio.limits import AudioLimits
 
@@ -51,8 +50,6 @@ BLOCK_S = 0.5  # what is resampled, and handed on, at a time: it fits the cache
 LENGTH_SLACK_S = 0.1  # by which a whole file may differ from its declared length
 BAD_PACKETS, BAD_SHARE = 8, 0.1  # tolerated: a few, and then a tenth of all
 READ_BYTES = 65_536
-
-Pcm = NDArray[np.int16]
 
 
 class AudioFile:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.errors import ConfigurationError
+from cluster.messages import Pcm
 
 FRAME_SAMPLES = 512  # 32 ms at 16 kHz, what the model was trained on
 CONTEXT_SAMPLES = 64  # of the frame before, in front of each frame
@@ -94,7 +95,7 @@ class SpeechStream:
         self._c = np.zeros(STATE_SHAPE, np.float32)
         self._context = np.zeros(CONTEXT_SAMPLES, np.int16)
 
-    def feed(self, pcm: NDArray[np.int16]) -> NDArray[np.float32]:
+    def feed(self, pcm: Pcm) -> NDArray[np.float32]:
         """pcm: int16 [n_samples] at 16 kHz; the last frame is padded with silence.
 
         Returns one probability per frame, float32 [ceil(n_samples / FRAME_SAMPLES)].

@@ -18,10 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cluster.errors import OverloadedError
-from cluster.messages import SAMPLE_RATE
+from cluster.messages import SAMPLE_RATE, Pcm
 from router.audio.stream import AudioStream
 
 RETRY_AFTER_S = 10.0  # after a full disk
@@ -74,7 +73,7 @@ class WholeAudio:
         self.log_max = self._stream.log_max
         self._release()
 
-    async def read(self, start: int, stop: int) -> NDArray[np.int16]:
+    async def read(self, start: int, stop: int) -> Pcm:
         """Samples from `start` up to `stop`, or to the end where that comes first."""
         return await self._file.read(start, min(stop, self.n_samples))
 
@@ -91,7 +90,7 @@ class PcmFile:
         self._lock = threading.Lock()
         self._n_bytes = 0
 
-    async def append(self, pcm: NDArray[np.int16]) -> None:
+    async def append(self, pcm: Pcm) -> None:
         """Add samples at the end.
 
         Raises:
@@ -105,14 +104,14 @@ class PcmFile:
                 retry_after_s=RETRY_AFTER_S,
             ) from error
 
-    async def read(self, start: int, stop: int) -> NDArray[np.int16]:
+    async def read(self, start: int, stop: int) -> Pcm:
         return await asyncio.to_thread(self._read, start, stop)
 
     def close(self) -> None:
         with self._lock:
             self._file.close()
 
-    def _write(self, pcm: NDArray[np.int16]) -> None:
+    def _write(self, pcm: Pcm) -> None:
         view = pcm.data.cast("B")
         with self._lock:
             while view and not self._file.closed:
@@ -120,7 +119,7 @@ class PcmFile:
                 self._n_bytes += written
                 view = view[written:]
 
-    def _read(self, start: int, stop: int) -> NDArray[np.int16]:
+    def _read(self, start: int, stop: int) -> Pcm:
         content = bytearray()
         n_left, at = (stop - start) * SAMPLE_BYTES, start * SAMPLE_BYTES
         with self._lock:

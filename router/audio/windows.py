@@ -25,13 +25,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
+from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector, VadOptions, is_sure, runs, speech_mask
 
 BLOCK_SAMPLES = 64 * FRAME_SAMPLES  # 2.048 s: what one call of the detector takes
 PROBE_SAMPLES = 8 * FRAME_SAMPLES  # 0.256 s: the same, where the first speech is looked for
-
-Pcm = NDArray[np.int16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,11 @@ from rich.table import Table
 
 from cluster.demo.recipe.scores import words_of
 from cluster.demo.samples import sample_path, sample_text
-from cluster.messages import SAMPLE_RATE, QualityGates
+from cluster.messages import SAMPLE_RATE, Pcm, QualityGates
 from cluster.model.checkpoint import open_checkpoint
 from router.api.params import TranscriptionParams
 from router.request import RequestTranscriber
-from tests.support.transcribers import Pcm, float32_transcriber, ours, theirs
+from tests.support.transcribers import float32_transcriber, ours, theirs
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

@@ -16,6 +16,7 @@ import pytest_asyncio
 from rich.console import Console
 from rich.table import Table
 
+from cluster.messages import Pcm
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.vad import SpeechDetector
 from router.audio.windows import Window, WindowCutter
@@ -31,7 +32,7 @@ from tests.support.long_recordings import (
     missing_voices,
     total,
 )
-from tests.support.transcribers import Pcm, float32_transcriber, ours
+from tests.support.transcribers import float32_transcriber, ours
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -21,10 +21,9 @@ import pytest
 import pytest_asyncio
 import torch
 import whisper
-from numpy.typing import NDArray
 
 from cluster.demo.samples import sample_path, sample_text
-from cluster.messages import SAMPLE_RATE, QualityGates
+from cluster.messages import SAMPLE_RATE, Pcm, QualityGates
 from cluster.model.checkpoint import open_checkpoint
 from cluster.serve.app import local_transcriber
 from cluster.settings_sources import load_settings
@@ -46,7 +45,6 @@ from tests.support.requests import request_context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-Pcm = NDArray[np.int16]
 
 SEED = 11
 NEVER = QualityGates(compression_ratio=None, avg_logprob=0.0, no_speech_prob=None)  # all fail

@@ -17,7 +17,7 @@ from whisper import timing
 from whisper.tokenizer import Tokenizer
 
 from cluster.demo.samples import SAMPLES, sample_path
-from cluster.messages import TokenAlignment
+from cluster.messages import FRAMES_PER_S, TokenAlignment
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.words import split_words
 from router.transcript import Segment
@@ -29,7 +29,6 @@ from tests.support.reference import make_pcm
 
 DEMO = open_checkpoint("demo").path
 SAMPLE_FRAMES = 3000  # mel frames in a window
-FRAMES_PER_S = 100
 
 
 @pytest.fixture(autouse=True)

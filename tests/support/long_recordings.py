@@ -15,15 +15,12 @@ from itertools import accumulate
 
 import jiwer
 import numpy as np
-from numpy.typing import NDArray
 
 from cluster.demo.recipe import corpus
 from cluster.demo.recipe.examples import Example, ExampleMaker
 from cluster.demo.recipe.scores import words_of
 from cluster.demo.recipe.synthesis import EDGE_FRAMES, FRAME_S, Manner, SynthesisError, Synthesizer
-from cluster.messages import SAMPLE_RATE
-
-Pcm = NDArray[np.int16]
+from cluster.messages import SAMPLE_RATE, Pcm
 
 EDGE_S = EDGE_FRAMES * FRAME_S  # around each sentence: all that stays of a pause that is glued
 PAUSES_S = (0.1, 0.9)

@@ -12,12 +12,9 @@ from typing import Any
 import av
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE
+from cluster.messages import SAMPLE_RATE, Pcm
 from router.audio.limits import AudioLimits
-
-Pcm = NDArray[np.int16]
 
 VOWELS_HZ = (
     (730, 1090, 2440),

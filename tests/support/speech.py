@@ -12,8 +12,8 @@ import av
 import numpy as np
 
 from cluster.demo.samples import sample_path
-from cluster.messages import SAMPLE_RATE
-from tests.support.sounds import Pcm, joined
+from cluster.messages import SAMPLE_RATE, Pcm
+from tests.support.sounds import joined
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 import whisper
-from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE
+from cluster.messages import SAMPLE_RATE, Pcm
 from cluster.serve.app import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
@@ -22,8 +21,6 @@ from router.interface import TranscriptionResult
 from router.request import RequestTranscriber
 from tests.support.openai_whisper import openai_model, openai_vocabulary, reference_options
 from tests.support.requests import request_context
-
-Pcm = NDArray[np.int16]
 
 NO_DEADLINE_S = 24 * 3600.0
 

@@ -35,6 +35,7 @@ from cluster.messages import (
     EncodeReply,
     EncodeRequest,
     EncodeTimings,
+    OnToken,
     SampledToken,
     WorkerStatus,
 )
@@ -44,7 +45,6 @@ from cluster.settings import RouterSettings
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.audio.windows import Window
-from router.clients import OnToken
 from router.interface import Update
 from router.request import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint

@@ -23,6 +23,7 @@ from cluster.messages import (
     EncodeReply,
     EncodeRequest,
     EncodeTimings,
+    OnToken,
     QualityGates,
     SampledToken,
     WorkerStatus,
@@ -32,7 +33,6 @@ from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool
-from router.clients import OnToken
 from router.interface import RequestContext, TranscriptionResult, Update
 from router.request import RequestTranscriber
 from tests.support.audio_pools import running, until

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
+from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector, VadOptions, runs, speech_mask
 from router.audio.windows import Window, WindowCutter
-from tests.support.sounds import Pcm, espeak, joined, silence, voice
+from tests.support.sounds import espeak, joined, silence, voice
 
 FRAME_S = FRAME_SAMPLES / SAMPLE_RATE
 TEXT = "Yes. Seven green birds are singing in the garden near my house. No, wait, stop"
