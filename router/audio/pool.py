@@ -34,7 +34,7 @@ from cluster.settings import RouterSettings
 from router.api.params import Chunking
 from router.audio.limits import AudioLimits
 from router.audio.process import AudioProcess
-from router.audio.protocol import Message
+from router.audio.protocol import Ready, Report, UploadReport
 from router.audio.stream import AudioStream
 from router.audio.whole import PcmFile, WholeAudio
 from router.audio.windows import Window
@@ -43,8 +43,8 @@ __all__ = ["AudioPool", "AudioStream", "WholeAudio", "Window"]
 
 logger = logging.getLogger(__name__)
 
-MAX_JOBS = 64  # uploads in one worker; more wait in the router
-STALLED_LOOKS = 5  # in a row, a second apart, at which a worker gives no sign of life
+MAX_UPLOADS = 64  # in one worker; more wait in the router
+STALLED_LOOKS = 5  # checks in a row, a second apart, without a sign of life from a worker
 MAX_MOVES = 3  # times an upload may lose its worker without fault
 READY_TIMEOUT_S = 60.0
 FIRST_RESTART_S, LAST_RESTART_S = 0.1, 10.0  # waits between failed starts of a worker
@@ -66,7 +66,7 @@ class AudioPool:
             max_busy_s=settings.audio_timeout_s,
             memory_bytes=settings.audio_memory_mb * 2**20,
         )
-        self._jobs = itertools.count(1)
+        self._upload_ids = itertools.count(1)
         self._workers: list[AudioProcess] = []
         self._waiting: deque[AudioStream] = deque()
         self._tasks: list[asyncio.Task[None]] = []
@@ -105,7 +105,7 @@ class AudioPool:
             streams = [*self._waiting, *(s for w in self._workers for s in w.streams.values())]
             for stream in streams:
                 stream.fail(WorkerDrainingError("the server is shutting down"))
-            ends = [worker.bury(EXIT_TIMEOUT_S) for worker in self._workers]
+            ends = [worker.end(EXIT_TIMEOUT_S) for worker in self._workers]
             self._workers.clear()
             await asyncio.gather(*ends)
 
@@ -129,7 +129,7 @@ class AudioPool:
             SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died
                 on it; DeadlineExceededError if it could not be opened in time.
         """
-        stream = AudioStream(next(self._jobs), path, request_id, chunking=chunking)
+        stream = AudioStream(next(self._upload_ids), path, request_id, chunking=chunking)
         async with self._opened(stream, timeout_s):
             yield stream
 
@@ -144,7 +144,7 @@ class AudioPool:
         Raises:
             SplitscribeError: as from `open`.
         """
-        stream = AudioStream(next(self._jobs), path, request_id, n_mels=n_mels)
+        stream = AudioStream(next(self._upload_ids), path, request_id, n_mels=n_mels)
         with contextlib.closing(PcmFile()) as file:
             async with self._opened(stream, timeout_s):
                 yield WholeAudio(stream, file, partial(self._release, stream))
@@ -171,20 +171,20 @@ class AudioPool:
     def _assign(self) -> None:
         """Give waiting uploads to the least busy workers."""
         while self._waiting:
-            able = [w for w in self._workers if w.is_able and len(w.streams) < MAX_JOBS]
+            able = [w for w in self._workers if w.is_able and len(w.streams) < MAX_UPLOADS]
             if not able:
                 return
             stream = self._waiting.popleft()
             if not stream.ended:
-                min(able, key=lambda worker: worker.load).take_up(stream)
+                min(able, key=lambda worker: worker.load).add(stream)
 
     def _expire(self, stream: AudioStream) -> None:
         stream.fail(DeadlineExceededError("the request's time ran out before its audio was read"))
         self._release(stream)
 
     def _release(self, stream: AudioStream) -> None:
-        if stream.worker is not None:
-            stream.worker.drop(stream)
+        for worker in self._workers:
+            worker.remove(stream)
         with contextlib.suppress(ValueError):
             self._waiting.remove(stream)
         stream.fail(WorkerDrainingError("the upload was closed"))
@@ -207,57 +207,52 @@ class AudioPool:
             pause_s = min(2 * pause_s, LAST_RESTART_S)
 
     async def _run_worker(self) -> str | None:
-        """One worker's life. Returns None, or what kept it from getting ready."""
+        """Start a worker and serve it until it ends. Returns what kept it from getting ready."""
         try:
             worker = await AudioProcess.spawn(self._limits)
         except OSError as error:
             return str(error)
         self._workers.append(worker)
         await self._listen(worker)
-        await worker.bury(EXIT_TIMEOUT_S)  # cancelled here, it is still the pool's to end
+        await worker.end(EXIT_TIMEOUT_S)  # where this is cancelled, `close` ends the worker
         self._workers.remove(worker)
-        self._mourn(worker)
+        self._reassign(worker)
         if worker.ready.is_set():
             return None
         return f"exit code {worker.process.returncode}; its error output says why"
 
     async def _listen(self, worker: AudioProcess) -> None:
-        """Hand a worker's messages to their streams until it is gone, or sends nonsense."""
+        """Hand a worker's messages to their streams, until it is gone or breaks the protocol."""
         while True:
             try:
-                self._hear(worker, *await worker.receive())
+                self._handle(worker, *await worker.receive())
             except EOFError:
                 return
-            except (LookupError, TypeError, ValueError) as error:
-                # What an upload has taken over sends what it likes; that ends it, and not us.
+            except ValueError as error:
+                # A worker that an upload has taken over may send anything; only that worker ends.
                 logger.warning("an audio worker sent what none sends (%s)", type(error).__name__)
                 return
 
-    def _hear(self, worker: AudioProcess, message: Message, pcm: bytes) -> None:
-        if message["kind"] == "ready":
-            worker.ready.set()
-            self._assign()
-        elif message["kind"] == "pong":
-            return
-        elif (stream := worker.streams.get(message["job"])) is None:
-            return  # cancelled meanwhile
-        elif message["kind"] == "memory":
-            stream.fail(self._limits.too_big())
-        else:
-            stream.take(message, pcm)
+    def _handle(self, worker: AudioProcess, report: Report, pcm: bytes) -> None:
+        match report:
+            case Ready():
+                worker.ready.set()
+                self._assign()
+            case UploadReport(upload_id) if upload_id in worker.streams:  # else it was cancelled
+                worker.streams[upload_id].take(report, pcm)
 
-    def _mourn(self, worker: AudioProcess) -> None:
-        """Blame the upload that a dead worker was on, and move its other uploads."""
+    def _reassign(self, worker: AudioProcess) -> None:
+        """Blame the upload that a dead worker was on, and let others do its other uploads."""
         code = worker.process.returncode
         blamed, _ = worker.slot.get()
         worker.slot.close()
         logger.warning("an audio worker ended (exit code %s) and is replaced", code)
         for stream in worker.streams.values():
-            stream.worker = None
+            stream.add_credit = None
             stream.moves += 1
             if stream.ended:
                 continue
-            if (stream.job == blamed and not worker.stalled) or stream.moves > MAX_MOVES:
+            if (stream.upload_id == blamed and not worker.stalled) or stream.moves > MAX_MOVES:
                 error = self._blame(worker, code)
                 logger.warning(error.message, extra={"request_id": stream.request_id})
                 stream.fail(error)
@@ -274,14 +269,16 @@ class AudioPool:
         return WorkerError(f"the audio worker died on this upload (exit code {code})")
 
     async def _watch(self) -> None:
-        """Kill a worker that has been inside one step for longer than an upload may take, and one
-        that stands still, which is no upload's fault."""
+        """Kill a worker that does not come back from a step, and one that stands still.
+
+        The first is the fault of the upload that it is on, the second of none.
+        """
         limit_s = self._settings.audio_timeout_s
         while True:
             await asyncio.sleep(min(1.0, limit_s / 4))
             for worker in self._workers:
-                job, busy_s = worker.slot.get()
-                if job and busy_s > limit_s:
+                upload_id, busy_s = worker.slot.get()
+                if upload_id and busy_s > limit_s:
                     worker.timed_out = True
                     worker.process.kill()
                 elif worker.is_able and worker.n_silent() >= STALLED_LOOKS:

@@ -1,4 +1,4 @@
-"""The router's end of one audio worker: starts the process, talks to it, and buries it."""
+"""The router's end of one audio worker: starts the process, talks to it, and ends it."""
 
 from __future__ import annotations
 
@@ -12,13 +12,24 @@ import subprocess
 import sys
 import time
 from concurrent.futures import Future, InvalidStateError
+from functools import partial
 
-from cluster.messages import WINDOW_SAMPLES
 from router.audio.limits import AudioLimits
-from router.audio.protocol import PREFIX, JobSlot, Message, pack
-from router.audio.stream import CREDIT, AudioStream
+from router.audio.protocol import (
+    MAX_PCM_BYTES,
+    PREFIX_BYTES,
+    AddCredit,
+    CancelUpload,
+    Command,
+    Ping,
+    Report,
+    UploadSlot,
+    pack,
+    unpack_prefix,
+    unpack_report,
+)
+from router.audio.stream import AudioStream
 
-MAX_MESSAGE_BYTES = 65_536
 # The child finds modules exactly where its parent does, whatever folder it starts in.
 BOOT = (
     "import json, os, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
@@ -30,7 +41,7 @@ BOOT = (
 class AudioProcess:
     """One audio worker: the process, its socket, and the streams that it works on."""
 
-    def __init__(self, process: subprocess.Popen[bytes], slot: JobSlot) -> None:
+    def __init__(self, process: subprocess.Popen[bytes], slot: UploadSlot) -> None:
         self.process = process
         self.slot = slot
         self.streams: dict[int, AudioStream] = {}
@@ -38,7 +49,7 @@ class AudioProcess:
         self.alive = True
         self.timed_out = False
         self.stalled = False
-        self._n_silent = 0  # looks at it in a row at which it had neither answered nor worked
+        self._n_silent = 0  # times in a row that it had neither answered nor worked
         self._is_asked = False
         self._cpu_ticks = 0
         self._reader: asyncio.StreamReader
@@ -57,14 +68,14 @@ class AudioProcess:
         try:
             process, slot, ours = await asyncio.wrap_future(started)
         except asyncio.CancelledError:
-            # Either the thread sees that nobody waits, or it was done before: then it falls to us.
+            # Either the thread sees that nobody waits, or it was done before, and we clean up.
             if not started.cancel() and started.exception() is None:
                 loop.run_in_executor(None, _discard, *started.result())
             raise
         worker = cls(process, slot)
         try:
             worker._reader, worker._writer = await asyncio.open_unix_connection(
-                sock=ours, limit=2 * WINDOW_SAMPLES
+                sock=ours, limit=MAX_PCM_BYTES
             )
         except BaseException:
             loop.run_in_executor(None, _discard, process, slot, ours)
@@ -80,29 +91,27 @@ class AudioProcess:
     def load(self) -> tuple[int, int]:
         return sum(s.wants_work for s in self.streams.values()), len(self.streams)
 
-    def send(self, message: Message) -> None:
+    def send(self, command: Command) -> None:
         if self.alive:
-            self._writer.write(b"".join(pack(message)))
+            self._writer.write(pack(command))
 
-    async def receive(self) -> tuple[Message, bytes]:
+    async def receive(self) -> tuple[Report, bytes]:
         """The next message and its PCM.
 
         Raises:
-            EOFError: the worker is gone, or sent something that no worker sends.
+            EOFError: the worker is gone.
+            ValueError: it sent something that no worker sends.
         """
         try:
-            prefix = await self._reader.readexactly(PREFIX.size)
-            length, pcm_bytes = PREFIX.unpack(prefix)
-            if length > MAX_MESSAGE_BYTES or pcm_bytes > 2 * WINDOW_SAMPLES:
-                raise EOFError
-            message: Message = json.loads(await self._reader.readexactly(length))
+            n_bytes, n_pcm_bytes = unpack_prefix(await self._reader.readexactly(PREFIX_BYTES))
+            report = unpack_report(await self._reader.readexactly(n_bytes))
             self._is_asked = False
-            return message, await self._reader.readexactly(pcm_bytes) if pcm_bytes else b""
-        except (asyncio.IncompleteReadError, OSError, ValueError) as error:
+            return report, await self._reader.readexactly(n_pcm_bytes)
+        except (asyncio.IncompleteReadError, OSError) as error:
             raise EOFError from error
 
     def n_silent(self) -> int:
-        """Ask for a sign of life; returns at how many such looks in a row there was none.
+        """Ask for a sign of life. Returns how many times in a row there has been none.
 
         A worker inside a long step does not answer, but takes processor time.
         """
@@ -114,44 +123,39 @@ class AudioProcess:
         self._cpu_ticks = ticks
         if not self._is_asked:
             self._is_asked = True
-            self.send({"kind": "ping"})
+            self.send(Ping())
         return self._n_silent
 
-    def take_up(self, stream: AudioStream) -> None:
-        self.streams[stream.job] = stream
-        stream.worker = self
-        self.send(
-            {
-                "kind": "open",
-                "job": stream.job,
-                "path": str(stream.path),
-                "credit": CREDIT - len(stream.waiting),
-                "skip": stream.received,
-                "n_mels": stream.n_mels,
-                "chunking": stream.chunking and dataclasses.asdict(stream.chunking),
-            }
-        )
+    def add(self, stream: AudioStream) -> None:
+        """Work on the stream's upload from now on."""
+        self.streams[stream.upload_id] = stream
+        stream.add_credit = partial(self.send, AddCredit(stream.upload_id))
+        self.send(stream.opening())
 
-    def drop(self, stream: AudioStream) -> None:
-        if self.streams.pop(stream.job, None) and not stream.finished:
-            self.send({"kind": "cancel", "job": stream.job})
-        stream.worker = None
+    def remove(self, stream: AudioStream) -> None:
+        """Stop working on the stream's upload, if this worker has it."""
+        if self.streams.pop(stream.upload_id, None) is None:
+            return
+        stream.add_credit = None
+        if not stream.finished:
+            self.send(CancelUpload(stream.upload_id))
 
-    def bury(self, patience_s: float = 0.0) -> asyncio.Future[None]:
+    def end(self, patience_s: float) -> asyncio.Future[None]:
         """Close the socket, which ends the process; kill it if it does not end in time.
 
-        Whether anybody awaits the end or not, it comes: a thread sees to it. May be called again.
+        A thread waits for the end, so it comes even if nobody awaits it. May be called again.
         """
         self.alive = False
         self._writer.close()
         loop = asyncio.get_running_loop()
-        return asyncio.shield(loop.run_in_executor(None, _end, self.process, patience_s))
+        return asyncio.shield(loop.run_in_executor(None, _wait_or_kill, self.process, patience_s))
 
 
 def _cpu_ticks(pid: int) -> int:
     """Processor time of a process so far, in the kernel's ticks.
 
-    Where the kernel does not tell, what never stands still: a frozen worker is not found there.
+    Where the kernel does not tell, the figure changes at every call: a worker that stands still
+    is not found there.
     """
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
@@ -161,7 +165,7 @@ def _cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])  # utime and stime
 
 
-Started = tuple[subprocess.Popen[bytes], JobSlot, socket.socket]
+Started = tuple[subprocess.Popen[bytes], UploadSlot, socket.socket]
 
 
 def _start_for(started: Future[Started], limits: AudioLimits) -> None:
@@ -179,13 +183,13 @@ def _start_for(started: Future[Started], limits: AudioLimits) -> None:
 
 
 def _start(limits: AudioLimits) -> Started:
-    """Fork a worker; returns it with its job slot and our end of its socket."""
+    """Start a worker; returns it with its upload slot and our end of its socket."""
     ours, theirs = socket.socketpair()
     with theirs, contextlib.ExitStack() as undo:
         undo.enter_context(ours)
-        slot_fd = JobSlot.make_file()
+        slot_fd = UploadSlot.make_file()
         try:
-            slot = JobSlot(slot_fd)
+            slot = UploadSlot(slot_fd)
             undo.callback(slot.close)
             command = [sys.executable, "-c", BOOT, json.dumps([str(entry) for entry in sys.path])]
             command += [str(theirs.fileno()), str(slot_fd), json.dumps(dataclasses.asdict(limits))]
@@ -201,7 +205,7 @@ def _start(limits: AudioLimits) -> Started:
     return process, slot, ours
 
 
-def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
+def _wait_or_kill(process: subprocess.Popen[bytes], patience_s: float) -> None:
     try:
         process.wait(patience_s)
     except subprocess.TimeoutExpired:
@@ -209,7 +213,7 @@ def _end(process: subprocess.Popen[bytes], patience_s: float) -> None:
         process.wait()
 
 
-def _discard(process: subprocess.Popen[bytes], slot: JobSlot, ours: socket.socket) -> None:
+def _discard(process: subprocess.Popen[bytes], slot: UploadSlot, ours: socket.socket) -> None:
     """End a worker that nobody waits for any more."""
     slot.close()
     ours.close()

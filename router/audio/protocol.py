@@ -1,8 +1,10 @@
 """What the router and an audio worker say to each other over one socket pair.
 
-A message is a small JSON object, for a window followed by its PCM: no pickle, so a worker that an
-upload has taken over can send nothing but text and samples. Beside the socket, a few shared bytes
-tell the router which job a worker is on right now: that is whose fault its death is.
+Each message is one of the dataclasses below, sent as a JSON object, and for a window followed by
+its PCM. What arrives is checked against the types of its fields before anything reads it. There
+is no pickle, so a worker that a hostile upload has taken over can send nothing but text and
+samples, with numbers inside the bounds that are declared here. Beside the socket, a few shared
+bytes tell the router which upload a worker is working on: that upload is to blame if it dies.
 """
 
 from __future__ import annotations
@@ -14,21 +16,185 @@ import socket
 import struct
 import tempfile
 import time
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
+
+from pydantic import Field, TypeAdapter
 
 from cluster import errors
 from cluster.errors import SplitscribeError
+from cluster.messages import WINDOW_SAMPLES
+from router.api.params import Chunking
 
-PREFIX = struct.Struct("<II")  # bytes of JSON, bytes of PCM
-SLOT = struct.Struct("<Qd")  # job, when it was taken up (monotonic)
+MAX_MESSAGE_BYTES = 65_536
+MAX_PCM_BYTES = 2 * WINDOW_SAMPLES
+_PREFIX = struct.Struct("<II")  # bytes of JSON, bytes of PCM
+PREFIX_BYTES = _PREFIX.size
+_SLOT = struct.Struct("<Qd")  # upload, when the current step on it began (monotonic)
+_LARGEST = 2**40  # no count and no length comes near to it, and sums stay exact
 
-Message = dict[str, Any]
+Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+Seconds = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
 
 
-def pack(message: Message, pcm: memoryview | bytes = b"") -> list[memoryview | bytes]:
-    """The pieces to send, in order."""
-    head = json.dumps(message, separators=(",", ":")).encode()
-    return [PREFIX.pack(len(head), len(pcm)) + head, pcm]
+# ------------------------------------------------------------------ from the router to a worker
+
+
+@dataclass(frozen=True, slots=True)
+class OpenUpload:
+    """Decode the file at `path`.
+
+    credit: windows that the router will take; skip: windows that it has already.
+    n_mels: None asks for windows cut at pauses; a number, for the whole audio in pieces of 30 s
+        and for the largest log10 mel power in so many bins.
+    chunking: what the client wishes of the cuts.
+    """
+
+    upload_id: int
+    path: str
+    credit: int
+    skip: int
+    n_mels: int | None
+    chunking: Chunking | None
+    kind: Literal["open"] = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class AddCredit:
+    """The router will take one window more."""
+
+    upload_id: int
+    kind: Literal["credit"] = "credit"
+
+
+@dataclass(frozen=True, slots=True)
+class CancelUpload:
+    """Nobody wants the rest of this upload."""
+
+    upload_id: int
+    kind: Literal["cancel"] = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Answer with a `Pong`."""
+
+    kind: Literal["ping"] = "ping"
+
+
+Command = OpenUpload | AddCredit | CancelUpload | Ping
+
+
+# ------------------------------------------------------------------ from a worker to the router
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The upload is audio. expected_s: the length that its container states; it may be wrong."""
+
+    expected_s: Seconds | None
+    kind: Literal["opened"] = "opened"
+
+
+@dataclass(frozen=True, slots=True)
+class WindowFound:
+    """The fields of `router.audio.windows.Window`; its PCM follows the message."""
+
+    index: Count
+    start_sample: Count
+    is_faint: bool
+    speech: tuple[tuple[Count, Count], ...] | None
+    kind: Literal["window"] = "window"
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The upload is decoded to its end. log_max: of an upload that was asked for whole."""
+
+    n_samples: Count
+    log_max: Annotated[float, Field(ge=-20, le=20)] = 0.0
+    kind: Literal["finished"] = "finished"
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The upload cannot be decoded. The fields are those of a `SplitscribeError`."""
+
+    error_class: str
+    message: str
+    param: str | None
+    code: str | None
+    kind: Literal["failed"] = "failed"
+
+    @classmethod
+    def of(cls, error: SplitscribeError) -> Failed:
+        return cls(type(error).__name__, error.message, error.param, error.code)
+
+    def as_error(self) -> SplitscribeError:
+        found = getattr(errors, self.error_class, None)
+        if not (isinstance(found, type) and issubclass(found, SplitscribeError)):
+            found = errors.WorkerError
+        return found(self.message, param=self.param, code=self.code)
+
+
+UploadEvent = Opened | WindowFound | Finished | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class UploadReport:
+    """What happened to an upload. busy_s: the processor time that it has taken so far."""
+
+    upload_id: Count
+    busy_s: Seconds
+    event: Annotated[UploadEvent, Field(discriminator="kind")]
+    kind: Literal["report"] = "report"
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The worker has started and takes uploads."""
+
+    kind: Literal["ready"] = "ready"
+
+
+@dataclass(frozen=True, slots=True)
+class Pong:
+    """The worker is alive."""
+
+    kind: Literal["pong"] = "pong"
+
+
+Report = Ready | Pong | UploadReport
+
+_COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])
+_REPORTS: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])
+
+
+def pack(message: Command | Report, n_pcm_bytes: int = 0) -> bytes:
+    """The bytes of a message, without the PCM that follows it."""
+    content = json.dumps(asdict(message), separators=(",", ":")).encode()
+    return _PREFIX.pack(len(content), n_pcm_bytes) + content
+
+
+def unpack_prefix(prefix: bytes) -> tuple[int, int]:
+    """How many bytes of JSON and of PCM a worker announces.
+
+    Raises:
+        ValueError: more than any worker sends.
+    """
+    n_bytes, n_pcm_bytes = _PREFIX.unpack(prefix)
+    if n_bytes > MAX_MESSAGE_BYTES or n_pcm_bytes > MAX_PCM_BYTES:
+        raise ValueError(f"an audio worker announces {n_bytes} and {n_pcm_bytes} bytes")
+    return n_bytes, n_pcm_bytes
+
+
+def unpack_report(content: bytes) -> Report:
+    """The message in `content`.
+
+    Raises:
+        ValueError: it is no message of a worker.
+    """
+    return _REPORTS.validate_json(content, strict=True)
 
 
 class WorkerSocket:
@@ -38,43 +204,44 @@ class WorkerSocket:
         self._sock = sock
         self._received = bytearray()
 
-    def send(self, message: Message, pcm: memoryview | bytes = b"") -> None:
-        for piece in pack(message, pcm):
-            if piece:
-                self._sock.sendall(piece)
+    def send(self, report: Report, pcm: memoryview | None = None) -> None:
+        self._sock.sendall(pack(report, 0 if pcm is None else pcm.nbytes))
+        if pcm is not None:
+            self._sock.sendall(pcm)
 
-    def receive(self, wait: bool) -> list[Message]:
+    def receive(self, wait: bool) -> list[Command]:
         """Every whole message that is there; with `wait`, at least one.
 
         Raises:
             EOFError: the router is gone.
         """
-        messages = self._parse()
+        commands = self._parse()
         while True:
             try:
-                flags = 0 if wait and not messages else socket.MSG_DONTWAIT
-                chunk = self._sock.recv(65_536, flags)
+                flags = 0 if wait and not commands else socket.MSG_DONTWAIT
+                chunk = self._sock.recv(MAX_MESSAGE_BYTES, flags)
             except BlockingIOError:
-                return messages
+                return commands
             if not chunk:
                 raise EOFError
             self._received += chunk
-            messages += self._parse()
+            commands += self._parse()
 
-    def _parse(self) -> list[Message]:
-        messages = []
-        while len(self._received) >= PREFIX.size:
-            length, _ = PREFIX.unpack_from(self._received)
-            end = PREFIX.size + length
+    def _parse(self) -> list[Command]:
+        commands = []
+        while len(self._received) >= PREFIX_BYTES:
+            n_bytes, _ = _PREFIX.unpack_from(self._received)
+            end = PREFIX_BYTES + n_bytes
             if len(self._received) < end:
                 break
-            messages.append(json.loads(self._received[PREFIX.size : end]))
+            content = bytes(self._received[PREFIX_BYTES:end])
+            commands.append(_COMMANDS.validate_json(content, strict=True))
             del self._received[:end]
-        return messages
+        return commands
 
 
-class JobSlot:
-    """Which job a worker is on; written by the worker, read by the router, even after a death."""
+class UploadSlot:
+    """Which upload a worker is on: the worker writes it, and the router reads it after a death."""
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, mmap.PAGESIZE)
@@ -86,32 +253,16 @@ class JobSlot:
             file.truncate(mmap.PAGESIZE)
             return os.dup(file.fileno())
 
-    def set(self, job: int) -> None:
-        SLOT.pack_into(self._map, 0, job, time.monotonic())
+    def set(self, upload_id: int) -> None:
+        _SLOT.pack_into(self._map, 0, upload_id, time.monotonic())
 
     def clear(self) -> None:
-        SLOT.pack_into(self._map, 0, 0, 0.0)
+        _SLOT.pack_into(self._map, 0, 0, 0.0)
 
     def get(self) -> tuple[int, float]:
-        """Return (job, seconds on it); job 0 is none."""
-        job, since = SLOT.unpack_from(self._map)
-        return job, time.monotonic() - since if job else 0.0
+        """Return (upload, seconds on it); upload 0 is none."""
+        upload_id, since = _SLOT.unpack_from(self._map)
+        return upload_id, time.monotonic() - since if upload_id else 0.0
 
     def close(self) -> None:
         self._map.close()
-
-
-def error_to_message(error: SplitscribeError) -> Message:
-    return {
-        "class": type(error).__name__,
-        "message": error.message,
-        "param": error.param,
-        "code": error.code,
-    }
-
-
-def error_from_message(message: Message) -> SplitscribeError:
-    kind = getattr(errors, str(message["class"]), None)
-    if not (isinstance(kind, type) and issubclass(kind, SplitscribeError)):
-        kind = errors.WorkerError
-    return kind(message["message"], param=message["param"], code=message["code"])

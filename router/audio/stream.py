@@ -1,29 +1,22 @@
-"""The windows of one upload, as the pipeline sees them: an asynchronous iterator with a length."""
+"""The windows of one upload, as they are read: an asynchronous iterator with a length."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 
 from cluster.errors import SplitscribeError
 from cluster.messages import SAMPLE_RATE
 from router.api.params import Chunking
-from router.audio.protocol import Message, error_from_message
+from router.audio.protocol import Failed, Finished, Opened, OpenUpload, UploadReport, WindowFound
 from router.audio.windows import Window
 
 CREDIT = 2  # windows of one upload that may wait in the router for their consumer
-
-
-class StreamWorker(Protocol):
-    """The worker that has a stream, as the stream sees it: `router.audio.process.AudioProcess`."""
-
-    def send(self, message: Message) -> None: ...
-
-    def drop(self, stream: AudioStream) -> None: ...
 
 
 class AudioStream:
@@ -32,38 +25,37 @@ class AudioStream:
     expected_s: the length that the container states, or None; it may be wrong.
     duration_s, decode_s: the audio's length, and the processor time that decoding and cutting
         took; both are final when the iteration has ended.
-    n_mels: None for windows cut at pauses; else the upload comes whole, in pieces of 30 s, and
-        `log_max` is its largest log10 mel power in so many bins, when the iteration has ended.
-    chunking: a client's wishes for the cuts.
+    log_max: the largest log10 mel power of an upload that is read whole, when the iteration has
+        ended. `n_mels` and `chunking` are as in `router.audio.protocol.OpenUpload`.
 
-    The rest is between the pool and its workers.
+    The methods below `__anext__` are called by the pool and its workers.
     """
 
     def __init__(
         self,
-        job: int,
+        upload_id: int,
         path: Path,
         request_id: str,
         *,
         n_mels: int | None = None,
         chunking: Chunking | None = None,
     ) -> None:
+        self.upload_id = upload_id
         self.request_id = request_id
-        self.n_mels = n_mels
-        self.chunking = chunking
         self.expected_s: float | None = None
         self.duration_s = 0.0
         self.decode_s = 0.0
         self.log_max = 0.0
-        self.job = job
-        self.path = path
-        self.worker: StreamWorker | None = None
-        self.waiting: deque[Window] = deque()
-        self.received = 0  # windows, in all
-        self.moves = 0
-        self.opened = False
+        self.n_received = 0  # windows
+        self.moves = 0  # to another worker, since the first
+        self.add_credit: Callable[[], None] | None = None  # set by the worker that has the upload
         self.finished = False
-        self.error: SplitscribeError | None = None
+        self._path = path
+        self._n_mels = n_mels
+        self._chunking = chunking
+        self._waiting: deque[Window] = deque()
+        self._opened = False
+        self._error: SplitscribeError | None = None
         self._changed = asyncio.Event()
 
     def __aiter__(self) -> Self:
@@ -76,16 +68,16 @@ class AudioStream:
             SplitscribeError: the upload cannot be decoded, or its worker died on it.
         """
         while True:
-            if self.error is not None:
-                raise self.error
-            if self.waiting:
+            if self._error is not None:
+                raise self._error
+            if self._waiting:
                 break
             if self.finished:
                 raise StopAsyncIteration
             await self._change()
-        window = self.waiting.popleft()
-        if self.worker is not None and not self.finished:
-            self.worker.send({"kind": "credit", "job": self.job, "windows": 1})
+        window = self._waiting.popleft()
+        if self.add_credit is not None and not self.finished:
+            self.add_credit()
         return window
 
     async def _change(self) -> None:
@@ -93,52 +85,50 @@ class AudioStream:
         await self._changed.wait()
 
     async def until_open(self) -> None:
-        while not self.opened:
-            if self.error is not None:
-                raise self.error
+        while not self._opened and self._error is None:
             await self._change()
-        if self.error is not None:
-            raise self.error
+        if self._error is not None:
+            raise self._error
 
     @property
     def ended(self) -> bool:
-        return self.finished or self.error is not None
+        return self.finished or self._error is not None
 
     @property
     def wants_work(self) -> bool:
-        return not self.ended and len(self.waiting) < CREDIT
+        return not self.ended and len(self._waiting) < CREDIT
 
-    def take(self, message: Message, pcm: bytes) -> None:
-        kind = message["kind"]
-        if kind == "opened":
-            self.opened = True
-            self.expected_s = message["expected_s"]
-        elif kind == "window":
-            samples = np.frombuffer(pcm, np.int16)
-            self.waiting.append(
-                Window(
-                    message["index"],
-                    message["start_sample"],
-                    samples,
-                    message["is_faint"],
-                    _spans(message["speech"]),
-                )
-            )
-            self.received += 1
-        elif kind == "done":
-            self.finished = True
-            self.duration_s = message["n_samples"] / SAMPLE_RATE
-            self.log_max = message.get("log_max", self.log_max)
-        elif kind == "failed":
-            self.error = error_from_message(message)
-        self.decode_s = message.get("busy_s", self.decode_s)
+    def opening(self) -> OpenUpload:
+        """What a worker is asked for: the windows that have not come yet."""
+        return OpenUpload(
+            upload_id=self.upload_id,
+            path=str(self._path),
+            credit=CREDIT - len(self._waiting),
+            skip=self.n_received,
+            n_mels=self._n_mels,
+            chunking=self._chunking,
+        )
+
+    def take(self, report: UploadReport, pcm: bytes) -> None:
+        """Take what the worker reports; `pcm` is that of a window."""
+        self.decode_s = report.busy_s
+        match report.event:
+            case Opened(expected_s):
+                self._opened = True
+                self.expected_s = expected_s
+            case WindowFound(index, start_sample, is_faint, speech):
+                samples = np.frombuffer(pcm, np.int16)
+                self._waiting.append(Window(index, start_sample, samples, is_faint, speech))
+                self.n_received += 1
+            case Finished(n_samples, log_max):
+                self.finished = True
+                self.duration_s = n_samples / SAMPLE_RATE
+                self.log_max = log_max
+            case Failed() as failure:
+                self._error = failure.as_error()
         self._changed.set()
 
     def fail(self, error: SplitscribeError) -> None:
         if not self.ended:
-            self.error = error
+            self._error = error
             self._changed.set()
-
-
-def _spans(found: list[list[int]] | None) -> tuple[tuple[int, int], ...] | None:
-    return None if found is None else tuple((first, last) for first, last in found)

@@ -1,11 +1,11 @@
 """The audio worker: a process that decodes uploads and cuts them into windows.
 
 Started by `router.audio.pool`, with which it shares one socket. It holds many uploads at once and
-works on them in steps of a few milliseconds, always on the one that has had the least processor
-time: so a two-second clip never waits for a two-hour file. An upload whose consumer is behind
-(no credit left) rests, and holds a few megabytes.
+works on them in steps of a few milliseconds, mostly on the one that has had the least processor
+time, so that a two-second clip never waits for a two-hour file. An upload whose consumer is behind
+(no credit left) is not worked on, and holds a few megabytes.
 
-Anything may happen to this process while it reads hostile bytes; the router knows from the job
+Anything may happen to this process while it reads hostile bytes. The router knows from the upload
 slot which upload it was on, blames that one alone, and gives the others to another worker.
 """
 
@@ -18,17 +18,34 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from cluster.errors import SplitscribeError, WorkerError
+from router.api.params import Chunking
 from router.audio.limits import AudioLimits
 from router.audio.mel_peak import MelPeak
 from router.audio.pieces import Pieces
-from router.audio.protocol import JobSlot, Message, WorkerSocket, error_to_message
+from router.audio.protocol import (
+    AddCredit,
+    CancelUpload,
+    Command,
+    Failed,
+    Finished,
+    Opened,
+    OpenUpload,
+    Ping,
+    Pong,
+    Ready,
+    UploadEvent,
+    UploadReport,
+    UploadSlot,
+    WindowFound,
+    WorkerSocket,
+)
 from router.audio.to_pcm import AudioFile
 from router.audio.vad import SpeechDetector
 from router.audio.windows import CutOptions, Window, WindowCutter
@@ -38,13 +55,16 @@ FRAME_GRID_S = 0.01  # by which a pause may look shorter on the detector's grid
 OLDEST_EVERY = 4  # steps; the share that short uploads cannot take from long ones
 
 
+Steps = Generator[Opened | Window | Finished | None]
+
+
 @dataclass(slots=True)
-class Job:
+class Upload:
     """One upload in work. `credit`: windows that the router will still take; `skip`: windows
     that it has from a worker that died; `busy_s`: processor time so far."""
 
     id: int
-    steps: Iterator[Message | Window | None]
+    steps: Steps
     credit: int
     skip: int = 0
     busy_s: float = 0.0
@@ -54,12 +74,12 @@ class Job:
 class AudioWorker:
     """Runs the uploads of one process."""
 
-    def __init__(self, connection: WorkerSocket, slot: JobSlot, limits: AudioLimits) -> None:
+    def __init__(self, connection: WorkerSocket, slot: UploadSlot, limits: AudioLimits) -> None:
         self._connection = connection
         self._slot = slot
         self._limits = limits
         self._detector = SpeechDetector()
-        self._jobs: dict[int, Job] = {}
+        self._uploads: dict[int, Upload] = {}
         self._step_count = 0
 
     def warm_up(self) -> None:
@@ -71,134 +91,120 @@ class AudioWorker:
 
     def run(self) -> None:
         """Serve until the router closes the socket."""
-        self._connection.send({"kind": "ready"})
+        self._connection.send(Ready())
         while True:
-            job = self._next_job()
+            upload = self._next_upload()
             try:
-                messages = self._connection.receive(wait=job is None)
+                commands = self._connection.receive(wait=upload is None)
             except EOFError:
                 return
-            for message in messages:
-                self._take(message)
-            if messages:
-                job = self._next_job()
-            if job is not None:
-                self._step(job)
+            for command in commands:
+                self._obey(command)
+            if commands:
+                upload = self._next_upload()
+            if upload is not None:
+                self._step(upload)
 
-    def _next_job(self) -> Job | None:
+    def _next_upload(self) -> Upload | None:
         """The upload that had the least time; now and then the one that waits longest."""
-        ready = [job for job in self._jobs.values() if job.credit > 0]
+        ready = [upload for upload in self._uploads.values() if upload.credit > 0]
         if self._step_count % OLDEST_EVERY == 0:
-            return min(ready, key=lambda job: job.last_step, default=None)
-        return min(ready, key=lambda job: job.busy_s, default=None)
+            return min(ready, key=lambda upload: upload.last_step, default=None)
+        return min(ready, key=lambda upload: upload.busy_s, default=None)
 
-    def _take(self, message: Message) -> None:
-        if message["kind"] == "ping":
-            self._connection.send({"kind": "pong"})
-        elif message["kind"] == "open":
-            steps = self._steps(Path(message["path"]), message["n_mels"], message["chunking"])
-            job = Job(message["job"], steps, message["credit"], message["skip"])
-            self._jobs[job.id] = job
-        elif job := self._jobs.get(message["job"]):  # type: ignore[assignment]
-            if message["kind"] == "credit":
-                job.credit += message["windows"]
-            elif message["kind"] == "cancel":
-                self._drop(job)
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Ping():
+                self._connection.send(Pong())
+            case OpenUpload(upload_id):
+                steps = self._steps(command)
+                self._uploads[upload_id] = Upload(upload_id, steps, command.credit, command.skip)
+            case AddCredit(upload_id) if upload_id in self._uploads:
+                self._uploads[upload_id].credit += 1
+            case CancelUpload(upload_id) if upload_id in self._uploads:
+                self._drop(self._uploads[upload_id])
 
-    def _steps(
-        self, path: Path, n_mels: int | None, chunking: Message | None
-    ) -> Iterator[Message | Window | None]:
-        if n_mels is None:
-            return transcode(path, self._limits, self._detector, chunking)
-        return transcode_whole(path, self._limits, n_mels)
+    def _steps(self, command: OpenUpload) -> Steps:
+        path = Path(command.path)
+        if command.n_mels is None:
+            return transcode(path, self._limits, self._detector, command.chunking)
+        return transcode_whole(path, self._limits, command.n_mels)
 
-    def _step(self, job: Job) -> None:
+    def _step(self, upload: Upload) -> None:
         self._step_count += 1
-        job.last_step = self._step_count
-        self._slot.set(job.id)
+        upload.last_step = self._step_count
+        self._slot.set(upload.id)
         began_s = time.thread_time()
-        failure: SplitscribeError | None = None
+        result: Opened | Window | Finished | Failed | None
         try:
-            result = next(job.steps)
+            result = next(upload.steps)
         except SplitscribeError as error:
-            failure = error
+            result = Failed.of(error)
         except MemoryError:
-            # What the allocator keeps would fail others: leave, and be replaced.
-            self._connection.send({"kind": "memory", "job": job.id})
+            # Memory that the allocator keeps would fail other uploads, so this process ends.
+            self._report(upload, Failed.of(self._limits.too_big()))
             sys.exit(0)
         except Exception as error:
-            failure = WorkerError(f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARS])
-        job.busy_s += time.thread_time() - began_s
+            message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARS]
+            result = Failed.of(WorkerError(message))
+        upload.busy_s += time.thread_time() - began_s
         self._slot.clear()
-        if failure is None and job.busy_s > self._limits.max_busy_s:
-            failure = self._limits.too_slow()
-        if failure is not None:
-            self._fail(job, failure)
-        else:
-            self._report(job, result)
-
-    def _report(self, job: Job, result: Message | Window | None) -> None:
+        if not isinstance(result, Failed) and upload.busy_s > self._limits.max_busy_s:
+            result = Failed.of(self._limits.too_slow())
         if isinstance(result, Window):
-            if job.skip > 0:
-                job.skip -= 1
-                return
-            job.credit -= 1
-            self._connection.send(
-                {
-                    "kind": "window",
-                    "job": job.id,
-                    "index": result.index,
-                    "start_sample": result.start_sample,
-                    "is_faint": result.is_faint,
-                    "speech": result.speech,
-                },
-                result.pcm.data.cast("B"),
-            )
+            self._send_window(upload, result)
         elif result is not None:
-            self._connection.send(result | {"job": job.id, "busy_s": job.busy_s})
-            if result["kind"] == "done":
-                self._drop(job)
+            self._report(upload, result)
+        if isinstance(result, Finished | Failed):
+            self._drop(upload)
 
-    def _fail(self, job: Job, error: SplitscribeError) -> None:
-        self._connection.send({"kind": "failed", "job": job.id} | error_to_message(error))
-        self._drop(job)
+    def _send_window(self, upload: Upload, window: Window) -> None:
+        if upload.skip > 0:
+            upload.skip -= 1
+            return
+        upload.credit -= 1
+        found = WindowFound(window.index, window.start_sample, window.is_faint, window.speech)
+        self._report(upload, found, window.pcm.data.cast("B"))
 
-    def _drop(self, job: Job) -> None:
-        del self._jobs[job.id]
-        job.steps.close()  # type: ignore[attr-defined]
+    def _report(self, upload: Upload, event: UploadEvent, pcm: memoryview | None = None) -> None:
+        self._connection.send(UploadReport(upload.id, upload.busy_s, event), pcm)
+
+    def _drop(self, upload: Upload) -> None:
+        del self._uploads[upload.id]
+        upload.steps.close()
 
 
 def transcode(
-    path: Path, limits: AudioLimits, detector: SpeechDetector, chunking: Message | None = None
-) -> Iterator[Message | Window | None]:
-    """Decode and cut one upload, step by step: "opened", windows, "done"; None is a step between.
+    path: Path, limits: AudioLimits, detector: SpeechDetector, chunking: Chunking | None = None
+) -> Steps:
+    """Decode and cut one upload, step by step: `Opened`, its windows, `Finished`.
 
-    chunking: a client's wishes for the cuts, the fields of `router.api.params.Chunking`.
+    Yields None after a step that completes no window. chunking: what the client wishes of the cuts.
 
     Raises:
         SplitscribeError: what `AudioFile` raises.
     """
     with AudioFile(path, limits) as file:
-        yield {"kind": "opened", "expected_s": file.declared_s}
+        yield Opened(file.declared_s)
         cutter = make_cutter(detector, chunking)
         for pcm in file.blocks():
             yield from cutter.feed(pcm)
             yield None
         yield from cutter.finish()
-        yield {"kind": "done", "n_samples": cutter.n_samples}
+        yield Finished(cutter.n_samples)
 
 
-def make_cutter(detector: SpeechDetector, chunking: Message | None) -> WindowCutter:
-    """Our own rules, bent to a client's wishes where there are any.
+def make_cutter(detector: SpeechDetector, chunking: Chunking | None) -> WindowCutter:
+    """A cutter with our own rules, changed by what the client wishes.
 
     A pause must last `silence_duration_ms` for a cut, and `prefix_padding_ms` of a longer silence
     stay in front of speech.
     """
     if chunking is None:
         return WindowCutter(detector)
-    usual, threshold = CutOptions(), chunking["threshold"]
-    padding_s = chunking["prefix_padding_ms"] / 1000
-    pause_s = chunking["silence_duration_ms"] / 1000
+    usual, threshold = CutOptions(), chunking.threshold
+    padding_s = chunking.prefix_padding_ms / 1000
+    pause_s = chunking.silence_duration_ms / 1000
     options = replace(
         usual,
         pad_before_s=padding_s,
@@ -209,16 +215,14 @@ def make_cutter(detector: SpeechDetector, chunking: Message | None) -> WindowCut
     return WindowCutter(detector, options, vad=vad)
 
 
-def transcode_whole(
-    path: Path, limits: AudioLimits, n_mels: int
-) -> Iterator[Message | Window | None]:
-    """Decode one upload, step by step, in pieces of 30 s; else as `transcode`.
+def transcode_whole(path: Path, limits: AudioLimits, n_mels: int) -> Steps:
+    """Decode one upload as `transcode` does, but in pieces of 30 s instead of windows.
 
     Raises:
         SplitscribeError: what `AudioFile` raises.
     """
     with AudioFile(path, limits) as file:
-        yield {"kind": "opened", "expected_s": file.declared_s}
+        yield Opened(file.declared_s)
         peak = MelPeak(n_mels)
         pieces = Pieces()
         for pcm in file.blocks():
@@ -226,7 +230,7 @@ def transcode_whole(
             yield from pieces.feed(pcm)
             yield None
         yield from pieces.finish()
-        yield {"kind": "done", "n_samples": pieces.n_samples, "log_max": peak.finish()}
+        yield Finished(pieces.n_samples, peak.finish())
 
 
 def limit_memory(extra_bytes: int) -> None:
@@ -239,12 +243,12 @@ def limit_memory(extra_bytes: int) -> None:
 
 
 def main() -> None:
-    """Arguments: the socket's descriptor, the job slot's, the limits as JSON."""
+    """Arguments: the socket's descriptor, the upload slot's, the limits as JSON."""
     socket_fd, slot_fd, limits_json = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the router closes the socket instead
     limits = AudioLimits(**json.loads(limits_json))
     connection = WorkerSocket(socket.socket(fileno=socket_fd))
-    worker = AudioWorker(connection, JobSlot(slot_fd), limits)
+    worker = AudioWorker(connection, UploadSlot(slot_fd), limits)
     worker.warm_up()
     limit_memory(limits.memory_bytes)
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the router is gone

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Callable
 
 from cluster.settings import RouterSettings
 from router.audio.pool import AudioPool, AudioStream
+from router.audio.process import AudioProcess
 
 PATIENCE_S = 30.0
 
@@ -36,16 +37,21 @@ def pids(pool: AudioPool) -> list[int]:
     return [worker.process.pid for worker in pool._workers]
 
 
-async def freeze_on(stream: AudioStream) -> int:
+def worker_of(pool: AudioPool, stream: AudioStream) -> AudioProcess:
+    """The worker that has the stream's upload."""
+    (worker,) = (w for w in pool._workers if stream.upload_id in w.streams)
+    return worker
+
+
+async def freeze_on(pool: AudioPool, stream: AudioStream) -> int:
     """Stop the worker while it is inside a step of `stream`; return its process id."""
-    worker = stream.worker
-    assert worker is not None
+    worker = worker_of(pool, stream)
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
-        if worker.slot.get()[0] == stream.job:
+        if worker.slot.get()[0] == stream.upload_id:
             os.kill(worker.process.pid, signal.SIGSTOP)
             await asyncio.sleep(0.02)
-            if worker.slot.get()[0] == stream.job:
+            if worker.slot.get()[0] == stream.upload_id:
                 return worker.process.pid
             os.kill(worker.process.pid, signal.SIGCONT)
         await asyncio.sleep(0)

@@ -26,7 +26,7 @@ from cluster.settings import RouterSettings
 from router.api.params import Chunking
 from router.audio.pool import AudioPool, AudioStream, Window
 from router.audio.stream import CREDIT
-from tests.support.audio_pools import PATIENCE_S, freeze_on, pids, running, until
+from tests.support.audio_pools import PATIENCE_S, freeze_on, pids, running, until, worker_of
 from tests.support.sounds import encode, encode_as, joined, silence, tone, voice, write_wav
 
 
@@ -154,7 +154,7 @@ async def test_short_clips_pass_a_long_file(clip: Path, long_file: Path) -> None
         pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
     ):
         work = asyncio.create_task(drain(stream))
-        await until(lambda: stream.received > 0)
+        await until(lambda: stream.n_received > 0)
         for _ in range(5):
             await read(pool, clip)
         assert not work.done(), "the long file was decoded before the clips"
@@ -179,21 +179,22 @@ async def test_a_slow_consumer_is_waited_for(clip: Path, long_file: Path) -> Non
         running() as pool,
         pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
     ):
-        await until(lambda: stream.received == CREDIT)
+        await until(lambda: stream.n_received == CREDIT)
         await read(pool, clip)
-        worker = stream.worker
-        assert worker is not None
+        worker = worker_of(pool, stream)
         await until(lambda: worker.slot.get()[0] == 0)
-        assert stream.received == CREDIT
+        assert stream.n_received == CREDIT
         await anext(stream)
-        await until(lambda: stream.received == CREDIT + 1)
+        await until(lambda: stream.n_received == CREDIT + 1)
 
 
 async def test_a_client_that_leaves_frees_its_worker(clip: Path, long_file: Path) -> None:
     async with running() as pool:
         before = pids(pool)
         task = asyncio.create_task(read(pool, long_file))
-        await until(lambda: any(s.received > 1 for w in pool._workers for s in w.streams.values()))
+        await until(
+            lambda: any(s.n_received > 1 for w in pool._workers for s in w.streams.values())
+        )
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -218,9 +219,9 @@ async def test_a_killed_worker_fails_only_the_upload_it_was_on(
             pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as victim,
         ):
             first = await anext(other)
-            await until(lambda: other.received == CREDIT + 1)
+            await until(lambda: other.n_received == CREDIT + 1)
             work = asyncio.create_task(drain(victim))
-            os.kill(await freeze_on(victim), signal.SIGKILL)
+            os.kill(await freeze_on(pool, victim), signal.SIGKILL)
             with pytest.raises(WorkerError, match="died on this upload"):
                 await work
             rest = await drain(other)
@@ -245,7 +246,7 @@ async def test_a_worker_that_hangs_is_killed(clip: Path, long_file: Path) -> Non
         pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
     ):
         work = asyncio.create_task(drain(stream))
-        pid = await freeze_on(stream)
+        pid = await freeze_on(pool, stream)
         with pytest.raises(InvalidAudioError, match="longer than 1 s"):
             await work
         assert len((await read(pool, clip))[0]) == 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import json
 import os
 import signal
 import types
@@ -23,12 +22,27 @@ import pytest
 from cluster.errors import ConfigurationError, WorkerDrainingError
 from cluster.settings import RouterSettings
 from router.audio.pool import AudioPool
-from tests.support.audio_pools import PATIENCE_S, running, until
+from router.audio.protocol import MAX_MESSAGE_BYTES
+from tests.support.audio_pools import PATIENCE_S, running, until, worker_of
 from tests.support.sounds import voice, write_wav
 
 # Both hang up at once. One then ends by itself, the other only when it is killed.
 HANGS_UP = "import os, sys; os.close(int(sys.argv[2]))"
 STAYS = HANGS_UP + "; import time; time.sleep(60)"
+REPORT = '{"kind": "report", "upload_id": 1, "busy_s": %s, "event": %s}'
+NONSENSE = (
+    "[]",
+    "{}",
+    '{"kind": "finished"}',
+    "7",
+    "{",
+    REPORT % ("NaN", '{"kind": "opened", "expected_s": 1.0}'),
+    REPORT % ("0.0", '{"kind": "opened", "expected_s": NaN}'),
+    REPORT % ("0.0", '{"kind": "opened", "expected_s": 1e300}'),
+    REPORT % ("0.0", '{"kind": "opened", "expected_s": "1"}'),
+    REPORT % ("0.0", '{"kind": "finished", "n_samples": -1}'),
+    " " * (MAX_MESSAGE_BYTES + 1),
+)
 
 
 def children() -> set[psutil.Process]:
@@ -114,7 +128,7 @@ async def test_a_worker_ends_wherever_its_keeper_is_cancelled(
         yield pool._keep_worker()
         await pool.close()
 
-    # The fork, the connection, the hang-up and the burial at the least.
+    # At the least the start, the connection, the hang-up and the end of the process.
     assert await cancel_everywhere(late, scene) >= 4
 
 
@@ -157,15 +171,14 @@ def test_a_worker_ends_with_the_loop_that_it_was_forked_for() -> None:
     assert not children() - before
 
 
-async def test_uploads_of_a_worker_under_burial_hear_that_the_pool_closes(tmp_path: Path) -> None:
+async def test_uploads_of_a_worker_that_is_ending_hear_that_the_pool_closes(tmp_path: Path) -> None:
     path = write_wav(tmp_path / "upload", voice(400.0))
     async with (
         nothing_stays(),
         running() as pool,
         pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream,
     ):
-        worker = stream.worker
-        assert worker is not None
+        worker = worker_of(pool, stream)
         os.kill(worker.process.pid, signal.SIGSTOP)
         worker._reader.feed_eof()
         await until(lambda: not worker.alive)
@@ -175,12 +188,12 @@ async def test_uploads_of_a_worker_under_burial_hear_that_the_pool_closes(tmp_pa
                 pass
 
 
-@pytest.mark.parametrize("nonsense", ["[]", "{}", '{"kind": "done"}', "7", "{"])
+@pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda text: text[:50].strip())
 async def test_a_worker_that_sends_nonsense_is_replaced(
     nonsense: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that an upload has taken over can end itself, and not its keeper."""
-    ready = json.dumps({"kind": "ready"})
+    ready = '{"kind": "ready"}'
     sends = "".join(
         f"s.sendall(struct.pack('<II', {len(text)}, 0) + {text.encode()!r}); "
         for text in (ready, nonsense)

@@ -36,7 +36,7 @@ async def test_an_upload_goes_on_where_its_frozen_worker_stopped(tmp_path: Path)
             expected = [window.start_sample async for window in stream]
         async with pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream:
             found = [(await anext(stream)).start_sample]
-            frozen = await freeze_on(stream)
+            frozen = await freeze_on(pool, stream)
             found += [window.start_sample async for window in stream]
         assert found == expected
         assert frozen not in pids(pool)

@@ -131,8 +131,8 @@ async def test_another_uploads_death_costs_nothing(
             open_whole(pool, long_file) as audio,
             pool.open(victim_file, request_id="victim", timeout_s=PATIENCE_S) as victim,
         ):
-            await until(lambda: audio._stream.received > 0)
-            os.kill(await freeze_on(victim), signal.SIGKILL)
+            await until(lambda: audio._stream.n_received > 0)
+            os.kill(await freeze_on(pool, victim), signal.SIGKILL)
             await audio.load()
             with pytest.raises(WorkerError, match="died on this upload"):
                 await anext(victim)
@@ -143,7 +143,7 @@ async def test_another_uploads_death_costs_nothing(
 async def test_a_worker_that_dies_on_it_fails_it(long_file: Path) -> None:
     async with running() as pool:
         async with open_whole(pool, long_file) as audio:
-            os.kill(await freeze_on(audio._stream), signal.SIGKILL)
+            os.kill(await freeze_on(pool, audio._stream), signal.SIGKILL)
             with pytest.raises(WorkerError, match="died on this upload"):
                 await audio.load()
         assert is_gone(audio)
