@@ -44,7 +44,7 @@ from cluster.messages import (
 )
 from cluster.serve.clients import ServePool
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
-from cluster.serve.launch import ENVIRONMENT
+from cluster.serve.ray_environment import ENVIRONMENT
 
 N_WORKERS, N_CLIENTS = 4, 2
 WINDOW_S = 0.05  # of an encoder

@@ -2,49 +2,57 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import threading
-from types import FrameType
+from concurrent.futures import ThreadPoolExecutor
 
 from rich.console import Console
 
 from cluster.model.checkpoint import open_checkpoint
 from cluster.serve.launch import running_cluster
+from cluster.serve.readiness import StartCancelled
 from cluster.settings import Settings
 
 
-def serve_foreground(settings: Settings, ray_address: str | None, console: Console) -> None:
-    """Start, print how to call it, wait for Ctrl-C or SIGTERM, stop cleanly.
+def serve_foreground(
+    settings: Settings, ray_address: str | None, console: Console, stop: threading.Event
+) -> None:
+    """Start, print how to call it, wait for `stop`, which may come at any time, and stop cleanly.
+
+    The cluster has a thread of its own. Ray takes the signal SIGTERM for itself where it is
+    started in the main thread, and its native handler, which the variable turns off, anywhere.
 
     Raises:
         ConfigurationError, CheckpointError: before or while starting.
     """
     for own in settings.by_model().values():
         open_checkpoint(own.model)  # a wrong model is told now, not by a replica's log
-    stop = threading.Event()
+    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    with ThreadPoolExecutor(1, "cluster") as threads:
+        threads.submit(_serve, settings, ray_address, console, stop).result()
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        if stop.is_set():
-            raise KeyboardInterrupt
-        stop.set()
 
-    with running_cluster(
-        settings,
-        say=lambda line: console.print(f"splitscribe: {line}", markup=False),
-        address=ray_address,
-        log_to_driver=True,
-    ) as cluster:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, on_signal)
-        console.print(f"splitscribe: ready at {cluster.url}", style="bold green", markup=False)
-        console.print(f"  placement  {cluster.placement}", markup=False)
-        if cluster.dashboard_url:
-            console.print(
-                f"  dashboard  {cluster.dashboard_url}  (its token: ray get-auth-token)",
-                markup=False,
-            )
-        console.print(f"  try        {curl_line(cluster.url, cluster.settings)}", markup=False)
-        stop.wait()
+def _serve(
+    settings: Settings, ray_address: str | None, console: Console, stop: threading.Event
+) -> None:
+    def say(line: str) -> None:
+        console.print(f"splitscribe: {line}", markup=False)
+
+    try:
+        with running_cluster(
+            settings, say=say, address=ray_address, log_to_driver=True, stop=stop
+        ) as cluster:
+            console.print(f"splitscribe: ready at {cluster.url}", style="bold green", markup=False)
+            console.print(f"  placement  {cluster.placement}", markup=False)
+            if cluster.dashboard_url:
+                console.print(
+                    f"  dashboard  {cluster.dashboard_url}  (its token: ray get-auth-token)",
+                    markup=False,
+                )
+            console.print(f"  try        {curl_line(cluster.url, cluster.settings)}", markup=False)
+            stop.wait()
+    except StartCancelled:
+        say("stopped before it was ready")
 
 
 def curl_line(url: str, settings: Settings) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 
 from cluster.errors import ConfigurationError
 from cluster.serve.distribution import build_id
-from cluster.serve.launch import ENVIRONMENT, resolved
+from cluster.serve.ray_environment import ENVIRONMENT
+from cluster.serve.resolve import resolved
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 

@@ -24,7 +24,7 @@ import psutil
 import yaml
 
 from cluster.serve.distribution import package_root
-from cluster.serve.launch import ENVIRONMENT
+from cluster.serve.ray_environment import ENVIRONMENT
 from tests.chaos.front import front
 from tests.chaos.network import Link, link_between
 from tests.chaos.target import ROLES, Target

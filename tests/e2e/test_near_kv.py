@@ -13,7 +13,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from cluster.demo.samples import sample_path
-from cluster.serve.launch import ENVIRONMENT
+from cluster.serve.ray_environment import ENVIRONMENT
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]

@@ -17,7 +17,7 @@ import yaml
 
 from cluster.errors import ConfigurationError
 from cluster.serve.from_file import IMPORT_PATH, settings_of
-from cluster.serve.launch import APP_NAME
+from cluster.serve.ray_environment import APP_NAME
 from cluster.settings import Settings
 
 HTTP_PORT = 8000

@@ -46,6 +46,6 @@ def env() -> None:
 
     Example: eval "$(splitscribe config env)"; ray start --head
     """
-    from cluster.serve.launch import ENVIRONMENT
+    from cluster.serve.ray_environment import ENVIRONMENT
 
     sys.stdout.write(shell_environment({**ENVIRONMENT, "RAY_AUTH_MODE": "token"}) + "\n")

@@ -14,7 +14,7 @@ import yaml
 from cluster.cli.shipped import shell_environment, shipped_config, shipped_configs
 from cluster.errors import ConfigurationError
 from cluster.serve.from_file import IMPORT_PATH, settings_of
-from cluster.serve.launch import ENVIRONMENT
+from cluster.serve.ray_environment import ENVIRONMENT
 from cluster.settings import Settings
 
 CLUSTERS = ["cluster/aws", "cluster/gcp", "cluster/onprem"]

@@ -1,0 +1,37 @@
+"""What Ray and Serve are told before they start: the environment of every node, and one name.
+
+`splitscribe serve` sets it here; on the nodes of a cluster `splitscribe config env` prints it.
+"""
+
+from __future__ import annotations
+
+APP_NAME = "splitscribe"  # of the Serve application
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # one upload crosses proxy -> router in such messages
+
+ENVIRONMENT = {
+    # One event loop per replica, gRPC between them: 4 to 5 times the requests/s of the default.
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
+    "RAY_SERVE_PROXY_USE_GRPC": "1",  # the optimised mode forgets the way from proxy to router
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # HAProxy alone needs it, and turns it on itself
+    # Replicas are drained by our own rule; this one waits for load balancers that are not there.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    # What is frozen is ended, not drained for a minute: who waits for it goes on elsewhere at once.
+    "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "5",  # a busy one is no dead one: many go through it
+    # A machine that is silent for 15 to 20 s is gone, by default after a minute. Its workers are
+    # replaced before, by their own checks; sooner, and a short break of the network would end Ray.
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "2000",
+    "RAY_health_check_failure_threshold": "6",
+    # Also how long TCP waits for what it has sent, so that a call to a vanished machine ends: Serve
+    # asks no more of a connection, and a router would wait there until its request's deadline.
+    "RAY_grpc_client_keepalive_timeout_ms": "6000",
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # a killed worker's last lines are wanted
+    "OMP_WAIT_POLICY": "PASSIVE",  # both roles may use every core; only one works at a time
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+}

@@ -1,0 +1,97 @@
+"""This process in a Ray cluster: one that it starts on this machine and ends, or a joined one.
+
+Ray reads `cluster.serve.ray_environment` when it is imported: import this after it is set.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import serve
+
+from cluster.errors import ConfigurationError
+from cluster.serve.distribution import package_root
+from cluster.serve.network import ray_on_loopback
+from cluster.serve.ray_environment import APP_NAME
+
+OBJECT_STORE_BYTES = 256 * 1024 * 1024  # audio and KV do not pass through it
+
+
+@contextmanager
+def ray_session(address: str | None, log_to_driver: bool) -> Iterator[Any]:
+    """Ray's context, of a cluster at `address` or of one that lives as long as this is open.
+
+    Raises:
+        ConfigurationError: Ray did not start, or is not there.
+    """
+    _put_packages_on_path()
+    context = _start(address, log_to_driver)
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    try:
+        yield context
+    finally:
+        with _silenced():
+            ray.shutdown(wait_for_processes=True)
+
+
+def _start(address: str | None, log_to_driver: bool) -> Any:
+    logging.getLogger("ray").setLevel(logging.ERROR)  # of what it says before it reads the options
+    common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": log_to_driver}
+    try:
+        if address is not None:
+            return ray.init(address=address, **common)
+        with ray_on_loopback():
+            return ray.init(
+                address="local",
+                include_dashboard=True,
+                object_store_memory=OBJECT_STORE_BYTES,
+                **common,
+            )
+    except Exception as error:
+        raise ConfigurationError(f"Ray did not start: {error}") from error
+
+
+def stop_application(owns_ray: bool) -> None:
+    """End the application once its replicas have finished what they have begun."""
+    with _silenced():
+        if owns_ray:
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        else:
+            serve.delete(APP_NAME)
+
+
+@contextmanager
+def _silenced() -> Iterator[None]:
+    """Send what this process prints to nowhere: Ray's native threads tell of every actor's end."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(1), os.dup(2)]
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for number, descriptor in enumerate(saved, start=1):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.close(nowhere)
+
+
+def _put_packages_on_path() -> None:
+    """Let workers of a source checkout import it; an installed wheel needs nothing."""
+    root = str(package_root())
+    if Path(root).name == "site-packages":
+        return
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    if root not in paths:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *paths])

@@ -1,0 +1,100 @@
+"""Settings as every process of a cluster gets them: what must be the same everywhere, filled in.
+
+That is the key that signs KV handles, the port and who listens on it, API keys out of their file,
+and folders of models as absolute paths.
+"""
+
+from __future__ import annotations
+
+import secrets
+import socket
+from pathlib import Path
+
+from cluster.errors import ConfigurationError
+from cluster.settings import Listener, Settings
+from cluster.settings_sources import read_api_keys
+
+
+def resolve_settings(settings: Settings, address: str | None = None) -> Settings:
+    """Fill in what must be the same in every process: keys, port, listener, model paths.
+
+    Args:
+        address: as of `cluster.serve.launch.running_cluster`.
+
+    Raises:
+        ConfigurationError: the port is taken, the file of API keys cannot be read, or routers
+            that may be on any machine of a cluster are to listen themselves.
+    """
+    port = settings.router.port or _free_port(settings.router.host)
+    _check_port(settings.router.host, port)
+    return resolved(
+        settings,
+        cluster_key=settings.cluster_key or secrets.token_hex(32),
+        port=port,
+        listener=_listener(settings.router.listener, address),
+    )
+
+
+def resolved(settings: Settings, *, cluster_key: str, port: int, listener: Listener) -> Settings:
+    """`settings` with these, with the API keys of their file, and with models' folders absolute.
+
+    Raises:
+        ConfigurationError: the file of API keys cannot be read.
+    """
+    router = settings.router
+    keys = router.api_key
+    if router.api_key_file is not None:
+        keys = (*keys, *read_api_keys(router.api_key_file))
+    models = {
+        name: one.model_copy(update={"model": _absolute(one.model)})
+        for name, one in settings.models.items()
+    }
+    return settings.model_copy(
+        update={
+            "model": _absolute(settings.model),
+            "models": models,
+            "cluster_key": cluster_key,
+            "router": router.model_copy(
+                update={
+                    "port": port,
+                    "listener": listener,
+                    "api_key": keys,
+                    "api_key_file": None,
+                }
+            ),
+        }
+    )
+
+
+def _listener(asked: Listener, address: str | None) -> Listener:
+    if asked == "auto":
+        return "router" if address is None else "serve"
+    if asked == "router" and address is not None:
+        raise ConfigurationError(
+            "router.listener 'router' is for a cluster on one machine, which is not joined by its "
+            "address; 'serve' puts Ray Serve's proxies in front of routers on many"
+        )
+    return asked
+
+
+def _absolute(model: str) -> str:
+    """The model's folder, if it is one, from wherever a process looks."""
+    folder = Path(model).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else model
+
+
+def _free_port(host: str) -> int:
+    with socket.socket() as probe:
+        probe.bind((host or "127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port"
+            ) from error

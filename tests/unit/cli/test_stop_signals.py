@@ -1,0 +1,71 @@
+"""Signals ask a server to stop, whatever locks the interrupted code holds, and only once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from cluster.cli.stop_signals import GAVE_UP, SIGNALS, StopSignals
+
+
+@pytest.fixture(autouse=True)
+def _restored_handlers() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_needs_no_lock_that_the_interrupted_code_holds(number: int) -> None:
+    """The event's own lock is held while the signal comes: a handler that set it would hang."""
+    with StopSignals() as asked:
+        with asked._cond:
+            os.kill(os.getpid(), number)
+            assert not asked.is_set()
+        assert asked.wait(20.0)
+
+
+def test_many_signals_are_one_wish_which_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with StopSignals() as asked:
+        for number in SIGNALS * 20:
+            os.kill(os.getpid(), number)
+        assert asked.wait(20.0)
+    said = capfd.readouterr().err
+    assert said.count("stopping") == 1
+    assert "another signal changes nothing" in said
+
+
+def test_after_a_signal_the_rest_of_the_process_is_left_alone() -> None:
+    """Until it has ended with the status of a clean stop."""
+    with StopSignals() as asked:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked.wait(20.0)
+    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * 2
+
+
+def test_without_a_signal_the_former_handlers_are_back() -> None:
+    before = [signal.getsignal(number) for number in SIGNALS]
+    with StopSignals() as asked:
+        pass
+    assert not asked.is_set()
+    assert [signal.getsignal(number) for number in SIGNALS] == before
+
+
+def test_a_stop_that_takes_too_long_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
+    statuses: list[int] = []
+    given_up = threading.Event()
+
+    def give_up(status: int) -> None:
+        statuses.append(status)
+        given_up.set()
+
+    with StopSignals(limit_s=0.0, give_up=give_up):
+        os.kill(os.getpid(), signal.SIGINT)
+        assert given_up.wait(20.0)
+    assert statuses == [GAVE_UP]
+    assert "not stopped within 0 s" in capfd.readouterr().err
