@@ -42,7 +42,7 @@ from cluster.model.tokenizer import WhisperTokenizer
 from cluster.serve.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, replica_choice
 from cluster.serve.launch import running_cluster
 from cluster.serve.placement import Placement
-from cluster.serve.replica import start_replica
+from cluster.serve.replica_setup import start_replica
 from cluster.serve.router_replica import Router, open_listener, proxied_app, served_model
 from cluster.settings import RouterSettings, Settings
 from router.audio.pool import AudioPool

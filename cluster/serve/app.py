@@ -1,8 +1,8 @@
 """The only place where the roles meet: as a Serve application, or in one process.
 
 `build_app` composes router, encoder pool and decoder pool for `serve.run`, each role in workers of
-its own or both in one (`cluster.serve.colocated`). `local_transcriber` builds the same path in this
-process, with the in-memory transport, for offline transcription.
+its own or both in one (`cluster.serve.colocated_replica`). `local_transcriber` builds the same
+path in this process, with the in-memory transport, for offline transcription.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_device
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.serve.colocated import EXPORT_PORTION, ColocatedWorker
-from cluster.serve.decoder_replica import DecoderWorker
-from cluster.serve.encoder_replica import EncoderWorker
+from cluster.serve.colocated_replica import EXPORT_PORTION, ColocatedReplica
+from cluster.serve.decoder_replica import DecoderReplica
+from cluster.serve.encoder_replica import EncoderReplica
 from cluster.serve.placement import Placement
 from cluster.serve.router_replica import Router
 from cluster.settings import Settings
@@ -143,7 +143,7 @@ def _pools(
     )
     if placement.kind == "colocated":
         worker = deployment(
-            ColocatedWorker,
+            ColocatedReplica,
             name=f"worker{suffix}",
             # Each engine has a bound of its own. With one for both, windows that wait for pages
             # could keep out the decodes that would free them.
@@ -152,7 +152,7 @@ def _pools(
         ).bind(settings, build)
         return worker, worker
     encoder = deployment(
-        EncoderWorker,
+        EncoderReplica,
         name=f"encoder{suffix}",
         **_size("encoder", settings),
         **replica_choice(),
@@ -161,7 +161,7 @@ def _pools(
         **encoder_options,
     ).bind(settings, build)
     decoder = deployment(
-        DecoderWorker,
+        DecoderReplica,
         name=f"decoder{suffix}",
         **_size("decoder", settings),
         **replica_choice(),

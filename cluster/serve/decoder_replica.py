@@ -16,7 +16,7 @@ from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
 from cluster.serve.pool_worker import PoolWorker
-from cluster.serve.replica import gpu_share
+from cluster.serve.replica_setup import gpu_share
 from cluster.settings import Settings
 from cluster.tracing import Span
 from decoder_worker.engine import DecoderEngine
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecoderWorker(PoolWorker):
-    """Serve deployment class of the decoder pool."""
+    """One decoder, which a replica is or has."""
 
     ROLE = "decoder"
     METRICS = DECODER_METRICS
@@ -149,6 +149,14 @@ class DecoderWorker(PoolWorker):
         recorder.total("splitscribe_failed_sequences_total", stats.failed)
         for reason, total in self._importer.refused().items():
             recorder.total("splitscribe_refused_handles_total", total, reason=reason)
+
+
+class DecoderReplica(DecoderWorker):
+    """Serve deployment class of the decoder pool."""
+
+    async def __del__(self) -> None:
+        """Serve's hook on shutdown."""
+        await self.shut_down()
 
 
 def tell_stages(span: Span, request: DecodeRequest, result: DecodeResult, arrived_s: float) -> None:

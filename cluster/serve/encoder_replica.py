@@ -15,8 +15,9 @@ from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
 from cluster.metrics import ENCODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
+from cluster.serve.busy_share import BusyShare
 from cluster.serve.pool_worker import PoolWorker
-from cluster.serve.replica import BusyShare, gpu_share
+from cluster.serve.replica_setup import gpu_share
 from cluster.settings import Settings
 from encoder_worker.engine import EncoderEngine
 from encoder_worker.memory import sized
@@ -25,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class EncoderWorker(PoolWorker):
-    """Serve deployment class of the encoder pool."""
+    """One encoder, which a replica is or has."""
 
     ROLE = "encoder"
     METRICS = ENCODER_METRICS
@@ -123,3 +124,11 @@ class EncoderWorker(PoolWorker):
         recorder.total("splitscribe_expired_leases_total", expired)
         for reason, total in refused.items():
             recorder.total("splitscribe_refused_notifications_total", total, reason=reason)
+
+
+class EncoderReplica(EncoderWorker):
+    """Serve deployment class of the encoder pool."""
+
+    async def __del__(self) -> None:
+        """Serve's hook on shutdown."""
+        await self.shut_down()

@@ -1,7 +1,9 @@
-"""What a worker of either pool is to Serve: a thin shell around its engine.
+"""What the workers of both pools have in common: a thin shell around an engine.
 
 The engine does the work and knows nothing of Serve. The shell hands in and out, tells status,
-signals and metrics, and on shutdown finishes what is there before it frees.
+signals and metrics, and on shutdown finishes what is there before it frees. A worker is a replica
+by itself, with Serve's hooks (`EncoderReplica`, `DecoderReplica`), or a part of one that has both
+roles (`ColocatedReplica`).
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import ClassVar, Protocol
 from cluster.errors import WorkerError
 from cluster.messages import DecodeRequest, EncodeRequest, WorkerLoad, WorkerStatus
 from cluster.metrics import MetricSpec, report_each_second
-from cluster.serve.replica import own_place, start_replica
+from cluster.serve.replica_setup import own_place, start_replica
 from cluster.settings import Settings
 from cluster.tracing import Span, make_tracer
 
@@ -50,7 +52,7 @@ class Engine(Protocol):
 
 
 class PoolWorker:
-    """Base of the Serve deployment classes of both pools.
+    """One role's engine, its metrics, its traces and its end.
 
     A subclass's constructor calls `_start`, makes its engine, and calls `_ready`.
     """
@@ -121,7 +123,3 @@ class PoolWorker:
         await asyncio.to_thread(self._engine.close)
         await asyncio.to_thread(self._close_transport)
         await asyncio.to_thread(self._tracer.close)
-
-    async def __del__(self) -> None:
-        """Serve's hook on shutdown."""
-        await self.shut_down()

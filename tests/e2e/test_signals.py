@@ -1,6 +1,6 @@
 """`splitscribe serve` stops cleanly whatever signals come and whenever: nothing of it remains.
 
-Each combination is tried SPLITSCRIBE_SIGNAL_TRIES times, each time on a server of its own; those
+Each combination is tried SIGNAL_TRIES times, each time on a server of its own; those
 that come during the start are spread over all of it.
 """
 
@@ -21,7 +21,7 @@ import pytest
 
 from tests.e2e.conftest import SPLITSCRIBE, start_server, wait_until
 
-TRIES = int(os.environ.get("SPLITSCRIBE_SIGNAL_TRIES", "20"))
+TRIES = int(os.environ.get("SIGNAL_TRIES", "20"))
 STOP_S = 95.0  # a second limit, above the one that the server sets itself
 GONE_S = 20.0  # for the last worker to notice that its node has gone
 

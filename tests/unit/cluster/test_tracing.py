@@ -12,12 +12,12 @@ import pytest
 
 from cluster.errors import WorkerGoneError
 from cluster.messages import DecodeOptions, DecodeRequest, EncodeRequest
+from cluster.serve.colocated_replica import ColocatedWorker
 from cluster.settings_sources import load_settings
 from cluster.tracing import NO_SPAN, NO_TRACER, make_tracer
 from router.http.routes import create_app
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.reference import make_pcm
-from tests.support.replicas import Worker
 from tests.support.router_fakes import (
     FakeTranscriber,
     client_of,
@@ -144,7 +144,7 @@ async def test_workers_tell_their_stages_below_the_callers_span(
         "encoder": {"threads": 1, "device": "cpu", "export_windows": 2},
         "decoder": {"threads": 1, "device": "cpu", "kv_windows": 2},
     }
-    worker = Worker(load_settings(None, flags, environ={}), "build")
+    worker = ColocatedWorker(load_settings(None, flags, environ={}), "build")
     options = DecodeOptions(language="en", max_new_tokens=8)
     with traced.tracer.root("request", "") as root:
         pcm = make_pcm(1.0)

@@ -13,12 +13,11 @@ from cluster.errors import DeadlineExceededError, HandleRefusedError
 from cluster.kv.exporter import Exporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
 from cluster.serve.clients import ServePool
-from cluster.serve.colocated import ColocatedWorker
+from cluster.serve.colocated_replica import ColocatedWorker
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.reference import make_pcm
-from tests.support.replicas import Worker
 
 
 class Handle:
@@ -50,7 +49,7 @@ async def test_one_worker_encodes_decodes_streams_and_drains() -> None:
         },
         environ={},
     )
-    worker = Worker(settings, "build")
+    worker = ColocatedWorker(settings, "build")
     options = DecodeOptions(language="en", max_new_tokens=8)
 
     async def handed_over() -> DecodeRequest:
@@ -90,7 +89,7 @@ async def test_what_goes_wrong_is_counted(
         },
         environ={},
     )
-    worker = Worker(settings, "build")
+    worker = ColocatedWorker(settings, "build")
     encode, decode = worker._encoder, worker._decoder
     reply = await worker.encode(EncodeRequest("r", 0, 1, make_pcm(1.0), 30.0))
     options = DecodeOptions(language="en", max_new_tokens=4)
@@ -147,9 +146,9 @@ async def test_both_roles_on_one_gpu_overlap_without_harm(
             },
             environ={},
         )
-        worker = Worker(settings, "build")
+        worker = ColocatedWorker(settings, "build")
 
-        async def one(seed: int, worker: Worker = worker) -> tuple[int, ...]:
+        async def one(seed: int, worker: ColocatedWorker = worker) -> tuple[int, ...]:
             request = EncodeRequest("r", 0, 0, make_pcm(0.5 + seed, seed), 60.0)
             handle = (await worker.encode(request)).handle
             result = await worker.decode(DecodeRequest("r", 0, 0, handle, options, 60.0))

@@ -21,30 +21,20 @@ from cluster.messages import (
 )
 from cluster.serve.decoder_replica import DecoderWorker
 from cluster.serve.encoder_replica import EncoderWorker
-from cluster.serve.replica import start_replica
+from cluster.serve.replica_setup import start_replica
 from cluster.settings import Settings
 
 EXPORT_PORTION = 0.25  # of a GPU's room, where the decoder's pool comes after the encoder's
 
 
-class _Encoder(EncoderWorker):
-    def __del__(self) -> None:  # type: ignore[override]
-        """Not a replica of its own: Serve's hook is the whole worker's."""
-
-
-class _Decoder(DecoderWorker):
-    def __del__(self) -> None:  # type: ignore[override]
-        """As the encoder's."""
-
-
 class ColocatedWorker:
-    """Serve deployment class of a pool that is one worker for both roles."""
+    """An encoder and a decoder that are one worker of both pools."""
 
     def __init__(self, settings: Settings, build: str) -> None:
         settings = settings.model_copy(update={"transport": "memory"})
         # One after the other: the decoder's pool takes what the encoder leaves.
-        self._encoder = _Encoder(settings, build, EXPORT_PORTION)
-        self._decoder = _Decoder(settings, build)
+        self._encoder = EncoderWorker(settings, build, EXPORT_PORTION)
+        self._decoder = DecoderWorker(settings, build)
         start_replica("worker", settings, build, ())  # what its log lines are from, from here on
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
@@ -76,6 +66,10 @@ class ColocatedWorker:
         """Finish and free. The encoder waits for its leases, so both drain at once."""
         parts = (getattr(self, "_encoder", None), getattr(self, "_decoder", None))
         await asyncio.gather(*(part.shut_down() for part in parts if part is not None))
+
+
+class ColocatedReplica(ColocatedWorker):
+    """Serve deployment class of a pool that is one worker for both roles."""
 
     async def __del__(self) -> None:
         """Serve's hook on shutdown."""

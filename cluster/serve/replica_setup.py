@@ -1,7 +1,7 @@
-"""What every Serve replica of ours does at its start and while it lives.
+"""What every Serve replica of ours does first, and what Ray tells it about itself.
 
-Checks that its code is the cluster's code, sets up logging, keeps to the cluster's network, names
-itself, and tells an engine's statistics to the metrics once a second.
+At its start it checks that its code is the cluster's code, sets up logging, keeps to the cluster's
+network and names itself.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import time
-from collections import deque
 from typing import Any
 
 from cluster.logs import configure_logging
@@ -52,23 +50,6 @@ def start_replica(
             logging.getLogger(package).addHandler(handler)
     keep_to_network(None if role == "router" else settings.kv_network)
     return name, serve_recorder(specs)
-
-
-class BusyShare:
-    """The share of the last few seconds that something worked, by its total of seconds."""
-
-    def __init__(self, over_s: float = 5.0) -> None:
-        self._over_s = over_s
-        self._told: deque[tuple[float, float]] = deque()  # when, total
-
-    def share(self, total_s: float) -> float:
-        """total_s: worked by now, since the start."""
-        now = time.monotonic()
-        self._told.append((now, total_s))
-        while len(self._told) > 2 and now - self._told[1][0] >= self._over_s:
-            self._told.popleft()
-        since_s, before_s = self._told[0]
-        return min(1.0, (total_s - before_s) / (now - since_s)) if now > since_s else 0.0
 
 
 def gpu_share() -> float:
