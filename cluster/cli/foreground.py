@@ -10,6 +10,7 @@ from rich.console import Console
 
 from cluster.model.checkpoint import open_checkpoint
 from cluster.serve.launch import running_cluster
+from cluster.serve.ray_internals import KEEP_SIGNALS
 from cluster.serve.readiness import StartCancelled
 from cluster.settings import Settings
 
@@ -19,15 +20,14 @@ def serve_foreground(
 ) -> None:
     """Start, print how to call it, wait for `stop`, which may come at any time, and stop cleanly.
 
-    The cluster has a thread of its own. Ray takes the signal SIGTERM for itself where it is
-    started in the main thread, and its native handler, which the variable turns off, anywhere.
+    The cluster has a thread of its own: in the main thread Ray would take SIGTERM for itself.
 
     Raises:
         ConfigurationError, CheckpointError: before or while starting.
     """
     for own in settings.by_model().values():
         open_checkpoint(own.model)  # a wrong model is told now, not by a replica's log
-    os.environ.setdefault("RAY_DISABLE_FAILURE_SIGNAL_HANDLER", "1")
+    os.environ.setdefault(KEEP_SIGNALS, "1")
     with ThreadPoolExecutor(1, "cluster") as threads:
         threads.submit(_serve, settings, ray_address, console, stop).result()
 

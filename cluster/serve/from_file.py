@@ -18,6 +18,7 @@ from typing import Any
 from cluster.errors import ConfigurationError
 from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import ENVIRONMENT
+from cluster.serve.ray_internals import shared_value
 from cluster.serve.resolve import resolved
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
@@ -94,8 +95,4 @@ def shared_key() -> str:
     The same key after every build, so that the replicas of a new version and of the old one, which
     run side by side for a while, take each other's handles.
     """
-    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
-
-    _internal_kv_put(KEY_NAME, secrets.token_hex(32).encode(), False, namespace=KEY_NAMESPACE)
-    kept: bytes = _internal_kv_get(KEY_NAME, namespace=KEY_NAMESPACE)
-    return kept.decode()
+    return shared_value(KEY_NAMESPACE, KEY_NAME, secrets.token_hex(32).encode()).decode()

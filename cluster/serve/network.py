@@ -1,9 +1,8 @@
 """Which of a node's networks a replica listens on: the cluster's own, where a host has others too.
 
-Two doors are placed here. NIXL's: UCX listens for TCP on every interface that it finds, unless
-told. And Serve's port between replicas, which unpickles what comes: Ray binds it on every
-interface, here it gets the node's own address. Ray's other ports are on loopback where the node's
-address is (`ray_on_loopback`), else on every interface (SECURITY.md has the table).
+A replica listens twice. NIXL does for KV: UCX takes every interface that it finds, unless it is
+told which. And Serve does for other replicas, and unpickles what comes: Ray binds that port on
+every interface, here it gets the node's own address. SECURITY.md has a table of all ports.
 """
 
 from __future__ import annotations
@@ -12,44 +11,18 @@ import ipaddress
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from cluster.errors import ConfigurationError
+from cluster.serve.ray_internals import bind_replica_port
 
 logger = logging.getLogger(__name__)
 
 DEVICES = "UCX_NET_DEVICES"
 RDMA = Path("/sys/class/infiniband")
-ANYWHERE = "[::]:"
-ALONE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 
 Interfaces = Mapping[str, tuple[str, ...]]  # addresses by interface
-
-
-@contextmanager
-def ray_on_loopback() -> Iterator[None]:
-    """While open, Ray that starts here takes the loopback address and binds its ports there.
-
-    On a Mac that is its way, elsewhere a variable asks for it; the name is of Ray's making. One
-    who set it himself has his will.
-    """
-    if ALONE in os.environ:
-        yield
-        return
-    os.environ[ALONE] = "0"  # for the processes that Ray starts
-    from ray._private import ray_constants
-
-    usual = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False  # it may have been read before
-    try:
-        yield
-    finally:
-        del os.environ[ALONE]
-        ray_constants.ENABLE_RAY_CLUSTER = usual
 
 
 def keep_to_network(kv_network: str | None) -> None:
@@ -64,7 +37,7 @@ def keep_to_network(kv_network: str | None) -> None:
     import ray.util
 
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    _bind_replica_port(address)
+    bind_replica_port(address)
     if kv_network is None:
         return
     if DEVICES not in os.environ:
@@ -135,29 +108,3 @@ def rdma_ports(root: Path = RDMA) -> tuple[str, ...]:
 
 def _is_active(state: Path) -> bool:
     return state.read_text().startswith("4:")  # "4: ACTIVE"
-
-
-AddPort = Callable[[Any, str], int]
-
-
-def _bind_replica_port(address: str) -> None:
-    """Have Serve bind this replica's port for other replicas to the node's address.
-
-    It does so after our constructor, by a helper that takes the address; there is no setting.
-    """
-    from ray.serve._private import replica
-
-    add: AddPort | None = getattr(replica, "add_port_to_grpc_server", None)
-    if add is None:
-        logger.warning("this Ray binds the port between replicas on every interface")
-    elif not isinstance(add, partial):
-        replica.add_port_to_grpc_server = partial(  # type: ignore[attr-defined]
-            _add_port, add, address
-        )
-
-
-def _add_port(add: AddPort, node_address: str, server: Any, address: str) -> int:
-    if address.startswith(ANYWHERE):
-        host = f"[{node_address}]" if ":" in node_address else node_address
-        address = f"{host}:{address.removeprefix(ANYWHERE)}"
-    return add(server, address)

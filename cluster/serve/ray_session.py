@@ -18,8 +18,8 @@ from ray import serve
 
 from cluster.errors import ConfigurationError
 from cluster.serve.distribution import package_root
-from cluster.serve.network import ray_on_loopback
 from cluster.serve.ray_environment import APP_NAME
+from cluster.serve.ray_internals import ray_on_loopback
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # audio and KV do not pass through it
 

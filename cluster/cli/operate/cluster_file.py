@@ -6,7 +6,6 @@ be copied and are not there, several wheels, no token. Knows the file, not the r
 
 from __future__ import annotations
 
-import copy
 import importlib.util
 import os
 import secrets
@@ -18,6 +17,7 @@ from typing import Any
 import yaml
 
 from cluster.errors import ConfigurationError
+from cluster.serve.ray_internals import prepared_cluster_file
 
 TOKEN_FILE = Path("~/.ray/auth_token")
 CLOUD_MODULES = {"aws": "boto3", "gcp": "googleapiclient"}
@@ -91,17 +91,14 @@ def read_cluster_file(path: Path) -> ClusterFile:
 
 def _prepared(content: dict[str, Any], path: Path) -> dict[str, Any]:
     import jsonschema
-    from ray.autoscaler._private.util import prepare_config, validate_config
 
     try:
-        prepared: dict[str, Any] = prepare_config(copy.deepcopy(content))
-        validate_config(prepared)
+        return prepared_cluster_file(content)
     except jsonschema.ValidationError as error:
         where = ".".join(str(part) for part in error.absolute_path)
         raise ConfigurationError(f"{path}: {where or 'the file'}: {error.message}") from error
     except Exception as error:  # the launcher's own errors have no common class
         raise ConfigurationError(f"{path}: Ray's launcher does not take it: {error}") from error
-    return prepared
 
 
 def _least_nodes(prepared: Mapping[str, Any]) -> dict[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import shlex
 import subprocess
@@ -15,6 +14,7 @@ from cluster.cli.shipped import shell_environment, shipped_config, shipped_confi
 from cluster.errors import ConfigurationError
 from cluster.serve.from_file import IMPORT_PATH, settings_of
 from cluster.serve.ray_environment import ENVIRONMENT
+from cluster.serve.ray_internals import prepared_cluster_file
 from cluster.settings import Settings
 
 CLUSTERS = ["cluster/aws", "cluster/gcp", "cluster/onprem"]
@@ -57,10 +57,7 @@ def test_a_name_is_found_by_its_last_part_and_with_its_ending() -> None:
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_cluster_file_is_what_the_launcher_takes(name: str) -> None:
-    from ray.autoscaler._private.util import prepare_config, validate_config
-
-    prepared = prepare_config(copy.deepcopy(load(name)))
-    validate_config(prepared)
+    prepared = prepared_cluster_file(load(name))
     commands = "\n".join(prepared["setup_commands"])
     assert "splitscribe-*.whl" in commands
     assert "UCX_NET_DEVICES" not in commands, "it would outdo the setting kv_network"

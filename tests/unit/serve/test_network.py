@@ -1,20 +1,17 @@
-"""Which of a host's networks KV may take, and where Serve's port between replicas is bound."""
+"""Which of a host's networks KV may take."""
 
 from __future__ import annotations
 
 import os
-import socket
 from pathlib import Path
 
 import pytest
 
 from cluster.errors import ConfigurationError
 from cluster.serve.network import (
-    ALONE,
     interfaces,
     keep_to_network,
     kv_devices,
-    ray_on_loopback,
     rdma_ports,
 )
 
@@ -65,45 +62,8 @@ def test_interfaces_are_this_machine_s() -> None:
     assert any("127.0.0.1" in addresses for addresses in interfaces().values())
 
 
-def test_ray_of_one_machine_has_the_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ray.util import get_node_ip_address
-
-    monkeypatch.delenv(ALONE, raising=False)
-    before = get_node_ip_address()
-    with ray_on_loopback():
-        assert get_node_ip_address() == "127.0.0.1"
-        assert os.environ[ALONE] == "0"
-    assert get_node_ip_address() == before
-    assert ALONE not in os.environ
-
-
-def test_serve_s_port_between_replicas_has_the_node_s_address(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """By the very helper that a replica calls; what is refused at the node's address alone."""
-    import grpc
-    import ray.serve._private.replica as replica
-
-    monkeypatch.setattr(replica, "add_port_to_grpc_server", replica.add_port_to_grpc_server)
-    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.3")
-    monkeypatch.setenv("UCX_NET_DEVICES", "all")
-    for _ in range(2):
-        keep_to_network(None)
-    server = grpc.server(None)
-    port = replica.add_port_to_grpc_server(server, "[::]:0")
-    server.start()
-    try:
-        socket.create_connection(("127.0.0.3", port), 5.0).close()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.1", port), 5.0)
-    finally:
-        server.stop(None).wait()
-
-
 def test_what_the_operator_says_to_ucx_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    import ray.serve._private.replica as replica
-
-    monkeypatch.setattr(replica, "add_port_to_grpc_server", replica.add_port_to_grpc_server)
+    monkeypatch.setattr("cluster.serve.network.bind_replica_port", lambda address: None)
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_7:1")
     keep_to_network("auto")

@@ -1,0 +1,95 @@
+"""Every name of Ray that is not public and that we use, each with the reason.
+
+Ray may change any of them in any version. `tests/unit/serve/test_ray_internals.py` then says which
+one, and keeps them out of all other modules. Imported without Ray, which each function imports.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+# Set to "1", the native part of Ray that is loaded into this process leaves its signals alone.
+# Else it takes SIGTERM, prints where every thread is, and dies of it.
+KEEP_SIGNALS = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
+# Set to "0", Ray runs on one machine alone, at the loopback address; on a Mac it is so by default.
+ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+ANY_ADDRESS = "[::]:"
+
+AddPort = Callable[[Any, str], int]
+
+
+@contextmanager
+def ray_on_loopback() -> Iterator[None]:
+    """While open, Ray that starts here takes the loopback address and binds its ports there.
+
+    `ray.init` has no such option. A variable of the operator's own stays as it is.
+    """
+    if ONE_MACHINE in os.environ:
+        yield
+        return
+    os.environ[ONE_MACHINE] = "0"  # for the processes that Ray starts
+    from ray._private import ray_constants
+
+    usual = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False  # it may have been read before
+    try:
+        yield
+    finally:
+        del os.environ[ONE_MACHINE]
+        ray_constants.ENABLE_RAY_CLUSTER = usual
+
+
+def bind_replica_port(address: str) -> None:
+    """Have Serve bind this replica's port for other replicas to the node's address.
+
+    Serve binds it after our constructor, by a helper that takes the address; it has no setting.
+    """
+    from ray.serve._private import replica
+
+    add: AddPort | None = getattr(replica, "add_port_to_grpc_server", None)
+    if add is None:
+        logger.warning("this Ray binds the port between replicas on every interface")
+    elif not isinstance(add, partial):
+        replica.add_port_to_grpc_server = partial(  # type: ignore[attr-defined]
+            _add_port, add, address
+        )
+
+
+def _add_port(add: AddPort, node_address: str, server: Any, address: str) -> int:
+    if address.startswith(ANY_ADDRESS):
+        host = f"[{node_address}]" if ":" in node_address else node_address
+        address = f"{host}:{address.removeprefix(ANY_ADDRESS)}"
+    return add(server, address)
+
+
+def prepared_cluster_file(content: Mapping[str, Any]) -> dict[str, Any]:
+    """A cluster file's content as `ray up` completes and checks it, which it does only at a launch.
+
+    Raises:
+        Exception: it does not fit; jsonschema's ValidationError, or one of many others.
+    """
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    prepared: dict[str, Any] = prepare_config(copy.deepcopy(dict(content)))
+    validate_config(prepared)
+    return prepared
+
+
+def shared_value(namespace: bytes, name: bytes, first: bytes) -> bytes:
+    """What the Ray cluster keeps under this name: `first`, of whoever asked before all others.
+
+    Ray's key-value store lives as long as the cluster. An actor that does would need a worker.
+    """
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
+
+    _internal_kv_put(name, first, False, namespace=namespace)
+    kept: bytes = _internal_kv_get(name, namespace=namespace)
+    return kept

@@ -1,0 +1,87 @@
+"""The private names of Ray that we use are still there and do their work, and nobody else uses any."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import socket
+from pathlib import Path
+
+import pytest
+import ray
+
+from cluster.serve.distribution import CODE_PACKAGES, package_root
+from cluster.serve.ray_internals import (
+    KEEP_SIGNALS,
+    ONE_MACHINE,
+    bind_replica_port,
+    ray_on_loopback,
+)
+
+HERE = Path("cluster/serve/ray_internals.py")
+NAMES = (
+    "ray._private.ray_constants.ENABLE_RAY_CLUSTER",
+    "ray.serve._private.replica.add_port_to_grpc_server",
+    "ray.autoscaler._private.util.prepare_config",
+    "ray.autoscaler._private.util.validate_config",
+    "ray.experimental.internal_kv._internal_kv_get",
+    "ray.experimental.internal_kv._internal_kv_put",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ray_still_has_it(name: str) -> None:
+    module, _, attribute = name.rpartition(".")
+    assert hasattr(importlib.import_module(module), attribute), (
+        f"Ray {ray.__version__} has no {name} any more; {HERE} says what it is needed for"
+    )
+
+
+def test_ray_still_reads_the_variable_that_leaves_signals_alone() -> None:
+    native = importlib.import_module("ray._raylet").__file__
+    assert native is not None
+    assert KEEP_SIGNALS.encode() in Path(native).read_bytes(), (
+        f"Ray {ray.__version__} does not read {KEEP_SIGNALS} any more; see {HERE}"
+    )
+
+
+def test_no_other_module_uses_private_names_of_ray() -> None:
+    private = re.compile(r"\bray(\.\w+)*\._|_internal_kv")
+    root = package_root()
+    files = [file for name in CODE_PACKAGES for file in (root / name).rglob("*.py")]
+    users = {file.relative_to(root) for file in files if private.search(file.read_text())}
+    assert users == {HERE}
+
+
+def test_ray_of_one_machine_has_the_loopback_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray.util import get_node_ip_address
+
+    monkeypatch.delenv(ONE_MACHINE, raising=False)
+    before = get_node_ip_address()
+    with ray_on_loopback():
+        assert get_node_ip_address() == "127.0.0.1"
+        assert os.environ[ONE_MACHINE] == "0"
+    assert get_node_ip_address() == before
+    assert ONE_MACHINE not in os.environ
+
+
+def test_serve_s_port_between_replicas_has_the_node_s_address(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the very helper that a replica calls; what is refused at the node's address alone."""
+    import grpc
+    import ray.serve._private.replica as replica
+
+    monkeypatch.setattr(replica, "add_port_to_grpc_server", replica.add_port_to_grpc_server)
+    for _ in range(2):
+        bind_replica_port("127.0.0.3")
+    server = grpc.server(None)
+    port = replica.add_port_to_grpc_server(server, "[::]:0")
+    server.start()
+    try:
+        socket.create_connection(("127.0.0.3", port), 5.0).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port), 5.0)
+    finally:
+        server.stop(None).wait()
