@@ -11,7 +11,6 @@ from rich.console import Console
 from cluster.model.checkpoint import open_checkpoint
 from cluster.serve.launch import running_cluster
 from cluster.serve.ray_internals import KEEP_SIGNALS
-from cluster.serve.readiness import StartCancelled
 from cluster.settings import Settings
 
 
@@ -38,10 +37,12 @@ def _serve(
     def say(line: str) -> None:
         console.print(f"splitscribe: {line}", markup=False)
 
+    is_ready = False
     try:
         with running_cluster(
             settings, say=say, address=ray_address, log_to_driver=True, stop=stop
         ) as cluster:
+            is_ready = True
             console.print(f"splitscribe: ready at {cluster.url}", style="bold green", markup=False)
             console.print(f"  placement  {cluster.placement}", markup=False)
             if cluster.dashboard_url:
@@ -51,7 +52,10 @@ def _serve(
                 )
             console.print(f"  try        {curl_line(cluster.url, cluster.settings)}", markup=False)
             stop.wait()
-    except StartCancelled:
+    except Exception:
+        # A start also fails where Ctrl-C, which a terminal sends to Ray's processes too, ended one.
+        if is_ready or not stop.is_set():
+            raise
         say("stopped before it was ready")
 
 

@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
-from cluster.tracing import OtelTracer
+from cluster.tracing import Tracer
 
 
 class Traced:
@@ -17,7 +17,7 @@ class Traced:
         self._memory = InMemorySpanExporter()
         provider = TracerProvider(sampler=ParentBasedTraceIdRatio(ratio))
         provider.add_span_processor(SimpleSpanProcessor(self._memory))
-        self.tracer = OtelTracer(provider)
+        self.tracer = Tracer(provider)
 
     def all(self) -> tuple[ReadableSpan, ...]:
         """In the order in which they ended."""

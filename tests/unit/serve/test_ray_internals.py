@@ -1,4 +1,4 @@
-"""The private names of Ray that we use are still there and do their work, and nobody else uses any."""
+"""The private names of Ray that we use are there and do their work, and nobody else uses any."""
 
 from __future__ import annotations
 
