@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.errors import ConfigurationError
+from cluster.kv.handoff import HandoffImporter
 from cluster.kv.layout import KVLayout
 from cluster.kv.pool import PagePool
-from cluster.kv.transfer import KVImporter
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_device, resolve_dtype, step_threads
 from cluster.model.tokenizer import WhisperTokenizer
@@ -28,7 +28,7 @@ class EngineParts:
 def build_parts(
     checkpoint: Checkpoint,
     tokenizer: WhisperTokenizer,
-    importer: KVImporter,
+    importer: HandoffImporter,
     settings: DecoderSettings,
     page_tokens: int,
 ) -> EngineParts:
@@ -72,7 +72,7 @@ def build_parts(
     return EngineParts(device, runner, scheduler, steps_ahead)
 
 
-def _check_layout(checkpoint: Checkpoint, importer: KVImporter) -> None:
+def _check_layout(checkpoint: Checkpoint, importer: HandoffImporter) -> None:
     layout, dims = importer.layout, checkpoint.dims
     if not isinstance(layout, KVLayout):
         raise ConfigurationError("a decoder needs a pool of cross-attention KV, also for states")

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from functools import partial
 
 from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
-from cluster.kv.transfer import KVImporter
+from cluster.kv.handoff import HandoffImporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import use_step_threads
@@ -40,7 +40,7 @@ class DecoderEngine:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        importer: KVImporter,
+        importer: HandoffImporter,
         settings: DecoderSettings,
         *,
         page_tokens: int = 0,

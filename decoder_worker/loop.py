@@ -25,7 +25,8 @@ from cluster.errors import (
     SplitscribeError,
     TransferTimeoutError,
 )
-from cluster.kv.transfer import FetchStats, KVImporter
+from cluster.kv.handoff import HandoffImporter
+from cluster.kv.transfer import FetchStats
 from cluster.messages import DecodeResult, SampledToken
 from cluster.model.quality import compression_ratio
 from decoder_worker.fallback import is_final
@@ -57,7 +58,7 @@ class DecodeLoop:
 
     def __init__(
         self,
-        importer: KVImporter,
+        importer: HandoffImporter,
         prompts: PromptBuilder,
         runner: ModelRunner,
         scheduler: Scheduler,

@@ -12,8 +12,8 @@ from cluster.errors import (
     SequenceFailedError,
     WorkerError,
 )
+from cluster.kv.exporter import KVExporter
 from cluster.kv.layout import KVLayout
-from cluster.kv.transfer import KVExporter
 from cluster.messages import MEL_CONTEXT_SAMPLES, WINDOW_SAMPLES, EncodeRequest, FileMel, Pcm
 from cluster.model.checkpoint import HOP_LENGTH, Checkpoint
 

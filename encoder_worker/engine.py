@@ -25,7 +25,7 @@ from cluster.errors import (
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.kv.transfer import KVExporter
+from cluster.kv.exporter import KVExporter
 from cluster.messages import (
     WINDOW_SAMPLES,
     CrossKVHandle,

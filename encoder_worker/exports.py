@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from cluster.kv.transfer import KVExporter
+from cluster.kv.exporter import KVExporter
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import Checkpoint
 from encoder_worker.checks import check_layout

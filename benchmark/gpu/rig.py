@@ -42,7 +42,7 @@ from encoder_worker import memory as encoder_memory
 from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import ModelShape, make_checkpoint, special_tokens
 
-KEY = b"benchmark" * 4
+KEY = "benchmark" * 4
 PATIENCE_S = 120.0
 _V3 = {"n_mels": 128, "n_vocab": 51_866, "n_languages": 100, "no_speech": "<|nospeech|>"}
 MODELS = {
@@ -249,6 +249,7 @@ class Rig:
         settings = Settings(
             model=str(checkpoint.path),
             transport="memory",
+            cluster_key=KEY,
             encoder=EncoderSettings(max_batch=encode_batch, export_windows=windows, **common),
             decoder=DecoderSettings(
                 max_batch=max_batch,
@@ -261,14 +262,11 @@ class Rig:
         )
         budget = gpu_budget(self.device)
         settings = encoder_memory.sized(settings, checkpoint, self.device, budget, 0.25)
-        options: dict[str, Any] = {"cluster_key": KEY}
-        exporters = make_exporters(checkpoint, settings, self.device, name="encoder", **options)
+        exporters = make_exporters(checkpoint, settings, self.device, "encoder")
         encoder = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
         budget = gpu_budget(self.device)
         settings = decoder_memory.sized(settings, checkpoint, self.device, budget)
-        importer = make_handoff_importer(
-            checkpoint, settings, self.device, name="decoder", **options
-        )
+        importer = make_handoff_importer(checkpoint, settings, self.device, "decoder")
         decoder = DecoderEngine(checkpoint, importer, settings.decoder)
         try:
             prepare_s = time.perf_counter() - begun

@@ -18,8 +18,11 @@ import torch
 from benchmark.gpu import roofline
 from benchmark.gpu.rig import KEY, PATIENCE_S, Clock, Pair, Rig, Served, Workload, clip, greedy
 from benchmark.gpu.roofline import Work
-from cluster.kv.connect import available_transport, make_exporter, make_importer
+from cluster.kv.connect import available_transport, make_wire
+from cluster.kv.exporter import KVExporter
+from cluster.kv.importer import KVImporter
 from cluster.kv.layout_for import kv_layout
+from cluster.kv.transfer import TransferConfig
 from cluster.messages import DecodeRequest
 
 Record = Callable[[str, Any], None]
@@ -192,9 +195,9 @@ def _nixl(rig: Rig, name: str) -> dict[str, Any]:
     """READs of one window between two agents of this process."""
     layout = kv_layout(rig.checkpoint(name), 0, rig.dtype, rig.device)
     n_pages = layout.pages_per_window
-    options: dict[str, Any] = {"cluster_key": KEY, "device": rig.device}
-    exporter = make_exporter("nixl", layout, 2 * n_pages, **options)
-    importer = make_importer("nixl", layout, 2 * n_pages, **options)
+    config = TransferConfig(KEY.encode(), "benchmark", "nixl", rig.device)
+    exporter = KVExporter(layout, 2 * n_pages, config, make_wire(config))
+    importer = KVImporter(layout, 2 * n_pages, config, make_wire(config))
     try:
         rates = []
         for window in range(2 + 5 * rig.sizes.repeats):

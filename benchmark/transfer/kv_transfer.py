@@ -32,12 +32,15 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 import numpy as np
 import torch
 
-from cluster.kv.connect import make_exporter, make_importer
+from cluster.kv.connect import make_wire
+from cluster.kv.exporter import KVExporter
+from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
+from cluster.kv.transfer import TransferConfig
 from cluster.messages import CrossKVHandle
 
-KEY = b"benchmark"
-LEASE_S = 600.0  # a round is never cut short by an expiry
+# A round is never cut short by the expiry of a lease.
+CONFIG = TransferConfig(b"benchmark", "benchmark", "nixl", lease_s=600.0)
 # name, decoder layers, heads of 64; bf16, 1500 frames
 SHAPES = [
     ("1 layer of 4 heads", 1, 4),
@@ -138,7 +141,7 @@ def serve_encoder(connection: Connection) -> None:
                 exporter.close()
             layout = args[0]
             n_pages = layout.pages_per_window
-            exporter = make_exporter("nixl", layout, n_pages, cluster_key=KEY, lease_s=LEASE_S)
+            exporter = KVExporter(layout, n_pages, CONFIG, make_wire(CONFIG))
             exporter.pool.tensor.copy_(make_kv(layout))
             connection.send(None)
         else:
@@ -197,7 +200,7 @@ def start_ray() -> Any:
 def measure(layout: PageLayout, rounds: int, encoder: Encoder, ray_encoder: Any) -> Row:
     n_bytes = window_bytes(layout)
     encoder.call("open", layout)
-    importer: Any = make_importer("nixl", layout, layout.pages_per_window, cluster_key=KEY)
+    importer = KVImporter(layout, layout.pages_per_window, CONFIG, make_wire(CONFIG))
     pages = importer.pool.allocate(layout.pages_per_window)
     target = importer.pool.base_address
     source = np.ones(n_bytes, dtype=np.uint8)

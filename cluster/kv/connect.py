@@ -1,7 +1,6 @@
-"""Choosing a transport, and making its two ends. The roles and `cluster.serve.app` start here.
+"""Choosing a transport, and making a worker's end of it: the one place that names them all.
 
-"auto" is NIXL where it loads (Linux), else the same-process transport. NIXL is imported only when
-it is chosen, so that a machine without it can still run in one process.
+"auto" is NIXL where it loads (Linux), else the transport within one process.
 """
 
 from __future__ import annotations
@@ -9,12 +8,11 @@ from __future__ import annotations
 from typing import Literal
 
 from cluster.errors import ConfigurationError
-from cluster.kv.layout import PageLayout
-from cluster.kv.memory import MemoryExporter, MemoryImporter
+from cluster.kv.memory_wire import MemoryWire
 from cluster.kv.nixl_agent import load_api
-from cluster.kv.transfer import LEASE_S, RENEW_S, KVExporter, KVImporter
-
-TransportName = Literal["auto", "nixl", "memory"]
+from cluster.kv.nixl_wire import NixlWire
+from cluster.kv.transfer import TransferConfig
+from cluster.kv.wire import Wire
 
 
 def available_transport() -> Literal["nixl", "memory"]:
@@ -26,70 +24,11 @@ def available_transport() -> Literal["nixl", "memory"]:
     return "nixl"
 
 
-def make_exporter(
-    transport: TransportName,
-    layout: PageLayout,
-    n_pages: int,
-    *,
-    cluster_key: bytes,
-    name: str = "encoder",
-    device: str = "cpu",
-    lease_s: float = LEASE_S,
-) -> KVExporter:
-    """An exporter with a pool of `n_pages`; `name` is role and replica, as in "encoder-0".
+def make_wire(config: TransferConfig) -> Wire:
+    """A wire of the configured transport, not open yet.
 
     Raises:
-        ConfigurationError: the transport does not work on this machine.
+        ConfigurationError: the GPU's allocator does not suit the transport.
     """
-    if _resolve(transport) == "memory":
-        return MemoryExporter(
-            layout, n_pages, cluster_key=cluster_key, name=name, device=device, lease_s=lease_s
-        )
-    from cluster.kv.nixl import NixlExporter
-
-    return NixlExporter(
-        layout, n_pages, cluster_key=cluster_key, name=name, device=device, lease_s=lease_s
-    )
-
-
-def make_importer(
-    transport: TransportName,
-    layout: PageLayout,
-    n_pages: int,
-    *,
-    cluster_key: bytes,
-    name: str = "decoder",
-    device: str = "cpu",
-    fetch_timeout_s: float = 10.0,
-    renew_s: float = RENEW_S,
-) -> KVImporter:
-    """An importer with a pool of `n_pages`.
-
-    Raises:
-        ConfigurationError: the transport does not work on this machine.
-    """
-    if _resolve(transport) == "memory":
-        return MemoryImporter(
-            layout,
-            n_pages,
-            cluster_key=cluster_key,
-            name=name,
-            device=device,
-            fetch_timeout_s=fetch_timeout_s,
-            renew_s=renew_s,
-        )
-    from cluster.kv.nixl import NixlImporter
-
-    return NixlImporter(
-        layout,
-        n_pages,
-        cluster_key=cluster_key,
-        name=name,
-        device=device,
-        fetch_timeout_s=fetch_timeout_s,
-        renew_s=renew_s,
-    )
-
-
-def _resolve(transport: TransportName) -> Literal["nixl", "memory"]:
-    return available_transport() if transport == "auto" else transport
+    chosen = available_transport() if config.transport == "auto" else config.transport
+    return NixlWire(config) if chosen == "nixl" else MemoryWire(config)

@@ -1,80 +1,61 @@
-"""The encoder's side of the hand-off: reserve, publish, and free on release or expiry.
+"""The encoder's end of a transfer: pages are reserved, published, and freed on release or expiry.
 
-The same for every transport; an `Inbox` makes the memory readable and brings notifications. One
-thread owns the inbox: it takes releases and renewals and ends leases that ran out. Pages come back
-by one path, `_free`: their counters are bumped first, so that a late reader sees the change.
+The same for every transport. One thread owns the wire: it takes releases and renewals, and ends
+leases that ran out. Pages come back by one path, `_free`, which bumps their counters first, so that
+a late reader sees the change.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 
 from cluster.errors import WorkerDrainingError
-from cluster.kv.handles import check_key, sign
+from cluster.kv.handles import sign
 from cluster.kv.layout import PageLayout
 from cluster.kv.leases import GenerationCounters, LeaseTable
+from cluster.kv.notifications import parse_notification
 from cluster.kv.pool import PagePool
-from cluster.kv.transfer import LEASE_S, ReadReport
-from cluster.kv.wire import (
-    CLOSE_TIMEOUT_S,
-    OPEN_TIMEOUT_S,
-    Inbox,
-    as_configuration_error,
-    parse_notification,
-)
+from cluster.kv.transfer import ReadReport, TransferConfig
+from cluster.kv.wire import Wire
+from cluster.kv.wire_thread import WireThread
 from cluster.messages import CrossKVHandle
 
-logger = logging.getLogger(__name__)
-
 DRAIN_S = 0.005  # how often notifications are taken while a lease is open
-IDLE_DRAIN_S = 0.05  # and while none is
+IDLE_DRAIN_S = 0.05  # how often they are while none is
 
 
-class Exporter:
-    """A KVExporter over some transport's inbox. See `cluster.kv.transfer.KVExporter`."""
+class KVExporter:
+    """Owns a pool, publishes filled pages under a lease, and frees them on release.
+
+    Life of a page set: `reserve`, then the engine writes, then `publish`; now the pages are leased,
+    until the reader's release, the lease's expiry or `revoke` frees them. `abandon` gives back
+    reserved pages that were never published.
+
+    All methods may be called from any thread; none waits for a transfer.
+    """
 
     def __init__(
-        self,
-        layout: PageLayout,
-        n_pages: int,
-        inbox: Inbox,
-        *,
-        cluster_key: bytes,
-        device: str = "cpu",
-        lease_s: float = LEASE_S,
+        self, layout: PageLayout, n_pages: int, config: TransferConfig, wire: Wire
     ) -> None:
+        """Takes over `wire`: opens it now, and closes it.
+
+        Raises:
+            ConfigurationError: the transport does not work on this machine.
+        """
         self.layout = layout
-        self.pool = PagePool(layout, n_pages, device)
-        self.transport = inbox.transport
-        self.on_read: Callable[[ReadReport], None] | None = None
-        self.n_malformed = 0  # notifications that were none of ours
+        self.pool = PagePool(layout, n_pages, config.device)
+        self.transport = wire.transport
+        self.on_read: Callable[[ReadReport], None] | None = None  # called on the wire's thread
         self._layout_hash = layout.hash
-        self._cluster_key = check_key(cluster_key)
-        self._inbox = inbox
-        self._counters = GenerationCounters(n_pages)
-        self._leases = LeaseTable(lease_s)
+        self._cluster_key = config.cluster_key
+        self._wire = wire
+        self._counters = GenerationCounters(n_pages, config.randbits)
+        self._leases = LeaseTable(config.lease_s, config.clock, config.randbits)
+        self._n_malformed = 0
         self._closing = threading.Event()
         self._woken = threading.Event()
-        self._failure: str | None = None
-        opened: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(opened,), name="kv-exporter", daemon=True
-        )
-        self._thread.start()
-        opened.result(OPEN_TIMEOUT_S)
-
-    @property
-    def agent(self) -> str:
-        """Name of this exporter in handles; another one after every restart."""
-        return self._inbox.agent
-
-    @property
-    def n_ignored(self) -> int:
-        """Notifications about leases that were not (or no longer) known."""
-        return self._leases.n_ignored
+        self._thread = WireThread("exporter", self._open, self._run, self._end)
 
     @property
     def n_expired(self) -> int:
@@ -82,11 +63,18 @@ class Exporter:
         return self._leases.n_expired
 
     def refused(self) -> Mapping[str, int]:
-        """See `KVExporter.refused`."""
-        return {"malformed": self.n_malformed, "unknown_lease": self.n_ignored}
+        """Notifications that were not acted on, by reason: "malformed" or "unknown_lease".
+
+        A few of the latter are nobody's fault: a release that comes after the lease's end.
+        """
+        return {"malformed": self._n_malformed, "unknown_lease": self._leases.n_ignored}
 
     def reserve(self, n_pages: int, timeout_s: float = 0.0) -> tuple[int, ...] | None:
-        """Take free pages to write to; None when there were not enough within `timeout_s`."""
+        """Take `n_pages` free pages, waiting up to `timeout_s`; None when they are not free.
+
+        Raises:
+            WorkerDrainingError: the exporter is closed.
+        """
         self._refuse_closed()
         pages = self.pool.allocate(n_pages, timeout_s)
         if pages is not None:
@@ -94,14 +82,17 @@ class Exporter:
         return pages
 
     def abandon(self, pages: Sequence[int]) -> None:
-        """Give back reserved pages that were not published."""
+        """Give back pages that `reserve` returned and that were not published."""
         self._leases.check_unleased(pages)
         self._free(pages)
 
     def publish(
         self, pages: Sequence[int], *, request_id: str, window: int, attempt: int, frames: int
     ) -> CrossKVHandle:
-        """Lease written pages to whoever holds the returned handle.
+        """Lease written pages to whoever holds the returned, signed handle.
+
+        The caller has finished (and on a GPU synchronised) its writes. The generation was bumped
+        when the pages were reserved, so a reader of an older handle sees another value.
 
         Raises:
             ValueError: pages and frames do not fit each other, or the pages are leased already.
@@ -125,8 +116,8 @@ class Exporter:
             request_id=request_id,
             window=window,
             attempt=attempt,
-            agent=self._inbox.agent,
-            metadata=self._inbox.metadata,
+            agent=self._wire.agent,
+            metadata=self._wire.metadata,
             layout_hash=self._layout_hash,
             addresses=tuple(self.pool.address(page) for page in pages),
             page_bytes=self.pool.page_bytes,
@@ -151,28 +142,23 @@ class Exporter:
         return len(self._leases)
 
     def healthy(self) -> str | None:
-        if self._failure is not None:
-            return self._failure
-        if self._closing.is_set():
-            return "the KV exporter is closed"
-        return None
+        """None when well, else why not."""
+        closed = "the KV exporter is closed" if self._closing.is_set() else None
+        return self._thread.failure or closed
 
     def close(self) -> None:
-        """End every lease, deregister and stop; idempotent. Readers still at it lose the KV."""
+        """End every lease, deregister and stop; idempotent. Readers then lose the KV."""
         self._closing.set()
         self._woken.set()
-        self._thread.join(CLOSE_TIMEOUT_S)
-        if self._thread.is_alive():
-            logger.error("the KV exporter's thread did not stop in %.0f s", CLOSE_TIMEOUT_S)
+        self._thread.join()
 
     def handle_notifications(self, payloads: Iterable[bytes]) -> None:
-        """Act on what peers sent. Untrusted: what is not ours is counted and dropped."""
+        """Act on what peers sent. It is untrusted: what is not ours is counted and dropped."""
         for payload in payloads:
             message = parse_notification(payload)
             if message is None:
-                self.n_malformed += 1
-                continue
-            if message.kind == "REN":
+                self._n_malformed += 1
+            elif message.kind == "REN":
                 self._leases.renew(message.leases)
             elif (pages := self._leases.end(message.leases[0])) is not None:
                 self._free(pages)
@@ -180,28 +166,21 @@ class Exporter:
                     n_bytes = len(pages) * self.pool.page_bytes
                     self.on_read(ReadReport(n_bytes, *message.times_s))
 
-    def _run(self, opened: Future[None]) -> None:
-        try:
-            self._inbox.open(self.pool, self._counters)
-        except Exception as error:
-            self._failure = f"the KV exporter could not start: {error}"
-            opened.set_exception(as_configuration_error(error))
-            return
-        opened.set_result(None)
-        try:
-            while not self._closing.is_set():
-                self._woken.wait(DRAIN_S if len(self._leases) else IDLE_DRAIN_S)
-                self._woken.clear()
-                # Renewals before expiry: a process that was stopped for a while must not end
-                # leases whose renewals are waiting in its inbox.
-                self.handle_notifications(self._inbox.drain())
-                self._free_all(self._leases.expire())
-        except Exception as error:
-            logger.exception("the KV exporter's thread died")
-            self._failure = f"the KV exporter's thread died: {error}"
-        finally:
-            self._free_all(self._leases.end_all())
-            self._inbox.close()
+    def _open(self) -> None:
+        self._wire.open(self.pool, self._counters.array)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._woken.wait(DRAIN_S if len(self._leases) else IDLE_DRAIN_S)
+            self._woken.clear()
+            # Renewals before expiry: a process that was stopped for a while must not end leases
+            # whose renewals have already arrived.
+            self.handle_notifications(self._wire.drain())
+            self._free_all(self._leases.expire())
+
+    def _end(self) -> None:
+        self._free_all(self._leases.end_all())
+        self._wire.close()
 
     def _free_all(self, page_sets: Iterable[Sequence[int]]) -> None:
         for pages in page_sets:

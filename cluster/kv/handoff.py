@@ -1,25 +1,26 @@
-"""Both payloads behind one importer, and the exporters and importers that `settings.handoff` wants.
+"""What a worker exports and imports, as `settings.handoff` wants it.
 
-Each payload has a pool, an agent and a thread of its own, so leases, generations, quarantine and
-failures are those of `cluster.kv.importer` for either. A decoder takes both whatever its setting
-is: where nobody said that states may come, their landing pool is opened by the first that does.
+An encoder has an exporter for each payload that it may publish. A decoder takes both payloads
+whatever the setting is: where nobody said that states may come, their landing pool is opened by the
+first that does. Each payload has a pool, an agent and a thread of its own.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
-from cluster.errors import HandleRefusedError, LayoutMismatchError
-from cluster.kv.connect import make_exporter, make_importer
-from cluster.kv.handles import verify
+from cluster.errors import LayoutMismatchError
+from cluster.kv.connect import make_wire
+from cluster.kv.exporter import KVExporter
+from cluster.kv.importer import KVImporter
 from cluster.kv.layout import PageLayout
 from cluster.kv.layout_for import exported_layouts, served_kv_layout, served_states_layout
 from cluster.kv.pool import PagePool
-from cluster.kv.tally import Tally, summed
-from cluster.kv.transfer import FetchStats, KVExporter, KVImporter
+from cluster.kv.transfer import FetchStats, TransferConfig
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import Checkpoint
 from cluster.settings import Settings
@@ -30,40 +31,37 @@ LANDING_WINDOWS = 32  # states in flight at most; they land in milliseconds and 
 
 
 class HandoffImporter:
-    """A KVImporter for handles of either payload. `layout` and `pool` are those of the KV."""
+    """What a decoder imports by: a KVImporter of KV, and one of states once those may come.
 
-    def __init__(
-        self,
-        kv: KVImporter,
-        open_landing: Callable[[], KVImporter],
-        *,
-        cluster_key: bytes,
-        expects_states: bool,
-    ) -> None:
-        """Takes over `kv`, and the importer that `open_landing` makes: closes them.
+    It has the methods of `KVImporter`, which go to the importer of the handle's payload. `layout`
+    and `pool` are those of the KV; `pool_for` tells which pages `fetch` takes.
+    """
 
-        expects_states: open the landing pool now, instead of at the first handle of states.
-        """
+    def __init__(self, kv: KVImporter, make_landing: Callable[[], KVImporter]) -> None:
+        """Takes over `kv`, and the importer of states that `make_landing` makes: closes them."""
         self.layout = kv.layout
         self.pool = kv.pool
         self._kv = kv
-        self._open_landing = open_landing
-        self._cluster_key = cluster_key
-        self._lock = threading.Lock()  # for opening and closing the landing
-        self._landing: KVImporter | None = open_landing() if expects_states else None
+        self._make_landing = make_landing
+        self._lock = threading.Lock()  # for opening and closing the landing pool
+        self._importers = [kv]  # and that of the states, once it is open
         self._closed = False
-        self._refused = Tally()  # before there was a landing
+
+    def open_landing(self) -> None:
+        """Make the importer of states, unless it is there already or this one is closed."""
+        with self._lock:
+            if self._landing is None and not self._closed:
+                self._importers.append(self._make_landing())
 
     @property
     def landing_pool(self) -> PagePool | None:
-        """Where states land; None as long as none came."""
+        """Where states land; None as long as none came and none were expected."""
         return None if self._landing is None else self._landing.pool
 
     @property
     def transport(self) -> str:
         """What moved the bytes of the payload that came; the KV's until then."""
-        names = [self._kv.transport, *(one.transport for one in self._opened())]
-        return max(names, key=len)  # "nixl/cma" says more than "nixl"
+        return max((one.transport for one in self._importers), key=len)  # nixl/cma, not nixl
 
     @property
     def projection_s(self) -> float:
@@ -71,84 +69,77 @@ class HandoffImporter:
 
     @projection_s.setter
     def projection_s(self, seconds: float) -> None:
-        for importer in (self._kv, *self._opened()):
+        for importer in self._importers:
             importer.projection_s = seconds
 
     def pool_for(self, handle: CrossKVHandle) -> PagePool:
+        """The pool whose pages `fetch` takes for this handle, once it was accepted."""
         return self._importer_of(handle).pool
 
     def accept(self, handle: CrossKVHandle) -> None:
-        """See `KVImporter.accept`."""
-        if getattr(handle, "payload", None) == "encoder_states" and self._landing is None:
-            self._verify(handle)  # nothing is opened for a stranger
-            self._open()
+        if _has_states(handle) and self._landing is None:
+            self._kv.check_signature(handle)  # nothing is opened for a stranger
+            logger.info("the first encoder states came: opening a landing pool")
+            self.open_landing()
         self._importer_of(handle).accept(handle)
 
     def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
-        """See `KVImporter.fetch`; `pages` are of `pool_for(handle)`."""
         return self._importer_of(handle).fetch(handle, pages)
 
     def drop(self, handle: CrossKVHandle) -> None:
         self._importer_of(handle).drop(handle)
 
     def refused(self) -> Mapping[str, int]:
-        """Of both payloads."""
-        counts = self._refused.counts()
-        for importer in (self._kv, *self._opened()):
-            counts = summed(counts, importer.refused())
-        return counts
+        total: Counter[str] = Counter()
+        for importer in self._importers:
+            total.update(importer.refused())
+        return total
 
     def healthy(self) -> str | None:
-        reasons = (importer.healthy() for importer in (self._kv, *self._opened()))
+        reasons = (importer.healthy() for importer in self._importers)
         return next((reason for reason in reasons if reason is not None), None)
 
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        for importer in (*self._opened(), self._kv):
+        for importer in self._importers:
             importer.close()
 
-    def _verify(self, handle: CrossKVHandle) -> None:
-        try:
-            verify(handle, self._cluster_key)
-        except HandleRefusedError:
-            self._refused.add("signature")
-            raise
-
-    def _open(self) -> None:
-        with self._lock:
-            if self._landing is None and not self._closed:
-                logger.info("the first encoder states came: opening a landing pool")
-                self._landing = self._open_landing()
-
-    def _opened(self) -> tuple[KVImporter, ...]:
-        return () if self._landing is None else (self._landing,)
+    @property
+    def _landing(self) -> KVImporter | None:
+        return self._importers[1] if len(self._importers) > 1 else None
 
     def _importer_of(self, handle: CrossKVHandle) -> KVImporter:
         """The KV's for anything but states: it refuses what is no handle."""
-        if getattr(handle, "payload", None) != "encoder_states":
+        if not _has_states(handle):
             return self._kv
         if self._landing is None:
             raise LayoutMismatchError("no encoder states are taken here any more")
         return self._landing
 
 
+def _has_states(handle: CrossKVHandle) -> bool:
+    """Also for what is no handle, since nothing was verified yet."""
+    return getattr(handle, "payload", None) == "encoder_states"
+
+
 def make_exporters(
-    checkpoint: Checkpoint, settings: Settings, device: str, *, cluster_key: bytes, name: str
+    checkpoint: Checkpoint, settings: Settings, device: str, name: str
 ) -> tuple[KVExporter, ...]:
     """An exporter for each payload that the encoder may publish; it begins with the first.
+
+    name: role and replica, as in "encoder-0".
 
     Raises:
         ConfigurationError: the transport does not work here, or the pages do not fit.
     """
+    config = _config(settings, device, name)
     return tuple(
-        make_exporter(
-            settings.transport,
+        KVExporter(
             layout,
             settings.encoder.export_windows * layout.pages_per_window,
-            cluster_key=cluster_key,
-            name=name,
-            device=device,
+            config,
+            make_wire(config),
         )
         for layout in exported_layouts(checkpoint, settings, device)
     )
@@ -160,30 +151,34 @@ def landing_windows(kv_windows: int) -> int:
 
 
 def make_handoff_importer(
-    checkpoint: Checkpoint, settings: Settings, device: str, *, cluster_key: bytes, name: str
+    checkpoint: Checkpoint, settings: Settings, device: str, name: str
 ) -> HandoffImporter:
-    """The importer of a decoder.
+    """The importer of a decoder; `name` is role and replica, as in "decoder-0".
 
     Raises:
         ConfigurationError: the transport does not work here, or the pages do not fit.
     """
-    n_windows = settings.decoder.kv_windows
+    config = _config(settings, device, name)
+    kv_windows = settings.decoder.kv_windows
 
     def make(layout: PageLayout, n_windows: int) -> KVImporter:
-        return make_importer(
-            settings.transport,
-            layout,
-            n_windows * layout.pages_per_window,
-            cluster_key=cluster_key,
-            name=name,
-            device=device,
-            fetch_timeout_s=settings.decoder.fetch_timeout_s,
-        )
+        return KVImporter(layout, n_windows * layout.pages_per_window, config, make_wire(config))
 
     states = served_states_layout(checkpoint, settings, device)
-    return HandoffImporter(
-        make(served_kv_layout(checkpoint, settings, device), n_windows),
-        lambda: make(states, landing_windows(n_windows)),
-        cluster_key=cluster_key,
-        expects_states=settings.handoff != "cross_kv",
+    importer = HandoffImporter(
+        make(served_kv_layout(checkpoint, settings, device), kv_windows),
+        lambda: make(states, landing_windows(kv_windows)),
+    )
+    if settings.handoff != "cross_kv":
+        importer.open_landing()
+    return importer
+
+
+def _config(settings: Settings, device: str, name: str) -> TransferConfig:
+    return TransferConfig(
+        cluster_key=(settings.cluster_key or "").encode(),
+        name=name,
+        transport=settings.transport,
+        device=device,
+        fetch_timeout_s=settings.decoder.fetch_timeout_s,
     )

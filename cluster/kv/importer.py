@@ -1,12 +1,11 @@
-"""The decoder's side of the hand-off: verify handles, hold their leases, fetch their pages.
+"""The decoder's end of a transfer: handles are verified, their leases held, their pages fetched.
 
-The same for every transport; a `Wire` moves the bytes. Callers' threads verify handles and queue
-commands here; `cluster.kv.reader` carries them out on the one thread that owns the wire.
+The same for every transport. Callers' threads verify handles and queue commands here;
+`cluster.kv.reader` carries them out on the one thread that owns the wire.
 """
 
 from __future__ import annotations
 
-import logging
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -20,62 +19,49 @@ from cluster.errors import (
     PeerLostError,
     WorkerDrainingError,
 )
-from cluster.kv.handles import check_key, verify
+from cluster.kv.handles import verify
+from cluster.kv.held_handles import HeldHandles
 from cluster.kv.layout import PageLayout
 from cluster.kv.pool import PagePool
-from cluster.kv.reader import Reader
-from cluster.kv.reads import Fetch, Ledger
-from cluster.kv.tally import Tally
-from cluster.kv.transfer import RENEW_S, FetchStats
-from cluster.kv.wire import CLOSE_TIMEOUT_S, OPEN_TIMEOUT_S, Wire, as_configuration_error
+from cluster.kv.reader import Fetch, Reader
+from cluster.kv.transfer import FetchStats, TransferConfig
+from cluster.kv.wire import Wire
+from cluster.kv.wire_thread import WireThread
 from cluster.messages import CrossKVHandle
-
-logger = logging.getLogger(__name__)
 
 MAX_QUARANTINED = 0.25  # of the pool; above it the replica is unhealthy
 
 _Command = Callable[[], None]
 
 
-class Importer:
-    """A KVImporter over some transport's wire. See `cluster.kv.transfer.KVImporter`."""
+class KVImporter:
+    """Verifies handles of one payload, keeps their leases alive, READs their pages into its pool.
+
+    Life of a handle: `accept` verifies it, and its lease is renewed from then on; `fetch` reads it
+    into pages of the pool and releases the lease; `drop` releases the lease at any point.
+
+    All methods may be called from any thread; none waits for a transfer.
+    """
 
     def __init__(
-        self,
-        layout: PageLayout,
-        n_pages: int,
-        wire: Wire,
-        *,
-        cluster_key: bytes,
-        device: str = "cpu",
-        fetch_timeout_s: float = 10.0,
-        renew_s: float = RENEW_S,
+        self, layout: PageLayout, n_pages: int, config: TransferConfig, wire: Wire
     ) -> None:
+        """Takes over `wire`: opens it now, and closes it.
+
+        Raises:
+            ConfigurationError: the transport does not work on this machine.
+        """
         self.layout = layout
-        self.pool = PagePool(layout, n_pages, device)
+        self.pool = PagePool(layout, n_pages, config.device)
         self._layout_hash = layout.hash
-        self._cluster_key = check_key(cluster_key)
+        self._cluster_key = config.cluster_key
         self._wire = wire
-        self._ledger = Ledger()
-        self._refused = Tally()
-        self._reader = Reader(
-            self.pool,
-            wire,
-            self._ledger,
-            self._refused,
-            fetch_timeout_s=fetch_timeout_s,
-            renew_s=renew_s,
-        )
+        self._held = HeldHandles(config.clock)
+        self._reader = Reader(self.pool, wire, self._held, config)
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()
         self._closed = False
-        self._failure: str | None = None
-        opened: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(opened,), name="kv-importer", daemon=True
-        )
-        self._thread.start()
-        opened.result(OPEN_TIMEOUT_S)
+        self._thread = WireThread("importer", self._reader.open, self._run, self._end)
 
     @property
     def transport(self) -> str:
@@ -85,52 +71,54 @@ class Importer:
     @property
     def n_held(self) -> int:
         """Handles whose leases are being renewed."""
-        return len(self._ledger)
+        return len(self._held)
 
     @property
     def projection_s(self) -> float:
-        """Told to exporters with each release; see `ReadReport`."""
+        """Set by the decoder, and told to exporters with each release; see `ReadReport`."""
         return self._reader.projection_s
 
     @projection_s.setter
     def projection_s(self, seconds: float) -> None:
         self._reader.projection_s = seconds
 
-    @property
-    def landing_pool(self) -> PagePool | None:
-        """None: it has one payload."""
-        return None
-
-    def pool_for(self, handle: CrossKVHandle) -> PagePool:
-        """Its only pool; see `KVImporter`."""
-        return self.pool
+    def check_signature(self, handle: CrossKVHandle) -> None:
+        """Raise HandleRefusedError, and count it, when the signature of `handle` is wrong."""
+        try:
+            verify(handle, self._cluster_key)
+        except HandleRefusedError:
+            self._held.count_refusal("signature")
+            raise
 
     def accept(self, handle: CrossKVHandle) -> None:
         """Verify `handle` and keep its lease alive until it is fetched or dropped.
 
         Raises:
-            HandleRefusedError: signature wrong (checked first).
-            LayoutMismatchError: another layout.
-            PeerLostError: its exporter is gone, or did not answer an earlier read.
+            HandleRefusedError: its signature is wrong; this is checked first.
+            LayoutMismatchError: it is of another layout.
+            PeerLostError: its exporter is known to be gone, or is suspect: an earlier READ from it
+                is overdue.
             WorkerDrainingError: the importer is closed.
         """
-        self._verify(handle)
-        self._ledger.hold(handle)
+        self.check_signature(handle)
+        self._check_layout(handle)
+        self._held.hold(handle)
         if not self._submit(partial(self._reader.connect, handle)):
-            self._ledger.let_go(handle.lease)
+            self._held.let_go(handle.lease)
             raise WorkerDrainingError(self.healthy() or "the KV importer is closed")
 
     def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
-        """Read an accepted handle's payload into own `pages`, then check its generation.
+        """READ an accepted handle's payload into `pages` of the pool, then check its generation.
 
-        Ends the hold on the handle, whatever the outcome. The pages are the reader's until the
+        The handle is held no longer, whatever the outcome. The pages are the importer's until the
         future resolves, also when the handle is dropped meanwhile.
 
         Returns:
-            A future that cannot be cancelled. It raises KVLostError (or its subclasses
-            StaleGenerationError, PeerLostError, TransferTimeoutError) or WorkerDrainingError.
-            After TransferTimeoutError the pages are in quarantine and come back to the pool by
-            themselves; after anything else they are the caller's again.
+            A future that cannot be cancelled. It raises KVLostError (the handle is not held: never
+            accepted, or fetched or dropped before), StaleGenerationError, PeerLostError,
+            TransferTimeoutError or WorkerDrainingError (closed meanwhile). After a
+            TransferTimeoutError the importer keeps `pages` in quarantine, and gives them back to
+            the pool once nothing can write to them; after anything else they are the caller's.
 
         Raises:
             ValueError: `pages` are not as many as the handle's.
@@ -142,31 +130,36 @@ class Importer:
         fetch = Fetch(handle, tuple(pages), Future())
         fetch.future.set_running_or_notify_cancel()
         try:
-            self._ledger.begin_fetch(handle)
+            self._held.begin_fetch(handle)
         except KVLostError as error:
             if isinstance(error, PeerLostError):
                 self.drop(handle)
             else:
-                self._refused.add("replayed")
+                self._held.count_refusal("replayed")
             fetch.future.set_exception(error)
             return fetch.future
         if not self._submit(partial(self._reader.start, fetch)):
-            self._ledger.let_go(handle.lease)
+            self._held.let_go(handle.lease)
             fetch.future.set_exception(WorkerDrainingError("the KV importer is closed"))
         return fetch.future
 
     def drop(self, handle: CrossKVHandle) -> None:
         """Stop renewing and release the lease; harmless when already fetched or dropped."""
-        if self._ledger.let_go(handle.lease):
+        if self._held.let_go(handle.lease):
             self._submit(partial(self._reader.release, handle))
 
     def refused(self) -> Mapping[str, int]:
-        """See `KVImporter.refused`."""
-        return self._refused.counts()
+        """Handles that were not taken, by reason.
+
+        "signature": forged, altered or of another cluster; "layout": of another model or setting;
+        "replayed": fetched or dropped before; "stale": its pages had changed hands.
+        """
+        return self._held.refused()
 
     def healthy(self) -> str | None:
-        if self._failure is not None:
-            return self._failure
+        """None when well, else why not: closed, thread dead, too many pages in quarantine."""
+        if self._thread.failure is not None:
+            return self._thread.failure
         if self._closed:
             return "the KV importer is closed"
         stuck = self.pool.n_quarantined
@@ -175,40 +168,33 @@ class Importer:
         return None
 
     def close(self) -> None:
-        """Release every lease, deregister and stop; idempotent. Fetches in flight fail."""
+        """Release every lease, deregister and stop; idempotent.
+
+        Reads in flight get a moment to end; then their fetches fail.
+        """
         with self._submit_lock:
             self._closed = True
             self._commands.put(None)
-        self._thread.join(CLOSE_TIMEOUT_S)
-        if self._thread.is_alive():
-            logger.error("the KV importer's thread did not stop in %.0f s", CLOSE_TIMEOUT_S)
-
-    def _verify(self, handle: CrossKVHandle) -> None:
-        try:
-            verify(handle, self._cluster_key)
-        except HandleRefusedError:
-            self._refused.add("signature")
-            raise
-        try:
-            self._check_layout(handle)
-        except LayoutMismatchError:
-            self._refused.add("layout")
-            raise
+        self._thread.join()
 
     def _check_layout(self, handle: CrossKVHandle) -> None:
         expected = (self.layout.payload, self._layout_hash)
+        fits = self.layout.pages_for(handle.frames) <= len(handle.addresses)
         if (handle.payload, handle.layout_hash) != expected:
-            raise LayoutMismatchError(
+            problem = (
                 f"the KV handle of {handle.agent} is for {handle.payload} in layout "
                 f"{handle.layout_hash}, expected {expected[0]} in {expected[1]}: encoder and "
                 f"decoder run different models or settings"
             )
-        fits = self.layout.pages_for(handle.frames) <= len(handle.addresses)
-        if handle.page_bytes != self.pool.page_bytes or not fits or handle.frames < 1:
-            raise LayoutMismatchError(
+        elif handle.page_bytes != self.pool.page_bytes or not fits or handle.frames < 1:
+            problem = (
                 f"the KV handle has {len(handle.addresses)} pages of {handle.page_bytes} bytes "
                 f"for {handle.frames} frames, which does not fit its layout"
             )
+        else:
+            return
+        self._held.count_refusal("layout")
+        raise LayoutMismatchError(problem)
 
     def _submit(self, command: _Command) -> bool:
         """Queue a command; False once closed, since nothing would carry it out."""
@@ -218,28 +204,7 @@ class Importer:
             self._commands.put(command)
             return True
 
-    def _run(self, opened: Future[None]) -> None:
-        try:
-            self._reader.open()
-        except Exception as error:
-            self._failure = f"the KV importer could not start: {error}"
-            opened.set_exception(as_configuration_error(error))
-            return
-        opened.set_result(None)
-        try:
-            self._loop()
-        except Exception as error:
-            logger.exception("the KV importer's thread died")
-            self._failure = f"the KV importer's thread died: {error}"
-        finally:
-            with self._submit_lock:
-                self._closed = True
-            try:
-                self._reader.close()
-            finally:
-                self._refuse_rest()
-
-    def _loop(self) -> None:
+    def _run(self) -> None:
         while True:
             try:
                 command = self._commands.get(timeout=self._reader.wait_s())
@@ -251,12 +216,12 @@ class Importer:
                 command()  # one at a time: posting may take long, and others are to be polled
             self._reader.step()
 
-    def _refuse_rest(self) -> None:
-        """Carry out what is still queued: the closed reader fails each fetch."""
-        while True:
-            try:
-                command = self._commands.get_nowait()
-            except queue.Empty:
-                return
-            if command is not None:
-                command()
+    def _end(self) -> None:
+        with self._submit_lock:
+            self._closed = True
+        try:
+            self._reader.close()
+        finally:
+            while not self._commands.empty():  # the closed reader fails each fetch
+                if (command := self._commands.get()) is not None:
+                    command()

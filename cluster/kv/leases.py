@@ -1,9 +1,9 @@
-"""Leases on published pages, and the generation counters that betray a stale read.
+"""Leases on published pages, and the generation counters that show a stale read.
 
-`LeaseTable` is the exporter's book: which lease holds which pages, and until when on the local
-monotonic clock. Lease ids come from the network: one that is unknown or already ended is ignored
-and counted. `GenerationCounters` is host memory that readers READ: one 64-bit counter per page,
-bumped whenever the page changes hands. Neither knows the pool nor the transport. Thread-safe.
+`LeaseTable` knows which lease holds which pages of an exporter, and until when on the local clock.
+Lease ids come from the network: one that is unknown or already ended is ignored and counted.
+`GenerationCounters` is host memory that readers READ: one 64-bit counter per page, bumped whenever
+the page changes hands. Neither knows the pool or the transport. Thread-safe.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COUNTER_BYTES = 8
 
 @dataclass(slots=True)
 class Lease:
-    """Pages that a reader may READ until `deadline` (local monotonic clock)."""
+    """Pages that a reader may READ until `deadline`, in seconds of the table's clock."""
 
     id: str
     pages: tuple[int, ...]
@@ -32,11 +32,17 @@ class Lease:
 class LeaseTable:
     """Open leases. A lease ends once: `end` and `expire` hand its pages to exactly one caller."""
 
-    def __init__(self, lease_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        lease_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        randbits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
         if lease_s <= 0:
             raise ValueError(f"lease_s must be above 0, got {lease_s}")
         self.lease_s = lease_s
         self._clock = clock
+        self._randbits = randbits
         self._lock = threading.Lock()
         self._leases: dict[str, Lease] = {}
         self._leased: set[int] = set()
@@ -52,7 +58,8 @@ class LeaseTable:
         Raises:
             ValueError: one of them is leased already.
         """
-        lease = Lease(secrets.token_hex(16), tuple(pages), self._clock() + self.lease_s)
+        lease_id = f"{self._randbits(128):032x}"
+        lease = Lease(lease_id, tuple(pages), self._clock() + self.lease_s)
         with self._lock:
             self._refuse_leased(pages)
             self._leases[lease.id] = lease
@@ -119,8 +126,8 @@ class GenerationCounters:
     same address does not pass for ours.
     """
 
-    def __init__(self, n_pages: int) -> None:
-        start = [secrets.randbits(62) for _ in range(n_pages)]
+    def __init__(self, n_pages: int, randbits: Callable[[int], int] = secrets.randbits) -> None:
+        start = [randbits(62) for _ in range(n_pages)]
         self.array: NDArray[np.uint64] = np.array(start, dtype=np.uint64)
         self._lock = threading.Lock()
 

@@ -15,7 +15,6 @@ import logging
 import logging.config
 import os
 import re
-import secrets
 import threading
 from collections.abc import Iterator
 from types import ModuleType
@@ -80,11 +79,6 @@ def _logging_left_alone() -> Iterator[None]:
         yield
     finally:
         logging.config.dictConfig = real
-
-
-def unique_name(name: str) -> str:
-    """An agent name that no other process has, nor this one after a restart."""
-    return f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
 
 
 def make_agent(name: str) -> Any:

@@ -1,21 +1,23 @@
 """The exporters that an importer is connected to: added on first contact, warmed, kept.
 
 A peer is lost when an operation on it raises PeerLostError, and removed once nothing of it is in
-flight. Leases of all handles held are renewed per peer, many to a notification. Belongs to the
-importer's thread; knows nothing of pages.
+flight. Leases of all handles held are renewed per peer, many to a notification. Used by the
+importer's thread only; knows nothing of pages.
 """
 
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 from cluster.errors import PeerLostError, WorkerError
-from cluster.kv.reads import Ledger, Peer
-from cluster.kv.wire import Wire, release_message, renewal_messages
+from cluster.kv.held_handles import HeldHandles
+from cluster.kv.notifications import release_message, renewal_messages
+from cluster.kv.transfer import TransferConfig
+from cluster.kv.wire import Wire
 from cluster.logs import told
 
 logger = logging.getLogger(__name__)
@@ -25,25 +27,42 @@ IDLE_PEER_S = 600.0  # a peer that was not read from for so long is forgotten
 _T = TypeVar("_T")
 
 
+@dataclass(eq=False, slots=True)
+class Peer:
+    """An exporter that this importer is connected to. All times are of the importer's clock.
+
+    overdue: how many of its reads in flight timed out; above 0 the peer is suspect.
+    lost: an operation on it failed; it is removed once nothing of it is in flight.
+    """
+
+    agent: str
+    next_renewal: float
+    last_used: float
+    in_flight: int = 0
+    overdue: int = 0
+    lost: bool = False
+
+
 class Peers:
     """Connections of one wire, by agent name."""
 
-    def __init__(self, wire: Wire, ledger: Ledger, renew_s: float) -> None:
+    def __init__(self, wire: Wire, held: HeldHandles, config: TransferConfig) -> None:
         self._wire = wire
-        self._ledger = ledger
-        self._renew_s = renew_s
+        self._held = held
+        self._renew_s = config.renew_s
+        self._clock = config.clock
         self._peers: dict[str, Peer] = {}
 
     def get(self, agent: str) -> Peer | None:
         """The peer, or None on first contact; PeerLostError when it is lost."""
-        self._ledger.refuse_lost(agent)
+        self._held.refuse_lost(agent)
         peer = self._peers.get(agent)
         if peer is not None and peer.lost:
             raise PeerLostError(f"encoder {agent} is gone")
         return peer
 
     def add(self, agent: str, metadata: bytes) -> Peer:
-        now = time.monotonic()
+        now = self._clock()
         self._forget_idle(now)
         self._wire.connect(agent, metadata)
         peer = Peer(agent, next_renewal=now + self._renew_s, last_used=now)
@@ -60,7 +79,7 @@ class Peers:
                     "lost encoder %s: %s", peer.agent, error, extra=told(peer=peer.agent)
                 )
             peer.lost = True
-            self._ledger.lose(peer.agent)
+            self._held.lose(peer.agent)
             self.remove_if_lost(peer)
             raise
 
@@ -73,30 +92,38 @@ class Peers:
         if peer := self._peers.get(agent):
             self._notify(peer, release_message(lease))
 
-    def release_all(self, waiting_only: bool) -> None:
-        """Let go of every handle held; only of those that nothing fetches yet, if asked so."""
-        for peer in tuple(self._peers.values()):
-            for lease in self._ledger.leases_of(peer.agent, waiting_only):
-                self._ledger.let_go(lease)
-                self._notify(peer, release_message(lease))
+    def release_waiting(self) -> None:
+        """Let go of every handle that is not being fetched."""
+        for agent in tuple(self._peers):
+            self._release_all(agent, self._held.waiting_leases_of(agent))
+
+    def release_all(self) -> None:
+        """Let go of every handle held."""
+        for agent in tuple(self._peers):
+            self._release_all(agent, self._held.leases_of(agent))
 
     def renew(self, now: float) -> None:
         """Renew the leases of each peer whose renewal is due."""
         for peer in tuple(self._peers.values()):
             if now >= peer.next_renewal:
                 peer.next_renewal = now + self._renew_s
-                for message in renewal_messages(self._ledger.leases_of(peer.agent)):
+                for message in renewal_messages(self._held.leases_of(peer.agent)):
                     self._notify(peer, message)
 
     def next_renewal_s(self) -> float | None:
         """Seconds until a renewal is due; None when nothing is held."""
-        agents = self._ledger.agents()
+        agents = self._held.agents()
         due = [peer.next_renewal for peer in self._peers.values() if peer.agent in agents]
-        return max(0.0, min(due) - time.monotonic()) if due else None
+        return max(0.0, min(due) - self._clock()) if due else None
 
     def clear(self) -> None:
         """Forget all, before the wire is closed."""
         self._peers.clear()
+
+    def _release_all(self, agent: str, leases: Iterable[str]) -> None:
+        for lease in leases:
+            self._held.let_go(lease)
+            self.release(agent, lease)
 
     def _notify(self, peer: Peer, message: bytes) -> None:
         if not peer.lost:
@@ -104,7 +131,7 @@ class Peers:
                 self.ask(peer, lambda: self._wire.notify(peer.agent, message))
 
     def _forget_idle(self, now: float) -> None:
-        agents = self._ledger.agents()
+        agents = self._held.agents()
         for peer in tuple(self._peers.values()):
             idle = now - peer.last_used > IDLE_PEER_S
             if idle and peer.in_flight == 0 and peer.agent not in agents:

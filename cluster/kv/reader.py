@@ -1,8 +1,8 @@
 """The importer's thread: posts reads on the wire, polls them, and sees each fetch to its end.
 
 Everything here runs on the one thread that owns the wire, and nothing waits for a peer, so a slow
-or frozen one holds up nobody else. What it keeps to: a lease is released by the notification of
-its counter's read, so never before the counter was read; pages of a read that timed out stay in
+or frozen one delays nobody else. Two rules hold. A lease is released by the notification of its
+counter's read, so never before the counter was read. Pages of a read that timed out stay in
 quarantine until that read ends.
 """
 
@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -21,13 +24,13 @@ from cluster.errors import (
     WorkerDrainingError,
     WorkerError,
 )
+from cluster.kv.held_handles import HeldHandles
 from cluster.kv.leases import COUNTER_BYTES
-from cluster.kv.peers import Peers
+from cluster.kv.notifications import read_message
+from cluster.kv.peers import Peer, Peers
 from cluster.kv.pool import PagePool
-from cluster.kv.reads import Fetch, Ledger, Peer, Read
-from cluster.kv.tally import Tally
-from cluster.kv.transfer import FetchStats
-from cluster.kv.wire import Wire, read_message, spans
+from cluster.kv.transfer import FetchStats, TransferConfig
+from cluster.kv.wire import Wire, descriptors
 from cluster.logs import told
 from cluster.messages import CrossKVHandle
 
@@ -38,27 +41,50 @@ OVERDUE_POLL_S = 0.01  # the same when all of them are overdue
 CLOSE_GRACE_S = 1.0  # how long close waits for reads in flight
 
 
+@dataclass(eq=False, slots=True)
+class Fetch:
+    """One handle on its way into `pages`: its payload is read first, then its counter.
+
+    posted: by the importer's clock; filled by the reader when it posts the payload's read.
+    """
+
+    handle: CrossKVHandle
+    pages: tuple[int, ...]
+    future: Future[FetchStats]
+    posted: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Read:
+    """A posted read. Once `overdue`, its fetch has failed and it only keeps pages quarantined.
+
+    deadline: by the importer's clock.
+    fetch: None for the read that warms a connection.
+    then: what to do when it is done in time.
+    """
+
+    token: object
+    peer: Peer
+    deadline: float
+    fetch: Fetch | None
+    then: Callable[[], None]
+    overdue: bool = False
+
+
 class Reader:
-    """Moves fetches along. Its methods are called by one thread; none waits for a peer."""
+    """Moves fetches along. All methods are called by one thread, and none waits for a peer."""
 
     def __init__(
-        self,
-        pool: PagePool,
-        wire: Wire,
-        ledger: Ledger,
-        refused: Tally,
-        *,
-        fetch_timeout_s: float,
-        renew_s: float,
+        self, pool: PagePool, wire: Wire, held: HeldHandles, config: TransferConfig
     ) -> None:
         self._pool = pool
         self._wire = wire
-        self._ledger = ledger
-        self._refused = refused
-        self._fetch_timeout_s = fetch_timeout_s
+        self._held = held
+        self._fetch_timeout_s = config.fetch_timeout_s
+        self._clock = config.clock
         # Where counters land, by the first page of the fetch; the last is for warming reads.
         self._landing = np.zeros(pool.n_pages + 1, dtype=np.uint64)
-        self._peers = Peers(wire, ledger, renew_s)
+        self._peers = Peers(wire, held, config)
         self.projection_s = 0.0  # set by any thread; see `ReadReport`
         self._reads: list[Read] = []
         self._fetches: set[Fetch] = set()  # whose futures are not resolved yet
@@ -74,16 +100,12 @@ class Reader:
         try:
             self._peer_of(handle)
         except WorkerError as error:  # the fetch will meet it again and report it
-            logger.warning(
-                "cannot connect to %s: %s",
-                handle.agent,
-                error,
-                extra=told(handle.request_id, window=handle.window, peer=handle.agent),
-            )
+            fields = told(handle.request_id, window=handle.window, peer=handle.agent)
+            logger.warning("cannot connect to %s: %s", handle.agent, error, extra=fields)
 
     def start(self, fetch: Fetch) -> None:
         """Post the payload's read."""
-        fetch.posted = time.monotonic()
+        fetch.posted = self._clock()
         self._fetches.add(fetch)
         try:
             if self._closed:
@@ -92,12 +114,11 @@ class Reader:
             if peer.overdue:
                 raise PeerLostError(f"encoder {peer.agent} does not answer")
             local = [self._pool.address(page) for page in fetch.pages]
-            payload = spans(local, fetch.handle.addresses, self._pool.page_bytes)
-            token = self._peers.ask(peer, partial(self._wire.read_pages, peer.agent, payload))
+            descs = descriptors(local, fetch.handle.addresses, self._pool.page_bytes)
+            read = partial(self._wire.read_pages, peer.agent, descs)
+            self._post(read, peer, fetch, partial(self._read_counter, fetch, peer))
         except WorkerError as error:
             self._fail(fetch, error)
-        else:
-            self._track(Read(token, peer, self._deadline(fetch), "payload", fetch))
 
     def release(self, handle: CrossKVHandle) -> None:
         """Tell the exporter that a handle is not wanted any more."""
@@ -105,10 +126,8 @@ class Reader:
 
     def step(self) -> None:
         """Poll what is in flight, and renew what is due."""
-        now = time.monotonic()
-        for read in tuple(self._reads):
-            self._poll(read, now)
-        self._peers.renew(now)
+        self._poll_all()
+        self._peers.renew(self._clock())
 
     def wait_s(self) -> float | None:
         """How long the thread may wait for a command before the next step; None: for ever."""
@@ -120,13 +139,13 @@ class Reader:
         """Release every lease, give reads in flight a moment, then end them with the wire."""
         self._closed = True
         try:
-            self._peers.release_all(waiting_only=True)
-            deadline = time.monotonic() + CLOSE_GRACE_S
-            while self._reads and time.monotonic() < deadline:
-                for read in tuple(self._reads):
-                    self._poll(read, time.monotonic())
+            self._peers.release_waiting()
+            for _ in range(round(CLOSE_GRACE_S / POLL_S)):
+                if not self._reads:
+                    break
+                self._poll_all()
                 time.sleep(POLL_S)
-            self._peers.release_all(waiting_only=False)
+            self._peers.release_all()
         finally:
             self._peers.clear()
             self._wire.close()
@@ -135,7 +154,11 @@ class Reader:
             for fetch in tuple(self._fetches):
                 self._fail(fetch, WorkerDrainingError("the KV importer was closed"))
 
-    def _poll(self, read: Read, now: float) -> None:
+    def _poll_all(self) -> None:
+        for read in tuple(self._reads):
+            self._poll(read)
+
+    def _poll(self, read: Read) -> None:
         try:
             done = self._peers.ask(read.peer, partial(self._wire.poll, read.token))
         except WorkerError as error:
@@ -145,49 +168,37 @@ class Reader:
             return
         if done:
             self._end(read)
-            self._advance(read)
-        elif now >= read.deadline and not read.overdue:
+            if not read.overdue:
+                read.then()
+        elif not read.overdue and self._clock() >= read.deadline:
             self._give_up(read)
 
-    def _advance(self, read: Read) -> None:
-        """Go on after a read that is done: payload, then counter, then the verdict."""
-        fetch = read.fetch
-        if fetch is None or read.overdue:
-            return
-        if read.phase == "payload":
-            self._read_counter(fetch, read.peer)
-        else:
-            self._finish(fetch)
-
     def _read_counter(self, fetch: Fetch, peer: Peer) -> None:
+        """After the payload: read the counter, which releases the lease."""
         handle, slot = fetch.handle, fetch.pages[0]
         self._landing[slot] = handle.generation ^ 0xFFFF  # anything but what is expected
-        read_s = time.monotonic() - fetch.posted
-        message = read_message(handle.lease, read_s, self.projection_s)
-        self._ledger.let_go(handle.lease)  # a renewal after the release would be for nothing
+        message = read_message(handle.lease, self._clock() - fetch.posted, self.projection_s)
+        self._held.let_go(handle.lease)  # a renewal after the release would be for nothing
         here, there = self._landing_address(slot), handle.counter_address
-        post = partial(self._wire.read_counter, peer.agent, here, there, message)
+        read = partial(self._wire.read_counter, peer.agent, here, there, message)
         try:
-            token = self._peers.ask(peer, post)
+            self._post(read, peer, fetch, partial(self._finish, fetch))
         except WorkerError as error:
             self._fail(fetch, error)
-        else:
-            self._track(Read(token, peer, self._deadline(fetch), "counter", fetch))
 
     def _finish(self, fetch: Fetch) -> None:
+        """After the counter: its value is the verdict."""
         found = int(self._landing[fetch.pages[0]])
         if found != fetch.handle.generation:
-            self._refused.add("stale")
-            self._fail(
-                fetch,
-                StaleGenerationError(
-                    f"the KV of window {fetch.handle.window} was reused before it was read: "
-                    f"generation {found}, expected {fetch.handle.generation}"
-                ),
+            self._held.count_refusal("stale")
+            error = StaleGenerationError(
+                f"the KV of window {fetch.handle.window} was reused before it was read: "
+                f"generation {found}, expected {fetch.handle.generation}"
             )
+            self._fail(fetch, error)
             return
         n_bytes = len(fetch.pages) * self._pool.page_bytes
-        seconds = time.monotonic() - fetch.posted
+        seconds = self._clock() - fetch.posted
         self._fetches.discard(fetch)
         fetch.future.set_result(FetchStats(n_bytes, seconds, self._wire.transport))
 
@@ -195,26 +206,34 @@ class Reader:
         """A read is over time. It cannot be cancelled, so its pages are not the caller's yet."""
         read.overdue = True
         read.peer.overdue += 1
-        self._ledger.suspect(read.peer.agent, True)
-        peer = read.peer.agent
+        agent = read.peer.agent
+        self._held.suspect(agent)
         logger.warning(
-            "a READ from %s is overdue: the peer is suspect", peer, extra=told(peer=peer)
+            "a READ from %s is overdue: the peer is suspect", agent, extra=told(peer=agent)
         )
         if read.fetch is not None:
             self._pool.quarantine(read.fetch.pages)
-            self._fail(
-                read.fetch,
-                TransferTimeoutError(
-                    f"reading window {read.fetch.handle.window} from {read.peer.agent} took "
-                    f"more than {self._fetch_timeout_s:g} s"
-                ),
+            error = TransferTimeoutError(
+                f"reading window {read.fetch.handle.window} from {agent} took more than "
+                f"{self._fetch_timeout_s:g} s"
             )
+            self._fail(read.fetch, error)
 
-    def _track(self, read: Read) -> None:
-        read.peer.in_flight += 1
-        read.peer.last_used = time.monotonic()
+    def _post(
+        self,
+        operation: Callable[[], object],
+        peer: Peer,
+        fetch: Fetch | None,
+        then: Callable[[], None],
+    ) -> None:
+        """Post a read and poll it once: a short one is done when it is posted."""
+        token = self._peers.ask(peer, operation)
+        peer.in_flight += 1
+        peer.last_used = self._clock()
+        began = peer.last_used if fetch is None else fetch.posted
+        read = Read(token, peer, began + self._fetch_timeout_s, fetch, then)
         self._reads.append(read)
-        self._poll(read, read.peer.last_used)  # short reads are done when they are posted
+        self._poll(read)
 
     def _end(self, read: Read) -> None:
         """Nothing of `read` is in flight any more."""
@@ -224,13 +243,13 @@ class Reader:
         if read.overdue:
             peer.overdue -= 1
             if peer.overdue == 0:
-                self._ledger.suspect(peer.agent, False)
+                self._held.trust(peer.agent)
             if read.fetch is not None:
                 self._pool.lift(read.fetch.pages)
         self._peers.remove_if_lost(peer)
 
     def _fail(self, fetch: Fetch, error: WorkerError) -> None:
-        if self._ledger.let_go(fetch.handle.lease):
+        if self._held.let_go(fetch.handle.lease):
             self.release(fetch.handle)
         self._fetches.discard(fetch)
         fetch.future.set_exception(error)
@@ -244,13 +263,8 @@ class Reader:
         # The first transfer sets the connection up, which takes longer than any later one.
         here, there = self._landing_address(self._pool.n_pages), handle.counter_address
         warm = partial(self._wire.read_counter, peer.agent, here, there, b"")
-        token = self._peers.ask(peer, warm)
-        deadline = time.monotonic() + self._fetch_timeout_s
-        self._track(Read(token, peer, deadline, "warm", None))
+        self._post(warm, peer, None, lambda: None)
         return peer
-
-    def _deadline(self, fetch: Fetch) -> float:
-        return fetch.posted + self._fetch_timeout_s
 
     def _landing_address(self, slot: int) -> int:
         return int(self._landing.ctypes.data) + slot * COUNTER_BYTES

@@ -1,25 +1,54 @@
-"""The seam between a role and the way KV moves: exporter, importer, and their contract.
+"""What the two ends of a transfer have in common: how they are made, and what they report.
 
-Each has a pool of one layout, whose payload is what it moves: cross-attention KV or encoder states.
-Two transports implement it: `cluster.kv.nixl` (RDMA, NVLink, shared memory, TCP) and
-`cluster.kv.memory` (same process). Both pass the tests in `tests/contract`.
-
-All methods may be called from any thread; none blocks on a transfer.
+`cluster.kv.exporter` is the encoder's end and `cluster.kv.importer` the decoder's. Each moves one
+payload, which is what its page layout says: cross-attention KV or encoder states.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Protocol
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-from cluster.kv.layout import PageLayout
-from cluster.kv.pool import PagePool
-from cluster.messages import CrossKVHandle
+from cluster.kv.handles import check_key
+from cluster.settings import Transport
 
-LEASE_S = 10.0  # from publication, or from its last renewal
+LEASE_S = 10.0  # from publication, or from the last renewal
 RENEW_S = 3.0  # how often a decoder renews all its leases of a peer
+
+
+@dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """What all exporters and importers of one worker are made with, whatever their payload.
+
+    cluster_key: signs handles; it is the same in all workers of a cluster.
+    name: role and replica, as in "encoder-0"; an agent's name begins with it.
+    device: where the pools lie, "cpu" or "cuda".
+    clock: monotonic seconds, for leases, deadlines and reports.
+    randbits: a random integer of so many bits, for lease ids, agent names and first generations.
+
+    Raises:
+        ValueError: the key is empty.
+    """
+
+    cluster_key: bytes = field(repr=False)
+    name: str
+    transport: Transport = "auto"
+    device: str = "cpu"
+    lease_s: float = LEASE_S
+    renew_s: float = RENEW_S
+    fetch_timeout_s: float = 10.0
+    clock: Callable[[], float] = time.monotonic
+    randbits: Callable[[int], int] = secrets.randbits
+
+    def __post_init__(self) -> None:
+        check_key(self.cluster_key)
+
+    def new_agent_name(self) -> str:
+        """A name that no other process has, nor this one after a restart."""
+        return f"{self.name}-{os.getpid()}-{self.randbits(32):08x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,131 +62,12 @@ class FetchStats:
 
 @dataclass(frozen=True, slots=True)
 class ReadReport:
-    """What a reader's release tells of the link: `n_bytes` of payload were read in `read_s`.
+    """What a reader's release tells about the link: `n_bytes` of payload were read in `read_s`.
 
-    projection_s: how long the reader's worker takes to project one window's states; 0.0: it does
-        not know, for it has not had any.
+    projection_s: how long the reader's worker takes to project one window's states; 0.0 as long
+        as it has not projected any.
     """
 
     n_bytes: int
     read_s: float
     projection_s: float
-
-
-class KVExporter(Protocol):
-    """Encoder side: owns the export pool, publishes filled pages, frees them on release.
-
-    Life of a page set: `reserve` -> the engine writes -> `publish` (now leased) -> freed by the
-    reader's release, by lease expiry, or by `revoke`. `abandon` returns reserved pages that were
-    never published.
-    """
-
-    layout: PageLayout
-    pool: PagePool
-    transport: str
-    on_read: Callable[[ReadReport], None] | None  # called on the exporter's thread
-
-    def reserve(self, n_pages: int, timeout_s: float = 0.0) -> tuple[int, ...] | None:
-        """Take `n_pages` free pages, waiting up to `timeout_s`; None when they are not free.
-
-        Raises:
-            WorkerDrainingError: the exporter is closed.
-        """
-
-    def abandon(self, pages: Sequence[int]) -> None:
-        """Give back pages that `reserve` returned and that were not published."""
-
-    def publish(
-        self, pages: Sequence[int], *, request_id: str, window: int, attempt: int, frames: int
-    ) -> CrossKVHandle:
-        """Lease written pages to whoever holds the returned, signed handle.
-
-        The caller has finished (and on a GPU synchronised) its writes. The generation was bumped
-        when the pages were reserved, so a reader of an older handle sees another value.
-        """
-
-    def revoke(self, lease: str) -> bool:
-        """End a lease now; False when it is not (or no longer) known."""
-
-    def active_leases(self) -> int: ...
-
-    @property
-    def n_expired(self) -> int:
-        """Leases that ended because nobody renewed or released them."""
-
-    def refused(self) -> Mapping[str, int]:
-        """Notifications that were not acted on, by reason: "malformed" or "unknown_lease".
-
-        A few of the latter are nobody's fault: a release that comes after the lease's end.
-        """
-
-    def healthy(self) -> str | None:
-        """None when well, else why not."""
-
-    def close(self) -> None:
-        """Stop, deregister and free; idempotent."""
-
-
-class KVImporter(Protocol):
-    """Decoder side: verifies handles, keeps their leases alive, READs their pages.
-
-    Life of a handle: `accept` (verified; renewed from now on) -> `fetch` into pages of the
-    importer's own pool -> done, which releases the lease; or `drop` at any point.
-    """
-
-    layout: PageLayout
-    pool: PagePool
-    projection_s: float  # set by the decoder, told with each release; see `ReadReport`
-
-    @property
-    def transport(self) -> str:
-        """What moves the bytes; may become more precise once a peer was read from."""
-
-    @property
-    def landing_pool(self) -> PagePool | None:
-        """Where encoder states land; None where (so far) only KV comes."""
-
-    def pool_for(self, handle: CrossKVHandle) -> PagePool:
-        """The pool whose pages `fetch` takes for this handle, once it was accepted."""
-
-    def accept(self, handle: CrossKVHandle) -> None:
-        """Verify and begin to renew.
-
-        Raises:
-            HandleRefusedError: signature wrong (checked first).
-            LayoutMismatchError: layout hash differs.
-            PeerLostError: the handle's exporter is known to be gone, or suspect: an earlier
-                READ from it is overdue.
-            WorkerDrainingError: the importer is closed.
-        """
-
-    def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
-        """READ an accepted handle's payload into `pages` of its pool, then check its generation.
-
-        The future cannot be cancelled. It raises StaleGenerationError, PeerLostError,
-        TransferTimeoutError, KVLostError (the handle is not held: never accepted, fetched or
-        dropped before) or WorkerDrainingError (closed meanwhile). After a TransferTimeoutError
-        the importer holds `pages` in quarantine and gives them back to the pool itself once
-        nothing can write to them any more; after any other outcome they are the caller's again,
-        and not before, also when the handle is dropped while it is fetched. Whatever the
-        outcome, the handle is held no longer.
-
-        Raises:
-            ValueError: `pages` are not as many as the handle's.
-            RuntimeError: they are not in use in that pool.
-        """
-
-    def drop(self, handle: CrossKVHandle) -> None:
-        """Stop renewing and release the lease; harmless when already fetched or dropped."""
-
-    def refused(self) -> Mapping[str, int]:
-        """Handles that were not taken, by reason.
-
-        "signature": forged, altered or of another cluster; "layout": of another model or setting;
-        "replayed": fetched or dropped before; "stale": its pages had changed hands.
-        """
-
-    def healthy(self) -> str | None:
-        """None when well, else why not (too many pages in quarantine, agent thread dead)."""
-
-    def close(self) -> None: ...

@@ -223,12 +223,11 @@ async def local_transcriber(
 ) -> AsyncIterator[RequestTranscriber]:
     """Both roles in this process, KV moved in memory; closed cleanly at the end."""
     checkpoint = await asyncio.to_thread(open_checkpoint, settings.model)
-    key = os.urandom(32)
     device = resolve_device(settings.encoder.device)
     settings = sized_together(settings, checkpoint, device)
-    own = settings.model_copy(update={"transport": "memory"})
-    exporters = make_exporters(checkpoint, own, device, cluster_key=key, name="encoder")
-    importer = make_handoff_importer(checkpoint, own, device, cluster_key=key, name="decoder")
+    own = settings.model_copy(update={"transport": "memory", "cluster_key": os.urandom(32).hex()})
+    exporters = make_exporters(checkpoint, own, device, "encoder")
+    importer = make_handoff_importer(checkpoint, own, device, "decoder")
     encoder = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
     decoder = DecoderEngine(checkpoint, importer, settings.decoder)
     audio = AudioPool(settings.router)

@@ -40,13 +40,7 @@ class DecoderWorker(PoolWorker):
         budget = gpu_budget(device, gpu_share())
         settings = sized(settings, checkpoint, device, budget)
         role = settings.decoder
-        self._importer = make_handoff_importer(
-            checkpoint,
-            settings,
-            device,
-            cluster_key=(settings.cluster_key or "").encode(),
-            name=self._name,
-        )
+        self._importer = make_handoff_importer(checkpoint, settings, device, self._name)
         self._engine = DecoderEngine(checkpoint, self._importer, role)
         self._ready(settings, checkpoint.name, device)
 

@@ -41,13 +41,7 @@ class EncoderWorker(PoolWorker):
         budget = gpu_budget(device, gpu_share())
         settings = sized(settings, checkpoint, device, budget, portion)
         role = settings.encoder
-        self._exporters = make_exporters(
-            checkpoint,
-            settings,
-            device,
-            cluster_key=(settings.cluster_key or "").encode(),
-            name=self._name,
-        )
+        self._exporters = make_exporters(checkpoint, settings, device, self._name)
         self._engine = EncoderEngine(
             checkpoint, self._exporters[0], role, self._recorder, *self._exporters[1:]
         )

@@ -12,16 +12,16 @@ from typing import Any
 
 import pytest
 
-from cluster.kv.connect import available_transport, make_importer
+from cluster.kv.connect import available_transport
 from cluster.kv.transfer import LEASE_S
 from tests.support.kv_host import (
-    KEY,
     LAYOUTS,
     LocalHost,
     MakeHost,
     ProcessHost,
     WorkerProcess,
     device,
+    make_importer,
 )
 
 
@@ -98,14 +98,8 @@ def make_reader(mode: str, transport: str, payload: str) -> Iterator[MakeHost]:
     importers = []
 
     def make(n_windows: int = 4, **settings: Any) -> Any:
-        settings = {
-            "cluster_key": KEY,
-            "layout": LAYOUTS[payload],
-            "device": device(),
-            **settings,
-        }
-        layout = settings.pop("layout")
-        importer = make_importer(transport, layout, n_windows * layout.pages_per_window, **settings)
+        layout = settings.pop("layout", LAYOUTS[payload])
+        importer = make_importer(transport, layout, n_windows, **settings)
         importers.append(importer)
         return importer
 

@@ -15,9 +15,9 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from cluster.kv.layout import KVLayout
-from cluster.kv.memory import MemoryExporter
 from cluster.serve.distribution import PACKAGES, package_root
 from tests.support.in_process import in_process_server
+from tests.support.kv_ends import MemoryExporter
 
 UNSAFE_MODULES = frozenset(("pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal"))
 UNSAFE_CALLS = frozenset(("eval", "exec", "compile", "__import__"))

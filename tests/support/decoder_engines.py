@@ -13,13 +13,14 @@ from unittest.mock import patch
 
 import torch
 
-from cluster.kv.layout_for import kv_layout
-from cluster.kv.memory import MemoryExporter, MemoryImporter
+from cluster.kv.handoff import HandoffImporter
+from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import DecoderSettings
 from decoder_worker.backends import choose_attention, torch_attention
 from decoder_worker.engine import DecoderEngine
+from tests.support.kv_ends import MemoryExporter, memory_importer
 
 KEY = b"key of the tests"
 ANSWER_S = 60.0  # generous: a test waits for a condition, never for a time
@@ -31,7 +32,7 @@ class Stand:
 
     checkpoint: Checkpoint
     exporter: MemoryExporter
-    importer: Any
+    importer: HandoffImporter
     engine: DecoderEngine
 
     def publish(self, seed: int, kv: torch.Tensor | None = None) -> CrossKVHandle:
@@ -99,8 +100,9 @@ def make_stand(
     page_tokens: int = 0,
     kv_dtype: str = "float32",
     export_windows: int = 8,
-    importer_class: Callable[..., Any] = MemoryImporter,
+    landing_windows: int = 4,
     fetch_timeout_s: float = 10.0,
+    expects_states: bool = False,
     bucketed: bool = False,
     device: str = "cpu",
     **settings: Any,
@@ -117,13 +119,17 @@ def make_stand(
     layout = kv_layout(checkpoint, page_frames, kv_dtype, device)
     n_pages = layout.pages_per_window
     exporter = MemoryExporter(layout, export_windows * n_pages, cluster_key=KEY, device=device)
-    importer = importer_class(
-        layout,
-        chosen.kv_windows * n_pages,
-        cluster_key=KEY,
-        device=device,
-        fetch_timeout_s=fetch_timeout_s,
+    options: dict[str, Any] = {
+        "cluster_key": KEY,
+        "device": device,
+        "fetch_timeout_s": fetch_timeout_s,
+    }
+    importer = HandoffImporter(
+        memory_importer(layout, chosen.kv_windows * n_pages, **options),
+        lambda: memory_importer(states_layout(checkpoint), landing_windows, **options),
     )
+    if expects_states:
+        importer.open_landing()
     choose = choose_attention if device != "cpu" else partial(_torch_attention, bucketed)
     with patch("decoder_worker.build.choose_attention", choose):
         engine = DecoderEngine(checkpoint, importer, chosen, page_tokens=page_tokens)

@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from cluster.kv.layout_for import kv_layout
-from cluster.kv.memory import MemoryExporter
 from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint
@@ -23,6 +22,7 @@ from encoder_worker.engine import EncoderEngine
 from encoder_worker.gpu.static_encoder import Ready
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
+from tests.support.kv_ends import MemoryExporter
 from tests.support.reference import make_pcm
 
 PATIENCE_S = 30.0

@@ -20,9 +20,11 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.kv.connect import make_exporter, make_importer
+from cluster.kv.connect import make_wire
+from cluster.kv.exporter import KVExporter
+from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
-from cluster.kv.transfer import ReadReport
+from cluster.kv.transfer import ReadReport, TransferConfig
 from cluster.messages import CrossKVHandle
 
 KEY = b"the cluster's key"
@@ -91,20 +93,22 @@ def take(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
             importer.pool.release(pages)
 
 
+def make_importer(
+    transport: str, layout: PageLayout, n_windows: int, cluster_key: bytes = KEY, **options: Any
+) -> KVImporter:
+    config = TransferConfig(cluster_key, "decoder", transport, device(), **options)  # type: ignore[arg-type]
+    return KVImporter(layout, n_windows * layout.pages_per_window, config, make_wire(config))
+
+
 class ExporterService:
     """What a test may ask of an exporter; answers can be pickled."""
 
     def __init__(self, transport: str, payload: str, n_windows: int, lease_s: float) -> None:
         self._layout = layout = LAYOUTS[payload]
         self._window = layout.pages_per_window
-        self.exporter: Any = make_exporter(
-            transport,
-            layout,
-            n_windows * self._window,
-            cluster_key=KEY,
-            device=device(),
-            lease_s=lease_s,
-        )
+        config = TransferConfig(KEY, "encoder", transport, device(), lease_s=lease_s)  # type: ignore[arg-type]
+        self.wire: Any = make_wire(config)
+        self.exporter = KVExporter(layout, n_windows * self._window, config, self.wire)
         self._reports: list[ReadReport] = []
         self.exporter.on_read = self._reports.append
 
@@ -142,8 +146,8 @@ class ExporterService:
         return SimpleNamespace(
             n_windows_free=exporter.pool.n_free / self._window,
             n_leases=exporter.active_leases(),
-            n_ignored=exporter.n_ignored,
-            n_malformed=exporter.n_malformed,
+            n_ignored=exporter.refused()["unknown_lease"],
+            n_malformed=exporter.refused()["malformed"],
             reports=tuple(self._reports[-10:]),
             rss_bytes=rss_pages * os.sysconf("SC_PAGE_SIZE"),
             n_files=len(os.listdir("/proc/self/fd")),
@@ -161,11 +165,7 @@ class ReaderService:
     """A decoder in a process of its own, to be killed."""
 
     def __init__(self, transport: str, payload: str) -> None:
-        layout = LAYOUTS[payload]
-        n_pages = 4 * layout.pages_per_window
-        self.importer: Any = make_importer(
-            transport, layout, n_pages, cluster_key=KEY, device=device()
-        )
+        self.importer = make_importer(transport, LAYOUTS[payload], 4)
 
     def begin(self, handle: CrossKVHandle) -> None:
         """Accept and begin to fetch; do not wait."""
@@ -184,13 +184,13 @@ class LocalHost(ExporterService):
     """The service in this process, for the memory transport."""
 
     def freeze(self) -> None:
-        self.exporter.freeze()
+        self.wire.freeze()
 
     def thaw(self) -> None:
-        self.exporter.thaw()
+        self.wire.thaw()
 
     def kill(self) -> None:
-        self.exporter.kill()
+        self.wire.close()
 
 
 class WorkerProcess:

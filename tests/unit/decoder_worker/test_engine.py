@@ -16,8 +16,8 @@ from cluster.errors import (
     UnsupportedValueError,
     WorkerDrainingError,
 )
+from cluster.kv.handoff import HandoffImporter
 from cluster.kv.layout_for import kv_layout
-from cluster.kv.memory import MemoryImporter
 from cluster.messages import DecodeResult
 from cluster.model.checkpoint import open_checkpoint
 from cluster.settings import DecoderSettings
@@ -31,6 +31,7 @@ from tests.support.decoder_engines import (
     random_kv,
     wait_until,
 )
+from tests.support.kv_ends import memory_importer
 
 # Windows that differ in all that a request may ask for.
 REQUESTS: tuple[dict[str, Any], ...] = (
@@ -226,9 +227,10 @@ def test_end_of_text_ends_a_sequence_and_counts_in_its_probability(
 def test_parts_that_do_not_fit_are_refused_at_start() -> None:
     checkpoint = open_checkpoint(str(cached_checkpoint()))
     layout = kv_layout(open_checkpoint(str(cached_checkpoint("tiny"))))
-    other = MemoryImporter(layout, 1, cluster_key=KEY)
-    small = MemoryImporter(kv_layout(checkpoint, 100), 3, cluster_key=KEY)
-    for importer, word in ((other, "checkpoint"), (small, "kv_windows")):
+    other = memory_importer(layout, 1, cluster_key=KEY)
+    small = memory_importer(kv_layout(checkpoint, 100), 3, cluster_key=KEY)
+    for kv, word in ((other, "checkpoint"), (small, "kv_windows")):
+        importer = HandoffImporter(kv, lambda kv=kv: kv)
         with pytest.raises(ConfigurationError, match=word):
             DecoderEngine(checkpoint, importer, DecoderSettings())
         importer.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,9 +17,7 @@ from cluster.errors import (
     StaleGenerationError,
     TransferTimeoutError,
 )
-from cluster.kv.handoff import HandoffImporter
 from cluster.kv.layout_for import kv_layout, states_layout
-from cluster.kv.memory import MemoryExporter, MemoryImporter
 from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeRequest, DecodeResult
 from cluster.model.checkpoint import open_checkpoint
@@ -28,6 +25,7 @@ from cluster.model.cross_kv import CrossKVProjection
 from decoder_worker.landing import Landing
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.decoder_engines import ANSWER_S, KEY, Stand, make_stand, wait_until
+from tests.support.kv_ends import MemoryExporter
 
 # Windows that differ in what they ask for, in the order of their seeds.
 REQUESTS: tuple[dict[str, Any], ...] = (
@@ -45,7 +43,7 @@ class LandingStand:
         self.stand = stand
         self.engine = stand.engine
         self.states = states
-        self.importer: HandoffImporter = stand.importer
+        self.importer = stand.importer
         self._projection = CrossKVProjection(stand.checkpoint)
 
     def request(self, seed: int, payload: str = "encoder_states", **changes: Any) -> DecodeRequest:
@@ -83,24 +81,14 @@ def random_states(exporter: MemoryExporter, seed: int) -> torch.Tensor:
 
 
 @contextmanager
-def make_landing(
-    *, expects_states: bool = True, landing_windows: int = 4, **options: Any
-) -> Iterator[LandingStand]:
+def make_landing(*, expects_states: bool = True, **options: Any) -> Iterator[LandingStand]:
     """As `make_stand`, with an exporter of states beside it."""
     folder = cached_checkpoint()
     layout = states_layout(open_checkpoint(str(folder)))
 
-    def importer(kv: Any, n_pages: int, **settings: Any) -> HandoffImporter:
-        return HandoffImporter(
-            MemoryImporter(kv, n_pages, **settings),
-            partial(MemoryImporter, layout, landing_windows, **settings),
-            cluster_key=KEY,
-            expects_states=expects_states,
-        )
-
     states = MemoryExporter(layout, 8, cluster_key=KEY)
     try:
-        with make_stand(folder, importer_class=importer, **options) as stand:
+        with make_stand(folder, expects_states=expects_states, **options) as stand:
             yield LandingStand(stand, states)
     finally:
         states.close()

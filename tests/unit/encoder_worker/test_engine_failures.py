@@ -18,13 +18,13 @@ from cluster.errors import (
     WorkerError,
 )
 from cluster.kv.layout_for import kv_layout
-from cluster.kv.memory import MemoryExporter
 from cluster.messages import CrossKVHandle, FileMel
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.encoder_bench import PATIENCE_S, Bench, until
+from tests.support.kv_ends import MemoryExporter
 from tests.support.reference import make_pcm
 
 

@@ -12,8 +12,7 @@ import torch
 from cluster.errors import ConfigurationError
 from cluster.kv.layout import window_bytes
 from cluster.kv.layout_for import kv_layout, states_layout
-from cluster.kv.memory import MemoryExporter
-from cluster.kv.wire import read_message
+from cluster.kv.notifications import read_message
 from cluster.messages import CrossKVHandle, EncodeRequest
 from cluster.model.checkpoint import Checkpoint
 from cluster.settings import EncoderSettings
@@ -22,6 +21,7 @@ from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from encoder_worker.payload_choice import N_READS
 from tests.support.encoder_bench import PATIENCE_S
+from tests.support.kv_ends import MemoryExporter
 from tests.support.reference import make_pcm
 
 PCM = make_pcm(0.5)

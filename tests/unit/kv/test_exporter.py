@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from random import Random
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from cluster.errors import ConfigurationError, WorkerDrainingError
-from cluster.kv.exporter import Exporter
+from cluster.kv.exporter import KVExporter
 from cluster.kv.layout import KVLayout
-from cluster.kv.leases import GenerationCounters
-from cluster.kv.memory import MemoryExporter
+from cluster.kv.memory_wire import MemoryWire
 from cluster.kv.pool import PagePool
+from cluster.kv.transfer import TransferConfig
 from cluster.messages import CrossKVHandle
+from tests.support.kv_ends import MemoryExporter
 
 LAYOUT = KVLayout("exporter", 1, 1, 4, 10, 5, "float32")
 KEY = b"key"
+CONFIG = TransferConfig(KEY, "encoder", "memory")
 
 
 @pytest.fixture
@@ -79,10 +85,10 @@ def test_untrusted_notifications_change_nothing(exporter: MemoryExporter) -> Non
         [b"", b"\xff" * 9000, b"REL:" + b"0" * 32, b"REN:" + b"1" * 32, b"REL:" + lease[:-1]]
     )
     assert exporter.active_leases() == 1
-    assert (exporter.n_malformed, exporter.n_ignored) == (3, 2)
+    assert exporter.refused() == {"malformed": 3, "unknown_lease": 2}
     exporter.handle_notifications([b"REL:" + lease, b"REL:" + lease, b"REN:" + lease])
     assert exporter.active_leases() == 0
-    assert (exporter.n_malformed, exporter.n_ignored) == (3, 4)
+    assert exporter.refused() == {"malformed": 3, "unknown_lease": 4}
     exporter.pool.check_integrity()
 
 
@@ -98,33 +104,63 @@ def test_a_closed_exporter_takes_nothing_and_holds_nothing() -> None:
         exporter.reserve(1)
 
 
-class BrokenInbox:
-    transport = "broken"
-    agent = "broken"
-    metadata = b""
+class BrokenWire(MemoryWire):
+    """Does not open, or breaks while it is drained."""
 
-    def __init__(self, works: bool) -> None:
-        self.works = works
+    def __init__(self, opens: bool) -> None:
+        super().__init__(CONFIG)
+        self.opens = opens
 
-    def open(self, pool: PagePool, counters: GenerationCounters) -> None:
-        if not self.works:
+    def open(self, pool: PagePool, counters: NDArray[np.uint64]) -> None:
+        if not self.opens:
             raise OSError("no such device")
 
     def drain(self) -> list[bytes]:
         raise RuntimeError("the agent is gone")
 
-    def close(self) -> None:
-        pass
-
 
 def test_a_transport_that_cannot_start_says_so() -> None:
     with pytest.raises(ConfigurationError, match="no such device"):
-        Exporter(LAYOUT, 2, BrokenInbox(works=False), cluster_key=KEY)
+        KVExporter(LAYOUT, 2, CONFIG, BrokenWire(opens=False))
 
 
 def test_a_dead_thread_shows_and_frees_the_pages() -> None:
-    exporter = Exporter(LAYOUT, 2, BrokenInbox(works=True), cluster_key=KEY)
-    exporter._thread.join(30.0)
+    exporter = KVExporter(LAYOUT, 2, CONFIG, BrokenWire(opens=True))
+    wait_until(lambda: exporter.healthy() is not None)
     assert "the agent is gone" in (exporter.healthy() or "")
-    exporter.pool.check_integrity()
     exporter.close()
+    exporter.pool.check_integrity()
+
+
+def test_leases_run_on_the_clock_that_it_is_given() -> None:
+    """No real second passes: a lease of an hour is renewed once, then expires."""
+    now = [0.0]
+    exporter = MemoryExporter(LAYOUT, 2, cluster_key=KEY, lease_s=3600.0, clock=lambda: now[0])
+    handle = publish(exporter, reserve(exporter))
+    now[0] += 3599.0
+    exporter.handle_notifications([b"REN:" + handle.lease.encode()])
+    now[0] += 3599.0
+    assert exporter.active_leases() == 1
+    now[0] += 1.0
+    wait_until(lambda: exporter.n_expired == 1)
+    assert exporter.active_leases() == 0
+    exporter.close()
+
+
+def test_one_seed_gives_the_same_names_leases_and_generations() -> None:
+    handles = []
+    for _ in range(2):
+        exporter = MemoryExporter(LAYOUT, 2, cluster_key=KEY, randbits=Random(7).getrandbits)
+        handles.append(publish(exporter, reserve(exporter)))
+        exporter.close()
+    first, second = handles
+    assert first.agent == second.agent
+    assert first.lease == second.lease
+    assert first.generation == second.generation
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

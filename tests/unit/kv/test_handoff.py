@@ -12,12 +12,14 @@ import torch
 from cluster.errors import HandleRefusedError, WorkerDrainingError
 from cluster.kv.handles import sign
 from cluster.kv.handoff import HandoffImporter, landing_windows, make_exporters
+from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, StatesLayout
-from cluster.kv.memory import MemoryExporter, MemoryImporter
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import open_checkpoint
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
+from tests.support.kv_ends import MemoryExporter, memory_importer
+from tests.support.kv_host import wait_for
 
 KEY = b"key"
 KV = KVLayout("handoff", 1, 1, 4, 10, 5, "float32")
@@ -32,19 +34,19 @@ class Pair:
     exporters: dict[str, MemoryExporter] = field(default_factory=dict)
     opened: int = 0
 
-    def open_landing(self) -> MemoryImporter:
+    def open_landing(self) -> KVImporter:
         self.opened += 1
-        return MemoryImporter(STATES, 3, cluster_key=KEY)
+        return memory_importer(STATES, 3, cluster_key=KEY)
 
     def importer(self, expects_states: bool = False) -> HandoffImporter:
-        kv = MemoryImporter(KV, 4, cluster_key=KEY)
-        return HandoffImporter(
-            kv, self.open_landing, cluster_key=KEY, expects_states=expects_states
-        )
+        made = HandoffImporter(memory_importer(KV, 4, cluster_key=KEY), self.open_landing)
+        if expects_states:
+            made.open_landing()
+        return made
 
     def publish(self, payload: str, value: float = 1.0) -> CrossKVHandle:
         exporter = self.exporters[payload]
-        pages = exporter.reserve(exporter.layout.pages_per_window)
+        pages = exporter.reserve(exporter.layout.pages_per_window, DEADLINE_S)
         assert pages is not None
         exporter.pool.tensor[list(pages)] = value
         return exporter.publish(pages, request_id="r", window=0, attempt=0, frames=10)
@@ -150,8 +152,9 @@ def test_a_dropped_handle_frees_the_exporters_page(pair: Pair) -> None:
     for handle in handles:
         importer.accept(handle)
         importer.drop(handle)
-    importer.close()  # releases in order, so all are out
-    assert [exporter.active_leases() for exporter in pair.exporters.values()] == [0, 0]
+    importer.close()
+    for exporter in pair.exporters.values():
+        wait_for(lambda one=exporter: one.active_leases() == 0, "the page is free")  # type: ignore[misc]
 
 
 def test_the_setting_says_which_exporters_there_are() -> None:
@@ -162,9 +165,14 @@ def test_the_setting_says_which_exporters_there_are() -> None:
         "auto": ["cross_kv", "encoder_states"],
     }
     for mode, payloads in expected.items():
-        flags = {"handoff": mode, "transport": "memory", "encoder": {"export_windows": 2}}
+        flags = {
+            "handoff": mode,
+            "transport": "memory",
+            "cluster_key": "k",
+            "encoder": {"export_windows": 2},
+        }
         settings = load_settings(flags=flags, environ={})
-        exporters = make_exporters(checkpoint, settings, "cpu", cluster_key=KEY, name="encoder")
+        exporters = make_exporters(checkpoint, settings, "cpu", "encoder")
         assert [one.layout.payload for one in exporters] == payloads
         assert [one.pool.n_pages for one in exporters] == [2] * len(payloads)
         for one in exporters:

@@ -12,13 +12,15 @@ from numpy.typing import NDArray
 
 from cluster.errors import KVLostError, PeerLostError, WorkerDrainingError
 from cluster.kv.handles import sign
-from cluster.kv.importer import Importer
+from cluster.kv.held_handles import LOST_S, HeldHandles
+from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout
-from cluster.kv.memory import MemoryExporter, MemoryImporter
+from cluster.kv.notifications import parse_notification
 from cluster.kv.pool import PagePool
-from cluster.kv.reads import LOST_S, Ledger
-from cluster.kv.wire import Span, parse_notification
+from cluster.kv.transfer import TransferConfig
+from cluster.kv.wire import Descriptor
 from cluster.messages import CrossKVHandle
+from tests.support.kv_ends import MemoryExporter, memory_importer
 
 LAYOUT = KVLayout("importer", 1, 1, 4, 10, 5, "float32")
 KEY = b"key"
@@ -29,6 +31,8 @@ class StubWire:
     """Reads end when `done` says so; operations raise `error` when it is set."""
 
     transport = "stub"
+    agent = "stub"
+    metadata = b""
 
     def __init__(self) -> None:
         self.done = True
@@ -43,8 +47,11 @@ class StubWire:
             raise self.error
         return object()
 
-    def open(self, pool: PagePool, landing: NDArray[np.uint64]) -> None:
-        self.landing = landing
+    def open(self, pool: PagePool, counters: NDArray[np.uint64]) -> None:
+        self.landing = counters
+
+    def drain(self) -> Sequence[bytes]:
+        return ()
 
     def connect(self, agent: str, metadata: bytes) -> None:
         self.connected.append(agent)
@@ -52,7 +59,7 @@ class StubWire:
     def disconnect(self, agent: str) -> None:
         self.disconnected.append(agent)
 
-    def read_pages(self, agent: str, payload: Sequence[Span]) -> object:
+    def read_pages(self, agent: str, descs: Sequence[Descriptor]) -> object:
         self.n_reads += 1
         return self._operate()
 
@@ -87,13 +94,14 @@ def wire() -> StubWire:
 
 
 @pytest.fixture
-def importer(wire: StubWire) -> Iterator[Importer]:
-    made = Importer(LAYOUT, 8, wire, cluster_key=KEY, fetch_timeout_s=5.0, renew_s=0.05)
+def importer(wire: StubWire) -> Iterator[KVImporter]:
+    config = TransferConfig(KEY, "decoder", fetch_timeout_s=5.0, renew_s=0.05)
+    made = KVImporter(LAYOUT, 8, config, wire)
     yield made
     made.close()
 
 
-def take_pages(importer: Importer) -> tuple[int, ...]:
+def take_pages(importer: KVImporter) -> tuple[int, ...]:
     pages = importer.pool.allocate(2)
     assert pages is not None
     return pages
@@ -106,7 +114,7 @@ def wait_until(condition: object) -> None:
         time.sleep(0.005)
 
 
-def test_callers_mistakes_are_told_at_once(importer: Importer) -> None:
+def test_callers_mistakes_are_told_at_once(importer: KVImporter) -> None:
     handle, pages = make_handle(), take_pages(importer)
     importer.accept(handle)
     with pytest.raises(ValueError, match="1 pages for a handle of 2"):
@@ -121,7 +129,7 @@ def test_callers_mistakes_are_told_at_once(importer: Importer) -> None:
     assert importer.n_held == 0
 
 
-def test_a_handle_is_fetched_once_at_a_time(importer: Importer, wire: StubWire) -> None:
+def test_a_handle_is_fetched_once_at_a_time(importer: KVImporter, wire: StubWire) -> None:
     wire.done = False
     handle, pages, others = make_handle(), take_pages(importer), take_pages(importer)
     importer.accept(handle)
@@ -134,7 +142,7 @@ def test_a_handle_is_fetched_once_at_a_time(importer: Importer, wire: StubWire) 
     first.result(DEADLINE_S)
 
 
-def test_many_leases_are_renewed_in_few_notifications(importer: Importer, wire: StubWire) -> None:
+def test_many_leases_are_renewed_in_few_notifications(importer: KVImporter, wire: StubWire) -> None:
     handles = [make_handle(n) for n in range(300)]
     for handle in handles:
         importer.accept(handle)
@@ -150,7 +158,7 @@ def test_many_leases_are_renewed_in_few_notifications(importer: Importer, wire: 
 
 
 def test_a_lost_peer_is_removed_only_when_nothing_of_it_is_in_flight(
-    importer: Importer, wire: StubWire
+    importer: KVImporter, wire: StubWire
 ) -> None:
     wire.done = False
     handles = [make_handle(n) for n in (1, 2)]
@@ -172,17 +180,17 @@ def test_a_lost_peer_is_removed_only_when_nothing_of_it_is_in_flight(
 
 def test_a_lost_peer_may_come_back_after_a_while() -> None:
     now = [0.0]
-    ledger = Ledger(lambda: now[0])
-    ledger.hold(make_handle(1))
-    ledger.lose("encoder-0")
-    assert len(ledger) == 0
+    held = HeldHandles(lambda: now[0])
+    held.hold(make_handle(1))
+    held.lose("encoder-0")
+    assert len(held) == 0
     with pytest.raises(PeerLostError):
-        ledger.hold(make_handle(2))
+        held.hold(make_handle(2))
     now[0] += LOST_S
-    ledger.hold(make_handle(2))
+    held.hold(make_handle(2))
 
 
-def test_a_dead_thread_fails_every_fetch_and_shows(importer: Importer, wire: StubWire) -> None:
+def test_a_dead_thread_fails_every_fetch_and_shows(importer: KVImporter, wire: StubWire) -> None:
     wire.done = False
     handles = [make_handle(n) for n in (1, 2)]
     for handle in handles:
@@ -203,7 +211,7 @@ def test_a_dead_thread_fails_every_fetch_and_shows(importer: Importer, wire: Stu
 def test_a_handle_that_points_outside_the_pool_reads_nothing() -> None:
     """Signed, so by one of ours, but wrong: it fails alone."""
     exporter = MemoryExporter(LAYOUT, 4, cluster_key=KEY)
-    importer = MemoryImporter(LAYOUT, 4, cluster_key=KEY)
+    importer = memory_importer(LAYOUT, 4, cluster_key=KEY)
     pages = exporter.reserve(2)
     assert pages is not None
     handle = exporter.publish(pages, request_id="r", window=0, attempt=0, frames=10)

@@ -1,87 +1,36 @@
-"""Spans coalesce; notifications stay small, and anything that is not one of ours is dropped."""
+"""Neighbouring pages coalesce into one descriptor, and every page still comes to its place."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.kv.wire import (
-    MAX_NOTIFICATION_BYTES,
-    Span,
-    parse_notification,
-    read_message,
-    release_message,
-    renewal_messages,
-    spans,
-)
-
-LEASE = "00112233445566778899aabbccddeeff"
+from cluster.kv.wire import Descriptor, descriptors
 
 
-def test_neighbours_on_both_sides_become_one_span() -> None:
-    assert spans([0, 100, 200], [500, 600, 900], 100) == [Span(0, 500, 200), Span(200, 900, 100)]
-    assert spans([0, 100], [600, 500], 100) == [Span(0, 600, 100), Span(100, 500, 100)]
-    assert spans([0, 200], [500, 600], 100) == [Span(0, 500, 100), Span(200, 600, 100)]
-    assert spans([], [], 100) == []
+def test_neighbours_on_both_sides_become_one_descriptor() -> None:
+    assert descriptors([0, 100, 200], [500, 600, 900], 100) == [
+        Descriptor(0, 500, 200),
+        Descriptor(200, 900, 100),
+    ]
+    assert descriptors([0, 100], [600, 500], 100) == [
+        Descriptor(0, 600, 100),
+        Descriptor(100, 500, 100),
+    ]
+    assert descriptors([0, 200], [500, 600], 100) == [
+        Descriptor(0, 500, 100),
+        Descriptor(200, 600, 100),
+    ]
+    assert descriptors([], [], 100) == []
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=20))
-def test_spans_move_every_page_to_its_place(pairs: list[tuple[int, int]]) -> None:
+def test_descriptors_move_every_page_to_its_place(pairs: list[tuple[int, int]]) -> None:
     pages = dict(sorted(pairs))  # in order, so that some are neighbours on both sides
     local, remote = list(pages), list(pages.values())
     moved = {}
-    for span in spans([p * 8 for p in local], [p * 8 for p in remote], 8):
-        assert span.n_bytes % 8 == 0
-        for offset in range(0, span.n_bytes, 8):
-            moved[span.local + offset] = span.remote + offset
+    for desc in descriptors([p * 8 for p in local], [p * 8 for p in remote], 8):
+        assert desc.n_bytes % 8 == 0
+        for offset in range(0, desc.n_bytes, 8):
+            moved[desc.local + offset] = desc.remote + offset
     assert moved == {here * 8: there * 8 for here, there in zip(local, remote, strict=True)}
-
-
-def test_messages_come_back_as_they_were_sent() -> None:
-    assert parse_notification(release_message(LEASE)) == ("REL", [LEASE], None)
-    assert parse_notification(read_message(LEASE, 0.0015, 0.0)) == ("REL", [LEASE], (0.0015, 0.0))
-    endless = parse_notification(read_message(LEASE, 1e9, 2.0))
-    assert endless is not None
-    assert endless.times_s == (999.999999, 2.0)
-    leases = [f"{n:032x}" for n in range(1000)]
-    messages = list(renewal_messages(leases))
-    assert all(len(message) <= MAX_NOTIFICATION_BYTES for message in messages)
-    received: list[str] = []
-    for message in messages:
-        parsed = parse_notification(message)
-        assert parsed is not None
-        assert parsed[0] == "REN"
-        received += parsed[1]
-    assert received == leases
-    assert list(renewal_messages([])) == []
-
-
-@pytest.mark.parametrize(
-    "payload",
-    [
-        b"",
-        b"REL:",
-        b"REN:",
-        b"REL:" + LEASE.upper().encode(),
-        b"REL:" + LEASE.encode() + b"\n",
-        b"REL:" + LEASE.encode() * 2,
-        b"REL:" + LEASE.encode() + b":",
-        b"REL:" + LEASE.encode() + b":1",
-        b"REL:" + LEASE.encode() + b":-1:2",
-        b"REL:" + LEASE.encode() + b":1:" + b"9" * 10,
-        b"REN:" + LEASE.encode() + b":1:2",
-        b"REL:" + LEASE.encode() + b"," + LEASE.encode(),
-        b"REN:" + LEASE.encode() + b",",
-        b"DEL:" + LEASE.encode(),
-        b"REN:" + b",".join([LEASE.encode()] * 300),
-        b"\xff\xfe" * 100,
-    ],
-)
-def test_anything_else_is_none_of_ours(payload: bytes) -> None:
-    assert parse_notification(payload) is None
-
-
-@given(st.binary(max_size=200))
-def test_no_payload_crashes_the_parser(payload: bytes) -> None:
-    parse_notification(payload)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cluster.errors import DeadlineExceededError, HandleRefusedError
-from cluster.kv.exporter import Exporter
+from cluster.kv.exporter import KVExporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
 from cluster.serve.clients import ServePool
 from cluster.serve.colocated_replica import ColocatedWorker
@@ -101,7 +101,7 @@ async def test_what_goes_wrong_is_counted(
     with pytest.raises(DeadlineExceededError):
         await worker.decode(DecodeRequest("r", 0, 1, reply.handle, options, -1.0))
     (exporter,) = encode._exporters
-    assert isinstance(exporter, Exporter)
+    assert isinstance(exporter, KVExporter)
     exporter.handle_notifications([b"nonsense", b"REL:" + b"0" * 32])
     lost = exporter.reserve(exporter.layout.pages_per_window)
     assert lost is not None

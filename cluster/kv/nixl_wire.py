@@ -1,15 +1,15 @@
 """KV by NIXL: one-sided READ over InfiniBand, RoCE, NVLink, shared memory or TCP.
 
-One agent per replica, used by one thread: the exporter's or the importer's. The pool is one
-registered region, the counters another, in host memory. What NIXL raises becomes PeerLostError or
-HandleRefusedError here. A GPU pool is registered as "VRAM" with its device's index, and that device
-is made current on the agent's thread; that path has not been run on a GPU yet.
+The pool is one registered region, the counters are another, in host memory. What NIXL raises
+becomes PeerLostError or HandleRefusedError here. A pool on a GPU is registered as "VRAM" with its
+device's index, and that device is made current on the thread that opens the wire; that path has
+not been run on a GPU yet.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,15 +18,12 @@ import torch
 from numpy.typing import NDArray
 
 from cluster.errors import HandleRefusedError, PeerLostError
-from cluster.kv.exporter import Exporter
 from cluster.kv.gpu_memory import check_allocator
-from cluster.kv.importer import Importer
-from cluster.kv.layout import PageLayout
-from cluster.kv.leases import COUNTER_BYTES, GenerationCounters
-from cluster.kv.nixl_agent import make_agent, ucx_log, unique_name, warn_if_slow
+from cluster.kv.leases import COUNTER_BYTES
+from cluster.kv.nixl_agent import make_agent, ucx_log, warn_if_slow
 from cluster.kv.pool import PagePool
-from cluster.kv.transfer import LEASE_S, RENEW_S
-from cluster.kv.wire import Span
+from cluster.kv.transfer import TransferConfig
+from cluster.kv.wire import Descriptor
 
 logger = logging.getLogger(__name__)
 
@@ -57,55 +54,6 @@ class _Place:
 _HOST = _Place("DRAM", 0)
 
 
-class _Registration:
-    """An agent with a pool and an array of counters registered; made and used on one thread."""
-
-    def __init__(self, name: str, pool: PagePool, counters: NDArray[np.uint64]) -> None:
-        self.place = _HOST
-        if pool.device.type == "cuda":
-            index = pool.tensor.device.index
-            torch.cuda.set_device(index)  # UCX looks at the calling thread's context
-            self.place = _Place("VRAM", index)
-        self.agent: Any = make_agent(name)
-        region = (pool.base_address, pool.n_bytes, self.place.device_id, "")
-        self._regions = [
-            self.agent.register_memory([region], self.place.memory),
-            self.agent.register_memory([(counters.ctypes.data, counters.nbytes, 0, "")], "DRAM"),
-        ]
-        # Pool and counters must outlive the registration.
-        self._owners = (pool, counters)
-
-    def close(self) -> None:
-        for region in self._regions:
-            self.agent.deregister_memory(region)
-        self._regions.clear()
-        self.agent = None  # the last reference: stops its progress thread, ends what it does
-
-
-class _NixlInbox:
-    transport = "nixl"
-
-    def __init__(self, name: str) -> None:
-        self.agent = unique_name(name)
-        self.metadata = b""
-        self._registration: _Registration | None = None
-
-    def open(self, pool: PagePool, counters: GenerationCounters) -> None:
-        self._registration = _Registration(self.agent, pool, counters.array)
-        metadata = self._registration.agent.get_agent_metadata()
-        self.metadata = self._registration.place.prefix(metadata)
-
-    def drain(self) -> Iterable[bytes]:
-        assert self._registration is not None
-        by_sender: dict[str, list[bytes]] = self._registration.agent.get_new_notifs()
-        return [payload for payloads in by_sender.values() for payload in payloads]
-
-    def close(self) -> None:
-        if self._registration is not None:
-            self._registration.close()
-            self._registration = None
-
-
 @dataclass(eq=False, slots=True)
 class _Transfer:
     """A posted transfer; `handle` is NIXL's, released when the transfer has ended."""
@@ -114,17 +62,37 @@ class _Transfer:
     state: str
 
 
-class _NixlWire:
-    def __init__(self, name: str) -> None:
-        self._name = unique_name(name)
-        self._registration: _Registration | None = None
+class NixlWire:
+    def __init__(self, config: TransferConfig) -> None:
+        if config.device != "cpu":
+            check_allocator()
+        self.transport = "nixl"
+        self.agent = config.new_agent_name()
+        self.metadata = b""
+        self._place = _HOST
+        self._agent: Any = None  # NIXL's, made by `open`
+        self._registered: list[Any] = []
         self._places: dict[str, _Place] = {}  # of each peer's pool
         self._in_flight: set[_Transfer] = set()
-        self.transport = "nixl"
         self._looks_left = 4  # into UCX's log, for what it picked
 
-    def open(self, pool: PagePool, landing: NDArray[np.uint64]) -> None:
-        self._registration = _Registration(self._name, pool, landing)
+    def open(self, pool: PagePool, counters: NDArray[np.uint64]) -> None:
+        if pool.device.type == "cuda":
+            index = pool.tensor.device.index
+            torch.cuda.set_device(index)  # UCX looks at the calling thread's context
+            self._place = _Place("VRAM", index)
+        self._memory = (pool, counters)  # must live as long as they are registered
+        self._agent = make_agent(self.agent)
+        region = (pool.base_address, pool.n_bytes, self._place.device_id, "")
+        self._registered = [
+            self._agent.register_memory([region], self._place.memory),
+            self._agent.register_memory([(counters.ctypes.data, counters.nbytes, 0, "")], "DRAM"),
+        ]
+        self.metadata = self._place.prefix(self._agent.get_agent_metadata())
+
+    def drain(self) -> Sequence[bytes]:
+        by_sender: dict[str, list[bytes]] = self._agent.get_new_notifs()
+        return [payload for payloads in by_sender.values() for payload in payloads]
 
     def connect(self, agent: str, metadata: bytes) -> None:
         try:
@@ -146,11 +114,9 @@ class _NixlWire:
         except Exception as error:
             logger.warning("cannot remove agent %s: %s", agent, error)
 
-    def read_pages(self, agent: str, payload: Sequence[Span]) -> object:
-        assert self._registration is not None
-        local = [(span.local, span.n_bytes) for span in payload]
-        remote = [(span.remote, span.n_bytes) for span in payload]
-        here = self._descs(local, self._registration.place)
+    def read_pages(self, agent: str, descs: Sequence[Descriptor]) -> object:
+        here = self._descs([(desc.local, desc.n_bytes) for desc in descs], self._place)
+        remote = [(desc.remote, desc.n_bytes) for desc in descs]
         return self._post(agent, here, self._descs(remote, self._places[agent]), b"")
 
     def read_counter(self, agent: str, local: int, remote: int, notification: bytes) -> object:
@@ -182,28 +148,23 @@ class _NixlWire:
     def close(self) -> None:
         for transfer in tuple(self._in_flight):
             self._release(transfer)
-        if self._registration is not None:
-            self._registration.close()
-            self._registration = None
-
-    @property
-    def _agent(self) -> Any:
-        assert self._registration is not None
-        return self._registration.agent
+        for region in self._registered:
+            self._agent.deregister_memory(region)
+        self._registered.clear()
+        self._agent = None  # the last reference: stops its progress thread, ends what it does
 
     def _descs(self, regions: list[tuple[int, int]], place: _Place) -> Any:
         rows = [(address, n_bytes, place.device_id) for address, n_bytes in regions]
         return self._agent.get_xfer_descs(np.array(rows, dtype=np.uint64), place.memory)
 
     def _post(self, agent: str, local: Any, remote: Any, notification: bytes) -> _Transfer:
-        nixl = self._agent
         handle = _guard(
-            agent, lambda: nixl.initialize_xfer("READ", local, remote, agent, notification)
+            agent, lambda: self._agent.initialize_xfer("READ", local, remote, agent, notification)
         )
         transfer = _Transfer(handle, "PROC")
         self._in_flight.add(transfer)
         try:
-            transfer.state = _guard(agent, lambda: nixl.transfer(handle))
+            transfer.state = _guard(agent, lambda: self._agent.transfer(handle))
         except Exception:
             self._release(transfer)
             raise
@@ -217,65 +178,13 @@ class _NixlWire:
             logger.warning("cannot release a transfer handle: %s", error)
 
     def _note_transport(self) -> None:
-        if lanes := ucx_log.lanes(self._name):
+        if lanes := ucx_log.lanes(self.agent):
             name = f"nixl/{lanes}"
             if name != self.transport:
                 logger.info("UCX moves KV by %s", lanes)
                 self.transport = name
-                if self._registration and self._registration.place.memory == "VRAM":
+                if self._place.memory == "VRAM":
                     warn_if_slow(lanes)
-
-
-class NixlExporter(Exporter):
-    """A KVExporter for importers anywhere that UCX reaches."""
-
-    def __init__(
-        self,
-        layout: PageLayout,
-        n_pages: int,
-        *,
-        cluster_key: bytes,
-        name: str = "encoder",
-        device: str = "cpu",
-        lease_s: float = LEASE_S,
-    ) -> None:
-        if device != "cpu":
-            check_allocator()
-        super().__init__(
-            layout,
-            n_pages,
-            _NixlInbox(name),
-            cluster_key=cluster_key,
-            device=device,
-            lease_s=lease_s,
-        )
-
-
-class NixlImporter(Importer):
-    """A KVImporter for exporters anywhere that UCX reaches."""
-
-    def __init__(
-        self,
-        layout: PageLayout,
-        n_pages: int,
-        *,
-        cluster_key: bytes,
-        name: str = "decoder",
-        device: str = "cpu",
-        fetch_timeout_s: float = 10.0,
-        renew_s: float = RENEW_S,
-    ) -> None:
-        if device != "cpu":
-            check_allocator()
-        super().__init__(
-            layout,
-            n_pages,
-            _NixlWire(name),
-            cluster_key=cluster_key,
-            device=device,
-            fetch_timeout_s=fetch_timeout_s,
-            renew_s=renew_s,
-        )
 
 
 def _guard(peer: str, operation: Callable[[], _T]) -> _T:
