@@ -13,7 +13,6 @@ from cluster.messages import QualityGates, Task
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Decoding = Literal["parallel", "sequential"]
-StreamUsage = Literal["end", "end chunk", "each chunk"]
 
 RESPONSE_FORMATS: tuple[str, ...] = get_args(ResponseFormat)
 DECODINGS: tuple[str, ...] = get_args(Decoding)
@@ -53,8 +52,8 @@ class TranscriptionParams:
     try higher temperatures where an attempt fails `gates` (only from temperature 0 on); seed: of
     the sampling noise, None for one drawn at random; words, segments, logprobs: what the answer
     shall hold; stream: send it as it becomes certain; chunking: None leaves the cuts to the server;
-    max_completion_tokens: of each window, None for as many as the model can; stream_usage: "end"
-    is OpenAI's, with "chunk" events are also in vLLM's shape, with the usage at the end or in each.
+    max_completion_tokens: of each window, None for as many as the model can; stream_include_usage:
+    events are also in vLLM's shape, which with stream_continuous_usage_stats has the usage in each.
     """
 
     model: str
@@ -79,7 +78,8 @@ class TranscriptionParams:
     length_penalty: float | None = None
     gates: QualityGates = PARALLEL_GATES
     max_completion_tokens: int | None = None
-    stream_usage: StreamUsage = "end"
+    stream_include_usage: bool = False
+    stream_continuous_usage_stats: bool = False
 
     @property
     def temperatures(self) -> tuple[float, ...]:

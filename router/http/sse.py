@@ -77,11 +77,10 @@ class EventWriter:
 
     def _chunk(self, text: str) -> dict[str, Any]:
         """What vLLM's clients read of a delta. Tokens are counted when their segment closes."""
-        stream_usage = self._params.stream_usage
-        if stream_usage == "end":
+        if not self._params.stream_include_usage:
             return {}
         chunk: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": text}}]}
-        if stream_usage == "each chunk":
+        if self._params.stream_continuous_usage_stats:
             chunk["usage"] = {"completion_tokens": self._n_tokens}
         return chunk
 
@@ -101,7 +100,7 @@ class EventWriter:
             case _:
                 body = json_body(transcript, self._logprobs if params.logprobs else None)
         body["usage"] = used = token_usage(transcript)
-        if params.stream_usage != "end":
+        if params.stream_include_usage:
             used["prompt_tokens"] = used["input_tokens"]
             used["completion_tokens"] = used["output_tokens"]
         return rest + _event({"type": "transcript.text.done", **body}) + END

@@ -112,8 +112,11 @@ def test_vllm_s_clients_read_choices_and_usage(url: str, continuous: bool) -> No
     TextDoneEvent.model_validate(done)
 
 
-def test_without_vllm_s_fields_events_are_openais_alone(url: str) -> None:
-    *deltas, done = events_of(post_stream(url))
+@pytest.mark.parametrize("form", [{}, {"stream_continuous_usage_stats": "true"}])
+def test_without_stream_include_usage_events_are_openais_alone(
+    url: str, form: dict[str, str]
+) -> None:
+    *deltas, done = events_of(post_stream(url, **form))
     assert all(set(event) == {"type", "delta"} for event in deltas)
     assert "completion_tokens" not in done["usage"]
 

@@ -1,0 +1,243 @@
+"""What a request field may hold. Each kind reads what a client sent and describes itself.
+
+`parse` turns the text of a field into a value, or raises an error that names the field; `schema`
+says the same as JSON schema. A kind knows nothing of the field's meaning, nor of other fields.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from cluster.errors import InvalidRequestError, UnsupportedValueError
+from cluster.model.languages import language_code
+
+Schema = dict[str, Any]
+Shape = Literal["text", "list", "object", "file"]
+
+SHOWN = 64  # characters of a client's value that an error message repeats
+OFF = ("none", "null")  # how a threshold is turned off
+
+
+class Kind(ABC):
+    """A kind of values.
+
+    shape: what the form holds, and so what `parse` takes: a text, a list of items, or an object's
+        parts by name. The file never comes here.
+    """
+
+    shape: ClassVar[Shape] = "text"
+
+    @abstractmethod
+    def parse(self, name: str, sent: Any) -> Any:
+        """The value of field `name`. Raises InvalidRequestError."""
+
+    @abstractmethod
+    def schema(self) -> Schema:
+        """JSON schema of the values, without a description."""
+
+
+class AudioFile(Kind):
+    shape = "file"
+
+    def parse(self, name: str, sent: Any) -> Any:
+        raise _refusal(name, "a file", sent)
+
+    def schema(self) -> Schema:
+        return {"type": "string", "format": "binary"}
+
+
+@dataclass(frozen=True, slots=True)
+class Text(Kind):
+    examples: tuple[str, ...] = ()
+
+    def parse(self, name: str, sent: str) -> str:
+        return sent
+
+    def schema(self) -> Schema:
+        return {"type": "string"} | ({"examples": list(self.examples)} if self.examples else {})
+
+
+class Language(Kind):
+    """A code or an English name, read as the code."""
+
+    def parse(self, name: str, sent: str) -> str:
+        code = language_code(sent)
+        if code is None:
+            raise InvalidRequestError(
+                f"{shown(sent)} is no language that is known here; send an ISO-639-1 code such as "
+                f"'en', an English name such as 'english', or leave it out to have it detected",
+                param=name,
+                code="invalid_language_format",
+            )
+        return code
+
+    def schema(self) -> Schema:
+        return {"type": "string", "examples": ["en"]}
+
+
+class Boolean(Kind):
+    def parse(self, name: str, sent: str) -> bool:
+        match sent.strip().lower():
+            case "true" | "1":
+                return True
+            case "false" | "0":
+                return False
+        raise _refusal(name, "true or false", sent)
+
+    def schema(self) -> Schema:
+        return {"type": "boolean"}
+
+
+@dataclass(frozen=True, slots=True)
+class Number(Kind):
+    low: float
+    high: float
+
+    def parse(self, name: str, sent: str) -> float:
+        try:
+            found = float(sent)
+        except ValueError:
+            found = math.nan
+        if not self.low <= found <= self.high:
+            raise _refusal(name, f"a number from {self.low:g} to {self.high:g}", sent)
+        return found + 0.0  # no negative zero
+
+    def schema(self) -> Schema:
+        return {"type": "number", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold(Kind):
+    """A number that the text `none` (or JSON's word for it) turns off.
+
+    An SDK's None arrives as an empty text, which could mean both "off" and "as usual".
+    """
+
+    low: float
+    high: float
+
+    def parse(self, name: str, sent: str) -> float | None:
+        text = sent.strip().lower()
+        if text in OFF:
+            return None
+        if not text:
+            raise InvalidRequestError(
+                f"'{name}' is empty; send a number, or 'none' to turn it off", param=name
+            )
+        return Number(self.low, self.high).parse(name, sent)
+
+    def schema(self) -> Schema:
+        off = {"type": "string", "enum": list(OFF)}
+        return {"oneOf": [Number(self.low, self.high).schema(), off]}
+
+
+@dataclass(frozen=True, slots=True)
+class Integer(Kind):
+    """A whole number that is not negative."""
+
+    low: int
+    high: int
+
+    def parse(self, name: str, sent: str) -> int:
+        digits = sent.strip()
+        is_number = len(digits) <= len(str(self.high)) and digits.isascii() and digits.isdigit()
+        if not is_number or not self.low <= int(digits) <= self.high:
+            raise _refusal(name, f"a whole number from {self.low} to {self.high}", sent)
+        return int(digits)
+
+    def schema(self) -> Schema:
+        return {"type": "integer", "minimum": self.low, "maximum": self.high}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice(Kind):
+    """One of `choices`. `unsupported`: values of OpenAI's that are not offered here."""
+
+    choices: tuple[str, ...]
+    unsupported: tuple[str, ...] = ()
+
+    def parse(self, name: str, sent: str) -> str:
+        value = sent.strip()
+        if value in self.unsupported:
+            raise UnsupportedValueError(
+                f"{name} '{value}' is not supported by this server", param=name
+            )
+        if value not in self.choices:
+            raise InvalidRequestError(
+                f"{shown(sent)} is no {name}; use one of {_quoted(self.choices)}",
+                param=name,
+                code="invalid_value",
+            )
+        return value
+
+    def schema(self) -> Schema:
+        return {"type": "string", "enum": list(self.choices)}
+
+
+@dataclass(frozen=True, slots=True)
+class Choices(Kind):
+    """Any of `choices`, as a list."""
+
+    choices: tuple[str, ...]
+    shape = "list"
+
+    def parse(self, name: str, sent: list[Any]) -> tuple[str, ...]:
+        for item in sent:
+            if item not in self.choices:
+                raise InvalidRequestError(
+                    f"{shown(item)} is none of the values of '{name}'; use {_quoted(self.choices)}",
+                    param=name,
+                    code="invalid_value",
+                )
+        return tuple(sent)
+
+    def schema(self) -> Schema:
+        return {"type": "array", "items": {"type": "string", "enum": list(self.choices)}}
+
+
+class Texts(Kind):
+    shape = "list"
+
+    def parse(self, name: str, sent: list[Any]) -> tuple[str, ...]:
+        for item in sent:
+            if not isinstance(item, str):
+                raise _refusal(name, "texts", item)
+        return tuple(sent)
+
+    def schema(self) -> Schema:
+        return {"type": "array", "items": {"type": "string"}}
+
+
+@dataclass(frozen=True, slots=True)
+class Times(Kind):
+    """Seconds that never decrease, from list items or one text with commas."""
+
+    high: float
+    shape = "list"
+
+    def parse(self, name: str, sent: list[Any]) -> tuple[float, ...]:
+        texts = [part for item in sent for part in str(item).split(",") if part.strip()]
+        seconds = tuple(Number(0.0, self.high).parse(name, text) for text in texts)
+        if list(seconds) != sorted(seconds):
+            raise InvalidRequestError(f"the times of '{name}' must not decrease", param=name)
+        return seconds
+
+    def schema(self) -> Schema:
+        return {"type": "array", "items": Number(0, self.high).schema()}
+
+
+def shown(value: object) -> str:
+    """A client's value, quoted, on one line and cut to a sensible length."""
+    text = repr(value)
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def _refusal(name: str, expected: str, sent: object) -> InvalidRequestError:
+    return InvalidRequestError(f"'{name}' must be {expected}, not {shown(sent)}", param=name)
+
+
+def _quoted(choices: tuple[str, ...]) -> str:
+    return ", ".join(f"'{one}'" for one in choices)
