@@ -2,11 +2,11 @@
 
 Modules log through `logging.getLogger(__name__)` and know nothing of this. The request id comes
 from the context of the running task, or from `extra={"request_id": ...}` where a thread serves
-many requests at once. Other items of `extra` are printed as well, but for those of `told`, which
-the message says already: they are for JSON alone.
+many requests at once. Other items of `extra` are printed as well, except those of `log_fields`:
+the message says them already, so they are for JSON alone.
 
-What a client sent is in no line. A bug's own words may quote it, so a process that sees what
-clients send (the router) logs an unexpected exception's class and place, and not its message.
+What a client sent is in no line. The message of an unexpected exception may quote it, so a process
+that sees what clients send (the router) logs the exception's class and place without its message.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {
     "replica",
     "taskName",
     "color_message",
-    "told",
+    "log_fields",
 }
 
 
@@ -55,10 +55,10 @@ def current_request_id() -> str:
     return _request_id.get()
 
 
-def told(request_id: str | None = None, **fields: object) -> dict[str, object]:
-    """`extra` of a line: what its message says, again as fields: window, attempt, peer, figures."""
+def log_fields(request_id: str | None = None, **fields: object) -> dict[str, object]:
+    """The `extra` of a line whose message says the same: window, attempt, peer, figures."""
     named = {} if request_id is None else {"request_id": request_id}
-    return {**named, "told": fields}
+    return {**named, "log_fields": fields}
 
 
 def configure_logging(
@@ -79,7 +79,7 @@ def configure_logging(
         level: such as "INFO".
         packages: names of the loggers, with all below them.
         role: "router", "encoder", "decoder", or what else this process is.
-        replica: its name among its like.
+        replica: its name among the replicas of that role.
         encoding: one readable line, or one JSON object, per record.
         quotes: log what unexpected exceptions say, which may be a piece of somebody's request.
         stream: where to.
@@ -120,7 +120,7 @@ class JsonFormatter(logging.Formatter):
             "request_id": _of(record, "request_id"),
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "told", {}),
+            **getattr(record, "log_fields", {}),
             **_extras(record),
         }
         if trace := _trace(self, record):

@@ -7,12 +7,12 @@ through which a running request learns how long it may take and says how much au
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 
+from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.messages import Role, WorkerStatus
 from cluster.tracing import NO_SPAN, Span
 from router.api.params import TranscriptionParams
@@ -86,28 +86,56 @@ class AudioShare(Protocol):
         """Correct the estimate before work began. Raises OverloadedError if it cannot stay."""
 
     def found(self, audio_s: float) -> None:
-        """So much audio was found by now; never refuses."""
+        """Count so much audio, found by now; never refuses."""
+
+
+class _Unlimited:
+    """The `AudioShare` of a request that nobody admits."""
+
+    def expect(self, audio_s: float) -> None:
+        """Accept any length."""
+
+    found = expect
+
+
+@dataclass(frozen=True, slots=True)
+class DeadlineRule:
+    """How long a request may take: `factor` times its audio, and within the two bounds."""
+
+    min_s: float
+    factor: float
+    max_s: float
+
+    def seconds(self, audio_s: float) -> float:
+        return min(max(self.min_s, self.factor * audio_s), self.max_s)
 
 
 @dataclass(slots=True)
 class RequestContext:
     """One request's identity and time.
 
-    The deadline follows the audio: max(min_s, factor * audio_s), at most max_s, from
-    `started_s` (monotonic, when the upload was complete). It grows as audio is found.
+    The deadline counts from `started_s` (the clock's, when the upload was complete). It grows as
+    audio is found.
     """
 
     request_id: str
     share: AudioShare
-    min_deadline_s: float
-    deadline_factor: float
-    max_deadline_s: float
+    deadline: DeadlineRule
+    clock: Clock = SYSTEM_CLOCK
     audio_s: float = 0.0
-    started_s: float = field(default_factory=time.monotonic)
+    started_s: float = field(init=False)
     finished_s: float = 0.0
     span: Span = NO_SPAN  # of the whole request
-    on_progress: Callable[[float, float], None] | None = None  # told (finished_s, audio_s)
-    on_update: Callable[[Update], None] | None = None  # told, in order, what is certain
+    on_progress: Callable[[float, float], None] | None = None  # gets (finished_s, audio_s)
+    on_update: Callable[[Update], None] | None = None  # gets, in order, what is certain
+
+    @classmethod
+    def unlimited(cls, request_id: str, time_s: float) -> Self:
+        """A request without a client: `time_s` from now, however much audio it holds."""
+        return cls(request_id, _Unlimited(), DeadlineRule(time_s, 0.0, time_s))
+
+    def __post_init__(self) -> None:
+        self.started_s = self.clock.monotonic()
 
     def update(self, update: Update) -> None:
         """Call, in time order, with what can no longer change."""
@@ -138,12 +166,11 @@ class RequestContext:
     @property
     def deadline_s(self) -> float:
         """The whole time that the request gets, in seconds from `started_s`."""
-        wanted_s = max(self.min_deadline_s, self.deadline_factor * self.audio_s)
-        return min(wanted_s, self.max_deadline_s)
+        return self.deadline.seconds(self.audio_s)
 
     def remaining_s(self) -> float:
         """Seconds left; negative when over. Ask anew before each use: it can grow."""
-        return self.started_s + self.deadline_s - time.monotonic()
+        return self.started_s + self.deadline_s - self.clock.monotonic()
 
 
 class Transcriber(Protocol):

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-import time
 from dataclasses import dataclass, field
 
+from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.errors import (
     DeadlineExceededError,
     KVLostError,
@@ -24,7 +23,7 @@ from cluster.errors import (
     WorkerError,
     WorkerGoneError,
 )
-from cluster.logs import told
+from cluster.logs import log_fields
 from cluster.messages import (
     FRAMES_PER_S,
     SAMPLE_RATE,
@@ -37,6 +36,7 @@ from cluster.messages import (
     FileMel,
     OnToken,
     Pcm,
+    Role,
     SampledToken,
 )
 from cluster.metrics import Recorder
@@ -47,9 +47,11 @@ from router.interface import RequestContext, StageTimings
 
 logger = logging.getLogger(__name__)
 
-NO_PEER = "nobody"
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 2.0
+# What another try, on another worker, may do better. After the last two the KV is still there.
+RETRIED = (KVLostError, LayoutMismatchError, SequenceFailedError)
+RETRIED_WITH_SAME_KV = (WorkerGoneError, WorkerDrainingError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,7 @@ class WindowAudio:
 
 @dataclass(slots=True)
 class RequestRun:
-    """One request's identity and time, and where its time went so far."""
+    """One request on its way: its context, and where its time has gone so far."""
 
     context: RequestContext
     results: list[DecodeResult] = field(default_factory=list)
@@ -108,6 +110,40 @@ class RequestRun:
         )
 
 
+class TokenRelay:
+    """Hands the tokens of a window on, each once, however often the window is decoded."""
+
+    def __init__(self, on_token: OnToken) -> None:
+        self._on_token = on_token
+        self._n_sent = 0
+
+    def begin(self) -> OnToken:
+        """Return what takes the tokens of one more decode, which begins with the first again."""
+        n_seen = 0
+
+        def take(token: SampledToken) -> None:
+            nonlocal n_seen
+            n_seen += 1
+            if n_seen > self._n_sent:
+                self._n_sent = n_seen
+                self._on_token(token)
+
+        return take
+
+
+@dataclass(slots=True)
+class WindowRun:
+    """One window on its way. encoded: the encoder's answer, while its KV may still be there."""
+
+    request: RequestRun
+    audio: WindowAudio
+    options: DecodeOptions
+    relay: TokenRelay | None
+    span: Span
+    encoded: EncodeReply | None = None
+    failures: int = 0
+
+
 class Pipeline:
     """Takes windows through both pools, for all requests for one model."""
 
@@ -118,12 +154,14 @@ class Pipeline:
         settings: RouterSettings,
         recorder: Recorder,
         tracer: Tracer = NO_TRACER,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._encoders = encoders
         self._decoders = decoders
         self._settings = settings
         self._recorder = recorder
         self._tracer = tracer
+        self._clock = clock
 
     async def decode(
         self,
@@ -134,168 +172,120 @@ class Pipeline:
     ) -> DecodeResult:
         """Encode and decode one window.
 
-        on_token is told of each token once: another worker, which samples the same ones again,
-        goes on behind what was told.
+        on_token is called once for each token: another worker samples the same ones again, and
+        those that were told already are not told again.
 
         Raises:
             DeadlineExceededError: the request's time is over.
             OverloadedError: no worker could finish it in `max_attempts` tries.
             SplitscribeError: what no other worker would do better.
         """
+        relay = TokenRelay(on_token) if on_token is not None else None
         with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
-            return await self._decode_traced(run, audio, options, on_token, span)
+            return await self._try_until_done(WindowRun(run, audio, options, relay, span))
 
-    async def _decode_traced(
-        self,
-        run: RequestRun,
-        audio: WindowAudio,
-        options: DecodeOptions,
-        on_token: OnToken | None,
-        span: Span,
-    ) -> DecodeResult:
-        encoded: EncodeReply | None = None
-        told = ToldTokens(on_token) if on_token is not None else None
-        backoff_s = FIRST_BACKOFF_S
-        failures = 0
+    async def _try_until_done(self, window: WindowRun) -> DecodeResult:
+        request, backoff_s = window.request, FIRST_BACKOFF_S
         while True:
             try:
-                async with asyncio.timeout(run.remaining_s()):
-                    if encoded is None:
-                        encoded = await self._encode(run, audio, span)
-                    result = await self._decode(run, audio, options, encoded, told, span)
-                    self._recorder.add("splitscribe_windows_total")
-                    return result
+                async with asyncio.timeout(request.remaining_s()):
+                    return await self._try(window)
             except TimeoutError as error:
                 raise DeadlineExceededError(
-                    f"the request's {run.context.deadline_s:.0f} s ran out "
-                    f"while window {audio.index} was in the cluster"
+                    f"the request's {request.context.deadline_s:.0f} s ran out "
+                    f"while window {window.audio.index} was in the cluster"
                 ) from error
             except OverloadedError:
-                self._note_retry(run, audio, encoded, "full")
-                span.event("retry", reason="full")
-            except (
-                KVLostError,
-                LayoutMismatchError,
-                SequenceFailedError,
-                WorkerGoneError,
-                WorkerDrainingError,
-            ) as error:
-                failures += 1
-                self._note_retry(run, audio, encoded, type(error).__name__, str(error))
-                span.event("retry", reason=type(error).__name__)
-                if not isinstance(error, WorkerGoneError | WorkerDrainingError):
-                    encoded = None  # encode again
-                if failures >= self._settings.max_attempts:
-                    raise _given_up(error, failures) from error
-            await asyncio.sleep(min(backoff_s, run.remaining_s()) * random.uniform(0.5, 1.0))
+                self._note_retry(window, "full")
+            except (*RETRIED, *RETRIED_WITH_SAME_KV) as error:
+                window.failures += 1
+                self._note_retry(window, type(error).__name__, str(error))
+                if isinstance(error, RETRIED):
+                    window.encoded = None  # encode again
+                if window.failures >= self._settings.max_attempts:
+                    raise _given_up(error, window.failures) from error
+            pause_s = min(backoff_s, request.remaining_s())
+            await self._clock.sleep(pause_s * self._clock.random.uniform(0.5, 1.0))
             backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
 
-    async def _encode(self, run: RequestRun, audio: WindowAudio, span: Span) -> EncodeReply:
-        run.encodes += 1
-        called_s = time.monotonic()
-        with self._tracer.span(
-            "call encoder", span.traceparent, "client", attempt=run.encodes
-        ) as call:
+    async def _try(self, window: WindowRun) -> DecodeResult:
+        if window.encoded is None:
+            window.encoded = await self._encode(window)
+        result = await self._decode(window, window.encoded)
+        self._recorder.add("splitscribe_windows_total")
+        return result
+
+    async def _encode(self, window: WindowRun) -> EncodeReply:
+        request, audio = window.request, window.audio
+        request.encodes += 1
+        called_s = self._clock.monotonic()
+        with self._call("encoder", window, request.encodes) as call:
             reply = await self._encoders.encode(
                 EncodeRequest(
-                    request_id=run.context.request_id,
+                    request_id=request.context.request_id,
                     window=audio.index,
-                    attempt=run.encodes,
+                    attempt=request.encodes,
                     pcm=audio.pcm,
-                    remaining_s=run.remaining_s(),
+                    remaining_s=request.remaining_s(),
                     file_mel=audio.file_mel,
                     traceparent=call.traceparent,
                 )
             )
-        run.add_encode(reply.timings)
-        self._record_hop("encoder", called_s, reply.timings.queue_s + reply.timings.encode_s)
+        spent = reply.timings
+        request.add_encode(spent)
+        self._record_hop("encoder", called_s, spent.queue_s + spent.encode_s)
         return reply
 
-    async def _decode(
-        self,
-        run: RequestRun,
-        audio: WindowAudio,
-        options: DecodeOptions,
-        encoded: EncodeReply,
-        told: ToldTokens | None,
-        span: Span,
-    ) -> DecodeResult:
-        called_s, handle = time.monotonic(), encoded.handle
-        with self._tracer.span(
-            "call decoder", span.traceparent, "client", attempt=handle.attempt
-        ) as call:
+    async def _decode(self, window: WindowRun, encoded: EncodeReply) -> DecodeResult:
+        handle = encoded.handle
+        called_s = self._clock.monotonic()
+        with self._call("decoder", window, handle.attempt) as call:
             request = DecodeRequest(
-                request_id=run.context.request_id,
-                window=audio.index,
+                request_id=window.request.context.request_id,
+                window=window.audio.index,
                 attempt=handle.attempt,
                 handle=handle,
-                options=options,
-                remaining_s=run.remaining_s(),
-                content_frames=audio.content_frames,
+                options=window.options,
+                remaining_s=window.request.remaining_s(),
+                content_frames=window.audio.content_frames,
                 traceparent=call.traceparent,
                 kv_place=encoded.place,
             )
-            if told is None:
-                result = await self._decoders.decode(request)
-            else:
-                result = await self._decoders.decode(request, told.begin())
-        run.results.append(result)
+            on_token = window.relay.begin() if window.relay is not None else None
+            result = await self._decoders.decode(request, on_token)
+        window.request.results.append(result)
         spent = result.timings
-        self._record_hop(
-            "decoder", called_s, spent.queue_s + spent.transfer_s + spent.prefill_s + spent.decode_s
-        )
+        worked_s = spent.queue_s + spent.transfer_s + spent.prefill_s + spent.decode_s
+        self._record_hop("decoder", called_s, worked_s)
         return result
 
-    def _record_hop(self, role: str, called_s: float, worked_s: float) -> None:
-        hop_s = time.monotonic() - called_s - worked_s
+    def _call(self, role: Role, window: WindowRun, attempt: int) -> Span:
+        parent = window.span.traceparent
+        return self._tracer.span(f"call {role}", parent, "client", attempt=attempt)
+
+    def _record_hop(self, role: Role, called_s: float, worked_s: float) -> None:
+        hop_s = self._clock.monotonic() - called_s - worked_s
         self._recorder.observe("splitscribe_hop_seconds", max(0.0, hop_s), role=role)
 
-    def _note_retry(
-        self,
-        run: RequestRun,
-        audio: WindowAudio,
-        encoded: EncodeReply | None,
-        reason: str,
-        what: str = "",
-    ) -> None:
-        """encoded: the encoder's answer, if it had come that far."""
+    def _note_retry(self, window: WindowRun, reason: str, message: str = "") -> None:
         self._recorder.add("splitscribe_window_retries_total", reason=reason)
-        peer = encoded.handle.agent if encoded is not None else NO_PEER
+        window.span.event("retry", reason=reason)
+        index, attempt = window.audio.index, window.request.encodes
+        peer = window.encoded.handle.agent if window.encoded is not None else "nobody"
         logger.log(
             logging.DEBUG if reason == "full" else logging.WARNING,
             "window %d is tried again after attempt %d, encoded by %s: %s %s",
-            audio.index,
-            run.encodes,
+            index,
+            attempt,
             peer,
             reason,
-            what,
-            extra=told(window=audio.index, attempt=run.encodes, peer=peer, reason=reason),
+            message,
+            extra=log_fields(window=index, attempt=attempt, peer=peer, reason=reason),
         )
 
 
-class ToldTokens:
-    """Hands tokens on, each once, over several deliveries of the same window."""
-
-    def __init__(self, on_token: OnToken) -> None:
-        self._on_token = on_token
-        self._n_told = 0
-
-    def begin(self) -> OnToken:
-        """For one delivery, which begins with the first token again."""
-        n_seen = 0
-
-        def take(token: SampledToken) -> None:
-            nonlocal n_seen
-            n_seen += 1
-            if n_seen > self._n_told:
-                self._n_told = n_seen
-                self._on_token(token)
-
-        return take
-
-
 def _given_up(error: WorkerError, failures: int) -> SplitscribeError:
-    """What the client is told after the last attempt."""
+    """The error that the client gets after the last attempt."""
     if isinstance(error, SequenceFailedError):
         return error
     return OverloadedError(

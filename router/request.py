@@ -8,14 +8,13 @@ through the encoder and decoder pools by `router.pipeline`.
 from __future__ import annotations
 
 import asyncio
-import secrets
-import time
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.messages import DecodeOptions, Role, WorkerStatus
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import HOP_LENGTH
@@ -61,9 +60,10 @@ class RequestTranscriber:
         *,
         dims: ModelDims,
         tracer: Tracer = NO_TRACER,
+        clock: Clock = SYSTEM_CLOCK,
         may_sleep: Collection[Role] = (),
     ) -> None:
-        """may_sleep: pools that are well without a worker, since a request starts one."""
+        """may_sleep: pools that are healthy without a worker, since a request starts one."""
         self._may_sleep = may_sleep
         self._audio = audio
         self._encoders = encoders
@@ -71,8 +71,9 @@ class RequestTranscriber:
         self.tokenizer = tokenizer
         self._dims = dims
         self._settings = settings
+        self._clock = clock
         self._recorder = recorder or silent_recorder(ROUTER_METRICS)
-        self._pipeline = Pipeline(encoders, decoders, settings, self._recorder, tracer)
+        self._pipeline = Pipeline(encoders, decoders, settings, self._recorder, tracer, clock)
 
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
@@ -94,7 +95,7 @@ class RequestTranscriber:
     async def _transcribe_parallel(
         self, upload: Path, params: TranscriptionParams, run: RequestRun
     ) -> TranscriptionResult:
-        opened_s = time.monotonic()
+        opened_s = self._clock.monotonic()
         builder = TranscriptBuilder(self.tokenizer)
         context, options = run.context, self._options(params)
         work = ParallelRun(
@@ -125,7 +126,7 @@ class RequestTranscriber:
     async def _transcribe_sequential(
         self, upload: Path, params: TranscriptionParams, run: RequestRun
     ) -> TranscriptionResult:
-        context, opened_s = run.context, time.monotonic()
+        context, opened_s = run.context, self._clock.monotonic()
         async with self._audio.open_whole(
             upload,
             request_id=context.request_id,
@@ -204,7 +205,7 @@ class RequestTranscriber:
             timestamps=True,
             prompt_tokens=context.prompt_tokens(),
             temperatures=params.temperatures,
-            seed=_seed(params),
+            seed=self._seed(params),
             beam_size=params.beam_size,
             patience=params.patience,
             best_of=params.best_of,
@@ -214,16 +215,15 @@ class RequestTranscriber:
             max_new_tokens=params.max_completion_tokens,
         )
 
-
-def _seed(params: TranscriptionParams) -> int:
-    """The client's; else chance where it asked for samples, and the same text every time if not."""
-    if params.seed is not None:
-        return params.seed
-    return secrets.randbits(31) if params.temperature > 0 else 0
+    def _seed(self, params: TranscriptionParams) -> int:
+        """The client's seed; without one, chance only where it asked for sampled text."""
+        if params.seed is not None:
+            return params.seed
+        return self._clock.random.getrandbits(31) if params.temperature > 0 else 0
 
 
 def _tells_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:
-    """Whether each token can be told at once: nothing may replace it later."""
+    """Whether each token can be sent at once, because nothing replaces it later."""
     is_single = len(options.temperatures) == 1 and options.n_rows == 1
     return params.stream and is_single and not params.logprobs
 

@@ -51,7 +51,6 @@ from decoder_worker.model_runner import self_kv_layout
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from router.api.params import TranscriptionParams
-from router.http.admission import Unlimited
 from router.interface import RequestContext
 
 REFERENCE = "float32"
@@ -154,9 +153,7 @@ async def transcribe(clips: Sequence[Clip], settings: Settings) -> list[str]:
                 async with slots:
                     file = Path(folder) / f"{index}"
                     await asyncio.to_thread(file.write_bytes, clip.read())
-                    context = RequestContext(
-                        str(index), Unlimited(), NO_DEADLINE_S, 1.0, NO_DEADLINE_S
-                    )
+                    context = RequestContext.unlimited(str(index), NO_DEADLINE_S)
                     result = await transcriber.transcribe(file, PARAMS, context)
                     return result.transcript.text
 

@@ -18,7 +18,7 @@ from cluster.kv.held_handles import HeldHandles
 from cluster.kv.notifications import release_message, renewal_messages
 from cluster.kv.transfer import TransferConfig
 from cluster.kv.wire import Wire
-from cluster.logs import told
+from cluster.logs import log_fields
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Peers:
         except PeerLostError as error:
             if not peer.lost:
                 logger.warning(
-                    "lost encoder %s: %s", peer.agent, error, extra=told(peer=peer.agent)
+                    "lost encoder %s: %s", peer.agent, error, extra=log_fields(peer=peer.agent)
                 )
             peer.lost = True
             self._held.lose(peer.agent)

@@ -31,7 +31,7 @@ from cluster.kv.peers import Peer, Peers
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer import FetchStats, TransferConfig
 from cluster.kv.wire import Wire, descriptors
-from cluster.logs import told
+from cluster.logs import log_fields
 from cluster.messages import CrossKVHandle
 
 logger = logging.getLogger(__name__)
@@ -100,7 +100,7 @@ class Reader:
         try:
             self._peer_of(handle)
         except WorkerError as error:  # the fetch will meet it again and report it
-            fields = told(handle.request_id, window=handle.window, peer=handle.agent)
+            fields = log_fields(handle.request_id, window=handle.window, peer=handle.agent)
             logger.warning("cannot connect to %s: %s", handle.agent, error, extra=fields)
 
     def start(self, fetch: Fetch) -> None:
@@ -209,7 +209,7 @@ class Reader:
         agent = read.peer.agent
         self._held.suspect(agent)
         logger.warning(
-            "a READ from %s is overdue: the peer is suspect", agent, extra=told(peer=agent)
+            "a READ from %s is overdue: the peer is suspect", agent, extra=log_fields(peer=agent)
         )
         if read.fetch is not None:
             self._pool.quarantine(read.fetch.pages)

@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.handoff import make_handoff_importer
-from cluster.logs import request_scope, told
+from cluster.logs import log_fields, request_scope
 from cluster.messages import DecodeRequest, DecodeResult, SampledToken
 from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
@@ -120,7 +120,7 @@ class DecoderWorker(PoolWorker):
             1000 * timings.transfer_s,
             1000 * timings.queue_s,
             1000 * (timings.prefill_s + timings.decode_s),
-            extra=told(
+            extra=log_fields(
                 window=result.window,
                 attempt=request.attempt,
                 peer=request.handle.agent,

@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 
 from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.handoff import make_exporters
-from cluster.logs import request_scope, told
+from cluster.logs import log_fields, request_scope
 from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
 from cluster.metrics import ENCODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
@@ -63,7 +63,7 @@ class EncoderWorker(PoolWorker):
                 timings.batch_size,
                 1000 * timings.queue_s,
                 1000 * timings.encode_s,
-                extra=told(
+                extra=log_fields(
                     window=request.window,
                     attempt=request.attempt,
                     audio_s=audio_s,

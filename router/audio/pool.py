@@ -22,6 +22,7 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
+from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -57,8 +58,9 @@ CRASHES = frozenset(
 class AudioPool:
     """A warm pool of audio workers. Belongs to one event loop."""
 
-    def __init__(self, settings: RouterSettings) -> None:
+    def __init__(self, settings: RouterSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self._settings = settings
+        self._clock = clock
         self._limits = AudioLimits(
             max_upload_bytes=settings.max_upload_bytes,
             max_audio_s=settings.max_audio_s,
@@ -203,7 +205,7 @@ class AudioPool:
             if not ever_ready:
                 raise ConfigurationError(f"an audio worker does not start: {problem}")
             logger.error("an audio worker does not start: %s; next try in %g s", problem, pause_s)
-            await asyncio.sleep(pause_s)
+            await self._clock.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_RESTART_S)
 
     async def _run_worker(self) -> str | None:
@@ -275,7 +277,7 @@ class AudioPool:
         """
         limit_s = self._settings.audio_timeout_s
         while True:
-            await asyncio.sleep(min(1.0, limit_s / 4))
+            await self._clock.sleep(min(1.0, limit_s / 4))
             for worker in self._workers:
                 upload_id, busy_s = worker.slot.get()
                 if upload_id and busy_s > limit_s:

@@ -117,12 +117,3 @@ class AdmittedRequest:
         if not self._left:
             self._admission._change(audio_s - self._audio_s)
             self._audio_s = audio_s
-
-
-class Unlimited:
-    """An `AudioShare` without a limit, for files that come from no client."""
-
-    def expect(self, audio_s: float) -> None:
-        """Accept any length."""
-
-    found = expect

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.logs import request_scope
 from cluster.metrics import Recorder
 from cluster.tracing import NO_SPAN, NO_TRACER, Span, Tracer
@@ -44,9 +44,11 @@ class RequestMiddleware:
         *,
         recorder: Recorder,
         tracer: Tracer = NO_TRACER,
+        clock: Clock = SYSTEM_CLOCK,
         echo_request_id: bool = True,
     ) -> None:
         self._app = app
+        self._clock = clock
         self._recorder = recorder
         self._tracer = tracer
         self._echo_request_id = echo_request_id
@@ -56,7 +58,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         request_id = accept_request_id(Headers(scope=scope).get("x-request-id"))
-        started_s = time.monotonic()
+        started_s = self._clock.monotonic()
         status = 0  # until it is sent
 
         async def send_stamped(message: Message) -> None:
@@ -66,7 +68,7 @@ class RequestMiddleware:
                 headers = MutableHeaders(scope=message)
                 if self._echo_request_id:
                     headers["x-request-id"] = request_id
-                elapsed_ms = 1000 * (time.monotonic() - started_s)
+                elapsed_ms = 1000 * (self._clock.monotonic() - started_s)
                 headers["openai-processing-ms"] = str(round(elapsed_ms))
             await send(message)
 
@@ -85,7 +87,7 @@ class RequestMiddleware:
             finally:
                 if status and scope["path"].startswith(API_PREFIX):
                     code = noted_error(scope)
-                    self._count(status, code, time.monotonic() - started_s)
+                    self._count(status, code, self._clock.monotonic() - started_s)
                     span.note(http__response__status_code=status)
                     if code is not None:
                         span.note(error=code)

@@ -21,6 +21,7 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
 
+from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.metrics import ROUTER_METRICS, Recorder, report_each_second, silent_recorder
 from cluster.settings import RouterSettings
 from cluster.tracing import NO_TRACER, Tracer
@@ -63,6 +64,7 @@ def create_app(
     *,
     recorder: Recorder | None = None,
     tracer: Tracer = NO_TRACER,
+    clock: Clock = SYSTEM_CLOCK,
     echo_request_id: bool = True,
     spool_dir: Path | None = None,
     heartbeat_s: float = HEARTBEAT_S,
@@ -74,6 +76,7 @@ def create_app(
         settings: limits, deadlines, API keys, origins.
         recorder: counts the answers.
         tracer: begins a trace for each.
+        clock: measures how long requests take, and so when their time is over.
         echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` to every
             answer itself (twice would join to one wrong id).
         spool_dir: where uploads wait; default: the system's folder for temporary files.
@@ -103,6 +106,7 @@ def create_app(
         RequestMiddleware,
         recorder=recorder,
         tracer=tracer,
+        clock=clock,
         echo_request_id=echo_request_id,
     )
     if settings.cors_origins:  # outermost, so that a browser can read errors too
@@ -119,6 +123,7 @@ def create_app(
         settings,
         keys,
         recorder=recorder,
+        clock=clock,
         spool_dir=spool_dir,
         heartbeat_s=heartbeat_s,
     )

@@ -1,16 +1,15 @@
 """One transcription request from its form to its answer.
 
 Counts it against its key, admits it, reads and checks the form, runs the transcriber of the model
-that it names while watching for a hang-up, and writes the answer, whole or as a stream. What it
-holds is given back in the reverse order, however it ends. Raises errors; `router.http.envelope`
-writes them.
+that it names until it is done or the client hangs up, and writes the answer, whole or as a stream.
+What it holds is given back in the reverse order, however it ends. Errors are raised here and
+written by `router.http.envelope`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
@@ -19,7 +18,8 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from cluster.logs import current_request_id, told
+from cluster.clock import Clock
+from cluster.logs import current_request_id, log_fields
 from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
 from router.api.formats import render
@@ -32,7 +32,13 @@ from router.http.models import ModelRegistry
 from router.http.sse import EventStream, EventStreamResponse, StreamContext
 from router.http.supervise import supervise
 from router.http.uploads import ClientDisconnectedError, check_content_length, receive_form
-from router.interface import RequestContext, StageTimings, Transcriber, TranscriptionResult
+from router.interface import (
+    DeadlineRule,
+    RequestContext,
+    StageTimings,
+    Transcriber,
+    TranscriptionResult,
+)
 from router.transcript import TokenLogprob
 
 logger = logging.getLogger(__name__)
@@ -43,15 +49,15 @@ Parse = Callable[[Iterable[tuple[str, str]], Collection[str]], TranscriptionPara
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
-    """A request that has been read and checked."""
+class CheckedRequest:
+    """A request that was let in, read and checked."""
 
     request: Request
     upload: Path
     params: TranscriptionParams
     transcriber: Transcriber
     share: AdmittedRequest
-    started_s: float  # monotonic
+    started_s: float  # the clock's
     upload_s: float
 
 
@@ -65,14 +71,19 @@ class TranscriptionService:
         keys: KeyRing,
         *,
         recorder: Recorder,
+        clock: Clock,
         spool_dir: Path | None,
         heartbeat_s: float,
     ) -> None:
         self.admission = Admission(settings.max_pending_audio_s)
+        self._deadline = DeadlineRule(
+            settings.min_deadline_s, settings.deadline_factor, settings.max_deadline_s
+        )
         self._registry = registry
         self._settings = settings
         self._keys = keys
         self._recorder = recorder
+        self._clock = clock
         self._spool_dir = spool_dir
         self._heartbeat_s = heartbeat_s
 
@@ -84,24 +95,24 @@ class TranscriptionService:
         record("splitscribe_max_pending_audio_seconds", self._settings.max_pending_audio_s)
 
     async def answer(self, request: Request, parse: Parse) -> Response:
-        """Do one request; `parse` checks its form for the endpoint that it came to."""
-        started_s = time.monotonic()
+        """Answer one request; `parse` checks its form for the endpoint that it came to."""
+        started_s = self._clock.monotonic()
         try:
             async with AsyncExitStack() as stack:
-                job = await self._receive(request, parse, stack, started_s)
-                if job.params.stream:
-                    return await self._begin_stream(job, stack)
-                return await self._whole(job)
+                checked = await self._receive(request, parse, stack, started_s)
+                if checked.params.stream:
+                    return await self._begin_stream(checked, stack)
+                return await self._whole(checked)
         except ClientDisconnectedError:
-            logger.info("the client hung up after %.1f s", time.monotonic() - started_s)
+            logger.info("the client hung up after %.1f s", self._clock.monotonic() - started_s)
             return Response(status_code=CLIENT_CLOSED)
-        except asyncio.CancelledError:  # how Serve says so
-            logger.info("given up by its caller after %.1f s", time.monotonic() - started_s)
+        except asyncio.CancelledError:  # Serve cancels a request whose client has hung up
+            logger.info("given up by its caller after %.1f s", self._clock.monotonic() - started_s)
             raise
 
     async def _receive(
         self, request: Request, parse: Parse, stack: AsyncExitStack, started_s: float
-    ) -> _Job:
+    ) -> CheckedRequest:
         """Let the request in, read its form and check it; what it holds goes onto `stack`."""
         limit = self._settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
@@ -115,64 +126,67 @@ class TranscriptionService:
                 spool_dir=self._spool_dir,
             )
         )
-        upload_s = time.monotonic() - started_s
+        upload_s = self._clock.monotonic() - started_s
         self._recorder.observe("splitscribe_upload_seconds", upload_s)
         request_span(request.scope).stage("upload", started_s, upload_s, bytes=form.size_bytes)
         model = self._registry.find(requested_model(form.fields))
         params = parse(form.fields, model.languages)
         share.expect(form.size_bytes / BYTES_PER_AUDIO_S)
-        return _Job(request, form.path, params, model.transcriber, share, started_s, upload_s)
+        return CheckedRequest(
+            request, form.path, params, model.transcriber, share, started_s, upload_s
+        )
 
-    async def _whole(self, job: _Job) -> Response:
+    async def _whole(self, checked: CheckedRequest) -> Response:
         logprobs: list[TokenLogprob] = []
-        context = RequestContext(**self._context_fields(job))
-        if job.params.logprobs:
+        context = RequestContext(**self._context_fields(checked))
+        if checked.params.logprobs:
             context.on_update = lambda update: logprobs.extend(update.logprobs)
-        result = await self._run(job, context)
+        result = await self._run(checked, context)
         rendered = render(
             result.transcript,
-            job.params.response_format,
-            words=job.params.words,
-            segments=job.params.segments,
-            logprobs=logprobs if job.params.logprobs else None,
+            checked.params.response_format,
+            words=checked.params.words,
+            segments=checked.params.segments,
+            logprobs=logprobs if checked.params.logprobs else None,
         )
         timing = server_timing(
-            result.timings, upload_s=job.upload_s, total_s=time.monotonic() - job.started_s
+            result.timings,
+            upload_s=checked.upload_s,
+            total_s=self._clock.monotonic() - checked.started_s,
         )
         return Response(
             rendered.body, media_type=rendered.media_type, headers={"server-timing": timing}
         )
 
-    async def _begin_stream(self, job: _Job, stack: AsyncExitStack) -> Response:
-        stream = EventStream(job.params, self._heartbeat_s)
+    async def _begin_stream(self, checked: CheckedRequest, stack: AsyncExitStack) -> Response:
+        stream = EventStream(checked.params, self._heartbeat_s)
         context = StreamContext(
-            **self._context_fields(job), on_update=stream.update, opened=stream.opened
+            **self._context_fields(checked), on_update=stream.update, opened=stream.opened
         )
-        await stream.begin(self._run(job, context))
+        await stream.begin(self._run(checked, context))
         # No await from here to the response's own: what the stack holds always has an owner.
         stream.own(stack.pop_all())
-        return EventStreamResponse(stream, {"server-timing": _stage("upload", job.upload_s)})
+        return EventStreamResponse(stream, {"server-timing": _stage("upload", checked.upload_s)})
 
-    async def _run(self, job: _Job, context: RequestContext) -> TranscriptionResult:
-        work = job.transcriber.transcribe(job.upload, job.params, context)
-        result = await supervise(work, job.request.receive, context)
+    async def _run(self, checked: CheckedRequest, context: RequestContext) -> TranscriptionResult:
+        work = checked.transcriber.transcribe(checked.upload, checked.params, context)
+        result = await supervise(work, checked.request.receive, context)
         logger.info(
             "transcribed %.2f s of audio in %.3f s (%d windows)",
             result.transcript.duration_s,
-            time.monotonic() - job.started_s,
+            self._clock.monotonic() - checked.started_s,
             result.timings.windows,
-            extra=told(duration_s=result.transcript.duration_s, **asdict(result.timings)),
+            extra=log_fields(duration_s=result.transcript.duration_s, **asdict(result.timings)),
         )
         return result
 
-    def _context_fields(self, job: _Job) -> dict[str, Any]:
+    def _context_fields(self, checked: CheckedRequest) -> dict[str, Any]:
         return {
             "request_id": current_request_id(),
-            "span": request_span(job.request.scope),
-            "share": job.share,
-            "min_deadline_s": self._settings.min_deadline_s,
-            "deadline_factor": self._settings.deadline_factor,
-            "max_deadline_s": self._settings.max_deadline_s,
+            "span": request_span(checked.request.scope),
+            "share": checked.share,
+            "deadline": self._deadline,
+            "clock": self._clock,
         }
 
 

@@ -8,7 +8,14 @@ import pytest
 import torch
 
 from cluster.demo.samples import SAMPLES, sample_path
-from cluster.messages import DecodeRequest, DecodeResult, EncodeReply, EncodeRequest, WorkerStatus
+from cluster.messages import (
+    DecodeRequest,
+    DecodeResult,
+    EncodeReply,
+    EncodeRequest,
+    OnToken,
+    WorkerStatus,
+)
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.serve.app import local_transcriber
@@ -31,8 +38,8 @@ class Listening:
         self.requests[request.window] = request
         return await self._encoders.encode(request)
 
-    async def decode(self, request: DecodeRequest) -> DecodeResult:
-        result = await self._decoders.decode(request)
+    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+        result = await self._decoders.decode(request, on_token)
         self.results[request.window] = result
         return result
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from router.http.admission import Unlimited
 from router.interface import RequestContext
 
 
 def request_context(request_id: str = "test", seconds: float = 300.0) -> RequestContext:
     """A request that has `seconds` from now, however long its audio is."""
-    return RequestContext(request_id, Unlimited(), seconds, 1.0, seconds)
+    return RequestContext.unlimited(request_id, seconds)

@@ -17,7 +17,6 @@ from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
-from router.http.admission import Unlimited
 from router.interface import RequestContext
 from router.transcript import Transcript
 
@@ -47,15 +46,9 @@ async def in_process(job: Job) -> AsyncIterator[Transcriber]:
         check_model(params, transcriber.tokenizer)
 
         async def transcribe_one(file: Path, watcher: Watcher) -> Transcript:
-            context = RequestContext(
-                request_id=file.name,
-                share=Unlimited(),
-                min_deadline_s=NO_DEADLINE_S,
-                deadline_factor=1.0,
-                max_deadline_s=NO_DEADLINE_S,
-                on_progress=watcher.progress,
-                on_update=lambda update: watcher.segments(update.segments),
-            )
+            context = RequestContext.unlimited(file.name, NO_DEADLINE_S)
+            context.on_progress = watcher.progress
+            context.on_update = lambda update: watcher.segments(update.segments)
             return (await transcriber.transcribe(file, params, context)).transcript
 
         yield transcribe_one

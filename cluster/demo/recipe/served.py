@@ -16,7 +16,6 @@ from cluster.demo.recipe.mel import SAMPLE_RATE
 from cluster.serve.app import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
-from router.http.admission import Unlimited
 from router.interface import RequestContext
 from router.transcript import Transcript
 
@@ -44,7 +43,7 @@ async def _transcribe_all(
         async def send(audio: npt.NDArray[np.float32], file: Path) -> Transcript:
             async with slots:
                 await asyncio.to_thread(write_wav, file, audio)
-                context = RequestContext(file.stem, Unlimited(), NO_DEADLINE_S, 1.0, NO_DEADLINE_S)
+                context = RequestContext.unlimited(file.stem, NO_DEADLINE_S)
                 result = await transcriber.transcribe(file, PARAMS, context)
                 await asyncio.to_thread(file.unlink)
                 on_done()

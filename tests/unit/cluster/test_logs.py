@@ -15,8 +15,8 @@ from cluster.logs import (
     LogEncoding,
     configure_logging,
     current_request_id,
+    log_fields,
     request_scope,
-    told,
 )
 from cluster.serve.distribution import CODE_PACKAGES
 
@@ -65,7 +65,7 @@ def test_json_lines_with_tracebacks() -> None:
 
 
 def test_what_the_message_says_is_said_again_in_json_alone() -> None:
-    extra = told("req_3", window=2, attempt=1, peer="encoder-a")
+    extra = log_fields("req_3", window=2, attempt=1, peer="encoder-a")
     for encoding in ("plain", "json"):
         stream = io.StringIO()
         configure_logging(
@@ -78,7 +78,7 @@ def test_what_the_message_says_is_said_again_in_json_alone() -> None:
         else:
             fields = json.loads(line)
             assert (fields["window"], fields["attempt"], fields["peer"]) == (2, 1, "encoder-a")
-            assert "told" not in fields
+            assert "log_fields" not in fields
 
 
 @pytest.mark.parametrize("encoding", ["plain", "json"])

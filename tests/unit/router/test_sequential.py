@@ -33,7 +33,7 @@ from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool
-from router.interface import RequestContext, TranscriptionResult, Update
+from router.interface import DeadlineRule, RequestContext, TranscriptionResult, Update
 from router.request import RequestTranscriber
 from tests.support.audio_pools import running, until
 from tests.support.checkpoints import cached_checkpoint
@@ -224,7 +224,7 @@ async def test_audio_that_does_not_fit_is_refused_before_it_is_decoded(file: Pat
         def found(self, audio_s: float) -> None:
             raise AssertionError("it was decoded")
 
-    context = RequestContext("r", Full(), 60.0, 1.0, 60.0)
+    context = RequestContext("r", Full(), DeadlineRule(60.0, 1.0, 60.0))
     async with running() as pool:
         with pytest.raises(OverloadedError, match=r"70\.5 s"):
             await transcribe(pool, PlayedPools(), file, context=context)

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.errors import OverloadedError
 from router.http.admission import BYTES_PER_AUDIO_S, MAX_REQUESTS, Admission
-from router.interface import RequestContext
+from router.interface import DeadlineRule, RequestContext
 
 
 def bytes_of(seconds: float) -> int:
@@ -90,7 +90,7 @@ def test_a_failure_leaves_too() -> None:
 )
 def test_the_deadline_follows_the_audio(audio_s: float, deadline_s: float) -> None:
     with Admission(1e6).admit(0) as share:
-        context = RequestContext("r", share, 120.0, 1.5, 600.0)
+        context = RequestContext("r", share, DeadlineRule(120.0, 1.5, 600.0))
         assert context.deadline_s == 120.0
         context.expect_audio(audio_s)
         assert context.deadline_s == deadline_s

@@ -1,0 +1,144 @@
+"""Audio and worker pools whose behaviour a test chooses, for tests of the request's way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+
+from cluster.messages import (
+    SAMPLE_RATE,
+    CrossKVHandle,
+    DecodeOptions,
+    DecodeRequest,
+    DecodeResult,
+    DecodeTimings,
+    EncodeReply,
+    EncodeRequest,
+    EncodeTimings,
+    OnToken,
+    SampledToken,
+    WorkerStatus,
+)
+from cluster.model.tokenizer import WhisperTokenizer
+from router.audio.windows import Window
+
+Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> what to raise
+
+
+class PlayedAudio:
+    """Gives `n` windows of 2 s, then perhaps fails."""
+
+    def __init__(self, n: int, error: Exception | None = None) -> None:
+        self.n, self.error = n, error
+        self.closed = False
+
+    @asynccontextmanager
+    async def open(
+        self, upload: Path, *, request_id: str, timeout_s: float, chunking: object = None
+    ) -> AsyncIterator[PlayedStream]:
+        try:
+            yield PlayedStream(self.n, self.error)
+        finally:
+            self.closed = True
+
+
+class PlayedStream:
+    expected_s: float | None = None
+    decode_s = 0.001
+
+    def __init__(self, n: int, error: Exception | None) -> None:
+        self.n, self.error = n, error
+        self.duration_s = 2.0 * n
+        self._next = 0
+
+    def __aiter__(self) -> PlayedStream:
+        return self
+
+    async def __anext__(self) -> Window:
+        await asyncio.sleep(0)
+        if self._next == self.n:
+            if self.error is not None:
+                raise self.error
+            raise StopAsyncIteration
+        index = self._next
+        self._next += 1
+        pcm = np.full(2 * SAMPLE_RATE, index, np.int16)
+        return Window(index, index * 2 * SAMPLE_RATE, pcm)
+
+
+class PlayedPools:
+    """Both pools: counts calls per window, raises what `faults` say, decodes to one word."""
+
+    def __init__(self, tokenizer: WhisperTokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.encode_fault: Fault = lambda window, nth: None
+        self.decode_fault: Fault = lambda window, nth: None
+        self.no_speech: Callable[[int], float] = lambda window: 0.0
+        self.breaks_off: Callable[[int, int], bool] = lambda window, nth: False
+        self.delay_s: Callable[[int], float] = lambda window: 0.0
+        self.encodes: dict[int, int] = {}
+        self.lengths: dict[int, list[int]] = {}
+        self.decodes: dict[int, int] = {}
+        self.languages: dict[int, str | None] = {}
+        self.options: dict[int, DecodeOptions] = {}
+        self.traceparents: list[str] = []
+        self.running = 0
+        self.most_running = 0
+        self.cancelled = 0
+        self.started = asyncio.Event()
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        nth = self.encodes[request.window] = self.encodes.get(request.window, 0) + 1
+        self.traceparents.append(request.traceparent)
+        self.lengths.setdefault(request.window, []).append(request.n_samples)
+        if error := self.encode_fault(request.window, nth):
+            raise error
+        handle = CrossKVHandle(
+            request.request_id, request.window, request.attempt, "agent", b"", "", (1,), 1, 1500,
+            1, 1, f"lease-{request.window}-{nth}", 10.0,
+        )  # fmt: skip
+        return EncodeReply(handle, EncodeTimings(0.01, 0.02, 1))
+
+    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+        nth = self.decodes[request.window] = self.decodes.get(request.window, 0) + 1
+        self.traceparents.append(request.traceparent)
+        self.languages[request.window] = request.options.language
+        self.options[request.window] = request.options
+        self.running += 1
+        self.started.set()
+        self.most_running = max(self.most_running, self.running)
+        try:
+            await asyncio.sleep(0.01 + self.delay_s(request.window))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+        begin = self.tokenizer.special.timestamp_begin
+        text = self.tokenizer.encode(f" word{request.window}")
+        error = self.decode_fault(request.window, nth)
+        if on_token is not None:  # a worker that fails has told nearly everything
+            for token in (begin, *text) if error is None else (begin, *text)[:-1]:
+                on_token(SampledToken(token, -0.1, self.no_speech(request.window)))
+        if error is not None:
+            raise error
+        tokens = (
+            (begin, *text, begin + 25, begin + 25)
+            if self.breaks_off(request.window, nth)
+            else (begin, *text, begin + 50)
+        )
+        if len(tokens) > len(text) + 2:
+            tokens += tuple(self.tokenizer.encode(" lost"))
+        return DecodeResult(
+            request.request_id, request.window, tokens, (0.0,) * len(tokens),
+            -2.0 if self.no_speech(request.window) > 0.6 else -0.1,
+            self.no_speech(request.window), request.options.language or "de", 0.0, "stop",
+            DecodeTimings(0.01, 0.01, 100, "memory", 0.01, 0.01, 3),
+        )  # fmt: skip
+
+    async def status(self) -> list[WorkerStatus]:
+        return []
