@@ -28,7 +28,7 @@ from cluster.messages import WINDOW_S, Task, TokenAlignment
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
-from decoder_worker.model import TextDecoder
+from decoder_worker.model import TextDecoder, TorchDecoder
 
 MEDIAN_WIDTH = 7  # frames, 140 ms
 
@@ -92,19 +92,22 @@ class Aligner:
         self,
         checkpoint: Checkpoint,
         tokenizer: WhisperTokenizer,
-        model: TextDecoder,
-        attention: AttentionBackend,
+        decoder: TextDecoder,
+        layers: TorchDecoder,
         cross_pool: PagePool,
         self_pool: PagePool,
     ) -> None:
-        """`attention` is over these two pools, where `model` has its device.
+        """
+        Args:
+            decoder: over these two pools; gives the logits.
+            layers: over these two pools; gives states, whose queries are kept on the way.
 
         Raises:
             CheckpointError: the checkpoint names alignment heads that it does not have.
         """
         self._tokenizer = tokenizer
-        self._model = model
-        self._attention = attention
+        self._decoder = decoder
+        self._layers = layers
         self._cross_pool, self._self_pool = cross_pool, self_pool
         self._dims = checkpoint.dims
         self._device = self_pool.device
@@ -124,7 +127,7 @@ class Aligner:
         eot = self._tokenizer.special.eot
         texts = [(*s, *item.tokens, eot) for s, item in zip(starts, items, strict=True)]
         counts = [len(text) for text in texts]
-        tap = QueryTap(self._attention, self._heads)
+        tap = QueryTap(self._layers.attention, self._heads)
         states = self._forward(items, texts, tap)
         begins = list(accumulate(counts, initial=0))
         looks, probs = [], []
@@ -147,7 +150,8 @@ class Aligner:
         own, cross = [item.self_pages for item in items], [item.cross_pages for item in items]
         own_size = self._self_pool.layout.page_frames
         cross_size = self._cross_pool.layout.page_frames
-        tap.plan(
+        decoder = self._layers.over(tap)
+        decoder.plan(
             AttentionBatch(
                 self_kv=PagedKV.make(counts, own, counts, own_size),
                 cross_kv=PagedKV.make(counts, cross, n_frames, cross_size),
@@ -155,7 +159,7 @@ class Aligner:
         )
         tokens = self._indices([token for text in texts for token in text])
         positions = self._indices([position for n in counts for position in range(n)])
-        return self._model(tokens, positions, tap)
+        return decoder.states(tokens, positions)
 
     def _looks(self, item: AlignmentItem, queries: Mapping[int, Tensor]) -> Tensor:
         """How much each token of an item looks at each frame of its audio.
@@ -188,7 +192,7 @@ class Aligner:
 
     def _probs(self, states: Tensor, tokens: tuple[int, ...]) -> Tensor:
         """Of each token, among all text, after the state before it: float32 [len(tokens)]."""
-        logits = self._model.logits(states)[:, : self._tokenizer.special.eot]
+        logits = self._decoder.logits(states)[:, : self._tokenizer.special.eot]
         chosen = logits.gather(1, self._indices(list(tokens))[:, None])[:, 0]
         return (chosen - logits.logsumexp(-1)).exp()
 

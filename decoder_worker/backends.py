@@ -1,6 +1,8 @@
-"""Which attention a decoder computes with: flashinfer's kernels on a GPU, our own on a CPU.
+"""How a worker computes its decoder, chosen once when the worker is built.
 
-Torch's is the reference, and what remains where neither fits.
+Attention runs on flashinfer's kernels on a GPU and on our own on a CPU; torch's is the reference,
+and what remains where neither fits. The layers around it are torch's, but on a CPU the whole
+forward of a few rows is one compiled program, and so is the choice of tokens.
 """
 
 from __future__ import annotations
@@ -15,42 +17,95 @@ import torch
 from torch import Tensor
 
 from cluster.errors import ConfigurationError
+from cluster.model.checkpoint import Checkpoint
 from cluster.settings import Attention
-from decoder_worker.attention.base import AttentionBackend
+from decoder_worker.attention.base import AttentionBackend, AttentionBatch
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.cpu.attention import CpuAttention, fits_kernels
+from decoder_worker.cpu.fused import FusedDecoder, fits_layers
+from decoder_worker.cpu.sampler import CompiledSampler
+from decoder_worker.cpu.step_team import StepTeam
+from decoder_worker.model import TextDecoder, TorchDecoder
+from decoder_worker.sampling.logit_rules import LogitRules
+from decoder_worker.sampling.sampler import Sampler, TorchSampler
+from decoder_worker.sampling.slots import SlotTable
+from decoder_worker.tensors import DecoderTensors
 
 logger = logging.getLogger(__name__)
 
-KERNEL_HEAD_DIMS = (64, 128, 256)
-KERNEL_DTYPES = (torch.bfloat16, torch.float16)
-KERNEL_KV_DTYPES = (*KERNEL_DTYPES, torch.float8_e4m3fn)
+FLASHINFER_HEAD_DIMS = (64, 128, 256)
+FLASHINFER_DTYPES = (torch.bfloat16, torch.float16)
+FLASHINFER_KV_DTYPES = (*FLASHINFER_DTYPES, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True, slots=True)
 class Attentions:
     """Backends over one pair of pools.
 
-    ragged: for any forward. fixed: makes one for forwards of so many rows, each with a window of
-    its own, of so many tokens each, which may be captured; one token: decode steps. None: these
-    are ragged forwards too.
+    ragged: for any forward.
+    fixed: makes a backend for forwards of so many rows, each with a window of its own, of so many
+        tokens each (one: decode steps), which may be captured. None: such forwards are ragged too.
+    team: the threads of a CPU whose compiled kernels take these pools; else None.
     """
 
     ragged: AttentionBackend
     fixed: Callable[[int, int], AttentionBackend] | None = None
+    team: StepTeam | None = None
 
 
-def choose_attention(setting: Attention, self_pool: Tensor, cross_pool: Tensor) -> Attentions:
-    """`setting` as in DecoderSettings; the pools as in `TorchAttention`.
+@dataclass(frozen=True, slots=True)
+class Decoders:
+    """One checkpoint's decoder, in the ways that a worker computes it.
+
+    ragged: for any forward. fixed: as in `Attentions`.
+    torch: the reference, whose attention backend can be replaced.
+    """
+
+    ragged: TextDecoder
+    torch: TorchDecoder
+    fixed: Callable[[int, int], TextDecoder] | None = None
+
+
+class DecoderByRows:
+    """Implements `TextDecoder` by the compiled program for few rows, and by torch for many.
+
+    Until the program is built torch computes everything.
+    """
+
+    def __init__(self, few: FusedDecoder, many: TorchDecoder) -> None:
+        self._few = few
+        self._many = many
+        self._planned: TextDecoder = many
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._planned = self._few if self._few.takes(batch.n_rows) else self._many
+        self._planned.plan(batch)
+
+    def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self._planned.states(tokens, positions)
+
+    def logits(self, states: Tensor) -> Tensor:
+        return (self._few if self._few.takes_logits(len(states)) else self._many).logits(states)
+
+
+def choose_attention(
+    setting: Attention, self_pool: Tensor, cross_pool: Tensor, threads: int = 1
+) -> Attentions:
+    """The attention backends for two pools, which are as in `TorchAttention`.
+
+    Args:
+        setting: as in DecoderSettings.
+        threads: that share out forwards of few rows (CPU).
 
     Raises:
         ConfigurationError: flashinfer was asked for and cannot serve these pools.
     """
-    why_not = _why_no_kernels(self_pool, cross_pool)
     if setting == "auto" and fits_kernels(self_pool, cross_pool):
-        return Attentions(CpuAttention(self_pool, cross_pool))
+        team = StepTeam(threads - 1)
+        return Attentions(CpuAttention(self_pool, cross_pool, team), team=team)
     if setting == "torch" or (setting == "auto" and self_pool.device.type == "cpu"):
         return torch_attention(self_pool, cross_pool)
+    why_not = _why_no_flashinfer(self_pool, cross_pool)
     if why_not is None:
         from decoder_worker.attention.flashinfer_backend import FlashInfer
 
@@ -68,14 +123,52 @@ def torch_attention(self_pool: Tensor, cross_pool: Tensor, *, bucketed: bool = F
     return Attentions(make(), (lambda n_rows, n_tokens: make()) if bucketed else None)
 
 
-def _why_no_kernels(self_pool: Tensor, cross_pool: Tensor) -> str | None:
+def load_decoders(
+    checkpoint: Checkpoint,
+    attentions: Attentions,
+    self_pool: Tensor,
+    cross_pool: Tensor,
+    *,
+    int8: bool = False,
+) -> Decoders:
+    """Load a checkpoint's decoder, which computes in the self pool's dtype, on its device.
+
+    Args:
+        attentions: over these pools.
+        int8: hold the weights of matrix products in 8 bits (CPU).
+
+    Raises:
+        CheckpointError: a tensor is missing or has another shape than config.json says.
+    """
+    dtype, team = self_pool.dtype, attentions.team
+    if team is None or not fits_layers(checkpoint.dims):
+        tensors = DecoderTensors.load(checkpoint, dtype, self_pool.device)
+        decoder = TorchDecoder.of(tensors, attentions.ragged, int8=int8)
+        fixed = attentions.fixed
+        if fixed is None:
+            return Decoders(decoder, decoder)
+        return Decoders(decoder, decoder, lambda *sizes: decoder.over(fixed(*sizes)))
+    halves = dtype == torch.bfloat16 and not int8
+    tensors = DecoderTensors.load(checkpoint, dtype, "cpu", torch.float16 if halves else None)
+    many = TorchDecoder.of(tensors, attentions.ragged, int8=int8)
+    few = FusedDecoder(tensors, many.embed, (self_pool, cross_pool), team, int8=int8)
+    return Decoders(DecoderByRows(few, many), many)
+
+
+def choose_sampler(rules: LogitRules, slots: SlotTable) -> Sampler:
+    """The sampler for slots on their device."""
+    sampler = TorchSampler(rules, slots)
+    return CompiledSampler(sampler, rules, slots) if slots.device.type == "cpu" else sampler
+
+
+def _why_no_flashinfer(self_pool: Tensor, cross_pool: Tensor) -> str | None:
     """None where flashinfer's kernels take these pools."""
     head_dim = self_pool.shape[-1]
     if self_pool.device.type != "cuda":
         return f"the KV pools are on {self_pool.device.type!r}"
-    if head_dim not in KERNEL_HEAD_DIMS:
-        return f"heads have {head_dim} dimensions, its kernels {KERNEL_HEAD_DIMS}"
-    if self_pool.dtype not in KERNEL_DTYPES or cross_pool.dtype not in KERNEL_KV_DTYPES:
+    if head_dim not in FLASHINFER_HEAD_DIMS:
+        return f"heads have {head_dim} dimensions, its kernels {FLASHINFER_HEAD_DIMS}"
+    if self_pool.dtype not in FLASHINFER_DTYPES or cross_pool.dtype not in FLASHINFER_KV_DTYPES:
         return f"it has no kernels for {self_pool.dtype} over {cross_pool.dtype}"
     if importlib.util.find_spec("flashinfer") is None:
         return "it is not installed: pip install 'splitscribe[gpu]'"

@@ -12,7 +12,7 @@ from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_device, resolve_dtype, step_threads
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import DecoderSettings
-from decoder_worker.backends import choose_attention
+from decoder_worker.backends import choose_attention, load_decoders
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.scheduler import Scheduler
 
@@ -48,17 +48,10 @@ def build_parts(
     layout = self_kv_layout(checkpoint, resolve_dtype(settings.dtype, device), page_tokens)
     # One page more, which the runner takes for the rows that fill up a batch.
     self_pool = PagePool(layout, settings.max_batch * layout.pages_per_window + 1, device)
-    attentions = choose_attention(settings.attention, self_pool.tensor, cross_pool.tensor)
-    runner = ModelRunner(
-        checkpoint,
-        tokenizer,
-        cross_pool,
-        self_pool,
-        settings.max_batch,
-        attentions,
-        int8=settings.dtype == "int8",
-        threads=step_threads(settings.threads),
-    )
+    pools = (self_pool.tensor, cross_pool.tensor)
+    attentions = choose_attention(settings.attention, *pools, step_threads(settings.threads))
+    decoders = load_decoders(checkpoint, attentions, *pools, int8=settings.dtype == "int8")
+    runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, settings.max_batch, decoders)
     scheduler = Scheduler(
         cross_pool,
         importer.layout.pages_per_window,

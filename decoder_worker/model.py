@@ -1,38 +1,53 @@
-"""Whisper's text decoder over paged attention: ids and positions in, states and logits out.
+"""Whisper's text decoder over paged attention: token ids and positions in, states and logits out.
 
-Rows are tokens of any sequences, in any stage; which rows belong together only the attention
-backend knows, from its plan. Cross-attention has queries only: its keys and values were projected
-by the encoder worker and lie in pages. Plain frozen weights, every size from the checkpoint.
+`TextDecoder` is the seam. `TorchDecoder` is the reference and computes any rows on any device;
+`decoder_worker.cpu.fused` has the whole forward of a few rows as one compiled program for a CPU.
+Which of them a worker uses is chosen in `decoder_worker.backends` when the worker is built.
 
-On a CPU the same runs with fewer passes over the rows, once `step_kernels` are built.
+Rows are tokens of any sequences, in any stage. Which rows belong together is only in the batch that
+was planned. Cross-attention has queries only: its keys and values were projected by the encoder
+worker and lie in pages. The weights are frozen, and every size comes from the checkpoint.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.jit.background import InBackground, as_array
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.layers import MLP, LayerNorm, load_qkv, stream_dtype
+from cluster.model.layers import MLP, LayerNorm, load_qkv
 from cluster.model.linear import Linear, Pack, Projection, packer
-from cluster.model.shapes import EMBED_TOKENS, decoder_shapes
-from cluster.model.weights import load_tensors, output_projection
-from decoder_worker.attention.base import AttentionBackend
-from decoder_worker.cpu.attention import CpuAttention, fits_kernels
-from decoder_worker.cpu.fused import FusedDecoder, fits_layers
-from decoder_worker.cpu.sources import KERNEL_SOURCES
+from cluster.model.shapes import EMBED_TOKENS
+from decoder_worker.attention.base import AttentionBackend, AttentionBatch
+from decoder_worker.tensors import DecoderTensors
 
-if TYPE_CHECKING:
-    from decoder_worker.cpu.step_kernels import StepKernels
+ROWS_AT_ONCE = 4096  # of the vocabulary that `HalfHead` converts
 
-FALLBACK_ROWS = 4096  # of the vocabulary at a time, while there are no kernels
+
+class TextDecoder(Protocol):
+    """The decoder of one checkpoint, computed in one way over one pair of page pools."""
+
+    def plan(self, batch: AttentionBatch) -> None:
+        """Prepare for one forward over `batch`.
+
+        This is the only call that reads what is on the host: the others may be captured in a graph.
+        """
+
+    def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Run the planned rows through all layers; writes their keys and values to the self pool.
+
+        Args:
+            tokens, positions: int64 [n_tokens], on the weights' device.
+
+        Returns:
+            Normed states [n_tokens, n_text_state], in the residual stream's dtype.
+        """
+
+    def logits(self, states: Tensor) -> Tensor:
+        """states [n, n_text_state] -> float32 [n, n_vocab]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,33 +86,26 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class HalfHead:
-    """Logits of a CPU that computes in bfloat16: sums in float32 over weights in float16.
+    """Logits as float32 sums over a float16 weight [n_vocab, n_text_state], a part at a time.
 
-    Half of what float32 reads, and float16 keeps of these weights 8 times more than bfloat16.
-    weight float16 [n_vocab, n_text_state].
+    Half of the memory that float32 takes, and float16 keeps of these weights 8 times more than
+    bfloat16. Slow: `decoder_worker.cpu.fused` does the same without converting first.
     """
 
     weight: Tensor
-    kernels: InBackground[StepKernels]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x float32 [n, n_text_state] -> float32 [n, n_vocab]."""
-        if kernels := self.kernels.get():
-            out = torch.empty(len(x), len(self.weight))
-            bits = self.weight.view(torch.uint16).numpy()
-            kernels.logits(as_array(x.contiguous()), bits, as_array(out))
-            return out
-        begins = range(0, len(self.weight), FALLBACK_ROWS)
-        parts = (self.weight[begin : begin + FALLBACK_ROWS].float() for begin in begins)
-        return torch.cat([x @ part.t() for part in parts], 1)
+        begins = range(0, len(self.weight), ROWS_AT_ONCE)
+        parts = (self.weight[begin : begin + ROWS_AT_ONCE] for begin in begins)
+        return torch.cat([x @ part.float().t() for part in parts], 1)
 
 
 @dataclass(frozen=True, slots=True)
-class TextDecoder:
-    """embed_tokens [n_vocab, n_text_state]; embed_positions [n_text_ctx, n_text_state].
+class TorchDecoder:
+    """Implements `TextDecoder` by torch's operations, over one attention backend.
 
-    head: what turns states into logits, the token embedding itself where they are tied.
-    kernels: of a CPU; None on a GPU. fused: of a CPU and two pools, for few rows.
+    embed_tokens [n_vocab, n_text_state]; embed_positions [n_text_ctx, n_text_state].
     """
 
     n_head: int
@@ -106,118 +114,46 @@ class TextDecoder:
     layers: tuple[DecoderLayer, ...]
     norm: LayerNorm
     head: Callable[[Tensor], Tensor]
-    kernels: InBackground[StepKernels] | None
-    fused: FusedDecoder | None = None
+    attention: AttentionBackend
 
     @classmethod
-    def load(
-        cls,
-        checkpoint: Checkpoint,
-        dtype: torch.dtype,
-        device: torch.device | str,
-        *,
-        int8: bool = False,
-        pools: tuple[Tensor, Tensor] | None = None,
-        threads: int = 1,
-    ) -> TextDecoder:
-        """Read the decoder's tensors of a checkpoint, no others.
-
-        Args:
-            int8: hold the weights of matrix products in 8 bits (CPU).
-            pools: of self- and cross-attention, whose forwards of few rows `threads` threads are
-                to share out (CPU).
-
-        Raises:
-            CheckpointError: a tensor is missing or has another shape than config.json says.
-        """
-        dims = checkpoint.dims
-        shapes = decoder_shapes(dims)
-        tensors = load_tensors(checkpoint, shapes, dtype, device)
-        pack = packer(device, dtype, int8=int8)
-        kernels = fused = None
-        if torch.device(device).type == "cpu":
-            kernels = InBackground("decoder step", partial(_build_kernels, dtype), KERNEL_SOURCES)
-        weight = _head_weight(checkpoint, dtype, device, halves=kernels is not None and not int8)
-        if pools is not None and fits_kernels(*pools) and fits_layers(dims):
-            fused = FusedDecoder(tensors, weight, dims, pools, threads, int8=int8)
+    def of(
+        cls, tensors: DecoderTensors, attention: AttentionBackend, *, int8: bool = False
+    ) -> TorchDecoder:
+        """int8: hold the weights of matrix products in 8 bits (CPU)."""
+        by_name, head = tensors.by_name, tensors.head
+        device, is_half = head.device, head.device.type == "cpu" and head.dtype == torch.float16
+        pack = packer(device, tensors.dtype, int8=int8)
+        pack_head = packer(device, head.dtype, int8=int8)
+        layers = range(tensors.dims.n_text_layer)
         return cls(
-            n_head=dims.n_text_head,
-            embed_tokens=tensors[EMBED_TOKENS],
-            embed_positions=tensors["decoder.embed_positions.weight"],
-            layers=tuple(DecoderLayer.load(tensors, i, pack) for i in range(dims.n_text_layer)),
-            norm=LayerNorm.load(tensors, "decoder.layer_norm"),
-            head=_head(weight, kernels, int8=int8),
-            kernels=kernels,
-            fused=fused,
+            n_head=tensors.dims.n_text_head,
+            embed_tokens=by_name[EMBED_TOKENS],
+            embed_positions=by_name["decoder.embed_positions.weight"],
+            layers=tuple(DecoderLayer.load(by_name, layer, pack) for layer in layers),
+            norm=LayerNorm.load(by_name, "decoder.layer_norm"),
+            head=HalfHead(head) if is_half else pack_head(Linear(head, None)),
+            attention=attention,
         )
 
-    def __call__(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
-        """Run rows through all layers; `attention` was planned for exactly these rows.
+    def over(self, attention: AttentionBackend) -> TorchDecoder:
+        """The same weights over another attention backend."""
+        return replace(self, attention=attention)
 
-        Args:
-            tokens, positions: int64 [n_tokens], on the weights' device.
-
-        Returns:
-            Normed states [n_tokens, n_text_state], in the residual stream's dtype.
-        """
+    def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """What goes into the first layer: [n_tokens, n_text_state]."""
         x = self.embed_tokens[tokens] + self.embed_positions[positions]
-        x = x.to(self.norm.weight.dtype)
-        if isinstance(attention, CpuAttention) and self.fused and self.fused.takes(len(x)):
-            return self.fused.states(x, attention.batch)
-        if self.kernels is not None and (kernels := self.kernels.get()):
-            return self._run(x, attention, kernels)
+        return x.to(self.norm.weight.dtype)
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self.attention.plan(batch)
+
+    def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        self.attention.begin(positions)
+        x = self.embed(tokens, positions)
         for index, layer in enumerate(self.layers):
-            x = layer(index, x, self.n_head, attention)
+            x = layer(index, x, self.n_head, self.attention)
         return self.norm.unrounded(x)
 
     def logits(self, states: Tensor) -> Tensor:
-        """states [n, n_text_state] -> float32 [n, n_vocab]."""
-        if self.fused is not None and self.fused.takes(len(states)):
-            return self.fused.logits(states)
         return self.head(states).float()
-
-    def _run(self, x: Tensor, attention: AttentionBackend, kernels: StepKernels) -> Tensor:
-        """The layers over embedded rows x, float32 [n_tokens, n_text_state], which it changes."""
-        stream, n, n_head = as_array(x), len(x), self.n_head
-        normed = self.layers[0].self_norm(x)
-        rows = as_array(normed)
-        for index, layer in enumerate(self.layers):
-            q, k, v = layer.self_qkv(normed).view(n, 3, n_head, -1).unbind(1)
-            delta = layer.self_out(attention.self_attention(index, q, k, v).flatten(1))
-            kernels.add_norm(stream, as_array(delta), *layer.cross_norm.arrays, rows)
-            q = layer.cross_q(normed).view(n, n_head, -1)
-            delta = layer.cross_out(attention.cross_attention(index, q).flatten(1))
-            kernels.add_norm(stream, as_array(delta), *layer.mlp.norm.arrays, rows)
-            delta = layer.mlp.fc2(layer.mlp.fc1.gelu(normed))
-            if index + 1 < len(self.layers):
-                norm = self.layers[index + 1].self_norm
-            else:
-                norm, rows = self.norm, as_array(normed := torch.empty_like(x))
-            kernels.add_norm(stream, as_array(delta), *norm.arrays, rows)
-        return normed
-
-
-def _head_weight(
-    checkpoint: Checkpoint, dtype: torch.dtype, device: torch.device | str, *, halves: bool
-) -> Tensor:
-    """halves: a model that computes in bfloat16 is to have it in float16; see `HalfHead`."""
-    name = output_projection(checkpoint)
-    shape = (checkpoint.dims.n_vocab, checkpoint.dims.n_text_state)
-    kept = stream_dtype(device, dtype)
-    if halves and dtype == torch.bfloat16:
-        kept = torch.float16
-    return load_tensors(checkpoint, {name: shape}, kept, device)[name]
-
-
-def _head(
-    weight: Tensor, kernels: InBackground[StepKernels] | None, *, int8: bool
-) -> Callable[[Tensor], Tensor]:
-    if weight.dtype == torch.float16 and kernels is not None:
-        return HalfHead(weight, kernels)
-    return packer(weight.device, weight.dtype, int8=int8)(Linear(weight, None))
-
-
-def _build_kernels(dtype: torch.dtype) -> StepKernels:
-    from decoder_worker.cpu.step_kernels import build
-
-    return build(np.uint16 if dtype == torch.bfloat16 else np.float32)

@@ -25,11 +25,9 @@ from cluster.model.quality import is_silence
 from cluster.model.splitting import split_tokens
 from cluster.model.streams import DECODE_PRIORITY, new_stream
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.model.weights import TORCH_DTYPES
 from decoder_worker.alignment import Aligner, AlignmentItem
-from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
-from decoder_worker.backends import Attentions, torch_attention
-from decoder_worker.cpu.attention import CpuAttention
+from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.backends import Decoders, choose_sampler
 from decoder_worker.fallback import chosen_attempt
 from decoder_worker.gpu.graphs import BatchRow, Buckets
 from decoder_worker.landing import Landing
@@ -37,7 +35,7 @@ from decoder_worker.launched import Launched, launched, outputs_of, read_back
 from decoder_worker.model import TextDecoder
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.logit_rules import LogitRules
-from decoder_worker.sampling.sampler import Sampler, best_of
+from decoder_worker.sampling.sampler import best_of
 from decoder_worker.sampling.search import Row, RowCopy, StepOutput
 from decoder_worker.sampling.slots import SlotTable, upload
 from decoder_worker.sequence import DecodeSequence
@@ -89,40 +87,27 @@ class ModelRunner:
         cross_pool: PagePool,
         self_pool: PagePool,
         n_slots: int,
-        attentions: Attentions | None = None,
-        *,
-        int8: bool = False,
-        threads: int = 1,
+        decoders: Decoders,
     ) -> None:
-        """The device is the pools', the dtype the self pool's.
+        """The device is the pools'.
 
-        Args:
-            attentions: over the two pools; None takes torch's. Where they have backends for steps
-                of fixed sizes, one page of the self pool is taken for good.
-            int8: hold the weights of matrix products in 8 bits (CPU).
-            threads: that share out forwards of few rows (CPU).
+        decoders: over the two pools. Where they have some for forwards of fixed sizes, one page of
+            the self pool is taken for good.
         """
         self._tokenizer = tokenizer
         self._device = self_pool.device
         self._stream = new_stream(self._device, DECODE_PRIORITY)
         self._cross_layout, self._self_layout = cross_pool.layout, self_pool.layout
         self._self_pool = self_pool.tensor
-        dtype = TORCH_DTYPES[self_pool.layout.dtype]
-        pools = (self_pool.tensor, cross_pool.tensor)
-        attentions = attentions or torch_attention(*pools)
-        self._attention = attentions.ragged
-        shared = pools if isinstance(attentions.ragged, CpuAttention) else None
-        model = TextDecoder.load(
-            checkpoint, dtype, self._device, int8=int8, pools=shared, threads=threads
-        )
+        self._decoder = decoders.ragged
         listed = checkpoint.generation_config.get("max_initial_timestamp_index")
         limit = MAX_INITIAL_TIMESTAMP if listed is None else int(listed)
         self._slots = SlotTable(n_slots, self._device)
         self._rules = LogitRules(tokenizer, limit, self._device)
-        sampler = Sampler(self._rules, self._slots, model.kernels)
-        self.step = DecodeStep(model, sampler, self._slots, tokenizer.special.no_speech)
+        sampler = choose_sampler(self._rules, self._slots)
+        self._step = DecodeStep(sampler, self._slots, tokenizer.special.no_speech)
         self._aligner = Aligner(
-            checkpoint, tokenizer, model, self._attention, cross_pool, self_pool
+            checkpoint, tokenizer, decoders.ragged, decoders.torch, cross_pool, self_pool
         )
         self.landing = Landing(checkpoint, cross_pool)
         self._language_tokens = torch.tensor(
@@ -131,11 +116,11 @@ class ModelRunner:
         if self._stream is not None:
             torch.cuda.synchronize(self._device)  # all of this was made on another stream
         self._buckets: dict[int, Buckets] = {}  # by the tokens of a prompt; 0: decode steps
-        if attentions.fixed is not None:
-            self._make_buckets(attentions.fixed, self_pool, n_slots)
+        if decoders.fixed is not None:
+            self._make_buckets(decoders.fixed, self_pool, n_slots)
 
     def _make_buckets(
-        self, fixed: Callable[[int, int], AttentionBackend], self_pool: PagePool, n_slots: int
+        self, fixed: Callable[[int, int], TextDecoder], self_pool: PagePool, n_slots: int
     ) -> None:
         """For decode steps, and for prompts that are a start sequence and nothing else."""
         scratch = self_pool.allocate(1)
@@ -147,7 +132,7 @@ class ModelRunner:
         }
         for n_tokens in (0, *sorted(starts)):
             self._buckets[n_tokens] = Buckets(
-                self.step,
+                self._step,
                 lambda n_rows, n=n_tokens: fixed(n_rows, max(1, n)),  # type: ignore[misc]
                 inert=BatchRow(
                     slot=self._slots.inert,
@@ -172,7 +157,7 @@ class ModelRunner:
         """
         with self._on_device():
             fed = [Feed(s, s.rows[0], (self._tokenizer.special.sot,), 0) for s in sequences]
-            logits = self.step.model.logits(self._forward(fed))
+            logits = self._decoder.logits(self._forward(fed))
             return list(outputs_of(read_back(best_of(logits, self._language_tokens))))
 
     def prefill(self, sequences: Sequence[DecodeSequence]) -> Launched:
@@ -236,26 +221,26 @@ class ModelRunner:
         )
 
     def _prefill_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
-        model = self.step.model
         fed = [Feed(s, s.live[0], s.prompt.tokens, 0) for s in sequences]
         states = self._forward(fed)
         begins = list(accumulate((len(f.tokens) for f in fed), initial=0))
         sots = [begin + s.prompt.sot for begin, s in zip(begins[:-1], sequences, strict=True)]
         lasts = [end - 1 for end in begins[1:]]
-        both = model.logits(states[self._indices([*sots, *lasts])])  # one pass over its weights
-        no_speech, logits = self.step.no_speech_probs(both[: len(fed)]), both[len(fed) :]
+        # Both in one pass over the weights.
+        both = self._decoder.logits(states[self._indices([*sots, *lasts])])
+        no_speech, logits = self._step.no_speech_probs(both[: len(fed)]), both[len(fed) :]
         repeats = [len(s.live) for s in sequences]
         if max(repeats) > 1:
             sources = self._indices([i for i, n in enumerate(repeats) for _ in range(n)])
             logits, no_speech = logits[sources], no_speech[sources]
         slots, noisy, n_top = self._sampling(sequences)
-        return read_back(self.step.sample(logits, slots, noisy, n_top), no_speech)
+        return read_back(self._step.sample(logits, slots, noisy, n_top), no_speech)
 
     def _decode_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
         rows = [(s, row) for s in sequences for row in s.live]
         self._plan([(s, row, s.n_cached(row) + s.n_ahead + 1) for s, row in rows], [1] * len(rows))
         slots, noisy, n_top = self._sampling(sequences)
-        return read_back(self.step(slots, self._attention, noisy, n_top))
+        return read_back(self._step(slots, self._decoder, noisy, n_top))
 
     def collect(self, launch: Launched) -> list[list[StepOutput]]:
         """The outputs of a launch, by sequence; waits for the device."""
@@ -327,7 +312,7 @@ class ModelRunner:
         flat = [token for feed in fed for token in feed.tokens]
         spans = zip(fed, ends, strict=True)
         positions = [position for feed, end in spans for position in range(feed.start, end)]
-        return self.step.model(self._indices(flat), self._indices(positions), self._attention)
+        return self._decoder.states(self._indices(flat), self._indices(positions))
 
     def _plan(self, rows: Sequence[tuple[DecodeSequence, Row, int]], counts: Sequence[int]) -> None:
         """Plan a forward of rows, each with its length after it; `counts` tokens of each are fed.
@@ -337,7 +322,7 @@ class ModelRunner:
         windows: dict[DecodeSequence, int] = {}  # query rows of each
         for (sequence, _, _), count in zip(rows, counts, strict=True):
             windows[sequence] = windows.get(sequence, 0) + count
-        self._attention.plan(
+        self._decoder.plan(
             AttentionBatch(
                 self_kv=PagedKV.make(
                     counts,

@@ -1,7 +1,7 @@
 """One decode step, from the slots and back to them: the same on a CPU and inside a CUDA graph.
 
 It reads and writes nothing but tensors that stay where they are (weights, page pools, slot table,
-what the attention backend planned), and asks the host for nothing, so that a captured step can be
+what the decoder planned), and asks the host for nothing, so that a captured step can be
 replayed. Knows no sequences, no pages and no graphs.
 """
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decoder_worker.attention.base import AttentionBackend
 from decoder_worker.model import TextDecoder
 from decoder_worker.sampling.sampler import Sampled, Sampler
 from decoder_worker.sampling.slots import SlotTable
@@ -22,47 +21,42 @@ class DecodeStep:
     no_speech: the token whose probability at the start of transcript says that nobody speaks.
     """
 
-    def __init__(
-        self, model: TextDecoder, sampler: Sampler, slots: SlotTable, no_speech: int
-    ) -> None:
-        self.model = model
+    def __init__(self, sampler: Sampler, slots: SlotTable, no_speech: int) -> None:
         self._sampler = sampler
         self._slots = slots
         self._no_speech = no_speech
 
     def __call__(
-        self, index: Tensor, attention: AttentionBackend, noisy: Tensor | None, n_top: int = 0
+        self, index: Tensor, decoder: TextDecoder, noisy: Tensor | None, n_top: int = 0
     ) -> Sampled:
         """Feed the slots' tokens and sample their next ones.
 
         Args:
-            index: int64 [n], the slots, in the order that `attention` was planned for.
+            index: int64 [n], the slots, in the order that `decoder` was planned for.
             noisy, n_top: as in `Sampler`.
         """
         rows = self._slots.rows(index)
-        attention.begin(rows.position)
-        states = self.model(rows.token, rows.position, attention)
-        return self._sampler(self.model.logits(states), rows, noisy, n_top)
+        states = decoder.states(rows.token, rows.position)
+        return self._sampler(decoder.logits(states), rows, noisy, n_top)
 
     def start(
-        self, tokens: Tensor, index: Tensor, attention: AttentionBackend, noisy: Tensor | None
+        self, tokens: Tensor, index: Tensor, decoder: TextDecoder, noisy: Tensor | None
     ) -> tuple[Sampled, Tensor]:
         """Run prompts that are start sequences of one length, and sample the first tokens.
 
         Args:
             tokens: int64 [n * length], the slots' prompts one after the other, from position 0.
-            index, noisy: as above.
+            index, decoder, noisy: as above.
 
         Returns:
             And the probabilities of no speech, float32 [n].
         """
         n = len(index)
         positions = torch.arange(len(tokens) // n, device=tokens.device).repeat(n)
-        attention.begin(positions)
-        states = self.model(tokens, positions, attention)
+        states = decoder.states(tokens, positions)
         states = states.view(n, len(tokens) // n, states.shape[1])
-        no_speech = self.no_speech_probs(self.model.logits(states[:, 0]))
-        return self.sample(self.model.logits(states[:, -1]), index, noisy), no_speech
+        no_speech = self.no_speech_probs(decoder.logits(states[:, 0]))
+        return self.sample(decoder.logits(states[:, -1]), index, noisy), no_speech
 
     def no_speech_probs(self, logits: Tensor) -> Tensor:
         """float32 [n] of logits [n, n_vocab] at the start of transcript, before any rule."""

@@ -46,8 +46,9 @@ from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.model import TextDecoder
+from decoder_worker.model import TorchDecoder
 from decoder_worker.model_runner import self_kv_layout
+from decoder_worker.tensors import DecoderTensors
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from router.api.params import TranscriptionParams
@@ -112,13 +113,15 @@ class Forcing:
         self._mel = LogMel(checkpoint.dims.n_mels)
         self._encoder = AudioEncoder(checkpoint)
         self._projection = CrossKVProjection(checkpoint)
-        self._model = TextDecoder.load(checkpoint, torch.float32, "cpu")
         self._n_text_ctx = checkpoint.dims.n_text_ctx
         self._self_pool = PagePool(self_kv_layout(checkpoint, "float32"), 1)
         self._cross_pools = {
             name: PagePool(served_kv_layout(checkpoint, one, "cpu"), 1)
             for name, one in settings.items()
         }
+        tensors = DecoderTensors.load(checkpoint, torch.float32, "cpu")
+        pools = (self._self_pool.tensor, next(iter(self._cross_pools.values())).tensor)
+        self._decoder = TorchDecoder.of(tensors, TorchAttention(*pools))
 
     @torch.inference_mode()
     def logits(self, pcm: NDArray[np.int16], reference: str) -> dict[str, Tensor]:
@@ -132,14 +135,15 @@ class Forcing:
             self._projection.write(states, pool.tensor, [(0,)])
             attention = TorchAttention(self._self_pool.tensor, pool.tensor)
             n, n_frames = len(tokens), pool.layout.n_frames
-            attention.plan(
+            decoder = self._decoder.over(attention)
+            decoder.plan(
                 AttentionBatch(
                     self_kv=PagedKV.make([n], [(0,)], [n], self._self_pool.layout.page_frames),
                     cross_kv=PagedKV.make([n], [(0,)], [n_frames], pool.layout.page_frames),
                 )
             )
-            hidden = self._model(torch.tensor(tokens), torch.arange(n), attention)
-            found[name] = self._model.logits(hidden[len(start) - 1 :])
+            hidden = decoder.states(torch.tensor(tokens), torch.arange(n))
+            found[name] = decoder.logits(hidden[len(start) - 1 :])
         return found
 
 

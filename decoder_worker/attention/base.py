@@ -39,6 +39,16 @@ class PagedKV:
     kv_indices: Tensor
     kv_last_page_len: Tensor
 
+    @property
+    def n_rows(self) -> int:
+        """Query rows of all entries."""
+        return int(self.qo_indptr[-1])
+
+    @property
+    def most_queries(self) -> int:
+        """Query rows of the entry that has most of them."""
+        return int(self.qo_indptr.diff().max())
+
     @classmethod
     def make(
         cls,
@@ -73,6 +83,10 @@ class AttentionBatch:
 
     self_kv: PagedKV
     cross_kv: PagedKV
+
+    @property
+    def n_rows(self) -> int:
+        return self.self_kv.n_rows
 
 
 class AttentionBackend(Protocol):

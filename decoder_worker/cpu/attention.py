@@ -1,14 +1,15 @@
-"""The CPU's attention: compiled kernels for decode steps, the reference backend for all else.
+"""The CPU's attention: compiled kernels for few queries, the reference backend for many.
 
-A batch in which no entry has more than a few queries (steps, and beams over one window) goes
-through `attention_kernels`, once they are built; prompts and odd shapes through `TorchAttention`.
-Entries are computed one by one in both, so a sequence's result does not depend on its batch.
+A batch in which no entry has more than a few queries (decode steps, beams over one window, short
+prompts) goes through `attention_kernels`, once they are built; long prompts and alignments go
+through `TorchAttention`. In both a sequence's result does not depend on its batch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,57 +19,40 @@ from torch import Tensor
 from cluster.jit.background import InBackground, as_array
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
+from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE, Pages
 from decoder_worker.cpu.sources import KERNEL_SOURCES
+from decoder_worker.cpu.step_team import StepTeam
 
 if TYPE_CHECKING:
-    from decoder_worker.cpu.attention_kernels import Kernels
+    from decoder_worker.cpu.attention_kernels import AttentionKernels
 
 FEW_QUERIES = 8  # of one entry: above it torch's product over queries is faster
-HEAD_DIM = 64  # what the kernels are compiled for
 ALONE_BYTES = 1 << 19  # a core reads so much in less time than it takes to wake another twice
 DTYPES = (torch.float32, torch.bfloat16)
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """`PagedKV` as arrays, with room for the scores."""
+    """One pool's part of a forward.
 
-    qo_indptr: Any
-    kv_indptr: Any
-    kv_indices: Any
-    last_page_len: Any
-    scores: Any
-    alone: bool  # on one thread
+    results: what the kernels leave for each piece. alone: one thread is to do it.
+    """
 
-    @classmethod
-    def of(cls, kv: PagedKV, pool: Any) -> _Plan | None:
-        """None when an entry has more than a few queries."""
-        page_size, n_head, head_dim = pool.shape[3:]
-        position_bytes = 2 * n_head * head_dim * pool.itemsize
-        qo_indptr, kv_indptr = kv.qo_indptr.numpy(), kv.kv_indptr.numpy()
-        if int(np.diff(qo_indptr).max()) > FEW_QUERIES:
-            return None
-        longest = int(np.diff(kv_indptr).max()) * page_size
-        n_units = len(kv.kv_last_page_len) * n_head
-        scores = np.empty((n_units, longest), dtype=np.float32)
-        last = kv.kv_last_page_len.numpy()
-        n_positions = (len(kv.kv_indices) - len(last)) * page_size + int(last.sum())
-        alone = n_positions * position_bytes <= ALONE_BYTES
-        return cls(qo_indptr, kv_indptr, kv.kv_indices.numpy(), last, scores, alone)
+    pages: Pages
+    results: tuple[Any, Any, Any]
+    alone: bool
 
 
 class CpuAttention:
-    """Implements `AttentionBackend` over CPU pools; arguments as `TorchAttention`'s."""
+    """Implements `AttentionBackend` over CPU pools, which are as in `TorchAttention`."""
 
-    def __init__(self, self_pool: Tensor, cross_pool: Tensor) -> None:
+    def __init__(self, self_pool: Tensor, cross_pool: Tensor, team: StepTeam) -> None:
         self._reference = TorchAttention(self_pool, cross_pool)
-        self._kernels = InBackground(
-            "decoder", _builder(self_pool.dtype, cross_pool.dtype), KERNEL_SOURCES
-        )
         self._self_pool, self._cross_pool = as_array(self_pool), as_array(cross_pool)
-        self._batch: AttentionBatch | None = None
-        self._is_planned = False
-        self._running: Kernels | None = None  # chosen anew by each plan, for the whole forward
+        self._team = team
+        dtypes = (self._self_pool.dtype.type, self._cross_pool.dtype.type)
+        self._kernels = InBackground("decoder attention", partial(_build, *dtypes), KERNEL_SOURCES)
+        self._running: AttentionKernels | None = None  # None: the reference computes this forward
         self._self_plan: _Plan | None = None
         self._cross_plan: _Plan | None = None
 
@@ -76,54 +60,43 @@ class CpuAttention:
         """Whether the kernels are there, after at most `timeout_s`."""
         return self._kernels.wait(timeout_s) is not None
 
-    @property
-    def batch(self) -> AttentionBatch:
-        """That was planned last."""
-        assert self._batch is not None
-        return self._batch
-
     def plan(self, batch: AttentionBatch) -> None:
-        self._batch, self._is_planned = batch, False
-
-    def _plan_batch(self) -> None:
-        """In the first layer: a forward may go without."""
-        batch, self._is_planned = self.batch, True
-        self._running, self._self_plan, self._cross_plan = self._kernels.get(), None, None
-        if self._running is not None:
-            one_each = len(batch.self_kv.kv_last_page_len) == int(batch.self_kv.qo_indptr[-1])
-            if one_each:
-                self._self_plan = _Plan.of(batch.self_kv, self._self_pool)
-            self._cross_plan = _Plan.of(batch.cross_kv, self._cross_pool)
-        if self._self_plan is None or self._cross_plan is None:
+        few = max(batch.self_kv.most_queries, batch.cross_kv.most_queries) <= FEW_QUERIES
+        self._running = self._kernels.get() if few else None
+        if self._running is None:
             self._reference.plan(batch)
+            return
+        cut = self._running.cut
+        self._self_plan = _plan(cut, batch.self_kv, self._self_pool, causal=True)
+        self._cross_plan = _plan(cut, batch.cross_kv, self._cross_pool, causal=False)
 
     def begin(self, positions: Tensor) -> None:
         """Lengths and places came with the plan."""
 
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if not self._is_planned:
-            self._plan_batch()
-        plan, kernels = self._self_plan, self._running
-        if plan is None or kernels is None:
+        if self._running is None:
             return self._reference.self_attention(layer, q, k, v)
-        pool, pages = self._self_pool, (plan.kv_indptr, plan.kv_indices, plan.last_page_len)
-        kernels.append(as_array(k), as_array(v), pool, layer, *pages)
-        return self._attend(plan, pool, layer, q)
+        plan = self._self_plan
+        assert plan is not None
+        qkv = as_array(torch.stack((q, k, v), 1).flatten(1).float())
+        self._running.append(qkv, plan.pages.pool, plan.pages.last, layer)
+        return self._attend(self._running, plan, layer, qkv, q)
 
     def cross_attention(self, layer: int, q: Tensor) -> Tensor:
-        if not self._is_planned:
-            self._plan_batch()
-        if self._cross_plan is None:
+        if self._running is None:
             return self._reference.cross_attention(layer, q)
-        return self._attend(self._cross_plan, self._cross_pool, layer, q)
+        assert self._cross_plan is not None
+        query = as_array(q.flatten(1).float().contiguous())
+        return self._attend(self._running, self._cross_plan, layer, query, q)
 
-    def _attend(self, plan: _Plan, pool: Any, layer: int, q: Tensor) -> Tensor:
-        assert self._running is not None
-        attend = self._running.attend_alone if plan.alone else self._running.attend
-        out = torch.empty(q.shape, dtype=q.dtype)
-        indices = (plan.qo_indptr, plan.kv_indptr, plan.kv_indices, plan.last_page_len)
-        attend(as_array(q), pool, layer, *indices, plan.scores, as_array(out))
-        return out
+    def _attend(
+        self, kernels: AttentionKernels, plan: _Plan, layer: int, query: Any, like: Tensor
+    ) -> Tensor:
+        attended = torch.empty(len(query), like[0].numel())
+        job = partial(kernels.attend, query, plan.pages, layer, plan.results, as_array(attended))
+        run = self._team.run_alone if plan.alone else self._team.run
+        run(job, len(plan.pages.pieces) + 1)
+        return attended.to(like.dtype).view(like.shape)
 
 
 def fits_kernels(self_pool: Tensor, cross_pool: Tensor) -> bool:
@@ -133,12 +106,27 @@ def fits_kernels(self_pool: Tensor, cross_pool: Tensor) -> bool:
     return on_cpu and all(p.dtype in DTYPES and p.shape[-1] == HEAD_DIM for p in pools)
 
 
-def _builder(own: torch.dtype, cross: torch.dtype) -> Callable[[], Kernels]:
-    stored = {torch.bfloat16: np.uint16, torch.float32: np.float32}
+def cut_pages(cut: Callable[..., int], kv: PagedKV, pool: Any, *, causal: bool) -> Pages:
+    """What the rows of a `PagedKV` attend to in a pool; `cut` is the kernel."""
+    page_size, n_rows = pool.shape[3], kv.n_rows
+    most = -(-page_size // PIECE) * len(kv.kv_indices) * (n_rows if causal else 1)
+    pieces = np.empty((most, 6), np.int32)
+    n_pieces, last = np.empty(n_rows, np.int32), np.empty((n_rows, 2), np.int32)
+    indices = (kv.qo_indptr, kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len)
+    n = cut(*(index.numpy() for index in indices), page_size, causal, pieces, n_pieces, last)
+    return Pages(pool, pieces[:n], n_pieces, last)
 
-    def build_kernels() -> Kernels:
-        from decoder_worker.cpu.attention_kernels import build
 
-        return build(stored[own], stored[cross])
+def _plan(cut: Callable[..., int], kv: PagedKV, pool: Any, *, causal: bool) -> _Plan:
+    pages, n_head = cut_pages(cut, kv, pool, causal=causal), pool.shape[4]
+    shape = (kv.n_rows, int(pages.n_pieces.max()), n_head)
+    results = (np.empty(shape, np.float32), np.empty(shape, np.float32))
+    n_positions = int((pages.pieces[:, 4] - pages.pieces[:, 3]).sum())
+    alone = n_positions * 2 * n_head * HEAD_DIM * pool.itemsize <= ALONE_BYTES
+    return _Plan(pages, (*results, np.empty((*shape, HEAD_DIM), np.float32)), alone)
 
-    return build_kernels
+
+def _build(own: Any, cross: Any) -> AttentionKernels:
+    from decoder_worker.cpu.attention_kernels import build
+
+    return build(own, cross)

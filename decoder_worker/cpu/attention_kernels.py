@@ -1,8 +1,10 @@
-"""Paged attention of decode steps on a CPU: pages are read where they lie, once for each head.
+"""Paged attention of a few query rows on a CPU: pages are read where they lie.
 
-For few query rows an attention is bound by the memory that it reads; torch's kernel, made for many,
-reaches a fifth of that in bfloat16. Imports numba: `decoder_worker.cpu.attention` builds this in
-the background.
+For few rows an attention is bound by the memory that it reads; torch's kernel, which is made for
+many, reaches a fifth of that in bfloat16. What a row attends to is cut into pieces, which threads
+share out; the pieces of a row are then joined. `fused_kernels` has the same as phases of a layer.
+
+Imports numba: `decoder_worker.cpu.attention` builds this in the background.
 """
 
 from __future__ import annotations
@@ -12,133 +14,227 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import njit, prange
+from numba import njit
 
 from cluster.jit.arithmetic import LOG2_E, exp2, number, stored
-from cluster.jit.background import on_torch_threads
+from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE, Pages
+from decoder_worker.cpu.step_team import new_counters
+from decoder_worker.cpu.work_sharing import claim, conclude, finish, wait
 
-HEAD_DIM = 64  # of every published checkpoint: a constant, so that loops over it unroll
 _LOWEST = np.float32(-3.0e38)
 
 
-@dataclass(frozen=True, slots=True)
-class Kernels:
-    """Both take and give arrays on the tensors' memory, bfloat16 as uint16.
+@njit(nogil=True, cache=True)
+def append(qkv: Any, pool: Any, last: Any, layer: Any) -> None:
+    """Rows' own keys and values to their places."""
+    n_head = pool.shape[4]
+    for r in range(len(qkv)):
+        for which in range(2):
+            place = pool[last[r, 0], layer, which, last[r, 1]]
+            for h in range(n_head):
+                first = ((which + 1) * n_head + h) * HEAD_DIM
+                for c in range(HEAD_DIM):
+                    place[h, c] = stored(qkv[r, first + c], place[h, c])
 
-    attend(q, pool, layer, qo_indptr, kv_indptr, kv_indices, last_page_len, scores, out):
-        q, out [n_tokens, head, head_dim]; pool [page, layer, 2, page_size, head, head_dim]; the
-        four indices as in `PagedKV`, int32; scores: float32 [n entries * head, most positions],
-        scratch. Every query sees all of its entry's positions. `attend_alone` takes the same.
-    append(k, v, pool, layer, kv_indptr, kv_indices, last_page_len): write the one new token of each
-        entry, k and v [n entries, head, head_dim], to its entry's last position.
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _scores(query: Any, keys: Any, first: Any, last: Any, scores: Any) -> None:
+    """scores[h, i] = query[h] . keys[first + i, h], keys [page_size, H, HEAD_DIM]."""
+    for i in range(last - first):
+        for h in range(len(scores)):
+            q, key = query[h * HEAD_DIM : (h + 1) * HEAD_DIM], keys[first + i, h]
+            dot = np.float32(0)
+            for c in range(HEAD_DIM):
+                dot += q[c] * number(key[c])
+            scores[h, i] = dot
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _weights(scores: Any, n: Any, highest: Any, total: Any) -> None:
+    """The first n scores of each head to powers of two; their highest, and the powers' sum."""
+    for h in range(len(scores)):
+        row, top = scores[h], _LOWEST
+        for i in range(n):
+            top = max(top, row[i])
+        summed = np.float32(0)
+        for i in range(n):
+            weight = exp2(row[i] - top)
+            row[i] = weight
+            summed += weight
+        highest[h], total[h] = top, summed
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _mix(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> None:
+    """mixed[h] = the sum of weights[h, i] * values[first + i, h]."""
+    mixed[:] = np.float32(0)
+    i, n = 0, last - first
+    while i + 4 <= n:  # a sum is read and written once for four values
+        v0, v1 = values[first + i], values[first + i + 1]
+        v2, v3 = values[first + i + 2], values[first + i + 3]
+        for h in range(len(mixed)):
+            out, row = mixed[h], weights[h]
+            w0, w1, w2, w3 = row[i], row[i + 1], row[i + 2], row[i + 3]
+            for c in range(HEAD_DIM):
+                two = w0 * number(v0[h, c]) + w1 * number(v1[h, c])
+                out[c] += two + w2 * number(v2[h, c]) + w3 * number(v3[h, c])
+        i += 4
+    while i < n:
+        for h in range(len(mixed)):
+            for c in range(HEAD_DIM):
+                mixed[h, c] += weights[h, i] * number(values[first + i, h, c])
+        i += 1
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def attend_piece(query: Any, piece: Any, keys: Any, values: Any, results: Any) -> None:
+    """All heads of the rows that attend to a piece.
+
+    query [n, at least H * HEAD_DIM]; keys and values of a page, [page_size, H, HEAD_DIM]; results
+    `Memory`'s highest, total and mixed.
     """
-
-    attend: Callable[..., None]  # on all of torch's threads
-    attend_alone: Callable[..., None]  # on the calling thread
-    append: Callable[..., None]
-
-
-@njit(fastmath=True, nogil=True, cache=True)
-def _dots(q: Any, keys: Any, head: Any, n: Any, scores: Any) -> Any:
-    """scores[i] = q . keys[i, head] for the first n keys; the highest of them."""
-    highest = _LOWEST
-    for i in range(n):
-        key = keys[i, head]
-        dot = np.float32(0)
-        for d in range(HEAD_DIM):
-            dot += q[d] * number(key[d])
-        scores[i] = dot
-        highest = max(highest, dot)
-    return highest
+    highest, total, mixed = results
+    begin, end, first, last, index = piece[0], piece[1], piece[3], piece[4], piece[5]
+    n_head = keys.shape[1]
+    scores = np.empty((n_head, PIECE), np.float32)
+    scaled = np.empty(n_head * HEAD_DIM, np.float32)
+    scale = np.float32(LOG2_E) / np.sqrt(np.float32(HEAD_DIM))
+    for row in range(begin, end):
+        for c in range(n_head * HEAD_DIM):
+            scaled[c] = query[row, c] * scale
+        _scores(scaled, keys, first, last, scores)
+        _weights(scores, last - first, highest[row, index], total[row, index])
+        _mix(scores, values, first, last, mixed[row, index])
 
 
-@njit(fastmath=True, nogil=True, cache=True)
-def _mix(weights: Any, values: Any, head: Any, n: Any, mixed: Any) -> None:
-    """mixed += weights[i] * values[i, head], over the first n values."""
-    for i in range(n):
-        weight = weights[i]
-        value = values[i, head]
-        for d in range(HEAD_DIM):
-            mixed[d] += weight * number(value[d])
-
-
-@njit(fastmath=True, nogil=True, cache=True)
-def _attend_unit(
-    unit, q, pool, layer, qo_indptr, kv_indptr, kv_indices, last_page_len, scores, out
-):
-    """One head of one entry, all of its queries."""
-    n_head, page_size = q.shape[1], pool.shape[3]
-    scale = LOG2_E / np.sqrt(np.float32(HEAD_DIM))
-    entry, head = unit // n_head, unit % n_head
-    begin, end = kv_indptr[entry], kv_indptr[entry + 1]
-    weights = scores[unit]
-    query = np.empty(HEAD_DIM, np.float32)
-    mixed = np.empty(HEAD_DIM, np.float32)
-    for row in range(qo_indptr[entry], qo_indptr[entry + 1]):
-        for d in range(HEAD_DIM):
-            query[d] = number(q[row, head, d]) * scale
-            mixed[d] = np.float32(0)
-        highest, filled = _LOWEST, 0
-        for index in range(begin, end):
-            n = page_size if index < end - 1 else last_page_len[entry]
-            keys = pool[kv_indices[index], layer, 0]
-            highest = max(highest, _dots(query, keys, head, n, weights[filled:]))
-            filled += n
-        total = np.float32(0)
-        for i in range(filled):
-            weight = exp2(weights[i] - highest)
-            weights[i] = weight
-            total += weight
-        filled = 0
-        for index in range(begin, end):
-            n = page_size if index < end - 1 else last_page_len[entry]
-            values = pool[kv_indices[index], layer, 1]
-            _mix(weights[filled:], values, head, n, mixed)
-            filled += n
-        for d in range(HEAD_DIM):
-            out[row, head, d] = stored(mixed[d] / total, out[row, head, d])
+@njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
+def join(n_pieces: Any, results: Any, attended: Any) -> None:
+    """The pieces of each row and head to one, in attended [n, d]."""
+    highest, total, mixed = results
+    for r in range(len(n_pieces)):
+        for h in range(mixed.shape[2]):
+            top = _LOWEST
+            for piece in range(n_pieces[r]):
+                top = max(top, highest[r, piece, h])
+            out = attended[r, h * HEAD_DIM : (h + 1) * HEAD_DIM]
+            out[:] = np.float32(0)
+            summed = np.float32(0)
+            for piece in range(n_pieces[r]):
+                share = exp2(highest[r, piece, h] - top)
+                summed += share * total[r, piece, h]
+                for c in range(HEAD_DIM):
+                    out[c] += share * mixed[r, piece, h, c]
+            for c in range(HEAD_DIM):
+                out[c] /= summed
 
 
 @njit(nogil=True, cache=True)
-def _attend_alone(q, pool, layer, qo_indptr, kv_indptr, kv_indices, last_page_len, scores, out):
-    pages = (kv_indptr, kv_indices, last_page_len)
-    for unit in range(len(last_page_len) * q.shape[1]):
-        _attend_unit(unit, q, pool, layer, qo_indptr, *pages, scores, out)
-
-
-@njit(parallel=True, nogil=True, cache=True)
-def _attend_together(q, pool, layer, qo_indptr, kv_indptr, kv_indices, last_page_len, scores, out):
-    pages = (kv_indptr, kv_indices, last_page_len)
-    for unit in prange(len(last_page_len) * q.shape[1]):
-        _attend_unit(unit, q, pool, layer, qo_indptr, *pages, scores, out)
-
-
-@njit(nogil=True, cache=True)
-def _append(
-    k: Any, v: Any, pool: Any, layer: Any, kv_indptr: Any, kv_indices: Any, last_page_len: Any
-) -> None:
+def cut(
+    qo_indptr: Any,
+    kv_indptr: Any,
+    kv_indices: Any,
+    last_page_len: Any,
+    page_size: Any,
+    causal: Any,
+    pieces: Any,
+    n_pieces: Any,
+    last: Any,
+) -> Any:
+    """Fill `Pages` from a `PagedKV`; how many pieces there are."""
+    filled = 0
     for entry in range(len(last_page_len)):
-        page = kv_indices[kv_indptr[entry + 1] - 1]
-        position = last_page_len[entry] - 1
-        for head in range(k.shape[1]):
-            for d in range(k.shape[2]):
-                pool[page, layer, 0, position, head, d] = k[entry, head, d]
-                pool[page, layer, 1, position, head, d] = v[entry, head, d]
+        first_row, behind = qo_indptr[entry], qo_indptr[entry + 1]
+        n_rows, n_pages = behind - first_row, kv_indptr[entry + 1] - kv_indptr[entry]
+        length = (n_pages - 1) * page_size + last_page_len[entry]
+        for group in range(n_rows if causal else 1):
+            begin, end, seen = first_row, behind, length
+            if causal:  # the entry's last row sees all of it, each row before it one less
+                begin, end = first_row + group, first_row + group + 1
+                seen = length - n_rows + 1 + group
+                last[begin, 0] = kv_indices[kv_indptr[entry] + (seen - 1) // page_size]
+                last[begin, 1] = (seen - 1) % page_size
+            index = 0
+            for p in range((seen + page_size - 1) // page_size):
+                page, n = kv_indices[kv_indptr[entry] + p], min(page_size, seen - p * page_size)
+                for first in range(0, n, PIECE):
+                    piece = pieces[filled]
+                    piece[0], piece[1], piece[2] = begin, end, page
+                    piece[3], piece[4], piece[5] = first, min(n, first + PIECE), index
+                    index += 1
+                    filled += 1
+            n_pieces[begin:end] = index
+    return filled
 
 
-def build(own: Any, cross: Any) -> Kernels:
-    """Compile (or load) the kernels for a model in `own` and cross pools in `cross`.
+@njit(nogil=True, cache=True)
+def attend_pieces(
+    query: Any, pages: Any, layer: Any, results: Any, counters: Any, begin: Any, end: Any
+) -> Any:
+    """The phase's units, while there are any: a unit is a piece.
 
-    Both are uint16 or float32.
+    Whether all of them are done by this thread's last one.
     """
-    qkv = np.zeros((1, 3, 1, HEAD_DIM), own)
-    q, k, v = qkv[:, 0], qkv[:, 1], qkv[:, 2]  # strided, as a layer's fused product gives them
-    own_pool, cross_pool = (np.zeros((1, 1, 2, 2, 1, HEAD_DIM), dtype) for dtype in (own, cross))
-    indptr, indices = np.array([0, 1], np.int32), np.zeros(1, np.int32)
-    pages = (indptr, indices, np.ones(1, np.int32))
-    scores, out = np.zeros((1, 2), np.float32), np.zeros((1, 1, HEAD_DIM), own)
-    _append(k, v, own_pool, 0, *pages)
-    for attend in (_attend_alone, _attend_together):
-        attend(q, own_pool, 0, indptr, *pages, scores, out)
-        attend(out.copy(), cross_pool, 0, indptr, *pages, scores, out)
-    return Kernels(on_torch_threads(_attend_together, _attend_alone), _attend_alone, _append)
+    pool, pieces, n_done = pages.pool, pages.pieces, 0
+    while True:
+        unit = claim(counters, end)
+        if unit < 0:
+            return n_done == end
+        piece = pieces[unit - begin]
+        page = pool[piece[2], layer]
+        attend_piece(query, piece, page[0], page[1], results)
+        n_done = finish(counters)
+
+
+@njit(nogil=True, cache=True)
+def _attend(
+    query: Any,
+    pages: Any,
+    layer: Any,
+    results: Any,
+    attended: Any,
+    counters: Any,
+    begin: Any,
+    leads: Any,
+) -> None:
+    end = begin + len(pages.pieces)
+    if attend_pieces(query, pages, layer, results, counters, begin, end):
+        join(pages.n_pieces, results, attended)
+        conclude(counters)
+    wait(counters, end + 1, leads)
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionKernels:
+    """cut(qo_indptr, kv_indptr, kv_indices, last_page_len, page_size, causal, pieces, n_pieces,
+        last): `Pages` of a `PagedKV`, with room enough in the last three; the number of pieces.
+        causal: each entry's rows are its last positions, and see none behind their own.
+    append(qkv, pool, last, layer): the keys and values in qkv, float32 [n, 3 * d], to their places.
+    attend(query, pages, layer, results, attended, counters, begin, leads): attended float32 [n, d]
+        of query float32 [n, at least d]; results are `Memory`'s highest, total and mixed; begin is
+        the first unit's number, and there is one unit more than pieces; leads is False on the
+        threads that help.
+    """
+
+    cut: Callable[..., int]
+    append: Callable[..., None]
+    attend: Callable[..., Any]
+
+
+def build(own: Any, cross: Any) -> AttentionKernels:
+    """Compile (or load) for these dtypes of the two pools, uint16 or float32."""
+    counters, plain = new_counters(), np.zeros((1, 1, 1), np.float32)
+    qkv, mixed = np.zeros((1, 3 * HEAD_DIM), np.float32), np.zeros((1, 1, 1, HEAD_DIM), np.float32)
+    results, attended = (plain, plain.copy(), mixed), np.zeros((1, HEAD_DIM), np.float32)
+    pages = [empty_pages(own, True), empty_pages(cross, False)]
+    append(qkv, pages[0].pool, pages[0].last, 0)
+    for number_of_calls, each in enumerate(pages):
+        _attend(qkv, each, 0, results, attended, counters, 2 * number_of_calls, True)
+    return AttentionKernels(cut, append, _attend)
+
+
+def empty_pages(dtype: Any, causal: bool) -> Pages:
+    """One row that attends to one position, to compile for."""
+    indptr, zero, one = np.array([0, 1], np.int32), np.zeros(1, np.int32), np.ones(1, np.int32)
+    pieces, last = np.zeros((1, 6), np.int32), np.zeros((1, 2), np.int32)
+    cut(indptr, indptr, zero, one, 2, causal, pieces, one.copy(), last)
+    return Pages(np.zeros((1, 1, 2, 2, 1, HEAD_DIM), dtype), pieces, one, last)

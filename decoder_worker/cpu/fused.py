@@ -1,13 +1,14 @@
-"""Decoder forwards of a few rows by `fused_kernels`, shared out over a team of threads.
+"""The decoder's whole forward over a few rows by `fused_kernels`, on a team of threads.
 
-The layers are those of `decoder_worker.model`, whose classes are the reference and do what this
-does not: many rows, odd shapes, all until the kernels are built. Beside torch's weights this holds
-a plain copy of them. Bound to the two page pools of an engine; for that engine's thread.
+`decoder_worker.model.TorchDecoder` is the reference, and does what this does not: many rows, odd
+shapes, and all until the kernels are built. Beside torch's weights this holds a plain copy of them.
+Bound to the two page pools of an engine; for that engine's thread.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +18,11 @@ from torch import Tensor
 
 from cluster.jit.background import InBackground, as_array
 from cluster.model.dims import ModelDims
-from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.attention.base import AttentionBatch
+from decoder_worker.cpu.attention import cut_pages
 from decoder_worker.cpu.fused_arrays import (
     HEAD_DIM,
     OUTPUTS,
-    PIECE,
     Memory,
     Pages,
     n_head_units,
@@ -32,6 +33,7 @@ from decoder_worker.cpu.fused_arrays import (
 )
 from decoder_worker.cpu.sources import KERNEL_SOURCES
 from decoder_worker.cpu.step_team import StepTeam
+from decoder_worker.tensors import DecoderTensors
 
 if TYPE_CHECKING:
     from decoder_worker.cpu.fused_kernels import FusedKernels
@@ -45,32 +47,39 @@ def fits_layers(dims: ModelDims) -> bool:
 
 
 class FusedDecoder:
-    """Layers and head over a self pool and a cross pool, [page, L, 2, page_size, H, 64] both."""
+    """Implements `TextDecoder` over a self pool and a cross pool.
+
+    Both are [page, L, 2, page_size, H, HEAD_DIM].
+    """
 
     def __init__(
         self,
-        tensors: Mapping[str, Tensor],
-        head: Tensor,
-        dims: ModelDims,
+        tensors: DecoderTensors,
+        embed: Callable[[Tensor, Tensor], Tensor],
         pools: tuple[Tensor, Tensor],
-        n_threads: int,
+        team: StepTeam,
         *,
         int8: bool,
     ) -> None:
         """Begin to build.
 
         Args:
-            tensors: the decoder's, by Hugging Face's names.
-            head: [n_vocab, d], float32 or float16.
-            n_threads: that share a forward out, the calling one among them.
+            tensors: of a CPU; the head in float32 or float16.
+            embed: from tokens and positions to the first layer's rows, float32 [n, d].
+            team: its threads share a forward out.
             int8: hold the weights in 8 bits.
         """
-        self._dims = dims
+        self._dims = tensors.dims
+        self._embed = embed
         self._own, self._cross = (as_array(pool) for pool in pools)
-        self._layers = stack_layers(tensors, dims, int8=int8)
-        self._head = plain_head(head, int8=int8)
-        self._team = StepTeam(n_threads - 1)
+        self._layers = stack_layers(tensors.by_name, tensors.dims, int8=int8)
+        self._head = plain_head(tensors.head, int8=int8)
+        # Torch has no fast product over float16: its head would convert the weights each time.
+        is_half = self._head.weight.dtype == np.int16
+        self._most_logit_rows = sys.maxsize if is_half else MAX_ROWS
+        self._team = team
         self._memory: Memory | None = None
+        self._planned: tuple[Pages, Pages] | None = None
         read = (self._layers.qkv.weight, self._own, self._cross, self._head.weight)
         dtypes = [array.dtype.type for array in read]
         self._kernels = InBackground("decoder layers", partial(_build, *dtypes), KERNEL_SOURCES)
@@ -83,10 +92,21 @@ class FusedDecoder:
         """Whether forwards of so many rows are for this, now."""
         return n_rows <= MAX_ROWS and self._kernels.get() is not None
 
-    def states(self, x: Tensor, batch: AttentionBatch) -> Tensor:
-        """Embedded rows, float32 [n, d] -> normed states, the same. Writes to the self pool."""
-        own = self._pages(batch.self_kv, self._own, causal=True)
-        cross = self._pages(batch.cross_kv, self._cross, causal=False)
+    def takes_logits(self, n_rows: int) -> bool:
+        """Whether the logits of so many rows are for this, now."""
+        return n_rows <= self._most_logit_rows and self._kernels.get() is not None
+
+    def plan(self, batch: AttentionBatch) -> None:
+        cut = self._built.cut
+        self._planned = (
+            cut_pages(cut, batch.self_kv, self._own, causal=True),
+            cut_pages(cut, batch.cross_kv, self._cross, causal=False),
+        )
+
+    def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        assert self._planned is not None
+        own, cross = self._planned
+        x = self._embed(tokens, positions)
         memory = self._memory_for(len(x), int(max(own.n_pieces.max(), cross.n_pieces.max())))
         memory.x[:] = as_array(x)
         products = (self._layers[i].bias.shape[1] // OUTPUTS for i in range(6))
@@ -102,7 +122,6 @@ class FusedDecoder:
         return torch.from_numpy(memory.normed.copy())
 
     def logits(self, states: Tensor) -> Tensor:
-        """states float32 [n, d] -> float32 [n, n_vocab]."""
         out = torch.empty(len(states), self._dims.n_vocab)
         job = partial(self._built.head, as_array(states.contiguous()), self._head, as_array(out))
         self._team.run(job, n_head_units(self._dims.n_vocab))
@@ -113,17 +132,6 @@ class FusedDecoder:
         kernels = self._kernels.get()
         assert kernels is not None, "ask `takes` first"
         return kernels
-
-    def _pages(self, kv: PagedKV, pool: Any, *, causal: bool) -> Pages:
-        page_size, n_rows = pool.shape[3], int(kv.qo_indptr[-1])
-        most = -(-page_size // PIECE) * len(kv.kv_indices) * (n_rows if causal else 1)
-        pieces = np.empty((most, 6), np.int32)
-        n_pieces, last = np.empty(n_rows, np.int32), np.empty((n_rows, 2), np.int32)
-        indices = (kv.qo_indptr, kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len)
-        n = self._built.cut(
-            *(index.numpy() for index in indices), page_size, causal, pieces, n_pieces, last
-        )
-        return Pages(pool, pieces[:n], n_pieces, last)
 
     def _memory_for(self, n_rows: int, most_pieces: int) -> Memory:
         """For all forwards until one needs more pieces."""

@@ -18,6 +18,13 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from decoder_worker.cpu.attention_kernels import (
+    append,
+    attend_pieces,
+    cut,
+    empty_pages,
+    join,
+)
 from decoder_worker.cpu.fused_arrays import (
     CROSS,
     CROSS_OUT,
@@ -33,22 +40,13 @@ from decoder_worker.cpu.fused_arrays import (
     SELF_OUT,
     Head,
     Layers,
-    Pages,
     Products,
     n_units,
     new_memory,
 )
-from decoder_worker.cpu.fused_parts import (
-    append,
-    attend_piece,
-    cut,
-    finish_product,
-    join,
-    norm,
-    product,
-)
+from decoder_worker.cpu.fused_parts import finish_product, norm, product
 from decoder_worker.cpu.step_team import new_counters
-from decoder_worker.cpu.work_sharing import claim, finish, wait
+from decoder_worker.cpu.work_sharing import claim, conclude, finish, wait
 
 
 @njit(nogil=True, cache=True)
@@ -72,29 +70,6 @@ def _multiply(
 @njit(nogil=True, cache=True)
 def _of(products: Any, layer: Any) -> Any:
     return products.weight[layer], products.scale[layer], products.bias[layer]
-
-
-@njit(nogil=True, cache=True)
-def _attend(
-    query: Any, pages: Any, layer: Any, results: Any, counters: Any, begin: Any, end: Any
-) -> Any:
-    """As `_multiply`: a unit is a piece."""
-    pool, pieces, n_done = pages.pool, pages.pieces, 0
-    while True:
-        unit = claim(counters, end)
-        if unit < 0:
-            return n_done == end
-        piece = pieces[unit - begin]
-        page = pool[piece[2], layer]
-        attend_piece(query, piece, page[0], page[1], results)
-        n_done = finish(counters)
-
-
-@njit(nogil=True, cache=True)
-def _conclude(counters: Any) -> None:
-    """Open the next phase, once what its first units need was done behind this one's last."""
-    claim(counters, np.iinfo(np.int64).max)
-    finish(counters)
 
 
 @njit(nogil=True, cache=True)
@@ -130,38 +105,38 @@ def _run_layers(
             if phase == QKV:
                 if _multiply(normed, _of(layers.qkv, layer), False, qkv, counters, begin, end):
                     append(qkv, own.pool, own.last, layer)
-                    _conclude(counters)
+                    conclude(counters)
             elif phase == SELF:
-                if _attend(qkv, own, layer, results, counters, begin, end):
+                if attend_pieces(qkv, own, layer, results, counters, begin, end):
                     join(own.n_pieces, results, attended)
-                    _conclude(counters)
+                    conclude(counters)
             elif phase == SELF_OUT:
                 p = _of(layers.self_out, layer)
                 if _multiply(attended, p, False, delta, counters, begin, end):
                     norm(norms[3 * layer + 1], x, delta, normed)
-                    _conclude(counters)
+                    conclude(counters)
             elif phase == CROSS_Q:
                 p = _of(layers.cross_q, layer)
                 if _multiply(normed, p, False, query, counters, begin, end):
-                    _conclude(counters)
+                    conclude(counters)
             elif phase == CROSS:
-                if _attend(query, cross, layer, results, counters, begin, end):
+                if attend_pieces(query, cross, layer, results, counters, begin, end):
                     join(cross.n_pieces, results, attended)
-                    _conclude(counters)
+                    conclude(counters)
             elif phase == CROSS_OUT:
                 p = _of(layers.cross_out, layer)
                 if _multiply(attended, p, False, delta, counters, begin, end):
                     norm(norms[3 * layer + 2], x, delta, normed)
-                    _conclude(counters)
+                    conclude(counters)
             elif phase == FC1:
                 p = _of(layers.fc1, layer)
                 if _multiply(normed, p, True, hidden, counters, begin, end):
-                    _conclude(counters)
+                    conclude(counters)
             elif phase == FC2:
                 p = _of(layers.fc2, layer)
                 if _multiply(hidden, p, False, delta, counters, begin, end):
                     norm(norms[3 * layer + 3], x, delta, normed)
-                    _conclude(counters)
+                    conclude(counters)
             begin = end + 1
     wait(counters, begin, leads)
 
@@ -182,9 +157,7 @@ def _run_head(x: Any, head: Any, out: Any, counters: Any, begin: Any, leads: Any
 
 @dataclass(frozen=True, slots=True)
 class FusedKernels:
-    """cut(qo_indptr, kv_indptr, kv_indices, last_page_len, page_size, causal, pieces, n_pieces,
-        last): `Pages` of a `PagedKV`, with room enough in the last three; the number of pieces.
-        causal: each entry's rows are its last positions, and see none behind their own.
+    """cut: as in `AttentionKernels`.
     layers(layers, own, cross, memory, units, counters, begin, leads): all layers, from `memory.x`
         to `memory.normed`. units int64 [N_PHASES], of each phase of a layer; begin the first
         unit's number, of `n_units`; leads False on the threads that help.
@@ -199,16 +172,10 @@ class FusedKernels:
 def build(weight: Any, own: Any, cross: Any, head: Any) -> FusedKernels:
     """Compile (or load) for these dtypes of weights, of both pools and of the head's weight."""
     d, n_mlp, counters = HEAD_DIM, 4 * HEAD_DIM, new_counters()
-    indptr, zero, one = np.array([0, 1], np.int32), np.zeros(1, np.int32), np.ones(1, np.int32)
 
     def products(n_out: int, n_in: int) -> Products:
         plain = np.zeros((1, n_out), np.float32)
         return Products(np.zeros((1, n_out, n_in), weight), plain, plain)
-
-    def pages(dtype: Any, causal: bool) -> Pages:
-        pieces, last = np.zeros((1, 6), np.int32), np.zeros((1, 2), np.int32)
-        cut(indptr, indptr, zero, one, 2, causal, pieces, one.copy(), last)
-        return Pages(np.zeros((1, 1, 2, 2, 1, HEAD_DIM), dtype), pieces, one, last)
 
     square, norms = products(d, d), np.zeros((4, 2, d), np.float32)
     layers = Layers(
@@ -216,7 +183,8 @@ def build(weight: Any, own: Any, cross: Any, head: Any) -> FusedKernels:
     )
     memory, units = new_memory(1, 1, 1, d, n_mlp), np.ones(N_PHASES, np.int64)
     memory.x[:] = 0
-    _run_layers(layers, pages(own, True), pages(cross, False), memory, units, counters, 0, True)
+    pages = empty_pages(own, True), empty_pages(cross, False)
+    _run_layers(layers, *pages, memory, units, counters, 0, True)
     vocabulary = Head(np.zeros((1, d), head), np.zeros(1, np.float32))
     out = np.zeros((1, 1), np.float32)
     _run_head(memory.normed, vocabulary, out, counters, n_units(units, 1), True)

@@ -10,7 +10,8 @@ KERNEL_SOURCES = (
     _FOLDER / "fused_arrays.py",
     _FOLDER / "fused_kernels.py",
     _FOLDER / "fused_parts.py",
-    _FOLDER / "step_kernels.py",
+    _FOLDER / "sampling_kernels.py",
     _FOLDER / "step_team.py",
     _FOLDER / "work_sharing.py",
+    _FOLDER.parent / "sampling" / "slots.py",
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import platform
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
@@ -117,3 +118,10 @@ def wait(counters: Any, end: Any, leads: Any) -> Any:
     if leads and looks > SLOW_AFTER:
         counters[WAITED] += 1
     return True
+
+
+@njit(nogil=True, cache=True)
+def conclude(counters: Any) -> None:
+    """Open the next phase, once what its first units need was done behind this one's last."""
+    claim(counters, np.iinfo(np.int64).max)
+    finish(counters)

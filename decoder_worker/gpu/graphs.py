@@ -2,7 +2,7 @@
 
 A forward of n rows runs in the smallest bucket that holds them, filled up with inert rows: slot and
 page of nobody, whose outcome nobody reads. Everything that a captured forward reads lies in buffers
-made here or planned by the bucket's own attention backend, and the host writes to them only in
+made here or planned by the bucket's own decoder, and the host writes to them only in
 the order of the stream. What "captured" means is a seam: a CUDA graph, or on a CPU the same forward
 called again, which is how the tests run this file.
 
@@ -19,7 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
+from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.model import TextDecoder
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.slots import upload
 from decoder_worker.step import DecodeStep
@@ -50,7 +51,7 @@ class BatchRow:
 class _Bucket:
     """A batch size: its buffers on the device, and what the host put into them last."""
 
-    attention: AttentionBackend
+    decoder: TextDecoder
     index: Tensor  # int64 [size], slots
     every: Tensor  # int64 [size], 0 to size - 1
     fed: Tensor  # int64 [size * n_tokens] of a prompt
@@ -69,7 +70,7 @@ class Buckets:
     def __init__(
         self,
         step: DecodeStep,
-        attention_for: Callable[[int], AttentionBackend],
+        decoder_for: Callable[[int], TextDecoder],
         inert: BatchRow,
         page_sizes: tuple[int, int],
         max_batch: int,
@@ -77,7 +78,7 @@ class Buckets:
     ) -> None:
         """
         Args:
-            attention_for: makes the backend of a bucket of so many rows.
+            decoder_for: makes the decoder of a bucket of so many rows.
             inert: its slot and its page of self-attention are nobody's; of its window only a frame
                 or so is read, so that any page will do. Its tokens are a prompt as long as those
                 of all rows, or none: decode steps.
@@ -93,7 +94,7 @@ class Buckets:
         self.max_batch = max_batch
         self._buckets = {
             size: _Bucket(
-                attention=attention_for(size),
+                decoder=decoder_for(size),
                 index=torch.full((size,), inert.slot, device=device),
                 every=torch.arange(size, device=device),
                 fed=torch.zeros(size * len(inert.tokens), dtype=torch.int64, device=device),
@@ -153,16 +154,16 @@ class Buckets:
             [row.length for row in rows],
             self._page_tokens,
         )
-        bucket.attention.plan(AttentionBatch(self_kv, bucket.cross_kv))
+        bucket.decoder.plan(AttentionBatch(self_kv, bucket.cross_kv))
 
     def _run(self, bucket: _Bucket, noisy: bool) -> None:
         """The captured part."""
         every = bucket.every if noisy else None
         if self._inert.tokens:
-            sampled, no_speech = self._step.start(bucket.fed, bucket.index, bucket.attention, every)
+            sampled, no_speech = self._step.start(bucket.fed, bucket.index, bucket.decoder, every)
             bucket.no_speech.copy_(no_speech)
         else:
-            sampled = self._step(bucket.index, bucket.attention, every)
+            sampled = self._step(bucket.index, bucket.decoder, every)
         bucket.tokens.copy_(sampled.tokens)
         bucket.logprobs.copy_(sampled.logprobs)
 

@@ -8,6 +8,7 @@ so that nothing in a step reads tokens back or loops over rows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,6 +59,15 @@ class History:
         )
 
 
+class Marks(NamedTuple):
+    """Ids that part the vocabulary, and the highest index that a first timestamp may have."""
+
+    eot: int
+    no_timestamps: int
+    timestamp_begin: int
+    latest_first: int
+
+
 class LogitRules:
     """The filters of one checkpoint.
 
@@ -92,6 +102,10 @@ class LogitRules:
         self._stamps = torch.arange(n_stamps, device=device)
         self.latest_first = n_stamps if max_initial_timestamp is None else max_initial_timestamp
         self._late = self._stamps > self.latest_first  # too late for a first timestamp
+
+    @property
+    def marks(self) -> Marks:
+        return Marks(self.eot, self.no_timestamps, self.timestamp_begin, self.latest_first)
 
     def apply(self, logits: Tensor, history: History) -> Tensor:
         """Set what may not be sampled to -inf, in place.

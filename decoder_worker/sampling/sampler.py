@@ -8,19 +8,14 @@ goes into the rows' slots.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.jit.background import InBackground, as_array
 from decoder_worker.sampling.logit_rules import NEVER, LogitRules
 from decoder_worker.sampling.noise import gumbel
 from decoder_worker.sampling.slots import SlotRows, SlotTable
-
-if TYPE_CHECKING:
-    from decoder_worker.cpu.step_kernels import StepKernels
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,23 +34,8 @@ class Sampled:
     top_logprobs: Tensor | None = None
 
 
-class Sampler:
-    """Applies the rules and samples; one per engine.
-
-    kernels: of a CPU, which do the same in one call where no row has noise.
-    """
-
-    def __init__(
-        self,
-        rules: LogitRules,
-        slots: SlotTable,
-        kernels: InBackground[StepKernels] | None = None,
-    ) -> None:
-        self._rules = rules
-        self._slots = slots
-        self._kernels = kernels
-        marks = (rules.eot, rules.no_timestamps, rules.timestamp_begin, rules.latest_first)
-        self._marks = np.array(marks, dtype=np.int64)
+class Sampler(Protocol):
+    """Applies the rules and samples; one per engine."""
 
     def __call__(
         self, logits: Tensor, rows: SlotRows, noisy: Tensor | None, n_top: int = 0
@@ -67,12 +47,22 @@ class Sampler:
             rows: as the slots stand, each slot at most once but for the inert one.
             noisy: int64 [m], the rows that get noise, all whose temperature is above 0 among
                 them; None when there is none. At temperature 0 noise changes nothing.
-            n_top: so many of each row's likeliest tokens are told as well; a beam search, which
+            n_top: so many of each row's likeliest tokens are returned as well; a beam search, which
                 chooses among them, sets the rows' slots itself.
         """
+
+
+class TorchSampler:
+    """Implements `Sampler` by torch's operations, on any device."""
+
+    def __init__(self, rules: LogitRules, slots: SlotTable) -> None:
+        self._rules = rules
+        self._slots = slots
+
+    def __call__(
+        self, logits: Tensor, rows: SlotRows, noisy: Tensor | None, n_top: int = 0
+    ) -> Sampled:
         rules = self._rules
-        if noisy is None and not n_top and self._kernels and (kernels := self._kernels.get()):
-            return self._sample(logits, rows.index, kernels)
         rules.apply(logits, rows.history)
         total = logits.logsumexp(-1)
         tokens = logits.argmax(-1)
@@ -84,16 +74,6 @@ class Sampler:
             return Sampled(tokens, logprobs)
         top, top_tokens = logits.topk(n_top)
         return Sampled(tokens, logprobs, top_tokens, top - total[:, None])
-
-    def _sample(self, logits: Tensor, index: Tensor, kernels: StepKernels) -> Sampled:
-        tokens, logprobs = torch.empty_like(index), torch.empty(len(index))
-        rules = self._rules
-        kernels.sample(
-            *(as_array(logits), as_array(index), as_array(self._slots.table)),
-            *(as_array(rules.suppressed), as_array(rules.begin), self._marks),
-            *(as_array(tokens), as_array(logprobs)),
-        )
-        return Sampled(tokens, logprobs)
 
     def _draw(self, logits: Tensor, rows: SlotRows, noisy: Tensor) -> Tensor:
         """Changes neither logits nor rows; logits [m, n_vocab] of the noisy rows alone."""

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from decoder_worker.sampling.logit_rules import NO_TIMESTAMP, History
 
-# Columns of the table. The first six are what a step writes; `step_kernels` has them too.
-_TOKEN, _POSITION, _N_SAMPLED, _LAST_TIMESTAMP, _LAST_IS, _BEFORE_IS = range(6)
-_TIMED, _LIMIT, _NOISE_KEY = range(6, 9)
-_N_COLUMNS = 9
+# Columns of the table; a step writes the first six.
+TOKEN, POSITION, N_SAMPLED, LAST_TIMESTAMP, LAST_IS, BEFORE_IS = range(6)
+TIMED, LIMIT, NOISE_KEY = range(6, 9)
+N_COLUMNS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class SlotTable:
     def __init__(self, n_slots: int, device: torch.device | str) -> None:
         self.device = torch.device(device)
         self.inert = n_slots
-        empty = [0] * _N_COLUMNS
-        empty[_BEFORE_IS], empty[_LAST_TIMESTAMP] = 1, NO_TIMESTAMP
+        empty = [0] * N_COLUMNS
+        empty[BEFORE_IS], empty[LAST_TIMESTAMP] = 1, NO_TIMESTAMP
         self.table = torch.tensor([empty] * (n_slots + 1), device=device)
         self._temperature = torch.zeros(n_slots + 1, dtype=torch.float32, device=device)
 
@@ -84,7 +84,7 @@ class SlotTable:
         rows = [_row(*each, timestamp_begin) for each in begun]
         index = upload(slots, torch.int64, self.device)
         flat = upload([value for row in rows for value in row], torch.int64, self.device)
-        self.table.index_copy_(0, index, flat.view(len(rows), _N_COLUMNS))
+        self.table.index_copy_(0, index, flat.view(len(rows), N_COLUMNS))
         temperatures = [each.temperature for each in options]
         self._temperature.index_copy_(0, index, upload(temperatures, torch.float32, self.device))
 
@@ -92,19 +92,19 @@ class SlotTable:
         """A copy of some slots; index int64 [n], the inert one any number of times."""
         values = self.table[index]
         columns = values.unbind(1)
-        last_is, before_is, timed = values[:, _LAST_IS : _TIMED + 1].bool().unbind(1)
+        last_is, before_is, timed = values[:, LAST_IS : TIMED + 1].bool().unbind(1)
         return SlotRows(
             index=index,
-            token=columns[_TOKEN],
-            position=columns[_POSITION],
-            limit=columns[_LIMIT],
-            noise_key=columns[_NOISE_KEY],
+            token=columns[TOKEN],
+            position=columns[POSITION],
+            limit=columns[LIMIT],
+            noise_key=columns[NOISE_KEY],
             temperature=self._temperature[index],
             history=History(
-                n_sampled=columns[_N_SAMPLED],
+                n_sampled=columns[N_SAMPLED],
                 last_is_timestamp=last_is,
                 before_is_timestamp=before_is,
-                last_timestamp=columns[_LAST_TIMESTAMP],
+                last_timestamp=columns[LAST_TIMESTAMP],
                 timed=timed,
             ),
         )
@@ -133,16 +133,16 @@ def _row(
 ) -> list[int]:
     """A slot's columns."""
     stamps = [token - timestamp_begin for token in tokens if token >= timestamp_begin]
-    row = [0] * _N_COLUMNS
-    row[_TOKEN] = tokens[-1] if tokens else 0
-    row[_POSITION] = position
-    row[_N_SAMPLED] = len(tokens)
-    row[_LAST_TIMESTAMP] = stamps[-1] if stamps else NO_TIMESTAMP
-    row[_LAST_IS] = int(bool(tokens) and tokens[-1] >= timestamp_begin)
-    row[_BEFORE_IS] = int(len(tokens) < 2 or tokens[-2] >= timestamp_begin)
-    row[_TIMED] = int(options.timed)
-    row[_LIMIT] = options.limit
-    row[_NOISE_KEY] = options.noise_key
+    row = [0] * N_COLUMNS
+    row[TOKEN] = tokens[-1] if tokens else 0
+    row[POSITION] = position
+    row[N_SAMPLED] = len(tokens)
+    row[LAST_TIMESTAMP] = stamps[-1] if stamps else NO_TIMESTAMP
+    row[LAST_IS] = int(bool(tokens) and tokens[-1] >= timestamp_begin)
+    row[BEFORE_IS] = int(len(tokens) < 2 or tokens[-2] >= timestamp_begin)
+    row[TIMED] = int(options.timed)
+    row[LIMIT] = options.limit
+    row[NOISE_KEY] = options.noise_key
     return row
 
 

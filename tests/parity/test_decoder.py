@@ -22,7 +22,8 @@ from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
-from decoder_worker.attention.base import AttentionBackend
+from decoder_worker.attention.base import AttentionBatch
+from decoder_worker.backends import Decoders, load_decoders, torch_attention
 from decoder_worker.model import TextDecoder
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.sampling.search import Row
@@ -56,8 +57,11 @@ class RecordingDecoder:
         self._model = model
         self.given: list[Tensor] = []
 
-    def __call__(self, tokens: Tensor, positions: Tensor, attention: AttentionBackend) -> Tensor:
-        return self._model(tokens, positions, attention)
+    def plan(self, batch: AttentionBatch) -> None:
+        self._model.plan(batch)
+
+    def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        return self._model.states(tokens, positions)
 
     def logits(self, states: Tensor) -> Tensor:
         logits = self._model.logits(states)
@@ -75,9 +79,11 @@ class Bench:
         self.prompts = PromptBuilder(self.tokenizer, checkpoint.dims)
         self._cross = PagePool(kv_layout(checkpoint), n_slots)
         own = PagePool(self_kv_layout(checkpoint, "float32"), n_slots)
-        self.runner = ModelRunner(checkpoint, self.tokenizer, self._cross, own, n_slots)
-        self.recorder = RecordingDecoder(self.runner.step.model)
-        self.runner.step.model = self.recorder  # type: ignore[assignment]
+        pools = (own.tensor, self._cross.tensor)
+        decoder = load_decoders(checkpoint, torch_attention(*pools), *pools).torch
+        self.recorder = RecordingDecoder(decoder)
+        decoders = Decoders(self.recorder, decoder)
+        self.runner = ModelRunner(checkpoint, self.tokenizer, self._cross, own, n_slots, decoders)
 
     def sequence(self, slot: int, options: DecodeOptions, kv: Tensor) -> DecodeSequence:
         """kv [n_frames, layer, 2, head, head_dim]."""

@@ -12,8 +12,7 @@ from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.alignment import Aligner, AlignmentItem
-from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.model import TextDecoder
+from decoder_worker.backends import load_decoders, torch_attention
 from decoder_worker.model_runner import self_kv_layout
 from tests.support.decoder_engines import random_kv, write_window
 
@@ -41,10 +40,10 @@ class Bench:
         self.self_pages = _shuffled(own.pages_per_window, n_windows)
         for window in range(n_windows):
             self.write(window, random_kv(layout, window))
-        model = TextDecoder.load(checkpoint, torch.float32, "cpu")
-        attention = TorchAttention(self.self_pool.tensor, self.cross_pool.tensor)
+        pools = (self.self_pool.tensor, self.cross_pool.tensor)
+        decoder = load_decoders(checkpoint, torch_attention(*pools), *pools).torch
         self.aligner = Aligner(
-            checkpoint, self.tokenizer, model, attention, self.cross_pool, self.self_pool
+            checkpoint, self.tokenizer, decoder, decoder, self.cross_pool, self.self_pool
         )
 
     def write(self, window: int, kv: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
-from decoder_worker.backends import choose_attention
+from decoder_worker.backends import choose_attention, load_decoders
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.sampling.search import Row
 from decoder_worker.sequence import DecodeSequence, PromptBuilder
@@ -40,8 +40,9 @@ class RunnerBench:
             write_window(cross_pool.tensor, pages, kv)
             self._windows.append(pages)
             self._rows.append((slot, own_pages))
-        attention = choose_attention("auto", self_pool.tensor, cross_pool.tensor)
-        self.runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, n_slots, attention)
+        pools = (self_pool.tensor, cross_pool.tensor)
+        decoders = load_decoders(checkpoint, choose_attention("auto", *pools), *pools)
+        self.runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, n_slots, decoders)
 
     def sequence(self, slot: int, options: DecodeOptions) -> DecodeSequence:
         """Ready for its prompt, in `slot`."""

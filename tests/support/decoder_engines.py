@@ -141,5 +141,7 @@ def make_stand(
         exporter.close()
 
 
-def _torch_attention(bucketed: bool, setting: str, *pools: torch.Tensor) -> Any:
-    return torch_attention(*pools, bucketed=bucketed)
+def _torch_attention(
+    bucketed: bool, setting: str, own: torch.Tensor, cross: torch.Tensor, threads: int
+) -> Any:
+    return torch_attention(own, cross, bucketed=bucketed)

@@ -10,6 +10,7 @@ from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import choose_attention
 from decoder_worker.cpu.attention import CpuAttention
+from decoder_worker.cpu.step_team import StepTeam
 
 BUILD_S = 100.0
 N_HEAD, HEAD_DIM, N_LAYER = 2, 64, 2
@@ -73,7 +74,7 @@ def test_kernels_give_what_the_reference_gives(
 ) -> None:
     own, shared = make_pools(dtype, cross, cross_page)
     theirs_pool = own.clone()
-    ours = choose_attention("auto", own, shared).ragged
+    ours = choose_attention("auto", own, shared, threads=2).ragged
     assert isinstance(ours, CpuAttention)
     assert ours.wait(BUILD_S)
     theirs = TorchAttention(theirs_pool, shared)
@@ -89,7 +90,7 @@ def test_kernels_give_what_the_reference_gives(
 
 def test_a_sequence_s_result_does_not_depend_on_its_batch() -> None:
     own, shared = make_pools(torch.float32, torch.float32, 100)
-    ours = CpuAttention(own, shared)
+    ours = CpuAttention(own, shared, StepTeam(1))
     assert ours.wait(BUILD_S)
     together = run(ours, steps(100), torch.float32)[1][5]
     alone = AttentionBatch(

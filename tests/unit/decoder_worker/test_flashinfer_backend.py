@@ -135,8 +135,8 @@ def decode_all(stand: Stand) -> list[DecodeResult]:
 def test_the_engine_gives_the_same_texts(pages: tuple[int, int], backend: ModuleType) -> None:
     """Prompts, buckets, beams and alignment, a step ahead, through the backend's page tables."""
 
-    def choose(setting: str, *pools: torch.Tensor) -> Attentions:
-        kernels = backend.FlashInfer(*pools)
+    def choose(setting: str, own: torch.Tensor, cross: torch.Tensor, threads: int) -> Attentions:
+        kernels = backend.FlashInfer(own, cross)
         return Attentions(kernels.ragged(), kernels.fixed)
 
     sizes = {"page_tokens": pages[0], "page_frames": pages[1]}

@@ -14,10 +14,11 @@ from torch import Tensor
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.cpu.attention import CpuAttention
-from decoder_worker.cpu.fused import MAX_ROWS, fits_layers
+from decoder_worker.backends import DecoderByRows
+from decoder_worker.cpu.fused import MAX_ROWS, FusedDecoder, fits_layers
 from decoder_worker.cpu.step_team import CLAIMED, LEAST_REST_S, WAITED, StepTeam
-from decoder_worker.model import TextDecoder
+from decoder_worker.model import TextDecoder, TorchDecoder
+from decoder_worker.tensors import DecoderTensors
 from tests.support.checkpoints import ModelShape, make_checkpoint
 from tests.support.reference import assert_close
 
@@ -45,27 +46,27 @@ class Bench:
             shape = (n_pages, SHAPE.decoder_layers, 2, page_size, SHAPE.n_head, 64)
             return torch.randn(shape, generator=generator).to(dtype)
 
-        self.pools = (pool(32, OWN_PAGE), pool(16, CROSS_PAGE))
-        self.model = TextDecoder.load(
-            checkpoint, dtype, "cpu", int8=int8, pools=self.pools, threads=threads
-        )
-        assert self.model.fused is not None
-        assert self.model.fused.wait(BUILD_S)
+        self.pools = (pool(4 * (MAX_ROWS + 1), OWN_PAGE), pool(16, CROSS_PAGE))
+        halves = torch.float16 if dtype == torch.bfloat16 and not int8 else None
+        tensors = DecoderTensors.load(checkpoint, dtype, "cpu", halves)
+        self.torch = TorchDecoder.of(tensors, TorchAttention(*self.pools), int8=int8)
+        team = StepTeam(threads - 1)
+        self.compiled = FusedDecoder(tensors, self.torch.embed, self.pools, team, int8=int8)
+        assert self.compiled.wait(BUILD_S)
 
-    @torch.inference_mode()
     def fused(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
         """States and logits."""
-        attention = CpuAttention(*self.pools)
-        attention.plan(batch)
-        states = self.model(*rows_of(batch), attention)
-        return states, self.model.logits(states)
+        return forward(self.compiled, batch)
 
-    @torch.inference_mode()
     def reference(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
-        attention = TorchAttention(*self.pools)
-        attention.plan(batch)
-        states = self.model(*rows_of(batch), attention)
-        return states, self.model.head(states).float()
+        return forward(self.torch, batch)
+
+
+@torch.inference_mode()
+def forward(decoder: TextDecoder, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
+    decoder.plan(batch)
+    states = decoder.states(*rows_of(batch))
+    return states, decoder.logits(states)
 
 
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
@@ -123,6 +124,16 @@ def test_states_logits_and_pages_are_the_reference_ones(
     assert_close("states", states, expected_states, share=bench.share)
     assert_close("logits", logits, expected_logits, share=bench.share)
     assert_close("pages", written, bench.pools[0].float(), share=bench.share)
+
+
+def test_rows_are_computed_by_the_decoder_that_is_faster_for_so_many(bench: Bench) -> None:
+    """Few by the compiled program and many by torch, bit for bit."""
+    chosen = DecoderByRows(bench.compiled, bench.torch)
+    for n_rows, decoder in ((MAX_ROWS, bench.compiled), (MAX_ROWS + 1, bench.torch)):
+        states, logits = forward(chosen, steps(n_rows))
+        expected_states, expected_logits = forward(decoder, steps(n_rows))
+        assert torch.equal(states, expected_states)
+        assert_close("logits", logits, expected_logits)
 
 
 def test_results_do_not_depend_on_who_helps(checkpoint: Checkpoint) -> None:

@@ -11,7 +11,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.noise import noise_key
-from decoder_worker.sampling.sampler import Sampled, Sampler, best_of
+from decoder_worker.sampling.sampler import Sampled, TorchSampler, best_of
 from decoder_worker.sampling.slots import SlotOptions, SlotTable
 from tests.support.checkpoints import cached_checkpoint
 
@@ -26,7 +26,7 @@ def tokenizer() -> WhisperTokenizer:
 def sample(tokenizer: WhisperTokenizer, rows: list[int], n_steps: int = 3) -> list[Sampled]:
     """Run `rows` of one fixed batch through a sampler that has four slots."""
     slots = SlotTable(4, "cpu")
-    sampler = Sampler(LogitRules(tokenizer, 50, "cpu"), slots)
+    sampler = TorchSampler(LogitRules(tokenizer, 50, "cpu"), slots)
     for row in rows:
         options = SlotOptions(False, TEMPERATURES[row], noise_key(1, row, 0, 0), 99)
         slots.load([row], [options], [[]], [3], tokenizer.special.timestamp_begin)
@@ -57,7 +57,7 @@ def test_noise_for_every_row_changes_no_greedy_one(tokenizer: WhisperTokenizer) 
             options = SlotOptions(False, temperature, noise_key(1, row, 0, 0), 99)
             slots.load([row], [options], [[]], [3], tokenizer.special.timestamp_begin)
         logits = torch.randn(4, tokenizer.n_vocab, generator=torch.Generator().manual_seed(0))
-        sampler = Sampler(LogitRules(tokenizer, 50, "cpu"), slots)
+        sampler = TorchSampler(LogitRules(tokenizer, 50, "cpu"), slots)
         outcome.append(sampler(logits, slots.rows(torch.arange(4)), torch.tensor(noisy)))
     assert torch.equal(outcome[0].tokens, outcome[1].tokens)
     assert torch.equal(outcome[0].logprobs, outcome[1].logprobs)
@@ -70,7 +70,7 @@ def test_logprobs_are_of_the_filtered_logits_at_temperature_1(tokenizer: Whisper
     slots.load([0], [SlotOptions(True, 0.8, 7, 99)], [[]], [3], tokenizer.special.timestamp_begin)
     rows = slots.rows(torch.tensor([0]))
     expected = rules.apply(logits.clone(), rows.history).log_softmax(-1)
-    sampled = Sampler(rules, slots)(logits, rows, torch.tensor([0]))
+    sampled = TorchSampler(rules, slots)(logits, rows, torch.tensor([0]))
     torch.testing.assert_close(sampled.logprobs[0], expected[0, sampled.tokens[0]])
 
 
@@ -82,7 +82,7 @@ def test_not_a_number_is_reported_in_its_row_only(tokenizer: WhisperTokenizer) -
         )
     logits = torch.randn(2, tokenizer.n_vocab)
     logits[1] = math.nan
-    sampled = Sampler(LogitRules(tokenizer, 50, "cpu"), slots)(
+    sampled = TorchSampler(LogitRules(tokenizer, 50, "cpu"), slots)(
         logits, slots.rows(torch.arange(2)), None
     )
     assert sampled.logprobs[0].isfinite()

@@ -48,7 +48,7 @@ def test_a_read_only_install_without_a_home_has_its_kernels(tmp_path: Path) -> N
         "from encoder_worker.mel import LogMel; LogMel(80); "
         "from cluster.jit.background import InBackground; "
         "import importlib; names = ('encoder_worker.cpu.team_kernels', "
-        "'decoder_worker.cpu.step_kernels'); "
+        "'decoder_worker.cpu.fused_kernels'); "
         "b = InBackground('test', lambda: [importlib.import_module(n) for n in names]); "
         "print('kernels', bool(b.wait(100)))"
     )

@@ -1,37 +1,21 @@
-"""A CPU's compiled step gives what torch's operations do, from layers to slots."""
+"""A CPU's compiled sampler gives what torch's does: tokens, probabilities and slots."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-from cluster.jit.background import InBackground
-from cluster.kv.layout_for import kv_layout
-from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
-from decoder_worker.attention.base import AttentionBatch, PagedKV
-from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.cpu.step_kernels import StepKernels, build
-from decoder_worker.model import HalfHead, TextDecoder
-from decoder_worker.model_runner import self_kv_layout
+from decoder_worker.cpu.sampler import CompiledSampler
 from decoder_worker.sampling.logit_rules import LogitRules
-from decoder_worker.sampling.sampler import Sampler
+from decoder_worker.sampling.sampler import TorchSampler
 from decoder_worker.sampling.slots import SlotOptions, SlotTable
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.reference import assert_close
 
 BUILD_S = 100.0
 N = 24  # rows
-
-
-@pytest.fixture(scope="module")
-def kernels() -> InBackground[StepKernels]:
-    built = InBackground("test", lambda: build(np.uint16))
-    assert built.wait(BUILD_S) is not None
-    return built
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +26,17 @@ def checkpoint() -> Checkpoint:
 @pytest.fixture(scope="module")
 def tokenizer(checkpoint: Checkpoint) -> WhisperTokenizer:
     return WhisperTokenizer.from_checkpoint(checkpoint)
+
+
+def by_torch(tokenizer: WhisperTokenizer, slots: SlotTable) -> TorchSampler:
+    return TorchSampler(LogitRules(tokenizer, 50, "cpu"), slots)
+
+
+def compiled(tokenizer: WhisperTokenizer, slots: SlotTable) -> CompiledSampler:
+    rules = LogitRules(tokenizer, 50, "cpu")
+    sampler = CompiledSampler(TorchSampler(rules, slots), rules, slots)
+    assert sampler.wait(BUILD_S)
+    return sampler
 
 
 def filled_slots(tokenizer: WhisperTokenizer, seed: int) -> SlotTable:
@@ -70,7 +65,7 @@ def filled_slots(tokenizer: WhisperTokenizer, seed: int) -> SlotTable:
 
 @pytest.mark.parametrize("favoured", ["words", "text", "stamps", "end", "nothing"])
 def test_a_choice_is_what_the_rules_and_argmax_give(
-    kernels: InBackground[StepKernels], tokenizer: WhisperTokenizer, favoured: str
+    tokenizer: WhisperTokenizer, favoured: str
 ) -> None:
     special = tokenizer.special
     spans = {
@@ -85,10 +80,9 @@ def test_a_choice_is_what_the_rules_and_argmax_give(
         logits[:, spans[favoured]] += 6.0 if seed % 2 else 2.0
         index = torch.randperm(N, generator=torch.Generator().manual_seed(seed))
         found = []
-        for built in (None, kernels):
+        for make in (by_torch, compiled):
             slots = filled_slots(tokenizer, seed)
-            sampler = Sampler(LogitRules(tokenizer, 50, "cpu"), slots, built)
-            sampled = sampler(logits.clone(), slots.rows(index), None)
+            sampled = make(tokenizer, slots)(logits.clone(), slots.rows(index), None)
             found.append((sampled.tokens, sampled.logprobs, slots.table))
         (tokens, logprobs, table), (ours, our_logprobs, our_table) = found
         assert torch.equal(ours, tokens)
@@ -98,60 +92,13 @@ def test_a_choice_is_what_the_rules_and_argmax_give(
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_without_finite_logits_says_so_and_leaves_others_alone(
-    kernels: InBackground[StepKernels], tokenizer: WhisperTokenizer, value: float
+    tokenizer: WhisperTokenizer, value: float
 ) -> None:
     slots = filled_slots(tokenizer, 0)
     logits = torch.randn(3, tokenizer.n_vocab, generator=torch.Generator().manual_seed(1))
     logits[1, 77] = value
     logits[2] = value
-    sampler = Sampler(LogitRules(tokenizer, 50, "cpu"), slots, kernels)
-    sampled = sampler(logits, slots.rows(torch.arange(3)), None)
+    sampled = compiled(tokenizer, slots)(logits, slots.rows(torch.arange(3)), None)
     ruled_out = value == float("-inf")  # of one token that is only never chosen
     assert sampled.logprobs.isfinite().tolist() == [True, ruled_out, False]
     assert 0 <= int(sampled.tokens.min()) <= int(sampled.tokens.max()) < tokenizer.n_vocab
-
-
-@pytest.mark.parametrize("n", [1, 3, 4, 9])
-@pytest.mark.parametrize("threads", [1, 2])
-def test_logits_are_the_products_over_float16(
-    kernels: InBackground[StepKernels], n: int, threads: int
-) -> None:
-    generator = torch.Generator().manual_seed(n)
-    x, weight = torch.randn(n, 384, generator=generator), torch.randn(1001, 384).half()
-    head, before = HalfHead(weight, kernels), torch.get_num_threads()
-    torch.set_num_threads(threads)
-    found = head(x)
-    torch.set_num_threads(before)
-    assert_close("logits", found, x @ weight.float().t())
-    not_yet: InBackground[StepKernels] = InBackground("never", lambda: build(None))
-    assert_close("without kernels", HalfHead(weight, not_yet)(x), x @ weight.float().t())
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@torch.inference_mode()
-def test_layers_give_the_same_states(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-    name = str(dtype).removeprefix("torch.")
-    model = TextDecoder.load(checkpoint, dtype, "cpu")
-    cross, own = (
-        PagePool(kv_layout(checkpoint, 0, name), 2),
-        PagePool(self_kv_layout(checkpoint, name), 2),
-    )
-    cross.tensor.normal_(generator=torch.Generator().manual_seed(0))
-    attention = TorchAttention(own.tensor, cross.tensor)
-    tokens, positions = torch.tensor([50, 60, 70, 7, 8]), torch.tensor([0, 1, 2, 0, 1])
-    size = own.layout.page_frames
-    batch = AttentionBatch(
-        PagedKV.make([3, 2], [[0], [1]], [3, 2], size),
-        PagedKV.make([3, 2], [[0], [1]], [1500, 700], 1500),
-    )
-
-    def states(kernels: InBackground[StepKernels] | None) -> Tensor:
-        object.__setattr__(model, "kernels", kernels)
-        attention.plan(batch)
-        return model(tokens, positions, attention)
-
-    built = model.kernels
-    assert built is not None
-    assert built.wait(BUILD_S) is not None
-    share = 1e-5 if dtype is torch.float32 else 0.02
-    assert_close("states", states(built), states(None), share=share)

@@ -1,0 +1,51 @@
+"""What a checkpoint holds of a decoder, as it is read: every way to compute one is made from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.dims import ModelDims
+from cluster.model.layers import stream_dtype
+from cluster.model.shapes import decoder_shapes
+from cluster.model.weights import load_tensors, output_projection
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderTensors:
+    """Tensors on one device.
+
+    by_name: all tensors but the head's, by Hugging Face's names.
+    head: [n_vocab, n_text_state], what turns states into logits; the token embedding itself where
+        the two are tied.
+    """
+
+    dims: ModelDims
+    dtype: torch.dtype
+    by_name: Mapping[str, Tensor]
+    head: Tensor
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        head_dtype: torch.dtype | None = None,
+    ) -> DecoderTensors:
+        """Read the decoder's tensors of a checkpoint, no others.
+
+        head_dtype: None takes the residual stream's.
+
+        Raises:
+            CheckpointError: a tensor is missing or has another shape than config.json says.
+        """
+        dims, name = checkpoint.dims, output_projection(checkpoint)
+        kept = stream_dtype(device, dtype) if head_dtype is None else head_dtype
+        head = load_tensors(checkpoint, {name: (dims.n_vocab, dims.n_text_state)}, kept, device)
+        by_name = load_tensors(checkpoint, decoder_shapes(dims), dtype, device)
+        return cls(dims, dtype, by_name, head[name])
