@@ -9,18 +9,20 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo test test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
+.PHONY: help install demo tools test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
-	@echo "make test             the fast test suite"
+	@echo "make check            format, lint, types, import rules"
+	@echo "make test-unit        unit tests, for the inner loop"
+	@echo "make test             the fast test suite: unit, parity, contract, end to end"
 	@echo "make test-slow        everything that takes longer"
 	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
 	@echo "make chaos            faults under load, one after another and in pairs (40 minutes; root for all)"
-	@echo "make check            format, lint, types, import rules"
+	@echo "make tools            install the programs that tests call, with apt-get"
 	@echo "make format           rewrite files as 'make check' wants them"
 	@echo "make audit            compare constraints.txt with public advisories (needs the network)"
-	@echo "make demo-model       train the bundled checkpoint again (hours; needs espeak-ng and flite)"
-	@echo "make demo-model-eval  measure the bundled checkpoint (needs espeak-ng and flite)"
+	@echo "make demo-model       train the bundled checkpoint again (hours; needs what make tools installs)"
+	@echo "make demo-model-eval  measure the bundled checkpoint (needs what make tools installs)"
 	@echo "make wheel            build dist/splitscribe-*.whl, which the hosts of a cluster install"
 
 install: $(STAMP)
@@ -35,8 +37,25 @@ $(STAMP): pyproject.toml constraints.txt
 demo: install
 	@$(BIN)/splitscribe demo
 
+AS_ROOT := $(shell test "$$(id -u)" = 0 || echo sudo)
+APT_INSTALL := $(AS_ROOT) env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends
+tools: install
+	@command -v apt-get >/dev/null || { echo "make tools needs apt-get (Debian, Ubuntu)"; exit 1; }
+	@packages=$$($(BIN)/python -m tests.support.programs); \
+	if test -z "$$packages"; then echo "Every program that the tests call is installed."; exit; fi; \
+	echo "Tests call these packages' programs; apt-get installs them: $$packages"; \
+	echo "(with systemd some start as services; to stop them: systemctl disable --now nginx prometheus ssh)"; \
+	$(AS_ROOT) apt-get update --quiet; \
+	for package in $$packages; do $(APT_INSTALL) $$package || failed="$$failed $$package"; done; \
+	test -z "$$failed" || { echo "Not installed:$$failed"; exit 1; }
+
+FAST := -m "not slow and not gpu"
+
 test: install
-	$(BIN)/python -m pytest -m "not slow and not gpu"
+	$(BIN)/python -m pytest $(FAST) --durations=10
+
+test-unit: install
+	$(BIN)/python -m pytest $(FAST) tests/unit
 
 test-slow: install
 	$(BIN)/python -m pytest -m "slow and not gpu"
@@ -62,7 +81,7 @@ audit: install
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check pip-audit
 	$(BIN)/python -m pip_audit --no-deps --disable-pip -r constraints.txt
 
-SPEECH_TOOLS = $(foreach tool,espeak-ng flite,command -v $(tool) >/dev/null || { echo "$(tool) is missing: apt-get install espeak-ng flite"; exit 1; };)
+SPEECH_TOOLS = $(foreach tool,espeak-ng flite,command -v $(tool) >/dev/null || { echo "$(tool) is missing: make tools installs it"; exit 1; };)
 
 demo-model: install
 	@$(SPEECH_TOOLS)

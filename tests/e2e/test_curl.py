@@ -18,6 +18,7 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server
+from tests.support.programs import needs
 from tests.support.sounds import encode_as, joined, write_wav
 from tests.support.speech import pcm_of
 
@@ -26,7 +27,7 @@ README = (ROOT / "README.md").read_text()
 ADDRESS = re.compile(r"https?://(?:localhost|127\.0\.0\.1|10\.0\.0\.10):8000")  # or a cluster's
 RUN_S = 120
 
-needs_curl = pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+needs_curl = needs("curl")
 
 
 def blocks(text: str, kind: str) -> list[str]:

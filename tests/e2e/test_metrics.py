@@ -28,9 +28,9 @@ from tests.support.observability import (
     rule_queries,
     rules,
 )
+from tests.support.programs import needs, require
 
 EXPORT_S = 40.0  # workers send their metrics every 10 s
-PROMETHEUS = shutil.which("prometheus")
 SERIES = re.compile(r"^(\w+)\{(.*)\} ")
 LABEL = re.compile(r'(\w+)="')
 
@@ -90,7 +90,7 @@ def test_panels_and_rules_find_their_series(server: Server) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus (apt-get install prometheus)")
+@needs("prometheus")
 def test_prometheus_answers_every_panel(server: Server, tmp_path: Path) -> None:
     """A real Prometheus scrapes the cluster, loads the rules and has an answer to each panel."""
     use_everything(server)
@@ -135,7 +135,7 @@ def prometheus(addresses: list[str], folder: Path) -> Iterator[str]:
     with log.open("w") as out:
         process = subprocess.Popen(
             [
-                str(PROMETHEUS),
+                require("prometheus"),
                 "--config.file=prometheus.yml",
                 "--storage.tsdb.path=data",
                 "--web.listen-address=127.0.0.1:0",

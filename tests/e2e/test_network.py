@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from cluster.demo.samples import sample_path, sample_text
 from cluster.serve.distribution import package_root
 from tests.e2e.conftest import wait_until
 from tests.support.hosts import Host, hosts, missing_for_hosts
+from tests.support.programs import needs
 
 MISSING = missing_for_hosts()
 pytestmark = [
@@ -116,6 +116,7 @@ def test_a_server_of_one_machine_opens_its_http_port_and_nothing_else(networks: 
     wait_until(lambda: not networks.listening(), STOP_S, "every port closed")
 
 
+@needs("nft")
 def test_a_cluster_s_workers_listen_on_its_own_network(networks: Networks) -> None:
     host = networks.host
     environment = f"export PYTHONPATH={package_root()} RAY_AUTH_MODE=disabled"
@@ -134,8 +135,6 @@ def test_a_cluster_s_workers_listen_on_its_own_network(networks: Networks) -> No
 
     reachable = networks.client.run(reach(host.address, found)).stdout.split()
     assert "6379" in reachable
-    if shutil.which("nft") is None:
-        return
     rules = shipped_config("firewall/nftables").path.read_text()
     (host.home / "rules").write_text(rules.replace("10.0.0.0/24", OURS_SUBNET))
     host.run("nft -f rules; nft -f rules")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,17 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
+from tests.support.programs import needs
 
 FOLDER = Path(__file__).with_name("node")
 INSTALL_S = 120
 CALLS_S = 120
+pytestmark = needs("node", "npm")
 OFFLINE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "ENOTCACHED")
 
 
 def install() -> None:
     """`npm ci`, unless what is locked is there. Skips the tests where it cannot be had."""
-    for tool in ("node", "npm"):
-        if shutil.which(tool) is None:
-            pytest.skip(f"{tool} is not installed")
     locked, installed = FOLDER / "package-lock.json", FOLDER / "node_modules/.package-lock.json"
     if installed.exists() and versions(locked).items() <= versions(installed).items():
         return

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,8 +15,8 @@ from cluster.demo.samples import sample_path
 from cluster.serve.distribution import package_root
 from tests.e2e.conftest import Server, wait_until
 from tests.support.browser import open_page
+from tests.support.programs import needs, require
 
-CHROMIUM = shutil.which("chromium")
 CONFIGS = package_root() / "configs"
 MAX_BYTES = 150_000
 PAGES = {  # path behind the dashboard's "#", and words that are there once it has loaded
@@ -48,7 +47,7 @@ def test_the_runbook_shows_the_pictures_that_there_are() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install chromium)")
+@needs("chromium")
 async def test_what_the_runbook_looks_at_is_in_the_dashboard(
     server: Server, tmp_path: Path
 ) -> None:
@@ -56,7 +55,7 @@ async def test_what_the_runbook_looks_at_is_in_the_dashboard(
     wait_until(server.is_idle, 30.0, "an idle cluster")
     folder = Path(os.environ.get("RUNBOOK_IMAGES", tmp_path))
     headers = {"Authorization": f"Bearer {dashboard_token()}"}
-    async with open_page(str(CHROMIUM), tmp_path / "profile", headers) as page:
+    async with open_page(require("chromium"), tmp_path / "profile", headers) as page:
         for name, (path, words) in PAGES.items():
             await page.show(f"{server.dashboard()}/#{path}", *words)
             await page.run(WITHOUT_PATHS)

@@ -1,11 +1,10 @@
 """The proxies' configurations that are shipped end TLS before a running server, and lose nothing.
 
-HAProxy comes with Ray Serve; nginx is Debian's and its tests are skipped where it is missing.
+HAProxy comes with Ray Serve; nginx is what `make tools` installs.
 """
 
 from __future__ import annotations
 
-import shutil
 import socket
 import ssl
 import subprocess
@@ -22,13 +21,13 @@ import pytest
 from cluster.cli.shipped import shipped_config
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
+from tests.support.programs import needs, require
 
 SHORT, LONG = sample_path("short"), sample_path("long")
 START_S = 20.0
 DEAF_S = 10.0  # by when a server must have noticed that its client hung up
 
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="no openssl here")
-pytestmark = needs_openssl
+pytestmark = needs("openssl")
 
 
 @dataclass(frozen=True)
@@ -88,11 +87,8 @@ def haproxy_command(config: Path, _: Path) -> list[str]:
 
 
 def nginx_command(config: Path, folder: Path) -> list[str]:
-    found = shutil.which("nginx") or shutil.which("nginx", path="/usr/sbin")
-    if found is None:
-        pytest.skip("nginx is not installed")
     options = f"daemon off; pid {folder}/pid; error_log {folder}/error.log;"
-    return [found, "-c", str(config), "-e", f"{folder}/error.log", "-g", options]
+    return [require("nginx"), "-c", str(config), "-e", f"{folder}/error.log", "-g", options]
 
 
 @pytest.fixture(scope="module", params=["haproxy", "nginx"])

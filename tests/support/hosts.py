@@ -22,10 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.serve.distribution import package_root
+from tests.support.programs import missing
 
 NETWORK = "10.77.0"
 HOME = "/mnt"  # of root on each host: its real one may hold this Python
-TOOLS = ("ip", "unshare", "nsenter", "rsync", "ssh", "ssh-keygen", "/usr/sbin/sshd")
+PROGRAMS = ("ip", "rsync", "ssh", "ssh-keygen", "sshd")
 UNSHARE = "unshare --mount --pid --fork --kill-child --uts --ipc --mount-proc"
 SSHD = """\
 ListenAddress {address}
@@ -56,8 +57,8 @@ def missing_for_hosts() -> str | None:
     """Why hosts cannot be made here; None: they can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "needs Linux and root, for network namespaces"
-    if absent := [tool for tool in TOOLS if shutil.which(tool) is None]:
-        return f"needs {', '.join(absent)}: apt-get install iproute2 openssh-server rsync"
+    if reason := missing(*PROGRAMS):
+        return reason
     probe = subprocess.run(
         [*UNSHARE.split(), "--net", "ip", "link", "add", "probe", "type", "veth"],
         capture_output=True,

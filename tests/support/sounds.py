@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import shutil
 import subprocess
 import wave
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 
 import av
 import numpy as np
-import pytest
 
 from cluster.messages import SAMPLE_RATE, Pcm
 from router.audio.limits import AudioLimits
+from tests.support.programs import require
 
 VOWELS_HZ = (
     (730, 1090, 2440),
@@ -98,8 +97,7 @@ def joined(*parts: Pcm) -> Pcm:
 
 def espeak(text: str, name: str = "en-us") -> Pcm:
     """The sentence as espeak-ng speaks it; skips the test where it is not installed."""
-    if shutil.which("espeak-ng") is None:
-        pytest.skip("espeak-ng is not installed")
+    require("espeak-ng")
     return _spoken(text, name)
 
 

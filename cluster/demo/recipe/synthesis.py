@@ -112,7 +112,7 @@ def _load(name: str) -> ctypes.CDLL:
     try:
         return ctypes.CDLL(name, mode=ctypes.RTLD_GLOBAL)
     except OSError as error:
-        raise SynthesisError(f"{name} is missing: apt-get install espeak-ng flite") from error
+        raise SynthesisError(f"{name} is missing: `make tools` installs it") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from importlib.resources import as_file
 from pathlib import Path
@@ -26,13 +25,11 @@ from tests.support.observability import (
     rules,
     spec_of,
 )
+from tests.support.programs import needs, require
 
 QUERIES = panel_queries() + rule_queries()
 RECORDED = {rule["record"] for rule in rules() if "record" in rule}
-PROMTOOL = shutil.which("promtool")
-needs_promtool = pytest.mark.skipif(
-    PROMTOOL is None, reason="needs promtool (apt-get install prometheus)"
-)
+needs_promtool = needs("promtool")
 
 
 def test_names_and_labels_are_found_in_promql() -> None:
@@ -90,7 +87,7 @@ def test_panels_do_not_overlap_and_say_what_they_show() -> None:
 @needs_promtool
 def test_promtool_takes_the_rules() -> None:
     with as_file(FOLDER / "rules.yaml") as file:
-        checked = subprocess.run([str(PROMTOOL), "check", "rules", file], capture_output=True)
+        checked = subprocess.run([require("promtool"), "check", "rules", file], capture_output=True)
     assert checked.returncode == 0, checked.stderr.decode()
 
 
@@ -200,7 +197,10 @@ def test_alerts_fire_when_they_should_and_not_else(case: str, tmp_path: Path) ->
     }
     (tmp_path / "tests.yaml").write_text(yaml.safe_dump(tests))
     done = subprocess.run(
-        [str(PROMTOOL), "test", "rules", "tests.yaml"], cwd=tmp_path, capture_output=True, text=True
+        [require("promtool"), "test", "rules", "tests.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,8 +11,9 @@ from cluster.cli.operate import launcher
 from cluster.cli.operate.cluster_file import ClusterFile, read_cluster_file
 from cluster.cli.shipped import shipped_config
 from cluster.errors import ConfigurationError
+from tests.support.programs import needs
 
-pytestmark = pytest.mark.skipif(shutil.which("ssh") is None, reason="needs ssh")
+pytestmark = needs("ssh")
 
 
 @pytest.fixture
