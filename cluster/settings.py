@@ -22,6 +22,7 @@ Transport = Literal["auto", "nixl", "memory"]
 PlacementName = Literal["auto", "split", "colocated"]
 Attention = Literal["auto", "flashinfer", "torch"]
 Listener = Literal["auto", "router", "serve"]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 def _as_tuple(value: Any) -> Any:
@@ -231,9 +232,7 @@ class Settings(_Frozen):
     cluster_key: str | None = Field(
         None, description="key that signs KV handles; default: made at start"
     )
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field(
-        "INFO", description="DEBUG, INFO, WARNING or ERROR"
-    )
+    log_level: LogLevel = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
     log_format: Literal["plain", "json"] = Field(
         "plain", description="a log line: plain, or one JSON object"
     )

@@ -7,7 +7,6 @@ user's is one line that says what to do; everything else keeps its traceback.
 from __future__ import annotations
 
 import sys
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +18,7 @@ from cluster.cli.operate.config_commands import config
 from cluster.cli.transcribe.command import transcribe
 from cluster.cli.transcribe.flags import WhisperCommand
 from cluster.errors import SplitscribeError
-from cluster.settings import Settings
+from cluster.settings import Device, DType, LogLevel, PlacementName, Settings, Transport
 from cluster.settings_sources import load_settings
 
 app = typer.Typer(
@@ -31,39 +30,6 @@ app = typer.Typer(
 )
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-class DeviceChoice(StrEnum):
-    auto = "auto"
-    cpu = "cpu"
-    cuda = "cuda"
-
-
-class DTypeChoice(StrEnum):
-    auto = "auto"
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"
-    int8 = "int8"
-
-
-class TransportChoice(StrEnum):
-    auto = "auto"
-    nixl = "nixl"
-    memory = "memory"
-
-
-class PlacementChoice(StrEnum):
-    AUTO = "auto"
-    SPLIT = "split"
-    COLOCATED = "colocated"
-
-
-class LogLevel(StrEnum):
-    DEBUG = "DEBUG"
-    INFO = "INFO"
-    WARNING = "WARNING"
-    ERROR = "ERROR"
 
 
 @app.command()
@@ -81,12 +47,12 @@ def serve(
     port: Annotated[int | None, typer.Option(help="port to bind [8000]; 0: a free one")] = None,
     encoders: Annotated[int | None, typer.Option(help="encoder workers [1]")] = None,
     decoders: Annotated[int | None, typer.Option(help="decoder workers [1]")] = None,
-    device: Annotated[DeviceChoice | None, typer.Option(help="for both roles [auto]")] = None,
-    dtype: Annotated[DTypeChoice | None, typer.Option(help="for both roles [auto]")] = None,
+    device: Annotated[Device | None, typer.Option(help="for both roles [auto]")] = None,
+    dtype: Annotated[DType | None, typer.Option(help="for both roles [auto]")] = None,
     placement: Annotated[
-        PlacementChoice | None, typer.Option(help="roles in one process or apart [auto]")
+        PlacementName | None, typer.Option(help="roles in one process or apart [auto]")
     ] = None,
-    transport: Annotated[TransportChoice | None, typer.Option(help="how KV moves [auto]")] = None,
+    transport: Annotated[Transport | None, typer.Option(help="how KV moves [auto]")] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help="bearer key that clients must send; repeatable")
     ] = None,
