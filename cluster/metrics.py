@@ -35,98 +35,100 @@ class MetricSpec:
     bounds: tuple[float, ...] = ()
 
 
+def counter(name: str, help: str, *tags: str) -> MetricSpec:
+    return MetricSpec(name, "counter", help, tags)
+
+
+def gauge(name: str, help: str, *tags: str) -> MetricSpec:
+    return MetricSpec(name, "gauge", help, tags)
+
+
+def histogram(name: str, help: str, bounds: tuple[float, ...], *tags: str) -> MetricSpec:
+    return MetricSpec(name, "histogram", help, tags, bounds)
+
+
 ROUTER_METRICS = (
-    MetricSpec("splitscribe_requests_total", "counter", "Requests answered", ("status",)),
-    MetricSpec(
+    counter("splitscribe_requests_total", "Requests answered", "status"),
+    counter(
         "splitscribe_errors_total",
-        "counter",
         "Requests that ended in an error, streams that broke after a 200 included",
-        ("status", "code"),
+        "status",
+        "code",
     ),
-    MetricSpec("splitscribe_request_seconds", "histogram", "Request wall time", (), _SECONDS),
-    MetricSpec("splitscribe_upload_seconds", "histogram", "Reading of the form", (), _SECONDS),
-    MetricSpec("splitscribe_pending_requests", "gauge", "Requests admitted, unanswered"),
-    MetricSpec("splitscribe_pending_audio_seconds", "gauge", "Audio-seconds admitted, unanswered"),
-    MetricSpec("splitscribe_max_pending_audio_seconds", "gauge", "Above it requests get a 503"),
-    MetricSpec("splitscribe_audio_seconds_total", "counter", "Seconds of audio that came in"),
-    MetricSpec("splitscribe_transcripts_total", "counter", "Requests transcribed to their end"),
-    MetricSpec(
-        "splitscribe_transcribed_audio_seconds_total", "counter", "Seconds of audio in transcripts"
-    ),
-    MetricSpec("splitscribe_windows_total", "counter", "Windows finished"),
-    MetricSpec("splitscribe_window_retries_total", "counter", "Tries repeated", ("reason",)),
-    MetricSpec("splitscribe_audio_decode_seconds", "histogram", "Upload to PCM", (), _SECONDS),
-    MetricSpec(
+    histogram("splitscribe_request_seconds", "Request wall time", _SECONDS),
+    histogram("splitscribe_upload_seconds", "Reading of the form", _SECONDS),
+    gauge("splitscribe_pending_requests", "Requests admitted, unanswered"),
+    gauge("splitscribe_pending_audio_seconds", "Audio-seconds admitted, unanswered"),
+    gauge("splitscribe_max_pending_audio_seconds", "Above it requests get a 503"),
+    counter("splitscribe_audio_seconds_total", "Seconds of audio that came in"),
+    counter("splitscribe_transcripts_total", "Requests transcribed to their end"),
+    counter("splitscribe_transcribed_audio_seconds_total", "Seconds of audio in transcripts"),
+    counter("splitscribe_windows_total", "Windows finished"),
+    counter("splitscribe_window_retries_total", "Tries repeated", "reason"),
+    histogram("splitscribe_audio_decode_seconds", "Upload to PCM", _SECONDS),
+    histogram(
         "splitscribe_hop_seconds",
-        "histogram",
         "Call of a worker, less the time that it had the window",
-        ("role",),
         _SHORT_SECONDS,
+        "role",
     ),
 )
 
 ENCODER_METRICS = (
-    MetricSpec("splitscribe_encoder_queue_windows", "gauge", "Windows waiting to be encoded"),
-    MetricSpec("splitscribe_encoder_queue_audio_seconds", "gauge", "Audio-seconds waiting"),
-    MetricSpec("splitscribe_encoder_running_windows", "gauge", "Windows being encoded"),
-    MetricSpec("splitscribe_encoder_queue_seconds", "histogram", "Wait of a window", (), _SECONDS),
-    MetricSpec("splitscribe_encoder_batch_windows", "histogram", "Batch size", (), _BATCH),
-    MetricSpec("splitscribe_encode_seconds", "histogram", "Time of a batch", (), _SECONDS),
-    MetricSpec("splitscribe_encoder_busy_seconds_total", "counter", "Time spent on batches"),
-    MetricSpec(
-        "splitscribe_encoder_failed_windows_total", "counter", "Windows not encoded", ("reason",)
-    ),
-    MetricSpec("splitscribe_export_pages", "gauge", "Pages of the export pool"),
-    MetricSpec("splitscribe_export_pages_free", "gauge", "Free pages of the export pool"),
-    MetricSpec("splitscribe_export_leases", "gauge", "Published windows not yet released"),
-    MetricSpec("splitscribe_expired_leases_total", "counter", "Leases that nobody renewed"),
-    MetricSpec(
+    gauge("splitscribe_encoder_queue_windows", "Windows waiting to be encoded"),
+    gauge("splitscribe_encoder_queue_audio_seconds", "Audio-seconds waiting"),
+    gauge("splitscribe_encoder_running_windows", "Windows being encoded"),
+    histogram("splitscribe_encoder_queue_seconds", "Wait of a window", _SECONDS),
+    histogram("splitscribe_encoder_batch_windows", "Batch size", _BATCH),
+    histogram("splitscribe_encode_seconds", "Time of a batch", _SECONDS),
+    counter("splitscribe_encoder_busy_seconds_total", "Time spent on batches"),
+    counter("splitscribe_encoder_failed_windows_total", "Windows not encoded", "reason"),
+    gauge("splitscribe_export_pages", "Pages of the export pool"),
+    gauge("splitscribe_export_pages_free", "Free pages of the export pool"),
+    gauge("splitscribe_export_leases", "Published windows not yet released"),
+    counter("splitscribe_expired_leases_total", "Leases that nobody renewed"),
+    counter(
         "splitscribe_refused_notifications_total",
-        "counter",
         "Notifications of no lease, or in no form that we know",
-        ("reason",),
+        "reason",
     ),
 )
 
 DECODER_METRICS = (
-    MetricSpec("splitscribe_decoder_waiting", "gauge", "Sequences waiting for pages"),
-    MetricSpec("splitscribe_decoder_loading", "gauge", "Sequences whose KV is in flight"),
-    MetricSpec("splitscribe_decoder_running", "gauge", "Sequences in the running batch"),
-    MetricSpec("splitscribe_kv_pages", "gauge", "Pages of the cross-KV pool"),
-    MetricSpec("splitscribe_kv_pages_free", "gauge", "Free pages of the cross-KV pool"),
-    MetricSpec("splitscribe_kv_pages_quarantined", "gauge", "Pages a late READ may write to"),
-    MetricSpec("splitscribe_kv_transfer_bytes_total", "counter", "KV bytes read", ("transport",)),
-    MetricSpec(
-        "splitscribe_kv_transfer_seconds",
-        "histogram",
-        "READ and check",
-        ("transport",),
-        _SHORT_SECONDS,
-    ),
-    MetricSpec("splitscribe_decode_queue_seconds", "histogram", "Wait of a sequence", (), _SECONDS),
-    MetricSpec("splitscribe_prefill_seconds", "histogram", "Prompts of a sequence", (), _SECONDS),
-    MetricSpec("splitscribe_decode_seconds", "histogram", "Steps of a sequence", (), _SECONDS),
-    MetricSpec("splitscribe_decode_steps_total", "counter", "Decode steps run"),
-    MetricSpec("splitscribe_decode_step_seconds", "histogram", "Mean step", (), _SHORT_SECONDS),
-    MetricSpec("splitscribe_decoder_busy_seconds_total", "counter", "Time spent on forwards"),
-    MetricSpec("splitscribe_tokens_total", "counter", "Tokens sampled"),
-    MetricSpec("splitscribe_decode_fallbacks_total", "counter", "Attempts beyond the first"),
-    MetricSpec("splitscribe_failed_sequences_total", "counter", "Sequences that failed"),
-    MetricSpec("splitscribe_refused_handles_total", "counter", "KV handles not taken", ("reason",)),
+    gauge("splitscribe_decoder_waiting", "Sequences waiting for pages"),
+    gauge("splitscribe_decoder_loading", "Sequences whose KV is in flight"),
+    gauge("splitscribe_decoder_running", "Sequences in the running batch"),
+    gauge("splitscribe_kv_pages", "Pages of the cross-KV pool"),
+    gauge("splitscribe_kv_pages_free", "Free pages of the cross-KV pool"),
+    gauge("splitscribe_kv_pages_quarantined", "Pages a late READ may write to"),
+    counter("splitscribe_kv_transfer_bytes_total", "KV bytes read", "transport"),
+    histogram("splitscribe_kv_transfer_seconds", "READ and check", _SHORT_SECONDS, "transport"),
+    histogram("splitscribe_decode_queue_seconds", "Wait of a sequence", _SECONDS),
+    histogram("splitscribe_prefill_seconds", "Prompts of a sequence", _SECONDS),
+    histogram("splitscribe_decode_seconds", "Steps of a sequence", _SECONDS),
+    counter("splitscribe_decode_steps_total", "Decode steps run"),
+    histogram("splitscribe_decode_step_seconds", "Mean step", _SHORT_SECONDS),
+    counter("splitscribe_decoder_busy_seconds_total", "Time spent on forwards"),
+    counter("splitscribe_tokens_total", "Tokens sampled"),
+    counter("splitscribe_decode_fallbacks_total", "Attempts beyond the first"),
+    counter("splitscribe_failed_sequences_total", "Sequences that failed"),
+    counter("splitscribe_refused_handles_total", "KV handles not taken", "reason"),
 )
 
 CONTROLLER_METRICS = (  # of Serve's controller, which decides how many workers there are
-    MetricSpec(
+    counter(
         "splitscribe_autoscaling_decisions_total",
-        "counter",
         "Changes of a pool's size",
-        ("pool", "model", "direction", "reason"),
+        "pool",
+        "model",
+        "direction",
+        "reason",
     ),
-    MetricSpec(
+    gauge(
         "splitscribe_autoscaling_target_workers",
-        "gauge",
         "Workers that the last change asked for",
-        ("pool", "model"),
+        "pool",
+        "model",
     ),
 )
 

@@ -39,7 +39,10 @@ def load_settings(
     """
     merged: dict[str, Any] = {}
     if file is not None:
-        _merge(merged, _read_yaml(file))
+        content = read_yaml(file, "settings file")
+        if not isinstance(content, dict | None):
+            raise ConfigurationError(f"settings file {file} must hold a mapping of fields")
+        _merge(merged, content or {})
     _merge(merged, _from_environ(os.environ if environ is None else environ))
     _merge(merged, _without_none(flags or {}))
     return checked(merged)
@@ -57,18 +60,21 @@ def checked(fields: Mapping[str, Any]) -> Settings:
         raise ConfigurationError(_explain(error)) from error
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path, what: str, remedy: str = "") -> Any:
+    """The content of a file that a person wrote.
+
+    Args:
+        what: it is, for messages. remedy: what to do where it cannot be read.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is not YAML.
+    """
     try:
-        content = yaml.safe_load(file.read_text())
+        return yaml.safe_load(file.read_text())
     except OSError as error:
-        raise ConfigurationError(f"cannot read settings file {file}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot read {what} {file}: {error.strerror}{remedy}") from error
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"settings file {file} is not YAML: {error}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"settings file {file} must hold a mapping of fields")
-    return content
+        raise ConfigurationError(f"{what} {file} is not YAML: {error}") from error
 
 
 def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def _attention() -> list[Row]:
     import torch
 
     if not torch.cuda.is_available():
-        return [("attention", "torch (CPU)", True)]
+        return [("attention", "compiled kernels (CPU); torch until they are ready", True)]
     if importlib.util.find_spec("flashinfer") is None:
         return [("attention", "torch; for flashinfer: pip install 'splitscribe[gpu]'", True)]
     return [("attention", "flashinfer", True)]

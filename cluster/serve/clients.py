@@ -21,7 +21,7 @@ from cluster.messages import (
     Role,
     WorkerStatus,
 )
-from cluster.serve.routing import Ledger, key_of
+from cluster.serve.routing import WorkLedger, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class ServePool:
     Its workers are of `role`, or of both: then they tell their status as either.
     """
 
-    def __init__(self, handle: Any, role: Role, ledger: Ledger) -> None:
+    def __init__(self, handle: Any, role: Role, ledger: WorkLedger) -> None:
         """ledger: of this process, in which Serve's hook counts what it sends to each worker."""
         self._handle = handle
         self._role = role

@@ -21,6 +21,19 @@ POLL_S = 0.2
 SERVE_LOGS = "/tmp/ray/session_latest/logs/serve"
 
 
+class Changes:
+    """Says a line where it is not the same as the last one."""
+
+    def __init__(self, say: Say) -> None:
+        self._say = say
+        self.last = ""
+
+    def tell(self, line: str) -> None:
+        if line != self.last:
+            self._say(line)
+            self.last = line
+
+
 class StartCancelled(Exception):  # noqa: N818 - what was asked for is no error
     """The cluster was asked to stop while it was starting."""
 
@@ -40,13 +53,10 @@ def wait_for_replicas(say: Say, stop: threading.Event) -> None:
     """
     from ray import serve
 
-    last = ""
+    progress = Changes(say)
     while True:
         application = serve.status().applications.get(APP_NAME)
-        line = _replicas_line(application.deployments if application else {})
-        if line != last:
-            say(line)
-            last = line
+        progress.tell(_replicas_line(application.deployments if application else {}))
         if application is not None and application.status == "RUNNING":
             return
         if application is not None and application.status == "DEPLOY_FAILED":
@@ -82,22 +92,19 @@ def wait_for_health(url: str, timeout_s: float, say: Say, stop: threading.Event)
         StartCancelled: `stop` was set.
     """
     deadline_s = time.monotonic() + timeout_s
-    last = ""
+    progress = Changes(say)
     while time.monotonic() < deadline_s:
         try:
             answer = httpx.get(f"{url}/health", timeout=5.0)
             if answer.status_code == 200:
                 return
-            state = _pools_line(answer)
+            progress.tell(_pools_line(answer))
         except httpx.HTTPError:
-            state = "router: starting"
-        if state != last:
-            say(state)
-            last = state
+            progress.tell("router: starting")
         stop.wait(POLL_S)
         check_stop(stop)
     raise ConfigurationError(
-        f"the pools were not ready after {timeout_s:.0f} s ({last}); "
+        f"the pools were not ready after {timeout_s:.0f} s ({progress.last}); "
         f"look at the replicas' logs under {SERVE_LOGS}"
     )
 

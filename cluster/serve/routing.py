@@ -2,9 +2,9 @@
 
 An encoder goes through windows one batch after another, so the best one is done with its queue
 first. A decoder holds the KV of all its sequences at once, so the best one has the emptiest pool,
-and of those about as empty the one next to the encoder that holds the KV. Workers tell their load
-twice a second; what this process sent meanwhile it knows itself. Knows no Serve: `serve_router`
-calls it.
+and of those about as empty the one next to the encoder that holds the KV. Workers report their
+load twice a second; what this process has sent since then it knows itself. Knows nothing of Serve:
+`cluster.serve.hooks.replica_choice` calls it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Candidate:
     work: float
 
 
-class Ledger:
+class WorkLedger:
     """Work of this process at each worker, and what others have there, as far as it is known.
 
-    A worker's word is up to a second old. So what others have is what it told beyond the most that
+    A worker's report is up to a second old. So others have what it reports beyond the most that
     this process had there in that time, and what this process has is counted here. Thread-safe:
     Serve may choose in a thread of its own.
     """
@@ -64,8 +64,8 @@ class Ledger:
         with self._lock:
             self._end(request)
 
-    def told(self, worker: Hashable, work: float) -> None:
-        """Take a worker's newest word."""
+    def report(self, worker: Hashable, work: float) -> None:
+        """A worker says what is there."""
         with self._lock:
             own, (before, now) = self._own.get(worker, 0.0), self._peaks.get(worker, (0.0, 0.0))
             self._others[worker] = max(0.0, work - max(before, now))

@@ -6,8 +6,8 @@ window's deadline is nearer. Decoders: the share of their pages and rows in use,
 wait for some. The pools are balanced: a queue of encoders that wait for decoders to read is demand
 for decoders; where encoders grow, decoders grow with them as far as they are in use; what wakes one
 pool wakes both. Upwards what was wanted all the time for `upscale_delay_s` is done, downwards what
-was enough all the time for `downscale_delay_s`, so bursts do not flap. Pure: knows no Serve
-(`serve_policy` calls it) and no clock.
+was enough all the time for `downscale_delay_s`, so bursts do not flap. Knows neither Serve
+(`cluster.serve.hooks.autoscaling` calls it) nor a clock.
 """
 
 from __future__ import annotations

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
 from cluster.errors import ConfigurationError
 from cluster.serve.from_file import IMPORT_PATH, settings_of
 from cluster.serve.ray_environment import APP_NAME
 from cluster.settings import Settings
+from cluster.settings_sources import read_yaml
 
 HTTP_PORT = 8000
 
@@ -80,15 +80,11 @@ def read_serve_file(path: Path) -> ServeFile:
     Raises:
         ConfigurationError: names the field.
     """
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot read Serve configuration {path}: {error.strerror}; "
-            f"begin with: splitscribe config show serve/cpu > serve.yaml"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"Serve configuration {path} is not YAML: {error}") from error
+    content = read_yaml(
+        path,
+        "Serve configuration",
+        "; begin with: splitscribe config show serve/cpu > serve.yaml",
+    )
     applications = _checked(content, path).applications
     ours = [one for one in applications if one.import_path == IMPORT_PATH]
     if len(ours) != 1:

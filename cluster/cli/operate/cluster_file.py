@@ -14,10 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from cluster.errors import ConfigurationError
 from cluster.serve.ray_internals import prepared_cluster_file
+from cluster.settings_sources import read_yaml
 
 TOKEN_FILE = Path("~/.ray/auth_token")
 CLOUD_MODULES = {"aws": "boto3", "gcp": "googleapiclient"}
@@ -63,15 +62,9 @@ def read_cluster_file(path: Path) -> ClusterFile:
     Raises:
         ConfigurationError: it cannot be read, or Ray's launcher would refuse it.
     """
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise ConfigurationError(
-            f"cannot read cluster file {path}: {error.strerror}; "
-            f"begin with: splitscribe config show cluster/onprem > cluster.yaml"
-        ) from error
-    except yaml.YAMLError as error:
-        raise ConfigurationError(f"cluster file {path} is not YAML: {error}") from error
+    content = read_yaml(
+        path, "cluster file", "; begin with: splitscribe config show cluster/onprem > cluster.yaml"
+    )
     if not isinstance(content, dict) or not isinstance(content.get("provider"), dict):
         raise ConfigurationError(f"{path} is not a cluster file: it has no provider")
     prepared = _prepared(content, path)

@@ -11,14 +11,13 @@ import shlex
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 
 from cluster.cli.operate.cluster_file import ClusterFile
 from cluster.cli.operate.dashboard import ray_command
 from cluster.errors import ConfigurationError
-
-Say = Callable[[str], None]
+from cluster.serve.readiness import Say
 
 DOWN_S = 900.0  # clouds take minutes to end machines
 LAST_LINES_S = 1.0  # for what was printed last: ssh may outlive the launcher and hold its output

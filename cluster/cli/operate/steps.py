@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -23,8 +23,7 @@ from cluster.cli.operate.application import (
 from cluster.cli.operate.cluster_file import ClusterFile
 from cluster.cli.operate.dashboard import Dashboard, Node, head_address
 from cluster.errors import ConfigurationError
-
-Say = Callable[[str], None]
+from cluster.serve.readiness import Changes, Say
 
 POLL_S = 1.0
 HEALTH_S = 60.0  # from running replicas to the first 200
@@ -67,13 +66,11 @@ def wait_for_nodes(file: ClusterFile, dashboard: Dashboard, timeout_s: float, sa
         ConfigurationError: not in time.
     """
     deadline = time.monotonic() + timeout_s
-    last = ""
+    progress = Changes(say)
     while True:
         nodes = dashboard.nodes()
         line = pools_line(file, nodes)
-        if line != last:
-            say(f"nodes: {line}")
-            last = line
+        progress.tell(f"nodes: {line}")
         if all_there(file, nodes):
             return
         if time.monotonic() > deadline:
@@ -140,12 +137,10 @@ def _failure(state: ApplicationState, url: str) -> str:
 def wait_for_health(url: str, say: Say) -> bool:
     """Whether the API answers from here with 200; tells its pools as they change."""
     deadline = time.monotonic() + HEALTH_S
-    last = ""
+    progress = Changes(say)
     while time.monotonic() < deadline:
         is_serving, line = health_line(url)
-        if line != last:
-            say(f"{url}: {line}")
-            last = line
+        progress.tell(f"{url}: {line}")
         if is_serving:
             return True
         time.sleep(POLL_S)
@@ -178,13 +173,11 @@ def stop_serving(dashboard: Dashboard, say: Say) -> None:
     say("stopping the application: workers finish the windows they have")
     dashboard.stop_applications()
     deadline = time.monotonic() + STOP_S
-    last = ""
+    progress = Changes(say)
     # Serve itself would also wait, a minute, for workers that it cannot start or find any more.
     while left := dashboard.workers():
         line = ", ".join(f"{name} {n}" for name, n in sorted(left.items()))
-        if line != last:
-            say(f"workers left: {line}")
-            last = line
+        progress.tell(f"workers left: {line}")
         if time.monotonic() > deadline:
             say(f"waited {STOP_S:.0f} s: what these workers do is lost")
             return

@@ -1,15 +1,14 @@
-"""The routing ledger and the random source of this process, where Serve's hook finds them.
+"""The work ledger and the random source of this process, which Serve's hook for routing takes.
 
-Serve makes the hook itself from a class sent by value, so nothing can be handed to it: what it
-shares with the pool's client lies in this module, which both import. Everything else is handed a
-ledger.
+Serve makes the hook itself from a class that is sent by value, so a ledger that was handed to that
+would be a copy. What it shares with the pool's client lies in this module, which both import.
 """
 
 from __future__ import annotations
 
 import random
 
-from cluster.serve.routing import Ledger
+from cluster.serve.routing import WorkLedger
 
-PROCESS_LEDGER = Ledger()
+PROCESS_LEDGER = WorkLedger()
 CHANCE = random.Random()

@@ -1,14 +1,16 @@
 """Ray Serve's hook for choosing a replica, over `cluster.serve.routing`.
 
-Each process with a handle makes one for each pool. What Serve's interface demands: the class is
-sent by value, so what is shared lies in the module it imports; all calls of one HTTP request have
-the same id, with which Serve's usual matching loses all but one of them, hence `FIFOMixin`; an
-answer without replicas spins unless `should_backoff` is set; an exception hangs the request.
+Each process with a handle makes one for each pool. Serve's interface demands four things. The
+class is sent by value, so what it shares lies in a module that it imports. All calls of one HTTP
+request have the same id, with which Serve's usual matching loses all but one of them, hence
+`FIFOMixin`. An answer without replicas spins unless `should_backoff` is set. An exception hangs
+the request.
 """
 
 from __future__ import annotations
 
 import logging
+import random
 from typing import Any
 
 from ray.serve.request_router import (
@@ -20,8 +22,8 @@ from ray.serve.request_router import (
 )
 
 from cluster.messages import Place, WorkerLoad
-from cluster.serve.hooks import ledger  # looked up in it: by value it would be a copy
-from cluster.serve.routing import Candidate, key_of, ranked, work_of
+from cluster.serve.hooks import ledger as process  # looked up in it: by value it would be a copy
+from cluster.serve.routing import Candidate, WorkLedger, key_of, ranked, work_of
 
 logger = logging.getLogger("ray.serve")
 
@@ -32,19 +34,21 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
     """Chooses by `cluster.serve.routing.ranked`."""
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Called by Serve once, after construction."""
+        """Called by Serve once, after construction; others may hand in `ledger` and `chance`."""
+        self._ledger: WorkLedger = kwargs.get("ledger", process.PROCESS_LEDGER)
+        self._chance: random.Random = kwargs.get("chance", process.CHANCE)
         self._stats: dict[ReplicaID, dict[str, Any]] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve when the set, or what a replica told of itself, has changed."""
+        """Called by Serve when the set, or what a replica reports of itself, has changed."""
         super().update_replicas(replicas)
-        told = {replica.replica_id: replica.routing_stats for replica in replicas}
-        for key in self._stats.keys() - told.keys():
-            ledger.PROCESS_LEDGER.forget(key)
-        for key, stats in told.items():
+        reported = {replica.replica_id: replica.routing_stats for replica in replicas}
+        for key in self._stats.keys() - reported.keys():
+            self._ledger.forget(key)
+        for key, stats in reported.items():
             if stats and stats is not self._stats.get(key):
-                ledger.PROCESS_LEDGER.told(key, WorkerLoad.of_stats(stats).work)
-        self._stats = told
+                self._ledger.report(key, WorkerLoad.of_stats(stats).work)
+        self._stats = reported
 
     async def choose_replicas(
         self,
@@ -53,11 +57,11 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
     ) -> list[list[RunningReplica]]:
         """The best few, the best one first: Serve takes the first with room for one more."""
         replicas = {replica.replica_id: replica for replica in candidate_replicas}
-        order: list[Any] = ledger.CHANCE.sample(list(replicas), len(replicas))
+        order: list[Any] = self._chance.sample(list(replicas), len(replicas))
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
             try:
-                order = _order(replicas, pending_request)
+                order = self._order(replicas, pending_request)
             except Exception:
                 logger.exception("choosing a worker failed; any will do")
         return [[replicas[key]] for key in order[:N_TRIED]]
@@ -68,22 +72,23 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         """Called by Serve when a replica took it: the first in our order may have been full."""
         request: Any = pending_request.args[0] if pending_request.args else None
         if work_of(request):
-            ledger.PROCESS_LEDGER.move(replica_id, key_of(request))
+            self._ledger.move(replica_id, key_of(request))
 
+    def _order(
+        self, replicas: dict[ReplicaID, RunningReplica], pending_request: PendingRequest
+    ) -> list[Any]:
+        request: Any = pending_request.args[0] if pending_request.args else None
+        candidates = [self._candidate(replica) for replica in replicas.values()]
+        order = ranked(request, candidates, self._chance)
+        if work := work_of(request):
+            # Counted before it is sent: of windows that come together, the next must see it.
+            self._ledger.send(order[0], key_of(request), work)
+        return order
 
-def _order(replicas: dict[ReplicaID, RunningReplica], pending_request: PendingRequest) -> list[Any]:
-    request: Any = pending_request.args[0] if pending_request.args else None
-    order = ranked(request, [_candidate(replica) for replica in replicas.values()], ledger.CHANCE)
-    if work := work_of(request):
-        # Counted before it is sent: of windows that come together, the next must see it.
-        ledger.PROCESS_LEDGER.send(order[0], key_of(request), work)
-    return order
-
-
-def _candidate(replica: RunningReplica) -> Candidate:
-    return Candidate(
-        replica.replica_id,
-        WorkerLoad.of_stats(replica.routing_stats),
-        Place(replica.node_id or "", str(replica.replica_metadata.get("domain", ""))),
-        ledger.PROCESS_LEDGER.work(replica.replica_id),
-    )
+    def _candidate(self, replica: RunningReplica) -> Candidate:
+        return Candidate(
+            replica.replica_id,
+            WorkerLoad.of_stats(replica.routing_stats),
+            Place(replica.node_id or "", str(replica.replica_metadata.get("domain", ""))),
+            self._ledger.work(replica.replica_id),
+        )

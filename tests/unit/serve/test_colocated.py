@@ -14,7 +14,7 @@ from cluster.kv.exporter import KVExporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
 from cluster.serve.clients import ServePool
 from cluster.serve.colocated_replica import ColocatedWorker
-from cluster.serve.hooks.ledger import PROCESS_LEDGER
+from cluster.serve.routing import WorkLedger
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.reference import make_pcm
@@ -68,8 +68,8 @@ async def test_one_worker_encodes_decodes_streams_and_drains() -> None:
 
     worker.check_health()
     handle = Handle(worker)
-    (encoder,) = await ServePool(handle, "encoder", PROCESS_LEDGER).status()
-    (decoder,) = await ServePool(handle, "decoder", PROCESS_LEDGER).status()
+    (encoder,) = await ServePool(handle, "encoder", WorkLedger()).status()
+    (decoder,) = await ServePool(handle, "decoder", WorkLedger()).status()
     assert (encoder.role, encoder.replica) == ("encoder", "encoder-1")
     assert (decoder.role, decoder.replica) == ("decoder", "decoder-1")
     await worker.shut_down()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,11 +14,10 @@ from cluster.messages import EncodeRequest, WorkerLoad
 from cluster.serve import routing
 from cluster.serve.app import STATS_PERIOD_S, replica_choice
 from cluster.serve.hooks import balancers as serve_balancers
-from cluster.serve.hooks import ledger
+from cluster.serve.hooks import ledger as process
 from cluster.serve.hooks.autoscaling import PoolPolicy
-from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.serve.hooks.replica_choice import LoadAwareRouter
-from cluster.serve.routing import key_of
+from cluster.serve.routing import WorkLedger, key_of
 from cluster.settings import ScalingSettings
 
 
@@ -31,10 +31,10 @@ def make_pending(*args: Any) -> Any:
     return SimpleNamespace(args=args, routing_context=SimpleNamespace(should_backoff=False))
 
 
-def make_router() -> LoadAwareRouter:
+def make_router(ledger: WorkLedger | None = None) -> LoadAwareRouter:
     """Without what Serve gives it, which choosing does not use."""
     router = LoadAwareRouter.__new__(LoadAwareRouter)
-    router.initialize_state()
+    router.initialize_state(ledger=ledger or WorkLedger(), chance=random.Random(0))
     return router
 
 
@@ -44,7 +44,8 @@ def request(window: int) -> EncodeRequest:
 
 async def test_windows_that_come_together_are_spread() -> None:
     """Serve gives all calls of one HTTP request the same id: each is counted all the same."""
-    router = make_router()
+    ledger = WorkLedger()
+    router = make_router(ledger)
     names = [f"spread-{index}" for index in range(3)]
     replicas = [make_replica(name, WorkerLoad(window_s=0.1).as_stats()) for name in names]
     firsts = []
@@ -56,26 +57,25 @@ async def test_windows_that_come_together_are_spread() -> None:
         firsts.append(order[0][0].replica_id)
     assert sorted(firsts) == sorted(names * 2)
     for window in range(6):
-        PROCESS_LEDGER.end(key_of(request(window)))
-    assert [PROCESS_LEDGER.work(name) for name in names] == [0.0, 0.0, 0.0]
+        ledger.end(key_of(request(window)))
+    assert [ledger.work(name) for name in names] == [0.0, 0.0, 0.0]
 
 
 async def test_a_full_pool_costs_few_questions() -> None:
     """Serve asks every replica of the answer that it takes for full, one after another."""
     replicas = [make_replica(f"many-{index}", {}) for index in range(50)]
     order = await make_router().choose_replicas(replicas, make_pending(request(0)))
-    PROCESS_LEDGER.end(key_of(request(0)))
     assert [len(rank) for rank in order] == [1, 1, 1]
 
 
 async def test_a_window_counts_where_it_went() -> None:
-    router, pending = make_router(), make_pending(request(0))
+    ledger = WorkLedger()
+    router, pending = make_router(ledger), make_pending(request(0))
     replicas = [make_replica(name, {}) for name in ("went-a", "went-b")]
     order = await router.choose_replicas(replicas, pending)
     full, other = (rank[0].replica_id for rank in order)
     router.on_request_routed(pending, other, None)
-    assert (PROCESS_LEDGER.work(full), PROCESS_LEDGER.work(other)) == (0.0, 1.0)
-    PROCESS_LEDGER.end(key_of(request(0)))
+    assert (ledger.work(full), ledger.work(other)) == (0.0, 1.0)
 
 
 @pytest.mark.parametrize("stats", [{"work": "much"}, {"window_s": None}])
@@ -97,7 +97,7 @@ def test_hooks_sent_by_value_share_what_lives_in_the_process() -> None:
     choice = config(request_router_class="cluster.serve.hooks.replica_choice.LoadAwareRouter")
     received = choice.get_request_router_class()
     assert received.choose_replicas.__globals__["ranked"] is routing.ranked
-    assert received.on_request_routed.__globals__["ledger"] is ledger
+    assert received.initialize_state.__globals__["process"] is process
     sent = AutoscalingPolicy(policy_function="cluster.serve.hooks.autoscaling:PoolPolicy")  # type: ignore[no-untyped-call]
     assert sent.get_policy().__call__.__globals__["serve_balancers"] is serve_balancers
     assert serve_balancers.of("a", "m") is serve_balancers.of("a", "m")

@@ -18,7 +18,7 @@ from cluster.messages import (
     Place,
     WorkerLoad,
 )
-from cluster.serve.routing import Candidate, Ledger, key_of, ranked, work_of
+from cluster.serve.routing import Candidate, WorkLedger, key_of, ranked, work_of
 
 CHANCE = random.Random(0)
 HERE, NEAR, FAR = Place("a", "rack"), Place("b", "rack"), Place("c", "other")
@@ -93,12 +93,12 @@ def test_encode_and_decode_of_a_window_are_two_calls() -> None:
     assert len(keys) == 3
 
 
-def counted(ledger: Ledger, *workers: Hashable) -> list[float]:
+def counted(ledger: WorkLedger, *workers: Hashable) -> list[float]:
     return [ledger.work(worker) for worker in workers]
 
 
 def test_work_is_counted_from_the_choice_to_the_end() -> None:
-    ledger = Ledger()
+    ledger = WorkLedger()
     ledger.send("a", 1, 5.0)
     ledger.send("a", 2, 1.0)
     assert counted(ledger, "a", "b") == [6.0, 0.0]
@@ -113,32 +113,32 @@ def test_work_is_counted_from_the_choice_to_the_end() -> None:
 
 
 def test_what_a_worker_tells_of_ones_own_work_is_not_counted_twice() -> None:
-    ledger = Ledger()
+    ledger = WorkLedger()
     for request in range(4):
         ledger.send("a", request, 1.0)
-    ledger.told("a", 4.0)
+    ledger.report("a", 4.0)
     assert counted(ledger, "a") == [4.0]
     for request in range(3):
         ledger.end(request)
-    ledger.told("a", 4.0)  # from before the three had ended
+    ledger.report("a", 4.0)  # from before the three had ended
     assert counted(ledger, "a") == [1.0]
 
 
 def test_work_of_others_is_what_is_beyond_ones_own() -> None:
-    ledger = Ledger()
+    ledger = WorkLedger()
     ledger.send("a", 1, 1.0)
-    ledger.told("a", 7.0)
+    ledger.report("a", 7.0)
     assert counted(ledger, "a") == [7.0]
     ledger.end(1)
     assert counted(ledger, "a") == [6.0]
-    ledger.told("a", 0.0)
+    ledger.report("a", 0.0)
     assert counted(ledger, "a") == [0.0]
 
 
 def test_a_worker_that_is_gone_leaves_nothing() -> None:
-    ledger = Ledger()
+    ledger = WorkLedger()
     ledger.send("a", 1, 1.0)
-    ledger.told("a", 7.0)
+    ledger.report("a", 7.0)
     ledger.forget("a")
     assert counted(ledger, "a") == [0.0]
     ledger.end(1)
