@@ -23,7 +23,8 @@ from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from cluster.tracing import NO_TRACER, Tracer
 from router.api.params import Chunking, TranscriptionParams
-from router.audio.pool import AudioStream, WholeAudio
+from router.audio.stream import AudioStream
+from router.audio.whole import WholeAudio
 from router.clients import DecoderClient, EncoderClient
 from router.gather import TranscriptBuilder
 from router.interface import HealthReport, PoolHealth, RequestContext, TranscriptionResult

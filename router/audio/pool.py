@@ -38,9 +38,6 @@ from router.audio.process import AudioProcess
 from router.audio.protocol import Ready, Report, UploadReport
 from router.audio.stream import AudioStream
 from router.audio.whole import PcmFile, WholeAudio
-from router.audio.windows import Window
-
-__all__ = ["AudioPool", "AudioStream", "WholeAudio", "Window"]
 
 logger = logging.getLogger(__name__)
 

@@ -22,6 +22,7 @@ from cluster.errors import ConfigurationError
 from cluster.messages import Pcm
 
 FRAME_SAMPLES = 512  # 32 ms at 16 kHz, what the model was trained on
+BLOCK_SAMPLES = 64 * FRAME_SAMPLES  # 2.048 s: what the cutter gives the model in one call
 CONTEXT_SAMPLES = 64  # of the frame before, in front of each frame
 STATE_SHAPE = (1, 1, 128)
 MODEL_FILE = "silero_vad_16k_sequence.onnx"

@@ -26,6 +26,8 @@ import numpy as np
 
 from cluster.errors import SplitscribeError, WorkerError
 from router.api.params import Chunking
+from router.audio.audio_file import AudioFile
+from router.audio.cutter import WindowCutter
 from router.audio.limits import AudioLimits
 from router.audio.mel_peak import MelPeak
 from router.audio.pieces import Pieces
@@ -46,9 +48,8 @@ from router.audio.protocol import (
     WindowFound,
     WorkerSocket,
 )
-from router.audio.to_pcm import AudioFile
 from router.audio.vad import SpeechDetector
-from router.audio.windows import CutOptions, Window, WindowCutter
+from router.audio.windows import CutOptions, Window
 
 MAX_MESSAGE_CHARS = 500
 FRAME_GRID_S = 0.01  # by which a pause may look shorter on the detector's grid

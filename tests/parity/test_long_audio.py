@@ -18,8 +18,9 @@ from rich.table import Table
 
 from cluster.messages import Pcm
 from router.api.params import SequentialOptions, TranscriptionParams
+from router.audio.cutter import WindowCutter
 from router.audio.vad import SpeechDetector
-from router.audio.windows import Window, WindowCutter
+from router.audio.windows import Window
 from router.request import RequestTranscriber
 from router.transcript import Transcript
 from tests.support.long_recordings import (

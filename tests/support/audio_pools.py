@@ -10,8 +10,9 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from cluster.settings import RouterSettings
-from router.audio.pool import AudioPool, AudioStream
+from router.audio.pool import AudioPool
 from router.audio.process import AudioProcess
+from router.audio.stream import AudioStream
 
 PATIENCE_S = 30.0
 

@@ -24,8 +24,9 @@ from cluster.errors import (
 )
 from cluster.settings import RouterSettings
 from router.api.params import Chunking
-from router.audio.pool import AudioPool, AudioStream, Window
-from router.audio.stream import CREDIT
+from router.audio.pool import AudioPool
+from router.audio.stream import CREDIT, AudioStream
+from router.audio.windows import Window
 from tests.support.audio_pools import PATIENCE_S, freeze_on, pids, running, until, worker_of
 from tests.support.sounds import encode, encode_as, joined, silence, tone, voice, write_wav
 

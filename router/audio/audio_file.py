@@ -1,14 +1,13 @@
-"""Turns an uploaded file into 16 kHz mono int16 PCM, block by block, with PyAV.
+"""Reads an uploaded file as 16 kHz mono int16 PCM, block by block, with PyAV.
 
 Runs inside the audio workers. Knows files, codecs and limits, nothing of windows or processes.
-All that comes in is hostile: the demuxer is the one that the content names, only audio decoders
-may open, no protocol is reachable from inside a file, and the limits on seconds and bytes hold
-while decoding, so that 25 MB which unfold to gigabytes are stopped early.
+Every upload is taken for hostile: the demuxer is the one that the content names, only audio
+decoders may open, no protocol is reachable from inside a file, and the limits on seconds and bytes
+hold while decoding, so that 25 MB which unfold to gigabytes are stopped early.
 """
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,10 +15,7 @@ from types import TracebackType
 from typing import BinaryIO
 
 import av
-import numpy as np
-from av.audio.fifo import AudioFifo
 from av.audio.frame import AudioFrame
-from av.audio.resampler import AudioResampler
 from av.audio.stream import AudioStream
 from av.container import InputContainer
 from av.packet import Packet
@@ -27,6 +23,7 @@ from av.packet import Packet
 from cluster.errors import InvalidAudioError
 from cluster.messages import SAMPLE_RATE, Pcm
 from router.audio.containers import Container, missing_bytes, sniff
+from router.audio.converter import Converter, raise_if_out_of_memory
 from router.audio.limits import AudioLimits
 
 SUPPORTED = ("flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "opus", "wav", "webm")
@@ -46,7 +43,6 @@ SIZED = frozenset((Container.FLAC, Container.MOV, Container.MATROSKA, Container.
 MIN_RATE, MAX_RATE = 4_000, 384_000  # Hz; a forged rate would stretch seconds to days
 MAX_CHANNELS = 32
 MAX_VALUES_PER_S = 48_000 * 2  # decoded samples of all channels, per second of the longest audio
-BLOCK_S = 0.5  # what is resampled, and handed on, at a time: it fits the cache
 LENGTH_SLACK_S = 0.1  # by which a whole file may differ from its declared length
 BAD_PACKETS, BAD_SHARE = 8, 0.1  # tolerated: a few, and then a tenth of all
 READ_BYTES = 65_536
@@ -113,7 +109,7 @@ class AudioFile:
             AudioTooShortError: the whole is shorter than allowed.
         """
         n_samples, limits = 0, self._limits
-        converter = _Converter()
+        converter = Converter()
         for frame in self._frames():
             for pcm in converter.convert(frame):
                 n_samples += pcm.shape[0]
@@ -138,7 +134,7 @@ class AudioFile:
             try:
                 frames = self._stream.decode(packet)
             except av.error.FFmpegError as error:
-                _raise_memory(error)
+                raise_if_out_of_memory(error)
                 bad += 1
                 if bad > BAD_PACKETS and bad > BAD_SHARE * packets:
                     raise InvalidAudioError(
@@ -164,7 +160,7 @@ class AudioFile:
         try:
             yield from self._container.demux(self._stream)
         except av.error.FFmpegError as error:
-            _raise_memory(error)
+            raise_if_out_of_memory(error)
             raise _truncated("reading stopped before its end") from error
 
     def _check_size(self, size: int) -> None:
@@ -186,76 +182,8 @@ class AudioFile:
         return seconds if seconds > 0 else None
 
 
-class _Converter:
-    """Frames of any format, rate and layout to 16 kHz mono int16.
-
-    Frames are joined to blocks first: the resampler costs more per call than per sample.
-    """
-
-    def __init__(self) -> None:
-        self._format: tuple[str, str, int] | None = None
-        self._fifo = AudioFifo()
-        self._resampler: AudioResampler | None = None
-
-    def convert(self, frame: AudioFrame) -> Iterator[Pcm]:
-        form = (frame.format.name, frame.layout.name, frame.sample_rate)
-        if form != self._format:
-            yield from self.flush()
-            self._format = form
-            self._fifo = AudioFifo()
-            mono = frame.layout.nb_channels == 1
-            plain = mono and frame.format.name == "s16" and frame.sample_rate == SAMPLE_RATE
-            self._resampler = None if plain else AudioResampler("s16", "mono", SAMPLE_RATE)
-        if frame.layout.nb_channels > 2 and frame.layout.name.endswith(" channels"):
-            frame = _averaged(frame)
-        frame.pts = None  # the queue counts samples; gaps in time stamps are not filled
-        self._fifo.write(frame)
-        if self._fifo.samples >= BLOCK_S * frame.sample_rate:
-            yield from self._resample(self._fifo.read())
-
-    def flush(self) -> Iterator[Pcm]:
-        """Give what is still queued, and the tail inside the resampler."""
-        if self._format is None:
-            return
-        if self._fifo.samples:
-            yield from self._resample(self._fifo.read())
-        if self._resampler is not None:
-            yield from self._resample(None)
-        self._format = None
-
-    def _resample(self, frame: AudioFrame | None) -> Iterator[Pcm]:
-        if self._resampler is None:
-            frames = [] if frame is None else [frame]
-        else:
-            try:
-                frames = self._resampler.resample(frame)
-            except av.error.FFmpegError as error:
-                _raise_memory(error)
-                raise InvalidAudioError(
-                    f"The channel layout of this audio is not supported: {self._format}",
-                    param="file",
-                ) from error
-        for piece in frames:
-            yield piece.to_ndarray()[0]
-
-
-def _averaged(frame: AudioFrame) -> AudioFrame:
-    """Mix channels of unknown places, which libav cannot: float mono, their mean."""
-    samples = frame.to_ndarray()
-    if not frame.format.is_planar:
-        samples = samples.reshape(-1, frame.layout.nb_channels).T  # [channel, n]
-    mono = samples.mean(axis=0, dtype=np.float32)
-    if samples.dtype == np.uint8:
-        mono = (mono - 128) / 128
-    elif samples.dtype.kind == "i":
-        mono /= float(1 << 8 * samples.dtype.itemsize - 1)
-    mixed = AudioFrame.from_ndarray(mono[None].astype(np.float32), format="flt", layout="mono")
-    mixed.sample_rate = frame.sample_rate
-    return mixed
-
-
-class _Source:
-    """What libav reads from: bytes without a name, so that no extension can be guessed from."""
+class _NamelessFile:
+    """What libav reads from: bytes without a name, so that it cannot go by an extension."""
 
     __slots__ = ("read", "seek", "tell")
 
@@ -276,7 +204,7 @@ def _open_container(file: BinaryIO, kind: Container | None) -> InputContainer:
         options["probesize"] = "32"  # its header says it all; guessing costs 20 ms
     try:
         return av.open(
-            _Source(file),
+            _NamelessFile(file),
             "r",
             format=kind and kind.value,
             options=options,
@@ -284,7 +212,7 @@ def _open_container(file: BinaryIO, kind: Container | None) -> InputContainer:
             buffer_size=READ_BYTES,
         )
     except (av.error.FFmpegError, ValueError) as error:
-        _raise_memory(error)
+        raise_if_out_of_memory(error)
         raise _unsupported() from error
 
 
@@ -311,11 +239,6 @@ def _check_frame(frame: AudioFrame) -> None:
         raise InvalidAudioError(
             f"The audio has {channels} channels; at most {MAX_CHANNELS} are taken.", param="file"
         )
-
-
-def _raise_memory(error: BaseException) -> None:
-    if getattr(error, "errno", None) == errno.ENOMEM:
-        raise MemoryError from error
 
 
 def _unsupported() -> InvalidAudioError:

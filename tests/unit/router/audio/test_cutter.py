@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
+from router.audio.cutter import WindowCutter
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector, VadOptions, runs, speech_mask
-from router.audio.windows import Window, WindowCutter
+from router.audio.windows import Window
 from tests.support.sounds import espeak, joined, silence, voice
 
 FRAME_S = FRAME_SAMPLES / SAMPLE_RATE

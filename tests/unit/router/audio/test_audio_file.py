@@ -13,9 +13,9 @@ import pytest
 
 from cluster.errors import AudioTooShortError, InvalidAudioError, PayloadTooLargeError
 from cluster.messages import SAMPLE_RATE
+from router.audio.audio_file import AudioFile
 from router.audio.containers import Container, missing_bytes, sniff
 from router.audio.limits import AudioLimits
-from router.audio.to_pcm import AudioFile
 from tests.support.sounds import (
     FORMATS,
     LIMITS,

@@ -1,0 +1,236 @@
+"""Cuts a stream of 16 kHz PCM into windows of at most 30 s, at pauses.
+
+Runs inside the audio workers, behind the decoding of files. Knows samples and speech probabilities,
+and nothing of files, processes or models. Every window is one stretch of the original audio, so its
+offset is true: speech is never joined across removed silence.
+
+Where it cuts:
+
+- A window ends where the next 30 s would be full, in the longest pause of its last 10 s (later
+  ones win between equals); where there is none of 0.2 s, at the quietest spot.
+- A silence of 3 s ends a window that is half full, one of 8 s ends any: the model drifts over
+  long silence. A half-full minimum keeps a file of short remarks from costing one encoder pass,
+  which is always 30 s, for each.
+- Silence around a cut is left out only from 1.6 s on; a shorter pause is shared by both sides.
+- Audio that fits one window is one window (`router.audio.clip`). Without speech there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
+from router.audio.clip import clip_window
+from router.audio.vad import (
+    BLOCK_SAMPLES,
+    FRAME_SAMPLES,
+    SpeechDetector,
+    VadOptions,
+    is_sure,
+    runs,
+    speech_mask,
+)
+from router.audio.windows import CutOptions, Window, samples
+
+
+class WindowCutter:
+    """Takes PCM block by block and gives windows as soon as they are certain.
+
+    `feed` and `finish` are generators that must be run to their end. They yield None between
+    steps of a few milliseconds, where the caller may turn to another upload.
+    """
+
+    def __init__(
+        self,
+        detector: SpeechDetector,
+        options: CutOptions | None = None,
+        max_samples: int = WINDOW_SAMPLES,
+        vad: VadOptions | None = None,
+    ) -> None:
+        self._detector = detector
+        self._vad = vad or detector.options
+        self._stream = detector.stream()
+        self._options = options or CutOptions()
+        self._max_samples = max_samples
+        self._incoming: list[Pcm] = []  # fed, and not yet in `_pcm`
+        self._n_incoming = 0
+        self._pcm: Pcm = np.empty(0, np.int16)
+        self._probabilities = np.empty(0, np.float32)  # of the first frames of `_pcm`
+        self._base = 0  # sample at which `_pcm` begins; a multiple of FRAME_SAMPLES
+        self._start = 0  # sample at which the next window begins, within the first frames
+        self._index = 0
+        self._fits_one_window = True
+
+    @property
+    def n_samples(self) -> int:
+        """Samples taken so far."""
+        return self._pcm_end + self._n_incoming
+
+    def feed(self, pcm: Pcm) -> Iterator[Window | None]:
+        """Take the next samples and yield the windows that they complete."""
+        self._incoming.append(pcm)
+        self._n_incoming += pcm.shape[0]
+        if self._n_incoming < BLOCK_SAMPLES:
+            return
+        self._join()
+        if self._fits_one_window and self._pcm_end <= self._max_samples:
+            return
+        self._fits_one_window = False
+        while self._known_end + BLOCK_SAMPLES <= self._pcm_end:
+            self._detect(BLOCK_SAMPLES)
+            yield from self._complete_windows()
+            yield None
+
+    def finish(self) -> Iterator[Window | None]:
+        """Yield the windows of what is left, after the last `feed`."""
+        self._join()
+        if self._fits_one_window and self._pcm_end <= self._max_samples:
+            yield from clip_window(self._pcm, self._detector, self._vad, self._options)
+            return
+        while (left := self._pcm_end - self._known_end) > 0:
+            self._detect(min(left, BLOCK_SAMPLES))
+            yield from self._complete_windows()
+            yield None
+        if speech := runs(self._mask()):
+            speech_end = self._sample(speech[-1][1])
+            yield self._cut(min(self._pcm_end, self._options.tail_end(speech_end, self._pcm_end)))
+
+    def _join(self) -> None:
+        self._pcm = np.concatenate((self._pcm, *self._incoming))
+        self._incoming.clear()
+        self._n_incoming = 0
+
+    @property
+    def _pcm_end(self) -> int:
+        return self._base + int(self._pcm.shape[0])
+
+    @property
+    def _known_end(self) -> int:
+        """The sample up to which the detector has been; past the end by a frame at most."""
+        return self._base + self._probabilities.shape[0] * FRAME_SAMPLES
+
+    def _sample(self, frame: int) -> int:
+        return self._base + frame * FRAME_SAMPLES
+
+    def _spans(self, speech: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+        """Runs of frames as samples."""
+        return tuple((self._sample(first), self._sample(last)) for first, last in speech)
+
+    def _detect(self, n_samples: int) -> None:
+        start = self._known_end - self._base
+        fresh = self._stream.feed(self._pcm[start : start + n_samples])
+        self._probabilities = np.concatenate((self._probabilities, fresh))
+
+    def _mask(self) -> NDArray[np.bool_]:
+        """Speech by frame of the buffer; frames before `_start` belong to the last window."""
+        mask = speech_mask(self._probabilities, self._vad)
+        mask[: -(-(self._start - self._base) // FRAME_SAMPLES)] = False
+        return mask
+
+    def _complete_windows(self) -> Iterator[Window]:
+        """Yield every window whose end is certain, and drop the silence before the next."""
+        while True:
+            mask = self._mask()
+            self._skip_lead(mask)
+            mask = mask[mask.shape[0] - self._probabilities.shape[0] :]
+            silence = self._long_silence(mask)
+            if silence is not None:
+                yield self._cut_silence(*silence)
+            elif min(self._known_end, self._pcm_end) - self._start >= self._max_samples:
+                yield self._cut_full(mask)
+            else:
+                return
+
+    def _skip_lead(self, mask: NDArray[np.bool_]) -> None:
+        """Move the window's start up to shortly before its first speech."""
+        options = self._options
+        speech = np.flatnonzero(mask)
+        if speech.size:
+            first, lead_s = self._sample(int(speech[0])), options.max_lead_s
+        else:  # the last second or so stays: its soft sounds may turn out to begin a word
+            first, lead_s = min(self._known_end, self._pcm_end), options.drop_s
+        if first - self._start > samples(lead_s):
+            keep_s = options.pad_before_s if speech.size else options.drop_s
+            self._move_start(first - samples(keep_s))
+
+    def _long_silence(self, mask: NDArray[np.bool_]) -> tuple[int, int] | None:
+        """The first silence after speech that is long enough to end the window, in samples."""
+        options = self._options
+        speech = runs(mask)
+        following = [start for start, _ in speech[1:]] + [mask.shape[0]]
+        for (_, end), next_start in zip(speech, following, strict=False):
+            fill_s = (self._sample(end) - self._start) / SAMPLE_RATE
+            if fill_s * SAMPLE_RATE > self._max_samples:
+                return None
+            silence_s = (next_start - end) * FRAME_SAMPLES / SAMPLE_RATE
+            half_full = fill_s >= options.half_full_s
+            if silence_s >= (options.long_silence_s if half_full else options.skip_silence_s):
+                return self._sample(end), self._sample(next_start)
+        return None
+
+    def _cut_silence(self, start: int, end: int) -> Window:
+        """End the window in the silence from sample `start` to `end`."""
+        options = self._options
+        if end - start < samples(options.drop_s):
+            return self._cut((start + end) // 2)
+        limit = self._start + self._max_samples
+        window = self._cut(min(start + samples(options.pad_after_s), limit))
+        self._move_start(max(self._start, end - samples(options.pad_before_s)))
+        return window
+
+    def _cut_full(self, mask: NDArray[np.bool_]) -> Window:
+        """End a window that is full, in the best pause of its last seconds."""
+        options = self._options
+        limit = self._start + self._max_samples
+        earliest = limit - min(samples(options.search_s), self._max_samples // 2)
+        best, best_score = None, 0.0
+        for first, last in runs(~mask):
+            start, end = max(self._sample(first), earliest), min(self._sample(last), limit)
+            length_s = (end - start) / SAMPLE_RATE
+            if length_s < options.min_pause_s:
+                continue
+            lateness = (end - earliest) / (limit - earliest)
+            score = min(length_s, 1.0) + 0.3 * lateness
+            if score > best_score:
+                best, best_score = (start, end), score
+        if best is not None:
+            return self._cut_silence(*best)
+        return self._cut(self._quietest(earliest, limit))
+
+    def _quietest(self, start: int, end: int) -> int:
+        """The middle of the 0.2 s with the least energy and speech between two samples."""
+        hop, hops = SAMPLE_RATE // 100, 20  # 10 ms; 0.2 s
+        span = (end - start) // hop * hop
+        pcm = self._pcm[start - self._base :][:span].astype(np.float32)
+        energy = np.square(pcm).reshape(-1, hop).mean(axis=1) + 1.0  # [n]
+        box = np.ones(hops) / hops
+        level_db = 10 * np.log10(np.convolve(energy, box, "valid"))
+        at = start - self._base + np.arange(energy.shape[0]) * hop
+        speech = self._probabilities[at // FRAME_SAMPLES]
+        cost = level_db + 6.0 * np.convolve(speech, box, "valid")
+        cost -= np.arange(cost.shape[0]) * (0.3 * hop / SAMPLE_RATE)  # 0.3 dB for a second later
+        return start + (int(np.argmin(cost)) + hops // 2) * hop
+
+    def _cut(self, end: int) -> Window:
+        """Make the window from `_start` to `end`; the next one begins there."""
+        assert 0 < end - self._start <= self._max_samples, (self._start, end)
+        pcm = self._pcm[self._start - self._base : end - self._base]
+        first, last = (at - self._base for at in (self._start, end))
+        probabilities = self._probabilities[first // FRAME_SAMPLES : -(-last // FRAME_SAMPLES)]
+        is_faint = not is_sure(probabilities, self._vad)
+        speech = self._spans(runs(self._mask()))
+        window = Window(self._index, self._start, pcm, is_faint, speech)
+        self._index += 1
+        self._move_start(end)
+        return window
+
+    def _move_start(self, start: int) -> None:
+        """Begin the next window at `start`, and forget the whole frames before it."""
+        frames = max(0, start - self._base) // FRAME_SAMPLES
+        self._pcm = self._pcm[frames * FRAME_SAMPLES :]
+        self._probabilities = self._probabilities[frames:]
+        self._base += frames * FRAME_SAMPLES
+        self._start = start
