@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 from cluster.errors import ConfigurationError
@@ -13,6 +14,8 @@ from cluster.kv.nixl_agent import load_api
 from cluster.kv.nixl_wire import NixlWire
 from cluster.kv.transfer import TransferConfig
 from cluster.kv.wire import Wire
+
+_WIRES: dict[str, Callable[[TransferConfig], Wire]] = {"memory": MemoryWire, "nixl": NixlWire}
 
 
 def available_transport() -> Literal["nixl", "memory"]:
@@ -31,4 +34,4 @@ def make_wire(config: TransferConfig) -> Wire:
         ConfigurationError: the GPU's allocator does not suit the transport.
     """
     chosen = available_transport() if config.transport == "auto" else config.transport
-    return NixlWire(config) if chosen == "nixl" else MemoryWire(config)
+    return _WIRES[chosen](config)

@@ -111,7 +111,7 @@ class KVExporter:
         generation = self._counters.value(pages[0])
         lease = self._leases.open(pages)
         if len(self._leases) == 1:
-            self._woken.set()  # ends the idle wait: releases are to come
+            self._woken.set()  # ends the idle wait, since releases are to come
         unsigned = CrossKVHandle(
             request_id=request_id,
             window=window,
@@ -187,7 +187,7 @@ class KVExporter:
             self._free(pages)
 
     def _free(self, pages: Sequence[int]) -> None:
-        """The one way back. Counters first: once a page is free, its next owner may write."""
+        """The one way back. Counters go first: a free page may be written by its next owner."""
         self.pool.check_used(pages)
         self._counters.bump(pages)
         self.pool.release(pages)

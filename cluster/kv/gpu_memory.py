@@ -54,7 +54,7 @@ class GpuBudget:
 
 
 def gpu_budget(device: str, share: float = 1.0) -> GpuBudget | None:
-    """The current CUDA device's, of which this process has `share`; None on a CPU."""
+    """What is left of the current CUDA device, of which `share` is ours; None on a CPU."""
     if device == "cpu":
         return None
     free, total = torch.cuda.mem_get_info()
@@ -75,11 +75,11 @@ def pool_windows(
 
     Args:
         field: the setting's name, for messages.
-        asked: its value; 0 leaves it open.
-        most: what is of use, where it is left open.
-        window_bytes: of the pool, or of pools that hold equally many.
-        needs: bytes that the worker's other parts will take, by what they are.
-        portion: of the room, where it is left open and another pool comes after this one.
+        asked: the setting's value; 0 leaves the number open.
+        most: how many are of use, where the number is open.
+        window_bytes: of one window, in this pool or in all pools that hold equally many.
+        needs: bytes that the worker's other parts will take, by the name of the part.
+        portion: of the room left, for this pool, where the number is open and other pools follow.
 
     Raises:
         ConfigurationError: so many do not fit; with the figures.

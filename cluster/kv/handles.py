@@ -61,12 +61,5 @@ def verify(handle: CrossKVHandle, cluster_key: bytes) -> None:
         )
 
 
-def check_key(cluster_key: bytes) -> bytes:
-    """Refuse a key that signs nothing."""
-    if not isinstance(cluster_key, bytes) or not cluster_key:
-        raise ValueError("cluster_key must be non-empty bytes")
-    return cluster_key
-
-
 def _mac(handle: CrossKVHandle, cluster_key: bytes) -> bytes:
     return hmac.new(cluster_key, canonical_bytes(handle), hashlib.sha256).digest()

@@ -145,11 +145,6 @@ def make_exporters(
     )
 
 
-def landing_windows(kv_windows: int) -> int:
-    """What a decoder's landing pool holds."""
-    return min(kv_windows, LANDING_WINDOWS)
-
-
 def make_handoff_importer(
     checkpoint: Checkpoint, settings: Settings, device: str, name: str
 ) -> HandoffImporter:
@@ -167,7 +162,7 @@ def make_handoff_importer(
     states = served_states_layout(checkpoint, settings, device)
     importer = HandoffImporter(
         make(served_kv_layout(checkpoint, settings, device), kv_windows),
-        lambda: make(states, landing_windows(kv_windows)),
+        lambda: make(states, min(kv_windows, LANDING_WINDOWS)),
     )
     if settings.handoff != "cross_kv":
         importer.open_landing()

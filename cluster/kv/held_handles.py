@@ -62,19 +62,22 @@ class HeldHandles:
             self._fetching.discard(lease)
             return self._held.pop(lease, None) is not None
 
+    def let_go_of_waiting(self) -> list[CrossKVHandle]:
+        """Stop holding every handle that is not being fetched, and return them."""
+        with self._lock:
+            waiting = [lease for lease in self._held if lease not in self._fetching]
+            return [self._held.pop(lease) for lease in waiting]
+
+    def let_go_of_all(self) -> list[CrossKVHandle]:
+        """Stop holding every handle, and return them."""
+        with self._lock:
+            self._fetching.clear()
+            return [self._held.pop(lease) for lease in tuple(self._held)]
+
     def leases_of(self, agent: str) -> list[str]:
         """All leases held of one exporter."""
         with self._lock:
             return [lease for lease, handle in self._held.items() if handle.agent == agent]
-
-    def waiting_leases_of(self, agent: str) -> list[str]:
-        """The leases held of one exporter whose handles are not being fetched."""
-        with self._lock:
-            return [
-                lease
-                for lease, handle in self._held.items()
-                if handle.agent == agent and lease not in self._fetching
-            ]
 
     def agents(self) -> set[str]:
         """The exporters of all handles held."""

@@ -69,11 +69,6 @@ class KVImporter:
         return self._wire.transport
 
     @property
-    def n_held(self) -> int:
-        """Handles whose leases are being renewed."""
-        return len(self._held)
-
-    @property
     def projection_s(self) -> float:
         """Set by the decoder, and told to exporters with each release; see `ReadReport`."""
         return self._reader.projection_s

@@ -2,7 +2,7 @@
 
 A page of KV is page-major, `[layer, 2, page_frames, head, head_dim]` with all layers' K and V,
 contiguous, so that one page is one descriptor for a transfer and neighbouring pages coalesce. A
-page of states is a whole window, `[n_frames, n_state]`. Knows no torch and no transport.
+page of states is a whole window, `[n_frames, n_state]`. Nothing here needs torch or a transport.
 
 Example: 1500 frames in pages of 64 frames take 24 pages; the last holds 28 frames.
 """
@@ -22,7 +22,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FLOAT8: 1}
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What both ends of a hand-off must agree on, to the byte.
+    """The layout of cross-attention KV, on which both ends must agree to the byte.
 
     model: fingerprint of the checkpoint, so that equal shapes of other weights are refused.
     """
@@ -108,7 +108,7 @@ PageLayout = KVLayout | StatesLayout
 
 
 def window_bytes(layout: PageLayout) -> int:
-    """What one window takes, the unfilled end of its last page included."""
+    """Bytes that one window takes, with the unfilled end of its last page."""
     return layout.pages_per_window * layout.page_bytes
 
 

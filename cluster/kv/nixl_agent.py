@@ -3,7 +3,7 @@
 UCX and NIXL read the environment when they are loaded, so it is set before the import. The Python
 API hard-codes a progress delay of 0, which spins a core per agent; the agent is therefore made
 with a configuration class that keeps our delay. A progress thread must exist all the same: without
-one on both sides wiring-up hangs. Knows nothing of KV.
+one on both sides no connection comes about. This module knows nothing of KV.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ def load_api() -> ModuleType:
 def _logging_left_alone() -> Iterator[None]:
     """While open, nobody configures Python's logging.
 
-    NIXL does when it is imported, which closes the handlers of all others: Serve's log file of the
-    replica got nothing more, and a restarted controller, which asks for that file, took the replica
-    for broken and replaced it.
+    NIXL does so when it is imported, which closes the handlers of everybody else: the replica's log
+    file got nothing more, and a restarted Serve controller, which asks for that file, took the
+    replica for broken and replaced it.
     """
     real = logging.config.dictConfig
     logging.config.dictConfig = lambda config: None
@@ -82,7 +82,7 @@ def _logging_left_alone() -> Iterator[None]:
 
 
 def make_agent(name: str) -> Any:
-    """A `nixl_agent` with UCX, a lazy progress thread and locks fit for that thread."""
+    """A `nixl_agent` with UCX, and with a progress thread that does not spin."""
     api = load_api()
     config = api.nixl_agent_config(
         enable_prog_thread=True, sync_mode=api.nixl_thread_sync_t.NIXL_THREAD_SYNC_RW
@@ -93,7 +93,7 @@ def make_agent(name: str) -> Any:
 
 @contextlib.contextmanager
 def _progress_delay(api: ModuleType) -> Iterator[None]:
-    """While open, agents are made with PROGRESS_DELAY_US whatever the API assigns."""
+    """While open, agents are made with PROGRESS_DELAY_US, whatever the API assigns."""
     bindings = api.nixlBind
     real = bindings.nixlAgentConfig
 
@@ -115,10 +115,10 @@ def _progress_delay(api: ModuleType) -> Iterator[None]:
 
 
 class UcxLog:
-    """UCX's own log, kept in memory: the only place that says which transports it picked.
+    """UCX's own log, in a file in memory: only there it says which transports it picked.
 
-    It is read from where it was left; warnings and errors go on to Python's logging. Left alone
-    when the operator has set up UCX's logging himself.
+    Its warnings and errors are passed on to Python's logging. Nothing is done where the operator
+    has set up UCX's logging.
     """
 
     def __init__(self) -> None:
@@ -129,9 +129,9 @@ class UcxLog:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Point UCX at a file in memory, for as long as UCX is being loaded with an agent.
+        """Point UCX at the file while UCX is loaded, which the first agent does.
 
-        Not longer: a child process that inherited the variable would open what is not its own.
+        Not longer: a child process that inherits the variables would open a file of its parent.
         """
         own = {"UCX_LOG_LEVEL", "UCX_LOG_FILE"}
         if self._fd is not None or not hasattr(os, "memfd_create") or own & os.environ.keys():
@@ -181,7 +181,7 @@ def _bulk_lanes(config: str) -> str:
 
 
 def warn_if_slow(lanes: str) -> None:
-    """Log when a GPU's KV is moved past NVLink and RDMA: UCX falls back without a word."""
+    """Log when a GPU's KV moves by neither NVLink nor RDMA: UCX falls back silently."""
     if not set(lanes.split("+")) & _FAST_FOR_GPUS:
         logger.warning(
             "KV moves between GPU pools by %s, neither NVLink (cuda_ipc) nor RDMA: look at "

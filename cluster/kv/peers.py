@@ -8,7 +8,7 @@ importer's thread only; knows nothing of pages.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,6 +19,7 @@ from cluster.kv.notifications import release_message, renewal_messages
 from cluster.kv.transfer import TransferConfig
 from cluster.kv.wire import Wire
 from cluster.logs import log_fields
+from cluster.messages import CrossKVHandle
 
 logger = logging.getLogger(__name__)
 
@@ -87,20 +88,10 @@ class Peers:
         if peer.lost and peer.in_flight == 0 and self._peers.get(peer.agent) is peer:
             self._remove(peer)
 
-    def release(self, agent: str, lease: str) -> None:
-        """Tell the exporter that a lease is not wanted any more, if it can be told."""
-        if peer := self._peers.get(agent):
-            self._notify(peer, release_message(lease))
-
-    def release_waiting(self) -> None:
-        """Let go of every handle that is not being fetched."""
-        for agent in tuple(self._peers):
-            self._release_all(agent, self._held.waiting_leases_of(agent))
-
-    def release_all(self) -> None:
-        """Let go of every handle held."""
-        for agent in tuple(self._peers):
-            self._release_all(agent, self._held.leases_of(agent))
+    def release(self, handle: CrossKVHandle) -> None:
+        """Tell the exporter that a handle is not wanted any more, if it can be told."""
+        if peer := self._peers.get(handle.agent):
+            self._notify(peer, release_message(handle.lease))
 
     def renew(self, now: float) -> None:
         """Renew the leases of each peer whose renewal is due."""
@@ -119,11 +110,6 @@ class Peers:
     def clear(self) -> None:
         """Forget all, before the wire is closed."""
         self._peers.clear()
-
-    def _release_all(self, agent: str, leases: Iterable[str]) -> None:
-        for lease in leases:
-            self._held.let_go(lease)
-            self.release(agent, lease)
 
     def _notify(self, peer: Peer, message: bytes) -> None:
         if not peer.lost:

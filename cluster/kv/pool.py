@@ -1,8 +1,8 @@
-"""A worker's page pool: one block of memory, and who holds which page of it.
+"""A worker's page pool: one block of memory, and a table of which page is in use.
 
 A page is free, used (one owner took it by `allocate`) or quarantined (its owner gave it up, but
 a transfer may still write to it). `release` is the only way back to free; lifting a quarantine
-goes through it too. Knows nothing of leases, transfers or sequences. Thread-safe.
+goes through it too. A pool knows nothing of leases, transfers or sequences. It is thread-safe.
 
 On a CPU the memory is an anonymous mapping (page-aligned, advised to use huge pages, committed on
 first touch); on a GPU it is one torch allocation. It lives as long as the pool object does.
@@ -106,7 +106,7 @@ class PagePool:
             return pages
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give used pages back. All or nothing.
+        """Give used pages back: either all of them or, when this raises, none.
 
         Raises:
             RuntimeError: a page is not in use (freed twice, quarantined, or named twice).
@@ -139,7 +139,7 @@ class PagePool:
     def check_integrity(self, n_used: int = 0) -> None:
         """Raise RuntimeError unless exactly `n_used` pages are out and every count agrees.
 
-        The default is what holds whenever a worker is idle: each page is free or quarantined.
+        With the default this holds whenever a worker is idle: no page is in use.
         """
         with self._freed:
             free = self._state.count(_FREE)

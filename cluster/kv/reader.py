@@ -122,7 +122,7 @@ class Reader:
 
     def release(self, handle: CrossKVHandle) -> None:
         """Tell the exporter that a handle is not wanted any more."""
-        self._peers.release(handle.agent, handle.lease)
+        self._peers.release(handle)
 
     def step(self) -> None:
         """Poll what is in flight, and renew what is due."""
@@ -139,13 +139,15 @@ class Reader:
         """Release every lease, give reads in flight a moment, then end them with the wire."""
         self._closed = True
         try:
-            self._peers.release_waiting()
+            for handle in self._held.let_go_of_waiting():
+                self.release(handle)
             for _ in range(round(CLOSE_GRACE_S / POLL_S)):
                 if not self._reads:
                     break
                 self._poll_all()
                 time.sleep(POLL_S)
-            self._peers.release_all()
+            for handle in self._held.let_go_of_all():
+                self.release(handle)
         finally:
             self._peers.clear()
             self._wire.close()

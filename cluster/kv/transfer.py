@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster.kv.handles import check_key
 from cluster.settings import Transport
 
 LEASE_S = 10.0  # from publication, or from the last renewal
@@ -23,14 +22,11 @@ RENEW_S = 3.0  # how often a decoder renews all its leases of a peer
 class TransferConfig:
     """What all exporters and importers of one worker are made with, whatever their payload.
 
-    cluster_key: signs handles; it is the same in all workers of a cluster.
+    cluster_key: signs handles; it is the same in all workers of a cluster, and not empty.
     name: role and replica, as in "encoder-0"; an agent's name begins with it.
     device: where the pools lie, "cpu" or "cuda".
     clock: monotonic seconds, for leases, deadlines and reports.
     randbits: a random integer of so many bits, for lease ids, agent names and first generations.
-
-    Raises:
-        ValueError: the key is empty.
     """
 
     cluster_key: bytes = field(repr=False)
@@ -44,7 +40,8 @@ class TransferConfig:
     randbits: Callable[[int], int] = secrets.randbits
 
     def __post_init__(self) -> None:
-        check_key(self.cluster_key)
+        if not isinstance(self.cluster_key, bytes) or not self.cluster_key:
+            raise ValueError("cluster_key must be non-empty bytes")
 
     def new_agent_name(self) -> str:
         """A name that no other process has, nor this one after a restart."""

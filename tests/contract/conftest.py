@@ -75,9 +75,11 @@ def make_host(
     environment |= {"CONTRACT_DEVICE": device()}
 
     def make(n_windows: int = 4, lease_s: float = LEASE_S, kind: str = "exporter") -> Any:
-        args = (payload, n_windows, lease_s) if kind == "exporter" else (payload,)
+        args: tuple[Any, ...] = (transport, payload)
+        if kind == "exporter":
+            args += (n_windows, lease_s)
         if transport == "memory":
-            hosts.append(LocalHost("memory", *args))
+            hosts.append(LocalHost(*args))
         else:
             taken.append(processes.pop() if processes else WorkerProcess())
             hosts.append(ProcessHost(taken[-1], kind, environment, *args))

@@ -236,7 +236,7 @@ class ProcessHost:
         self, process: WorkerProcess, kind: str, environment: dict[str, str], *args: Any
     ) -> None:
         self._process = process
-        process.call(kind, environment, "nixl", *args)
+        process.call(kind, environment, *args)
 
     def __getattr__(self, name: str) -> Any:
         return lambda *args: self._process.call(name, *args)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from cluster.errors import HandleRefusedError
-from cluster.kv.handles import canonical_bytes, check_key, sign, verify
+from cluster.kv.handles import canonical_bytes, sign, verify
+from cluster.kv.transfer import TransferConfig
 from cluster.messages import CrossKVHandle
 
 KEY = b"key"
@@ -91,4 +92,4 @@ def test_the_signed_text_is_unambiguous_and_stable() -> None:
 @pytest.mark.parametrize("key", [b"", "text", None])
 def test_an_empty_key_is_refused(key: Any) -> None:
     with pytest.raises(ValueError, match="cluster_key"):
-        check_key(key)
+        TransferConfig(key, "encoder")

@@ -11,11 +11,12 @@ import torch
 
 from cluster.errors import HandleRefusedError, WorkerDrainingError
 from cluster.kv.handles import sign
-from cluster.kv.handoff import HandoffImporter, landing_windows, make_exporters
+from cluster.kv.handoff import HandoffImporter, make_exporters, make_handoff_importer
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, StatesLayout
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import open_checkpoint
+from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.kv_ends import MemoryExporter, memory_importer
@@ -165,17 +166,29 @@ def test_the_setting_says_which_exporters_there_are() -> None:
         "auto": ["cross_kv", "encoder_states"],
     }
     for mode, payloads in expected.items():
-        flags = {
-            "handoff": mode,
-            "transport": "memory",
-            "cluster_key": "k",
-            "encoder": {"export_windows": 2},
-        }
-        settings = load_settings(flags=flags, environ={})
+        settings = settings_of(mode, encoder={"export_windows": 2})
         exporters = make_exporters(checkpoint, settings, "cpu", "encoder")
         assert [one.layout.payload for one in exporters] == payloads
         assert [one.pool.n_pages for one in exporters] == [2] * len(payloads)
         for one in exporters:
             one.close()
-    assert landing_windows(3) == 3
-    assert landing_windows(500) == 32
+
+
+@pytest.mark.parametrize(
+    ("mode", "kv_windows", "landing"),
+    [("cross_kv", 2, None), ("auto", 2, 2), ("encoder_states", 33, 32)],
+)
+def test_the_setting_says_whether_a_landing_pool_is_open(
+    mode: str, kv_windows: int, landing: int | None
+) -> None:
+    checkpoint = open_checkpoint(str(cached_checkpoint()))
+    settings = settings_of(mode, decoder={"kv_windows": kv_windows})
+    importer = make_handoff_importer(checkpoint, settings, "cpu", "decoder")
+    assert importer.pool.n_pages == kv_windows
+    assert (importer.landing_pool and importer.landing_pool.n_pages) == landing
+    importer.close()
+
+
+def settings_of(mode: str, **roles: Any) -> Settings:
+    flags = {"handoff": mode, "transport": "memory", "cluster_key": "k", **roles}
+    return load_settings(flags=flags, environ={})

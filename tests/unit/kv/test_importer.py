@@ -3,89 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 
-from cluster.errors import KVLostError, PeerLostError, WorkerDrainingError
+from cluster.errors import (
+    KVLostError,
+    PeerLostError,
+    WorkerDrainingError,
+)
 from cluster.kv.handles import sign
 from cluster.kv.held_handles import LOST_S, HeldHandles
 from cluster.kv.importer import KVImporter
-from cluster.kv.layout import KVLayout
 from cluster.kv.notifications import parse_notification
-from cluster.kv.pool import PagePool
 from cluster.kv.transfer import TransferConfig
-from cluster.kv.wire import Descriptor
-from cluster.messages import CrossKVHandle
 from tests.support.kv_ends import MemoryExporter, memory_importer
+from tests.support.stub_wire import KEY, LAYOUT, StubWire, make_handle
 
-LAYOUT = KVLayout("importer", 1, 1, 4, 10, 5, "float32")
-KEY = b"key"
 DEADLINE_S = 30.0
-
-
-class StubWire:
-    """Reads end when `done` says so; operations raise `error` when it is set."""
-
-    transport = "stub"
-    agent = "stub"
-    metadata = b""
-
-    def __init__(self) -> None:
-        self.done = True
-        self.error: Exception | None = None
-        self.n_reads = 0
-        self.sent: list[bytes] = []
-        self.connected: list[str] = []
-        self.disconnected: list[str] = []
-
-    def _operate(self) -> object:
-        if self.error is not None:
-            raise self.error
-        return object()
-
-    def open(self, pool: PagePool, counters: NDArray[np.uint64]) -> None:
-        self.landing = counters
-
-    def drain(self) -> Sequence[bytes]:
-        return ()
-
-    def connect(self, agent: str, metadata: bytes) -> None:
-        self.connected.append(agent)
-
-    def disconnect(self, agent: str) -> None:
-        self.disconnected.append(agent)
-
-    def read_pages(self, agent: str, descs: Sequence[Descriptor]) -> object:
-        self.n_reads += 1
-        return self._operate()
-
-    def read_counter(self, agent: str, local: int, remote: int, notification: bytes) -> object:
-        self.n_reads += 1
-        self.landing[:] = 7
-        return self._operate()
-
-    def poll(self, read: object) -> bool:
-        self._operate()
-        return self.done
-
-    def notify(self, agent: str, payload: bytes) -> None:
-        self.sent.append(payload)
-
-    def close(self) -> None:
-        pass
-
-
-def make_handle(lease: int = 1, agent: str = "encoder-0") -> CrossKVHandle:
-    addresses = (0, LAYOUT.page_bytes)
-    unsigned = CrossKVHandle(
-        "r", 0, 0, agent, b"", LAYOUT.hash, addresses, LAYOUT.page_bytes, 10, 0, 7,
-        f"{lease:032x}", 10.0,
-    )  # fmt: skip
-    return sign(unsigned, KEY)
 
 
 @pytest.fixture
@@ -126,7 +62,7 @@ def test_callers_mistakes_are_told_at_once(importer: KVImporter) -> None:
     importer.drop(make_handle(9))  # never accepted
     with pytest.raises(KVLostError, match="fetched or dropped"):
         importer.fetch(handle, pages).result(DEADLINE_S)
-    assert importer.n_held == 0
+    assert len(importer._held) == 0
 
 
 def test_a_handle_is_fetched_once_at_a_time(importer: KVImporter, wire: StubWire) -> None:

@@ -1,0 +1,83 @@
+"""The reader on the test's own thread and clock: no second passes, whatever the timeouts are."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import pytest
+
+from cluster.errors import PeerLostError, TransferTimeoutError
+from cluster.kv.held_handles import HeldHandles
+from cluster.kv.peers import IDLE_PEER_S
+from cluster.kv.pool import PagePool
+from cluster.kv.reader import Fetch, Reader
+from cluster.kv.transfer import RENEW_S, TransferConfig
+from cluster.messages import CrossKVHandle
+from tests.support.stub_wire import KEY, LAYOUT, StubWire, make_handle
+
+
+@dataclass
+class Bench:
+    """A reader over a stub."""
+
+    wire: StubWire = field(default_factory=StubWire)
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        config = TransferConfig(KEY, "decoder", clock=lambda: self.now)
+        self.pool = PagePool(LAYOUT, 8)
+        self.held = HeldHandles(config.clock)
+        self.reader = Reader(self.pool, self.wire, self.held, config)
+        self.reader.open()
+
+    def begin(self, handle: CrossKVHandle) -> Fetch:
+        """Accept the handle, and post the read of its payload."""
+        self.held.hold(handle)
+        self.held.begin_fetch(handle)
+        pages = self.pool.allocate(2)
+        assert pages is not None
+        fetch = Fetch(handle, pages, Future())
+        self.reader.start(fetch)
+        return fetch
+
+
+@pytest.fixture
+def bench() -> Bench:
+    return Bench()
+
+
+def test_a_read_is_overdue_by_the_clock_that_it_is_given(bench: Bench) -> None:
+    """Its pages are in quarantine, and its peer suspect, until the read ends."""
+    bench.wire.done = False
+    fetch = bench.begin(make_handle(1))
+    bench.now += 9.9
+    bench.reader.step()
+    assert not fetch.future.done()
+    bench.now += 0.1
+    bench.reader.step()
+    assert isinstance(fetch.future.exception(0), TransferTimeoutError)
+    assert bench.pool.n_quarantined == 2
+    with pytest.raises(PeerLostError, match="overdue"):
+        bench.held.hold(make_handle(2))
+    bench.wire.done = True
+    bench.reader.step()
+    bench.pool.check_integrity()
+    bench.held.hold(make_handle(2))
+
+
+def test_leases_are_renewed_and_idle_peers_forgotten_by_the_clock(bench: Bench) -> None:
+    bench.begin(make_handle(1)).future.result(0)
+    bench.held.hold(make_handle(2))
+    assert bench.reader.wait_s() == RENEW_S
+    bench.reader.step()
+    assert bench.wire.sent == []
+    bench.now += RENEW_S
+    bench.reader.step()
+    assert bench.wire.sent == [b"REN:" + make_handle(2).lease.encode()]
+    bench.held.let_go(make_handle(2).lease)
+    assert bench.reader.wait_s() is None
+    bench.now += IDLE_PEER_S + 1.0
+    bench.begin(make_handle(3, "encoder-1")).future.result(0)
+    assert bench.wire.connected == ["encoder-0", "encoder-1"]
+    assert bench.wire.disconnected == ["encoder-0"]
