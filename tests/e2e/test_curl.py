@@ -1,4 +1,4 @@
-"""The examples of README.md and /docs, run as they stand against a running cluster.
+"""The examples of README.md, configs/README.md and /docs, run as they stand against a cluster.
 
 Only the server's address is replaced, and the files that they name are put where they run.
 """
@@ -23,7 +23,7 @@ from tests.support.sounds import encode_as, joined, write_wav
 from tests.support.speech import pcm_of
 
 ROOT = Path(__file__).resolve().parents[2]
-README = (ROOT / "README.md").read_text()
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "configs/README.md")}
 ADDRESS = re.compile(r"https?://(?:localhost|127\.0\.0\.1|10\.0\.0\.10):8000")  # or a cluster's
 RUN_S = 120
 
@@ -68,8 +68,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_curl
-@pytest.mark.parametrize("command", curl_lines(README, "console"))
-def test_each_curl_line_of_the_readme_answers_with_a_text(
+@pytest.mark.parametrize(
+    "command", [line for text in PAGES.values() for line in curl_lines(text, "console")]
+)
+def test_each_curl_line_of_the_pages_answers_with_a_text(
     server: Server, folder: Path, command: str
 ) -> None:
     assert json.loads(run(command, server.url, folder))["text"]
@@ -87,16 +89,21 @@ def test_each_curl_line_of_the_docs_answers_with_a_text(server: Server, folder: 
     assert any(answer.rstrip().endswith("data: [DONE]") for answer in answers.values())
 
 
-def test_the_python_of_the_readme_runs(server: Server, folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("page", "printed"),
+    [("README.md", r"^\d+\.\d+ \d+\.\d+  ?\S"), ("configs/README.md", r"^\S.*\w")],
+    ids=list(PAGES),
+)
+def test_the_python_of_a_page_runs(server: Server, folder: Path, page: str, printed: str) -> None:
     """All its blocks one after the other, as a reader would paste them."""
-    examples = [block for block in blocks(README, "python") if "client" in block]
+    examples = blocks(PAGES[page], "python")
     assert examples
     script = ADDRESS.sub(server.url, "\n".join(examples))
     done = subprocess.run(
         [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=RUN_S
     )
     assert done.returncode == 0, done.stderr
-    assert re.search(r"^\d+\.\d+ \d+\.\d+  ?\S", done.stdout, re.MULTILINE), done.stdout
+    assert re.search(printed, done.stdout, re.MULTILINE), done.stdout
 
 
 @needs_curl
