@@ -25,7 +25,7 @@ INT16_SCALE = 32_768.0
 _HALF = N_FFT // 2  # a frame looks 200 samples to each side of its middle
 _FLOOR = 1e-10  # power below which the logarithm is cut
 _LOG_FLOOR = -10.0  # log10 of it: every frame that sees only padding
-RANGE = 8.0  # decades kept below the maximum
+_RANGE = 8.0  # decades kept below the maximum
 
 
 class LogMel:
@@ -100,6 +100,14 @@ class LogMel:
         return torch.from_numpy(pcm).to(self.device)
 
 
+def scaled(log_power: Tensor, peak: Tensor) -> Tensor:
+    """Whisper's range: what is more than 8 decades below the peak is raised to there.
+
+    log_power [B, n_mels, frames], peak [B]; returns the shape of log_power.
+    """
+    return (torch.maximum(log_power, (peak - _RANGE)[:, None, None]) + 4.0) / 4.0
+
+
 def _frames_needed(window: NDArray[Any], file_mel: FileMel | None) -> int:
     """Frames to compute: 400 samples see the window's last one and more, up to its last frame."""
     with_edges = -(-(len(window) + N_FFT) // HOP_LENGTH)
@@ -119,7 +127,7 @@ def _reflect_end(row: NDArray[np.float32]) -> None:
 def _scale_window(row: Tensor, frames: Tensor) -> None:
     """Write a window that stands for itself; frames [n_mels, n], of padding from some point on."""
     own = frames[:, :N_FRAMES]
-    floor = own.max() - RANGE
+    floor = own.max() - _RANGE
     row[:, : own.shape[1]] = torch.maximum(own, floor)
     row[:, own.shape[1] :] = floor.clamp(min=_LOG_FLOOR)
     row.add_(4.0).div_(4.0)
@@ -129,7 +137,7 @@ def _scale_slice(row: Tensor, frames: Tensor, file_mel: FileMel) -> None:
     """Write a slice of a file; what lies behind it stays 0.0."""
     first = file_mel.n_before // HOP_LENGTH
     own = frames[:, first : first + file_mel.n_frames]
-    floor = file_mel.log_max - RANGE
+    floor = file_mel.log_max - _RANGE
     filled = row[:, : file_mel.n_frames]
     filled[:, : own.shape[1]] = own.clamp(min=floor)
     filled[:, own.shape[1] :] = max(floor, _LOG_FLOOR)

@@ -26,17 +26,16 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from cluster.demo.recipe.word_errors import WordErrors, total
 from cluster.messages import Pcm
 from cluster.model.checkpoint import open_checkpoint
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.request import RequestTranscriber
 from tests.support.long_recordings import (
     Recording,
-    WordErrors,
     errors_by_sentence,
     long_set,
     missing_voices,
-    total,
 )
 from tests.support.transcribers import float32_transcriber, ours, theirs
 
@@ -70,9 +69,9 @@ class Result:
             "kind": self.kind,
             "wer": round(self.errors.wer, 2),
             "words": self.errors.words,
-            "mistaken": self.errors.mistaken,
-            "lost": self.errors.lost,
-            "added": self.errors.added,
+            "substitutions": self.errors.substitutions,
+            "deletions": self.errors.deletions,
+            "insertions": self.errors.insertions,
             "rtfx": round(self.audio_s / self.wall_s, 1),
         }
 
@@ -148,7 +147,7 @@ def print_table(results: list[Result]) -> None:
     for result in results[: len(KINDS)]:
         print(f"ceiling, {result.kind}: {result.errors.wer:.2f} % ({result.way})")
     table = Table(title="long recordings: word error rate in %, and what it is made of")
-    for column in ("way", "kind", "WER", "words", "mistaken", "lost", "added", "RTFx"):
+    for column in ("way", "kind", "WER", "words", "substituted", "deleted", "inserted", "RTFx"):
         table.add_column(column, no_wrap=True)
     for result in results:
         row = result.as_json()

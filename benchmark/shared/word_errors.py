@@ -1,47 +1,21 @@
 """Word error rates as Whisper's authors count them: their normaliser, then the words.
 
-Substitutions, deletions and insertions over the words said; a request that failed has lost every
-word. Intervals are by bootstrap over clips, so two runs over the same clips are compared pair by
-pair. Knows texts, nothing of where they come from.
+A request that failed has lost every word. Intervals are by bootstrap over clips, so two runs over
+the same clips are compared pair by pair. Knows texts, nothing of where they come from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-import jiwer
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.demo.recipe.word_errors import WordErrors, count_errors, total
+
+__all__ = ["WordErrors", "count", "difference", "interval", "normaliser", "total"]
+
 N_RESAMPLES = 5000
-
-
-@dataclass(frozen=True, slots=True)
-class WordErrors:
-    """Of one clip, or summed over several."""
-
-    words: int = 0
-    substitutions: int = 0
-    deletions: int = 0
-    insertions: int = 0
-
-    def __add__(self, other: WordErrors) -> WordErrors:
-        return WordErrors(
-            self.words + other.words,
-            self.substitutions + other.substitutions,
-            self.deletions + other.deletions,
-            self.insertions + other.insertions,
-        )
-
-    @property
-    def errors(self) -> int:
-        return self.substitutions + self.deletions + self.insertions
-
-    @property
-    def wer(self) -> float:
-        """In percent of the words said; more than 100 where more was invented than said."""
-        return 100 * self.errors / max(1, self.words)
 
 
 def normaliser(language: str | None) -> Callable[[str], str]:
@@ -56,13 +30,7 @@ def normaliser(language: str | None) -> Callable[[str], str]:
 
 def count(reference: str, heard: str | None, normalise: Callable[[str], str]) -> WordErrors:
     """The errors of one transcript; None: the request failed."""
-    said = normalise(reference)
-    found = jiwer.process_words(said, normalise(heard or ""))
-    return WordErrors(len(said.split()), found.substitutions, found.deletions, found.insertions)
-
-
-def total(counted: Sequence[WordErrors]) -> WordErrors:
-    return sum(counted, WordErrors())
+    return count_errors(normalise(reference), normalise(heard or ""))
 
 
 def interval(counted: Sequence[WordErrors]) -> tuple[float, float]:

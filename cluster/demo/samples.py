@@ -17,3 +17,8 @@ def sample_path(name: str) -> Path:
 def sample_text(name: str) -> str:
     """What is said in it."""
     return (_FOLDER / f"{name}.txt").read_text().strip()
+
+
+def words_of(text: str) -> list[str]:
+    """Its words, in lowercase and without punctuation."""
+    return "".join(c if c.isalnum() or c == "'" else " " for c in text.lower()).split()

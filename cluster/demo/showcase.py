@@ -13,7 +13,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster.demo.samples import SAMPLES, sample_path, sample_text
+from cluster.demo.samples import SAMPLES, sample_path, sample_text, words_of
 from cluster.serve.launch import running_cluster
 from cluster.settings_sources import load_settings
 
@@ -74,7 +74,7 @@ def _transcribe(client: Any, name: str, out: Console) -> Row:
 
 def verdict(spoken: str, heard: str) -> str:
     """Whether the words are the same, else which ones are not."""
-    said, got = _words(spoken), _words(heard)
+    said, got = words_of(spoken), words_of(heard)
     changes = [
         f"{' '.join(got[b0:b1]) or 'nothing'} for {' '.join(said[a0:a1]) or 'nothing'}"
         for tag, a0, a1, b0, b1 in SequenceMatcher(None, said, got, autojunk=False).get_opcodes()
@@ -106,7 +106,3 @@ def _timing_table(rows: list[Row]) -> Table:
         cells = [f"{stages.get(stage, 0.0):.1f}" for stage in STAGES]
         table.add_row(name, *cells, f"{1000 * wall_s:.0f}", f"{audio_s / wall_s:.1f}")
     return table
-
-
-def _words(text: str) -> list[str]:
-    return "".join(c if c.isalnum() or c == "'" else " " for c in text.lower()).split()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from cluster.messages import MEL_CONTEXT_SAMPLES, WINDOW_SAMPLES, FileMel
 from cluster.model.checkpoint import HOP_LENGTH, N_FFT
-from encoder_worker.mel import INT16_SCALE, N_FRAMES, RANGE, LogMel
+from encoder_worker.mel import INT16_SCALE, N_FRAMES, LogMel, scaled
 
 _HALF = N_FFT // 2
 _FRAMES = N_FRAMES + MEL_CONTEXT_SAMPLES // HOP_LENGTH  # 3002: up to two of context in front
@@ -54,9 +54,8 @@ class FixedLogMel:
         index = (first[:, None] + self._frames)[:, None].expand(-1, log_mel.shape[1], -1)
         own = log_mel.gather(2, index.long())  # [B, mels, 3000]
         peak = torch.where(sliced[:, 0], bits.view(torch.float32), own.amax((1, 2)))
-        scaled = (torch.maximum(own, (peak - RANGE)[:, None, None]) + 4.0) / 4.0
-        heard = self._frames < n_frames[:, None]
-        return scaled.where(heard[:, None], scaled.new_zeros(()))
+        heard = (self._frames < n_frames[:, None])[:, None]
+        return scaled(own, peak).where(heard, own.new_zeros(()))
 
 
 def _with_edges(x: Tensor, sliced: Tensor) -> Tensor:

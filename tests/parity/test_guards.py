@@ -21,8 +21,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
-from cluster.demo.recipe.scores import words_of
-from cluster.demo.samples import sample_path, sample_text
+from cluster.demo.samples import sample_path, sample_text, words_of
 from cluster.messages import SAMPLE_RATE, Pcm, QualityGates
 from cluster.model.checkpoint import open_checkpoint
 from router.api.params import TranscriptionParams

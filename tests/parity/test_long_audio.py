@@ -16,6 +16,7 @@ import pytest_asyncio
 from rich.console import Console
 from rich.table import Table
 
+from cluster.demo.recipe.word_errors import WordErrors, total
 from cluster.messages import Pcm
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.cutter import WindowCutter
@@ -26,12 +27,10 @@ from router.transcript import Transcript
 from tests.support.long_recordings import (
     Recording,
     Sentence,
-    WordErrors,
     errors_by_sentence,
     long_set,
     make_recording,
     missing_voices,
-    total,
 )
 from tests.support.transcribers import float32_transcriber, ours
 
@@ -180,8 +179,8 @@ async def test_no_words_are_lost_or_doubled_at_cuts(
 ) -> None:
     mine = [one for one in heard["parallel"] if one.recording.name.startswith(kind)]
     at_cuts, elsewhere = total(one.at_cuts for one in mine), total(one.elsewhere for one in mine)
-    usual = (elsewhere.lost + elsewhere.added) / elsewhere.words
-    n_more = at_cuts.lost + at_cuts.added - usual * at_cuts.words
+    usual = (elsewhere.deletions + elsewhere.insertions) / elsewhere.words
+    n_more = at_cuts.deletions + at_cuts.insertions - usual * at_cuts.words
     assert n_more <= WORDS_AT_A_CUT[kind] * sum(len(one.cuts_s) for one in mine), (
         at_cuts,
         elsewhere,

@@ -9,7 +9,6 @@ same samples.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -18,8 +17,10 @@ import numpy as np
 
 from cluster.demo.recipe import corpus
 from cluster.demo.recipe.examples import Example, ExampleMaker
-from cluster.demo.recipe.scores import words_of
 from cluster.demo.recipe.synthesis import EDGE_FRAMES, FRAME_S, Manner, SynthesisError, Synthesizer
+from cluster.demo.recipe.wav import to_pcm
+from cluster.demo.recipe.word_errors import WordErrors
+from cluster.demo.samples import words_of
 from cluster.messages import SAMPLE_RATE, Pcm
 
 EDGE_S = EDGE_FRAMES * FRAME_S  # around each sentence: all that stays of a pause that is glued
@@ -92,43 +93,12 @@ def make_recording(seconds: float, *, glued: bool = False) -> Recording:
         sentences += [Sentence(s + shift_s, e + shift_s, text) for s, e, text in example.segments]
         pieces.append(piece)
         end_s += len(piece) / SAMPLE_RATE
-    audio = np.clip(np.concatenate(pieces), -1.0, 1.0)
-    return Recording(name, (audio * 32_767).astype(np.int16), tuple(sentences))
+    return Recording(name, to_pcm(np.concatenate(pieces)), tuple(sentences))
 
 
 def _span(example: Example) -> tuple[float, float]:
     """From shortly before the first sound to shortly after the last."""
     return example.segments[0][0] - EDGE_S, example.segments[-1][1] + EDGE_S
-
-
-# ------------------------------------------------------------------------------ word errors
-
-
-@dataclass(frozen=True, slots=True)
-class WordErrors:
-    """Of `words` that were said: how many were taken for others, lost, and added."""
-
-    words: int = 0
-    mistaken: int = 0
-    lost: int = 0
-    added: int = 0
-
-    def __add__(self, other: WordErrors) -> WordErrors:
-        return WordErrors(
-            self.words + other.words,
-            self.mistaken + other.mistaken,
-            self.lost + other.lost,
-            self.added + other.added,
-        )
-
-    @property
-    def wer(self) -> float:
-        """In percent."""
-        return 100 * (self.mistaken + self.lost + self.added) / max(1, self.words)
-
-
-def total(errors: Iterable[WordErrors]) -> WordErrors:
-    return sum(errors, WordErrors())
 
 
 def errors_by_sentence(recording: Recording, heard: str) -> list[WordErrors]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import uuid
-import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +12,8 @@ import numpy as np
 import torch
 import whisper
 
-from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.demo.recipe.wav import wav_bytes
+from cluster.messages import Pcm
 from cluster.serve.app import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
@@ -41,11 +41,7 @@ async def ours(
 ) -> TranscriptionResult:
     """Send int16 [n_samples] at 16 kHz as a file, which is written into `folder`."""
     file = folder / f"{uuid.uuid4()}.wav"
-    with wave.open(str(file), "wb") as wav:
-        wav.setnchannels(1)
-        wav.setsampwidth(2)
-        wav.setframerate(SAMPLE_RATE)
-        wav.writeframes(pcm.tobytes())
+    file.write_bytes(wav_bytes(pcm))
     try:
         return await transcriber.transcribe(file, params, request_context(seconds=NO_DEADLINE_S))
     finally:

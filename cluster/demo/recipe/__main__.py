@@ -17,7 +17,7 @@ from rich.console import Console
 from cluster.demo.recipe import make_samples
 from cluster.demo.recipe.export import CHECKPOINT, export
 from cluster.demo.recipe.speech_store import make_store
-from cluster.demo.recipe.train import MINUTES, PEAK_LR, resume_or_start, train
+from cluster.demo.recipe.train import Schedule, resume_or_start, train
 
 
 def main() -> None:
@@ -25,19 +25,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for speech and state")
     parser.add_argument("--out", type=Path, default=CHECKPOINT)
-    parser.add_argument("--minutes", type=float, default=MINUTES)
     parser.add_argument("--shards", type=int, default=20, help="of 2,000 utterances")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--again", action="store_true", help="a new schedule on the old weights")
-    parser.add_argument("--start-from", type=Path, help="checkpoint to start from without a state")
+    Schedule.add_flags(parser)
     arguments = parser.parse_args()
     console = Console(soft_wrap=True)
     cores = os.cpu_count() or 1
     torch.set_num_threads(cores)
     make_store(arguments.work / "speech", arguments.shards, arguments.seed, cores)
-    trainer = resume_or_start(
-        arguments.work, arguments.minutes, PEAK_LR, 0.0, arguments.again, arguments.start_from
-    )
+    trainer = resume_or_start(arguments.work, Schedule.of(arguments))
     train(trainer, console, check_every_s=900)
     console.print(f"wrote {export(arguments.work, arguments.out)}")
     is_bundled = arguments.out.resolve() == CHECKPOINT.resolve()

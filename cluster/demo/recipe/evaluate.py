@@ -2,12 +2,12 @@
 
     python -m cluster.demo.recipe.evaluate [--checkpoint DIR] [--json FILE]
 
-Sets from a seed that training never used: made sentences, words in free order, both by voices that
-training never heard, sentences of shapes that the corpus cannot make (`shapes.txt`), windows of 20
-to 30 s with several sentences, and windows without speech. Word error rates are on normalised text:
-lowercase, no punctuation. Each set is decoded greedily by the model alone, with timestamps and
-without, and then as it is served: through audio workers, encoder and decoder, with the server's
-defaults. Segment times are the served ones.
+The sets are from a seed that training never used: made sentences, words in free order, both by
+voices that training never heard, sentences of shapes that the corpus cannot make (`shapes.txt`),
+windows of 20 to 30 s with several sentences, and windows without speech. Word error rates are on
+normalised text: lowercase, no punctuation. Each set is decoded greedily by the model alone, with
+timestamps and without, and then as it is served: through audio workers, encoder and decoder, with
+the server's defaults. Segment times are the served ones.
 """
 
 import argparse
@@ -21,48 +21,37 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
-from safetensors.torch import load_file
 
 from cluster.demo.recipe import corpus
+from cluster.demo.recipe.alone import LoneModel
 from cluster.demo.recipe.examples import Example, ExampleMaker, make_sets
-from cluster.demo.recipe.greedy import listen, transcribe
-from cluster.demo.recipe.mel import N_SAMPLES, log_mel, normalize
+from cluster.demo.recipe.export import CHECKPOINT
 from cluster.demo.recipe.scores import Score
-from cluster.demo.recipe.text_tokens import TextTokens
-from cluster.demo.recipe.whisper import Shape, Whisper
+from cluster.demo.recipe.wav import to_pcm, wav_bytes
+from cluster.settings_sources import load_settings
 
-CHECKPOINT = Path(__file__).parents[1] / "checkpoint"
-BATCH = 8
-
-
-def features(examples: list[Example]) -> torch.Tensor:
-    """Padded log-mel as served, float32 (n, 80, 3000)."""
-    audio = torch.zeros(len(examples), N_SAMPLES)
-    for row, example in zip(audio, examples, strict=True):
-        row[: len(example.audio)] = torch.from_numpy(example.audio)
-    return normalize(log_mel(audio))
+Sets = dict[str, list[Example]]
 
 
-def score(model: Whisper, tokens: TextTokens, examples: list[Example]) -> tuple[Score, Score]:
-    """Decode a set with timestamps and without, and count."""
-    scores = Score(), Score()
-    for i in range(0, len(examples), BATCH):
-        part = examples[i : i + BATCH]
-        cross = listen(model, features(part))
-        for total, timed in zip(scores, (True, False), strict=True):
-            for example, heard in zip(part, transcribe(model, tokens, cross, timed), strict=True):
-                total.add(example, heard.text)
-    return scores
+def score(model: LoneModel, examples: list[Example], timestamps: bool) -> Score:
+    """What the model alone makes of a set."""
+    found = Score()
+    texts = model.transcribe([example.audio for example in examples], timestamps)
+    for example, text in zip(examples, texts, strict=True):
+        found.add(example, text)
+    return found
 
 
-def score_served(
-    checkpoint: Path, sets: dict[str, list[Example]], on_window: Callable[[], None]
-) -> dict[str, Score]:
+def score_served(checkpoint: Path, sets: Sets, on_window: Callable[[], None]) -> dict[str, Score]:
     """Send every window as a file through the whole path."""
     from cluster.demo.recipe.served import transcribe_served  # Ray's and the router's imports
+    from router.api.params import TranscriptionParams
 
     named = [(name, example) for name, examples in sets.items() for example in examples]
-    heard = transcribe_served(checkpoint, [example.audio for _, example in named], on_window)
+    settings = load_settings(None, {"model": str(checkpoint)}, environ={})
+    files = [wav_bytes(to_pcm(example.audio)) for _, example in named]
+    params = TranscriptionParams(model="demo", seed=0)
+    heard = transcribe_served(settings, params, files, on_window)
     scores = {name: Score() for name in sets}
     for (name, example), transcript in zip(named, heard, strict=True):
         spans = [(segment.start, segment.end) for segment in transcript.segments]
@@ -70,44 +59,31 @@ def score_served(
     return scores
 
 
-def load_checkpoint(folder: Path) -> tuple[Whisper, TextTokens]:
-    """The shipped files as this package's own model."""
-    config = json.loads((folder / "config.json").read_text())
-    shape = Shape(
-        vocab_size=config["vocab_size"],
-        d_model=config["d_model"],
-        n_heads=config["encoder_attention_heads"],
-        encoder_layers=config["encoder_layers"],
-        decoder_layers=config["decoder_layers"],
-        n_mels=config["num_mel_bins"],
-    )
-    model = Whisper(shape)
-    weights = load_file(folder / "model.safetensors")
-    model.load_state_dict({name: value.float() for name, value in weights.items()})
-    return model.eval(), TextTokens(folder)
+def quick_sets(n: int = 24) -> Sets:
+    """A few windows, to look at while a model is trained."""
+    maker = ExampleMaker("quick")
+    return {
+        "made": [maker.alone(corpus.made_sentence) for _ in range(n)],
+        "free": [maker.alone(corpus.free_order) for _ in range(n)],
+        "long": [maker.several(corpus.sentence) for _ in range(n // 4)],
+    }
 
 
-_quick_sets: dict[str, list[Example]] = {}
-
-
-def quick_check(model: Whisper, tokens: TextTokens, n: int = 24) -> str:
-    """One line per set on a few windows, for the log of a training."""
-    if not _quick_sets:
-        maker = ExampleMaker("quick")
-        _quick_sets["made"] = [maker.alone(corpus.made_sentence) for _ in range(n)]
-        _quick_sets["free"] = [maker.alone(corpus.free_order) for _ in range(n)]
-        _quick_sets["long"] = [maker.several(corpus.sentence) for _ in range(n // 4)]
+def quick_check(checkpoint: Path, sets: Sets) -> str:
+    """One line per set, for the log of a training."""
+    model = LoneModel(checkpoint)
     lines = []
-    for name, examples in _quick_sets.items():
-        timed, plain = score(model, tokens, examples)
-        example = "".join(f"\n    said {a}\n    got  {b}" for a, b in timed.wrong[:2])
-        lines.append(f"check {name}: WER {timed.wer:.1f} %, plain {plain.wer:.1f} %{example}")
+    for name, examples in sets.items():
+        timed, plain = score(model, examples, True), score(model, examples, False)
+        wrong = "".join(f"\n    said {a}\n    got  {b}" for a, b in timed.wrong[:2])
+        rates = f"WER {timed.errors.wer:.1f} %, plain {plain.errors.wer:.1f} %"
+        lines.append(f"check {name}: {rates}{wrong}")
     return "\n".join(lines)
 
 
 def evaluate(checkpoint: Path, scale: float, console: Console) -> dict[str, dict[str, float]]:
     """Measure everything, print the table, and return it."""
-    model, tokens = load_checkpoint(checkpoint)
+    model = LoneModel(checkpoint)
     with Progress(console=console, transient=True) as bar:
         making = bar.add_task("speaking", total=None)
         sets = make_sets(scale)
@@ -116,7 +92,7 @@ def evaluate(checkpoint: Path, scale: float, console: Console) -> dict[str, dict
         task = bar.add_task("the model alone", total=len(sets))
         alone: dict[str, tuple[Score, Score]] = {}
         for name, examples in sets.items():
-            alone[name] = score(model, tokens, examples)
+            alone[name] = score(model, examples, True), score(model, examples, False)
             bar.advance(task)
         task = bar.add_task("as it is served", total=n_windows)
         served = score_served(checkpoint, sets, lambda: bar.advance(task))
@@ -128,10 +104,10 @@ def evaluate(checkpoint: Path, scale: float, console: Console) -> dict[str, dict
 def _row(timed: Score, plain: Score, served: Score) -> dict[str, float]:
     return {
         "windows": served.windows,
-        "words": served.words,
-        "wer_timestamps": round(timed.wer, 2),
-        "wer_plain": round(plain.wer, 2),
-        "wer_served": round(served.wer, 2),
+        "words": served.errors.words,
+        "wer_timestamps": round(timed.errors.wer, 2),
+        "wer_plain": round(plain.errors.wer, 2),
+        "wer_served": round(served.errors.wer, 2),
         "answered": timed.answered,
         "answered_served": served.answered,
         "matched": served.matched,

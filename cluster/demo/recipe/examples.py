@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 
 from cluster.demo.recipe import corpus
-from cluster.demo.recipe.mel import N_SAMPLES, SAMPLE_RATE
 from cluster.demo.recipe.synthesis import (
     EDGE_FRAMES,
     ESPEAK_VOICES,
@@ -25,6 +24,7 @@ from cluster.demo.recipe.synthesis import (
     Synthesizer,
     draw_manner,
 )
+from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
 
 SEED = "evaluation"
 SHAPES = Path(__file__).parent / "shapes.txt"
@@ -92,7 +92,7 @@ class ExampleMaker:
     def _finish(self, placed: list[tuple[int, Spoken]]) -> Example:
         rng = self.rng
         last = max(at + len(spoken.sounds) for at, spoken in placed)
-        n_samples = min(N_SAMPLES, last * FRAME_SAMPLES + rng.randint(0, SAMPLE_RATE))
+        n_samples = min(WINDOW_SAMPLES, last * FRAME_SAMPLES + rng.randint(0, SAMPLE_RATE))
         audio = np.zeros(n_samples, np.float32)
         segments = []
         for at, spoken in placed:

@@ -17,10 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from cluster.demo.recipe.text_tokens import LANGUAGE_CODES, TextTokens
-from cluster.demo.recipe.whisper import Shape
+from cluster.demo.recipe.whisper import ALIGNMENT_HEADS, Shape
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoint"
-ALIGNMENT_HEADS = ((1, 0), (2, 0), (2, 1))  # (decoder layer, head): those that training guides
 MAX_BYTES = 12_000_000
 # Marks that no speaker says: kept out of a transcript, as Whisper does.
 _SINGLE = '"#()*+/:;<=>@[\\]^_`{|}~「」『』'

@@ -23,22 +23,23 @@ import torch
 from rich.console import Console
 
 from cluster.demo.recipe import corpus
-from cluster.demo.recipe.evaluate import CHECKPOINT, features, load_checkpoint
+from cluster.demo.recipe.alone import LoneModel
+from cluster.demo.recipe.evaluate import score, score_served
 from cluster.demo.recipe.examples import Example
-from cluster.demo.recipe.greedy import listen, transcribe
-from cluster.demo.recipe.scores import error_counts, words_of
-from cluster.demo.recipe.served import transcribe_served
+from cluster.demo.recipe.export import CHECKPOINT
 from cluster.demo.recipe.synthesis import (
     EDGE_FRAMES,
     FRAME_S,
     FRAME_SAMPLES,
-    SAMPLE_RATE,
     Spoken,
     SynthesisError,
     Synthesizer,
     draw_manner,
 )
+from cluster.demo.recipe.wav import to_pcm
+from cluster.demo.samples import words_of
 from cluster.errors import ConfigurationError
+from cluster.messages import SAMPLE_RATE
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 RECORDINGS = (("short", 5.0, "slt"), ("medium", 25.0, "en-us+f2"), ("long", 70.0, "rms"))
@@ -88,24 +89,20 @@ class SampleMaker:
 
     def __init__(self, checkpoint: Path, seed: str) -> None:
         self.checkpoint = checkpoint
-        self.model, self.tokens = load_checkpoint(checkpoint)
+        self.model = LoneModel(checkpoint)
         self.rng = Random(f"samples/{seed}")
         self.noise = np.random.default_rng(self.rng.getrandbits(64))
         self.speaker = Synthesizer()
 
     def heard_right(self, example: Example) -> bool:
         """Whether the text comes out without an error, with timestamps and without."""
-        cross = listen(self.model, features([example]))
-        for timed in (True, False):
-            heard = transcribe(self.model, self.tokens, cross, timed)[0]
-            if error_counts(example.text, heard.text)[0]:
-                return False
-        return True
+        return not any(score(self.model, [example], timed).wrong for timed in (True, False))
 
     def served_wrong(self, recording: Recording) -> list[int]:
         """The sentences that do not come out right through the whole served path."""
-        heard = transcribe_served(self.checkpoint, [recording.audio()])[0]
-        return recording.wrong_sentences(heard.text)
+        example = Example(recording.audio(), [(0.0, 0.0, recording.text)])
+        wrong = score_served(self.checkpoint, {"": [example]}, lambda: None)[""].wrong
+        return recording.wrong_sentences(wrong[0][1]) if wrong else []
 
     def sentence(self, voice: str) -> Spoken:
         """A new sentence of the voice that is heard right on its own.
@@ -162,10 +159,8 @@ def lay_out(spoken: list[Spoken], gaps: list[int], noise: npt.NDArray[np.float32
 def write(recording: Recording, base: Path) -> None:
     """Write the .flac, the .txt and the .json."""
     audio = recording.audio()
-    soundfile.write(
-        base.with_suffix(".flac"), (audio * 32767).astype(np.int16), SAMPLE_RATE, subtype="PCM_16"
-    )
-    base.with_suffix(".txt").write_text(" ".join(s.text for s in recording.spoken) + "\n")
+    soundfile.write(base.with_suffix(".flac"), to_pcm(audio), SAMPLE_RATE, subtype="PCM_16")
+    base.with_suffix(".txt").write_text(recording.text + "\n")
     sentences = [
         {
             "text": spoken.text,

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import soxr  # type: ignore[import-untyped]
 
 from cluster.demo.recipe import corpus
+from cluster.messages import SAMPLE_RATE
 
-SAMPLE_RATE = 16_000
 FRAME_S = 0.02  # one encoder position; all times are kept on this grid
 FRAME_SAMPLES = 320
 PEAK = 0.5  # every utterance is scaled to this peak

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# Up to this length the plain product is faster than the fused kernel, backwards above all.
-EXPLICIT_FRAMES = 1500
+# (decoder layer, head): those that training guides to where the next token is heard
+ALIGNMENT_HEADS = ((1, 0), (2, 0), (2, 1))
 KeyValues = tuple[Tensor, Tensor]
 
 
@@ -68,23 +68,13 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, causal: bool) -> Tensor:
         """Self-attention over x, (batch, n, d)."""
         q, k, v = self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
-        if causal or x.shape[1] > EXPLICIT_FRAMES:
-            return self.merge(F.scaled_dot_product_attention(q, k, v, is_causal=causal))
+        if causal:
+            return self.merge(F.scaled_dot_product_attention(q, k, v, is_causal=True))
+        # For a window's frames the plain product is faster than the fused kernel, above all back.
         with torch.autocast("cpu", enabled=False):
             scores = (q * (1 / math.sqrt(q.shape[-1]))) @ k.transpose(-1, -2)
             mixed = scores.softmax(dim=-1) @ v
         return self.merge(mixed)
-
-    def extend(self, x: Tensor, past: KeyValues | None) -> tuple[Tensor, KeyValues]:
-        """Causal self-attention of the newest tokens over all, with their K and V for later.
-
-        x: (batch, n_new, d); without a past all tokens are new, with one exactly one is.
-        """
-        q, k, v = self.split(self.q_proj(x)), self.split(self.k_proj(x)), self.split(self.v_proj(x))
-        if past is not None:
-            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-        causal = past is None
-        return self.merge(F.scaled_dot_product_attention(q, k, v, is_causal=causal)), (k, v)
 
     def cross(self, x: Tensor, k: Tensor, v: Tensor, weights: bool) -> tuple[Tensor, Tensor | None]:
         """Attention over projected audio; with `weights` also float32 (batch, heads, n, n_audio).
@@ -142,17 +132,6 @@ class DecoderLayer(nn.Module):
         hidden = self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
         return x + F.dropout(hidden, dropout, self.training), log_weights
 
-    def extend(
-        self, x: Tensor, k: Tensor, v: Tensor, past: KeyValues | None
-    ) -> tuple[Tensor, KeyValues]:
-        """The same for the newest tokens alone, without dropout."""
-        attended, present = self.self_attn.extend(self.self_attn_layer_norm(x), past)
-        x = x + attended
-        heard, _ = self.encoder_attn.cross(self.encoder_attn_layer_norm(x), k, v, False)
-        x = x + heard
-        hidden: Tensor = self.fc2(F.gelu(self.fc1(self.final_layer_norm(x))))
-        return x + hidden, present
-
 
 class Encoder(nn.Module):
     """Two convolutions, the fixed positional table, layers, a last norm."""
@@ -209,34 +188,16 @@ class Decoder(nn.Module):
         return pairs
 
     def forward(
-        self, tokens: Tensor, cross: list[KeyValues], guided: bool, dropout: float
+        self, tokens: Tensor, cross: list[KeyValues], dropout: float
     ) -> tuple[Tensor, list[Tensor]]:
-        """Hidden states (batch, n, d) and, if `guided`, log-weights of all layers but the first."""
+        """Hidden states (batch, n, d), and the log-weights of all layers but the first."""
         x = self.embed_tokens(tokens) + self.embed_positions.weight[: tokens.shape[1]]
         log_weights = []
         for i, (layer, (k, v)) in enumerate(zip(self.layers, cross, strict=True)):
-            x, weights = layer(x, k, v, guided and i > 0, dropout)
+            x, weights = layer(x, k, v, i > 0, dropout)
             if weights is not None:
                 log_weights.append(weights)
         return self.layer_norm(x), log_weights
-
-    def extend(
-        self,
-        tokens: Tensor,
-        cross: list[KeyValues],
-        past: list[KeyValues] | None,
-    ) -> tuple[Tensor, list[KeyValues]]:
-        """Hidden states of the newest tokens (see `Attention.extend`) and the new past."""
-        begin = past[0][0].shape[2] if past else 0
-        positions = self.embed_positions.weight[begin : begin + tokens.shape[1]]
-        x = self.embed_tokens(tokens) + positions
-        presents = []
-        for i, layer in enumerate(self.layers):
-            assert isinstance(layer, DecoderLayer)
-            x, present = layer.extend(x, *cross[i], past[i] if past else None)
-            presents.append(present)
-        hidden: Tensor = self.layer_norm(x)
-        return hidden, presents
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores over the vocabulary, by the tied embedding."""

@@ -11,15 +11,18 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from cluster.demo.recipe import lexicon
-from cluster.demo.recipe.mel import log_mel, normalize
 from cluster.demo.recipe.speech_store import SpeechStore, Utterance
 from cluster.demo.recipe.synthesis import EDGE_FRAMES, FRAME_SAMPLES
 from cluster.demo.recipe.text_tokens import TextTokens
+from cluster.model.checkpoint import N_FFT
+from encoder_worker.mel import LogMel, scaled
 
 FULL_FRAMES = 1500  # encoder steps in 30 s
+N_MELS = 80
 WRONG_WORDS = 0.12  # of the words given to the decoder, in most windows
 IGNORED = -100  # a target that does not count
 MAX_MISSES = 12  # utterances drawn in vain before a window counts as full
@@ -62,7 +65,7 @@ class _Row:
 class Batch:
     """What one training step reads.
 
-    mel float32 (batch, 80, 2 * frames), offsets int64 (batch,), tokens and targets int64
+    mel float32 (batch, N_MELS, 2 * frames), offsets int64 (batch,), tokens and targets int64
     (batch, n), bands bool (batch, n, frames): where target i may be heard, all False if unguided.
     sounds and words int64 (batch, frames), 0 for silence.
     """
@@ -96,6 +99,7 @@ class WindowMaker:
         self.tokens = tokens
         self.rng = Random(f"windows/{seed}")
         self.noise_rng = np.random.default_rng(self.rng.getrandbits(64))
+        self.log_mel = LogMel(N_MELS)
         self.word_ids = [i for w in lexicon.all_words() for i in tokens.word(w)]
         self.full_stop = tokens.encode(".")[0]
         self.word_codes = {w.lower(): i + 1 for i, w in enumerate(lexicon.all_words())}
@@ -112,8 +116,8 @@ class WindowMaker:
             canvases.append(canvas)
             offsets.append(offset)
             rows.append(self.row(canvas, offset))
-        spectrum = log_mel(torch.from_numpy(np.stack([c.audio for c in canvases])))
-        mel = self._mask_bands(normalize(self._tilt(spectrum)))
+        spectrum = self._tilt(self._spectrum(np.stack([c.audio for c in canvases])))
+        mel = self._mask_bands(scaled(spectrum, spectrum.amax((1, 2))))
         tokens, targets, bands = self._pad(rows, shape.frames)
         return Batch(
             mel,
@@ -252,6 +256,12 @@ class WindowMaker:
 
     def _is_empty(self, row: _Row) -> bool:
         return not any(token < self.tokens.eot for token in row.tokens[row.n_unscored :])
+
+    def _spectrum(self, audio: npt.NDArray[np.float32]) -> Tensor:
+        """Logarithm of the mel power, not scaled yet: (batch, n) to (batch, n_mels, n / 160)."""
+        edges = (N_FFT // 2, N_FFT // 2)
+        padded = F.pad(torch.from_numpy(audio), edges, mode="reflect")
+        return self.log_mel.log_power(padded)[..., :-1]
 
     def _tilt(self, spectrum: Tensor) -> Tensor:
         """A microphone's colour: a slope and a bow over the mel bands, per window."""
