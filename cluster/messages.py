@@ -114,7 +114,7 @@ class EncodeTimings:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Location:
     """Where a worker runs: Ray's id of the node, and the name of the NVLink domain it is in."""
 
     node: str = ""
@@ -127,7 +127,7 @@ class EncodeReply:
 
     handle: CrossKVHandle
     timings: EncodeTimings
-    place: Place = Place()
+    location: Location = Location()
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,8 +193,7 @@ class DecodeRequest:
 
     content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
     traceparent: as in `EncodeRequest`.
-    kv_place: as in the `EncodeReply`, for whoever chooses a decoder; says nothing of the right to
-        read, which is the handle's.
+    kv_location: where the KV is, for whoever chooses a decoder; `handle` is the right to read it.
     """
 
     request_id: str
@@ -205,7 +204,7 @@ class DecodeRequest:
     remaining_s: float
     content_frames: int = 3000
     traceparent: str = ""
-    kv_place: Place = Place()
+    kv_location: Location = Location()
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,7 +222,7 @@ class DecodeTimings:
 
 @dataclass(frozen=True, slots=True)
 class SampledToken:
-    """One token on its way to a client that wants each at once; end-of-text is not among them.
+    """One token on its way to a client that wants each at once. End-of-text is never sent.
 
     no_speech_prob: the window's, as in `DecodeResult`.
     """
@@ -298,7 +297,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What a worker tells of itself to those who choose.
+    """What a worker reports of itself to those who choose a worker.
 
     work: windows in an encoder, hypotheses in a decoder, waiting ones included.
     capacity: of them that it works on at once; more only wait.
@@ -315,13 +314,13 @@ class WorkerLoad:
 
     @classmethod
     def of_stats(cls, stats: Mapping[str, Any]) -> WorkerLoad:
-        """`as_stats` undone; of a worker that has told nothing yet, the defaults."""
+        """The reverse of `as_stats`; the defaults for a worker that has reported nothing yet."""
         return cls(**{name: float(stats[name]) for name in cls.__slots__ if name in stats})
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderSignals:
-    """What one encoder tells.
+    """What one encoder reports to the autoscaler.
 
     busy: share of the last seconds that it worked. queue_s: seconds of its work that wait.
     slack_s: the least time that a waiting window has left. unread: share of its export pool that
@@ -335,13 +334,16 @@ class EncoderSignals:
 
     @property
     def is_starved(self) -> bool:
-        """What waits here, waits for decoders to read."""
+        """Its windows wait because no decoder reads what it has published."""
         return self.queue_s > 0 and self.unread >= UNREAD
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSignals:
-    """What one decoder tells, in parts of its capacity. used: pages or rows; waiting: beyond."""
+    """What one decoder reports to the autoscaler, as shares of its capacity.
+
+    used: pages or rows in use; waiting: what does not fit beside them.
+    """
 
     used: float = 0.0
     waiting: float = 0.0

@@ -249,7 +249,7 @@ class Pipeline:
                 remaining_s=window.request.remaining_s(),
                 content_frames=window.audio.content_frames,
                 traceparent=call.traceparent,
-                kv_place=encoded.place,
+                kv_location=encoded.location,
             )
             on_token = window.relay.begin() if window.relay is not None else None
             result = await self._decoders.decode(request, on_token)

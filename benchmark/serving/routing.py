@@ -39,7 +39,7 @@ from cluster.messages import (
     EncodeReply,
     EncodeRequest,
     EncodeTimings,
-    Place,
+    Location,
     WorkerLoad,
 )
 from cluster.serve.clients import ServePool
@@ -54,7 +54,7 @@ PCM = np.zeros(16_000, np.int16)
 PERCENTILES = (50, 95, 99)
 WAYS = ("serve", "ours")
 LOADS = ("skewed", "even")
-NO_NODE = Place("none")  # the KV is near nobody: distance is not what is compared
+NO_NODE = Location("none")  # the KV is near nobody: distance is not what is compared
 HANDLE = CrossKVHandle("", 0, 1, "none", b"", "", (), 0, 0, 0, 0, "", 10.0)
 
 
@@ -154,7 +154,7 @@ class Client:
         options = DecodeOptions(beam_size=BEAMS if is_long else 1)
         takes_s = factor * (LONG_S if is_long else SHORT_S)
         await self._decoders.decode(
-            DecodeRequest(name, 0, 1, reply.handle, options, takes_s, kv_place=NO_NODE)
+            DecodeRequest(name, 0, 1, reply.handle, options, takes_s, kv_location=NO_NODE)
         )
         return time.monotonic() - began_s
 

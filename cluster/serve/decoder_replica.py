@@ -88,7 +88,7 @@ class DecoderWorker(PoolWorker):
 
     async def record_replica_metadata(self) -> dict[str, str]:
         """For `cluster.serve.hooks.replica_choice`; Serve asks once."""
-        return {"domain": self._place.domain}
+        return {"domain": self._location.domain}
 
     def _transport(self) -> str:
         return self._importer.transport

@@ -75,7 +75,7 @@ class EncoderWorker(PoolWorker):
             span.stage("encoder queue", arrived_s, timings.queue_s)
             begun_s = arrived_s + timings.queue_s
             span.stage("encode batch", begun_s, timings.encode_s, windows=timings.batch_size)
-            return replace(reply, place=self._place)
+            return replace(reply, location=self._location)
 
     async def _reply(self, request: EncodeRequest) -> EncodeReply:
         future = self._engine.submit(request)

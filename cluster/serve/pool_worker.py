@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 from cluster.errors import WorkerError
 from cluster.messages import DecodeRequest, EncodeRequest, WorkerLoad, WorkerStatus
 from cluster.metrics import MetricSpec, report_each_second
-from cluster.serve.replica_setup import own_place, start_replica
+from cluster.serve.replica_setup import own_location, start_replica
 from cluster.settings import Settings
 from cluster.tracing import Span, make_tracer
 
@@ -67,7 +67,7 @@ class PoolWorker:
         self._name, self._recorder = start_replica(self.ROLE, settings, build, self.METRICS)
 
     def _ready(self, settings: Settings, model: str, device: str) -> None:
-        self._model, self._device, self._place = model, device, own_place()
+        self._model, self._device, self._location = model, device, own_location()
         self._tracer = make_tracer(settings, self.ROLE, self._name)
         self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
         logger.info("ready: %s on %s, KV by %s", model, device, self._transport())

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from cluster.logs import configure_logging
-from cluster.messages import Place
+from cluster.messages import Location
 from cluster.metrics import MetricSpec, Recorder, serve_recorder
 from cluster.serve.distribution import CODE_PACKAGES, check_distribution
 from cluster.serve.network import keep_to_network
@@ -60,15 +60,15 @@ def gpu_share() -> float:
     return min(1.0, float(resources.get("GPU", 0.0))) or 1.0
 
 
-def own_place() -> Place:
+def own_location() -> Location:
     """Where this replica runs; `DOMAIN_LABEL` of its node names its NVLink domain."""
     import ray
 
     if not ray.is_initialized():
-        return Place()
+        return Location()
     context = ray.get_runtime_context()
     labels: Any = context.get_node_labels()
-    return Place(context.get_node_id(), str(labels.get(DOMAIN_LABEL, "")))
+    return Location(context.get_node_id(), str(labels.get(DOMAIN_LABEL, "")))
 
 
 def _serve_id() -> str:

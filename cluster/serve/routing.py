@@ -15,7 +15,7 @@ from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.messages import DecodeRequest, EncodeRequest, Place, WorkerLoad
+from cluster.messages import DecodeRequest, EncodeRequest, Location, WorkerLoad
 
 # What the KV's way counts for, in parts of a decoder's pool: a worker that far away must be so
 # much emptier.
@@ -29,7 +29,7 @@ class Candidate:
 
     key: Hashable
     load: WorkerLoad
-    place: Place
+    location: Location
     work: float
 
 
@@ -111,7 +111,7 @@ def ranked(request: Any, candidates: Iterable[Candidate], chance: random.Random)
     workers = list(candidates)
     chance.shuffle(workers)
     if isinstance(request, DecodeRequest):
-        workers.sort(key=lambda worker: _decoder_cost(worker, request.kv_place))
+        workers.sort(key=lambda worker: _decoder_cost(worker, request.kv_location))
     elif isinstance(request, EncodeRequest):
         told_s = [worker.load.window_s for worker in workers if worker.load.window_s]
         usual_s = sorted(told_s)[len(told_s) // 2] if told_s else 1.0
@@ -124,14 +124,14 @@ def _encoder_cost(worker: Candidate, usual_s: float) -> float:
     return (worker.work + 1.0) * (worker.load.window_s or usual_s)
 
 
-def _decoder_cost(worker: Candidate, kv_place: Place) -> float:
+def _decoder_cost(worker: Candidate, kv_location: Location) -> float:
     """How full it is, in parts of its capacity, and how far away."""
-    return worker.work / worker.load.capacity + _distance(worker.place, kv_place)
+    return worker.work / worker.load.capacity + _distance(worker.location, kv_location)
 
 
-def _distance(place: Place, kv_place: Place) -> float:
-    if place.node == kv_place.node:
+def _distance(location: Location, kv_location: Location) -> float:
+    if location.node == kv_location.node:
         return 0.0
-    if place.domain and place.domain == kv_place.domain:
+    if location.domain and location.domain == kv_location.domain:
         return SAME_DOMAIN
     return ELSEWHERE

@@ -35,7 +35,7 @@ from cluster.settings import RouterSettings
 from router.api.params import Chunking
 from router.audio.limits import AudioLimits
 from router.audio.process import AudioProcess
-from router.audio.protocol import Ready, Report, UploadReport
+from router.audio.protocol import Alive, Report, UploadReport
 from router.audio.stream import AudioStream
 from router.audio.whole import PcmFile, WholeAudio
 
@@ -234,7 +234,7 @@ class AudioPool:
 
     def _handle(self, worker: AudioProcess, report: Report, pcm: bytes) -> None:
         match report:
-            case Ready():
+            case Alive() if not worker.ready.is_set():
                 worker.ready.set()
                 self._assign()
             case UploadReport(upload_id) if upload_id in worker.streams:  # else it was cancelled

@@ -77,7 +77,7 @@ class CancelUpload:
 
 @dataclass(frozen=True, slots=True)
 class Ping:
-    """Answer with a `Pong`."""
+    """Answer with `Alive`."""
 
     kind: Literal["ping"] = "ping"
 
@@ -151,20 +151,13 @@ class UploadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """The worker has started and takes uploads."""
+class Alive:
+    """The worker takes uploads: sent when it has started, and as the answer to each `Ping`."""
 
-    kind: Literal["ready"] = "ready"
-
-
-@dataclass(frozen=True, slots=True)
-class Pong:
-    """The worker is alive."""
-
-    kind: Literal["pong"] = "pong"
+    kind: Literal["alive"] = "alive"
 
 
-Report = Ready | Pong | UploadReport
+Report = Alive | UploadReport
 
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])
 _REPORTS: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])

@@ -33,6 +33,7 @@ from router.audio.mel_peak import MelPeak
 from router.audio.pieces import Pieces
 from router.audio.protocol import (
     AddCredit,
+    Alive,
     CancelUpload,
     Command,
     Failed,
@@ -40,8 +41,6 @@ from router.audio.protocol import (
     Opened,
     OpenUpload,
     Ping,
-    Pong,
-    Ready,
     UploadEvent,
     UploadReport,
     UploadSlot,
@@ -92,7 +91,7 @@ class AudioWorker:
 
     def run(self) -> None:
         """Serve until the router closes the socket."""
-        self._connection.send(Ready())
+        self._connection.send(Alive())
         while True:
             upload = self._next_upload()
             try:
@@ -116,7 +115,7 @@ class AudioWorker:
     def _obey(self, command: Command) -> None:
         match command:
             case Ping():
-                self._connection.send(Pong())
+                self._connection.send(Alive())
             case OpenUpload(upload_id):
                 steps = self._steps(command)
                 self._uploads[upload_id] = Upload(upload_id, steps, command.credit, command.skip)

@@ -21,7 +21,7 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from cluster.messages import Place, WorkerLoad
+from cluster.messages import Location, WorkerLoad
 from cluster.serve.hooks import ledger as process  # looked up in it: by value it would be a copy
 from cluster.serve.routing import Candidate, WorkLedger, key_of, ranked, work_of
 
@@ -89,6 +89,6 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         return Candidate(
             replica.replica_id,
             WorkerLoad.of_stats(replica.routing_stats),
-            Place(replica.node_id or "", str(replica.replica_metadata.get("domain", ""))),
+            Location(replica.node_id or "", str(replica.replica_metadata.get("domain", ""))),
             self._ledger.work(replica.replica_id),
         )

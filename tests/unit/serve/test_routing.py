@@ -15,13 +15,13 @@ from cluster.messages import (
     DecodeOptions,
     DecodeRequest,
     EncodeRequest,
-    Place,
+    Location,
     WorkerLoad,
 )
 from cluster.serve.routing import Candidate, WorkLedger, key_of, ranked, work_of
 
 CHANCE = random.Random(0)
-HERE, NEAR, FAR = Place("a", "rack"), Place("b", "rack"), Place("c", "other")
+HERE, NEAR, FAR = Location("a", "rack"), Location("b", "rack"), Location("c", "other")
 HANDLE = CrossKVHandle("r", 0, 1, "e", b"", "", (), 0, 0, 0, 0, "", 10.0)
 
 
@@ -29,17 +29,17 @@ def encode_request(window: int = 0) -> EncodeRequest:
     return EncodeRequest("r", window, 1, np.zeros(16, np.int16), 30.0)
 
 
-def decode_request(beam_size: int = 1, kv_place: Place = HERE) -> DecodeRequest:
+def decode_request(beam_size: int = 1, kv_location: Location = HERE) -> DecodeRequest:
     options = DecodeOptions(beam_size=beam_size)
-    return DecodeRequest("r", 0, 1, HANDLE, options, 30.0, kv_place=kv_place)
+    return DecodeRequest("r", 0, 1, HANDLE, options, 30.0, kv_location=kv_location)
 
 
 def encoder(key: str, work: float, window_s: float) -> Candidate:
     return Candidate(key, WorkerLoad(window_s=window_s), HERE, work)
 
 
-def decoder(key: str, work: float, place: Place, capacity: float = 16.0) -> Candidate:
-    return Candidate(key, WorkerLoad(capacity=capacity), place, work)
+def decoder(key: str, work: float, location: Location, capacity: float = 16.0) -> Candidate:
+    return Candidate(key, WorkerLoad(capacity=capacity), location, work)
 
 
 def test_a_slow_encoder_gets_less() -> None:
@@ -70,9 +70,12 @@ def test_a_decoder_next_to_the_kv_is_first_while_about_as_empty() -> None:
 
 
 def test_nodes_without_a_domain_are_far_from_one_another() -> None:
-    kv_place = Place("a")
-    lonely, here = decoder("lonely", 0, Place("b")), decoder("here", 1, Place("a"))
-    assert ranked(decode_request(kv_place=kv_place), [lonely, here], CHANCE) == ["here", "lonely"]
+    kv_location = Location("a")
+    lonely, here = decoder("lonely", 0, Location("b")), decoder("here", 1, Location("a"))
+    assert ranked(decode_request(kv_location=kv_location), [lonely, here], CHANCE) == [
+        "here",
+        "lonely",
+    ]
 
 
 def test_decoders_are_as_full_as_their_capacity_says() -> None:

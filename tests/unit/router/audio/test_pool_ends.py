@@ -193,10 +193,10 @@ async def test_a_worker_that_sends_nonsense_is_replaced(
     nonsense: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that an upload has taken over can end itself, and not its keeper."""
-    ready = '{"kind": "ready"}'
+    alive = '{"kind": "alive"}'
     sends = "".join(
         f"s.sendall(struct.pack('<II', {len(text)}, 0) + {text.encode()!r}); "
-        for text in (ready, nonsense)
+        for text in (alive, nonsense)
     )
     boot = f"import socket, struct, sys; s = socket.socket(fileno=int(sys.argv[2])); {sends}"
     monkeypatch.setattr("router.audio.process.BOOT", boot + "s.recv(1)")
