@@ -2,7 +2,7 @@
 
 `step()` is the whole of it. All methods run on that one thread; other threads reach it through
 the `post` that it was made with, and so does the end of a READ: loading never blocks a step.
-Forwards are launched and collected by `decoder_worker.flights`, perhaps a step ahead.
+Forwards are launched and collected by `decoder_worker.launch_queue`, perhaps a step ahead.
 
 Invariants: a failure belongs to its sequence; a sequence's pages and lease have one way back,
 `_retire`; pages that a READ or a launched forward may still write to stay held until it has ended.
@@ -13,11 +13,11 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import TypeVar
 
+from cluster.batches import run_batch
 from cluster.errors import (
     DeadlineExceededError,
     KVLostError,
@@ -30,8 +30,8 @@ from cluster.kv.transfer import FetchStats
 from cluster.messages import DecodeResult, SampledToken
 from cluster.model.quality import compression_ratio
 from decoder_worker.fallback import is_final
-from decoder_worker.flights import Flights, Kind
-from decoder_worker.model_runner import DeviceLostError, ModelRunner
+from decoder_worker.launch_queue import Kind, LaunchQueue
+from decoder_worker.model_runner import ModelRunner
 from decoder_worker.results import finished_result, language_result
 from decoder_worker.sampling.search import StepOutput
 from decoder_worker.scheduler import Scheduler
@@ -45,15 +45,15 @@ IDLE_S = 0.1  # longest sleep between steps: quarantined pages may come back wit
 NO_PROBABILITY = "the model gave no finite probability"
 
 Call = Callable[[], None]
-T = TypeVar("T")
 
 
 class DecodeLoop:
     """One worker's sequences, from their arrival to their answer.
 
     post: has a call made on this thread, before the next step.
-    on_leave: told when a sequence is no longer waiting, and again when it is gone.
+    on_leave: called when a sequence is no longer waiting, and again when it is gone.
     steps_ahead: decode steps launched before the last one's results are read, 0 or 1.
+    clock: monotonic seconds.
     """
 
     def __init__(
@@ -65,6 +65,7 @@ class DecodeLoop:
         post: Callable[[Call], None],
         on_leave: Callable[[SequenceState], None],
         steps_ahead: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.scheduler = scheduler
         self.counters = Counters()
@@ -74,8 +75,9 @@ class DecodeLoop:
         self._post = post
         self._unaligned: list[DecodeSequence] = []  # decoded, their words not yet found
         self._on_leave = on_leave
-        self._flights = Flights(
-            runner, steps_ahead, self.counters, self._take, self._fail, self._retire
+        self._clock = clock
+        self._launches = LaunchQueue(
+            runner, steps_ahead, self.counters, self._take, self._fail, self._retire, clock
         )
 
     def add(self, sequence: DecodeSequence) -> None:
@@ -95,10 +97,10 @@ class DecodeLoop:
             self._prefill(started)
         running = [s for s in self.scheduler.running if s.can_step]
         if running:
-            self._flights.launch(Kind.DECODE, running)
-            self._flights.collect_all_but_last()
+            self._launches.launch(Kind.DECODE, running)
+            self._launches.collect_all_but_last()
         else:
-            self._flights.collect()
+            self._launches.collect()
         if unaligned := self._unaligned:
             self._unaligned = []
             self._align([s for s in unaligned if s.state is SequenceState.RUNNING])
@@ -106,11 +108,11 @@ class DecodeLoop:
 
     def sleep_s(self) -> float:
         """How long the loop may sleep after a step that had nothing to run."""
-        return max(0.0, min(IDLE_S, self.scheduler.next_deadline() - time.monotonic()))
+        return max(0.0, min(IDLE_S, self.scheduler.next_deadline() - self._clock()))
 
     def fail_all(self, error: Exception) -> None:
         """Answer every sequence with `error`; those whose READ is in flight are retired later."""
-        self._flights.abandon()
+        self._launches.abandon()
         for sequence in self.scheduler.everything():
             try:
                 self._end(sequence, error)
@@ -118,7 +120,7 @@ class DecodeLoop:
                 logger.exception("%r could not be taken back", sequence)
 
     def _expire(self) -> None:
-        for sequence in self.scheduler.expired(time.monotonic()):
+        for sequence in self.scheduler.expired(self._clock()):
             if not sequence.resolved:
                 where = sequence.state.value
                 self._end(sequence, DeadlineExceededError(f"the deadline passed while {where}"))
@@ -126,7 +128,7 @@ class DecodeLoop:
     def _start_loading(self) -> None:
         for sequence in self.scheduler.admit():
             self._on_leave(SequenceState.WAITING)
-            sequence.load_started = time.monotonic()
+            sequence.load_started = self._clock()
             try:
                 fetch = self._importer.fetch(sequence.request.handle, sequence.fetched_pages)
             except Exception as error:
@@ -156,10 +158,10 @@ class DecodeLoop:
 
     def _prefill(self, started: list[DecodeSequence]) -> None:
         """Find the languages that are not known, then run the prompts."""
-        begun = time.monotonic()
+        begun = self._clock()
         started = self._land(started)
         unknown = [sequence for sequence in started if sequence.language is None]
-        for sequence, output in self._run(self._runner.detect_language, unknown):
+        for sequence, output in run_batch(unknown, self._runner.detect_language, self._fail):
             if not math.isfinite(output.logprob):
                 self._end(sequence, SequenceFailedError(NO_PROBABILITY))
             else:
@@ -170,19 +172,19 @@ class DecodeLoop:
             assert sequence.language is not None
             sequence.prefill_started = sequence.prefill_started or begun
             if sequence.options.detect_only:
-                self._end(sequence, language_result(sequence, time.monotonic()))
+                self._end(sequence, language_result(sequence, self._clock()))
                 continue
             sequence.prompt = self._prompts.prompt(sequence.options, sequence.language)
             sequence.begin_attempt(self._prompts.eot)
         ready = [s for s in ready if s.search is not None]
         self.counters.prefills += len(ready)
-        self.counters.prefill_s += time.monotonic() - begun
-        self._flights.launch(Kind.PREFILL, ready)
+        self.counters.prefill_s += self._clock() - begun
+        self._launches.launch(Kind.PREFILL, ready)
 
     def _land(self, started: list[DecodeSequence]) -> list[DecodeSequence]:
         """Project the states that arrived, and give their pages back; those still running."""
         landed = [sequence for sequence in started if sequence.landing_pages]
-        for sequence, _ in self._run(self._runner.landing.project, landed):
+        for sequence, _ in run_batch(landed, self._runner.landing.project, self._fail):
             self.scheduler.release_landing(sequence)
         if landed:
             self._importer.projection_s = self._runner.landing.projection_s
@@ -191,7 +193,7 @@ class DecodeLoop:
     def _take(self, kind: Kind, sequence: DecodeSequence, rows: list[StepOutput]) -> None:
         """What a forward gave for a sequence's live rows."""
         if kind is Kind.PREFILL:
-            sequence.decode_started = sequence.decode_started or time.monotonic()
+            sequence.decode_started = sequence.decode_started or self._clock()
             sequence.no_speech_prob = rows[0].no_speech_prob
         else:
             sequence.steps += 1
@@ -202,29 +204,9 @@ class DecodeLoop:
 
     def _align(self, finished: list[DecodeSequence]) -> None:
         """Find when the words of finished sequences are spoken, then answer."""
-        for sequence, alignment in self._run(self._runner.align, finished):
+        for sequence, alignment in run_batch(finished, self._runner.align, self._fail):
             sequence.alignment = alignment
-            self._end(sequence, finished_result(sequence, time.monotonic()))
-
-    def _run(
-        self, run: Callable[[Sequence[DecodeSequence]], list[T]], sequences: list[DecodeSequence]
-    ) -> list[tuple[DecodeSequence, T]]:
-        """Run a batch; should it raise, each sequence alone, so that only the culprits fail."""
-        if not sequences:
-            return []
-        try:
-            return list(zip(sequences, run(sequences), strict=True))
-        except Exception:
-            logger.exception("a batch of %d raised: running its sequences alone", len(sequences))
-        outputs = []
-        for sequence in sequences:
-            try:
-                outputs.append((sequence, run([sequence])[0]))
-            except DeviceLostError:
-                raise
-            except Exception as error:
-                self._fail(sequence, error)
-        return outputs
+            self._end(sequence, finished_result(sequence, self._clock()))
 
     def _take_outputs(self, sequence: DecodeSequence, outputs: list[StepOutput]) -> None:
         """All that happens on the host to what a step gave for a sequence's rows."""
@@ -261,7 +243,7 @@ class DecodeLoop:
         elif sequence.options.words:
             self._unaligned.append(sequence)
         else:
-            self._end(sequence, finished_result(sequence, time.monotonic()))
+            self._end(sequence, finished_result(sequence, self._clock()))
 
     def _end(self, sequence: DecodeSequence, outcome: DecodeResult | BaseException) -> None:
         """Take back what the sequence holds, then answer its caller, whatever happens."""

@@ -41,7 +41,6 @@ from decoder_worker.sampling.slots import SlotTable, upload
 from decoder_worker.sequence import DecodeSequence
 from decoder_worker.step import DecodeStep
 
-DeviceLostError = torch.AcceleratorError  # CUDA's errors are final for their process
 MAX_PROMPTS = 16  # in the largest bucket of prompts: more arrive at once only where many waited
 MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms: openai/whisper's max_initial_timestamp of 1.0 s
 

@@ -110,13 +110,13 @@ class Batcher:
 
     def wait(self, timeout_s: float) -> int:
         """Block until a batch is closed, a `wake`, or the timeout; the size of the batch, or 0."""
-        end = time.monotonic() + timeout_s
+        end = self._clock() + timeout_s
         with self._changed:
             while True:
                 wait_s = self._ready_in_s()
                 if wait_s == 0.0:
                     return min(len(self._queue), self._max_batch)
-                left_s = end - time.monotonic()
+                left_s = end - self._clock()
                 if self._woken or left_s <= 0:
                     self._woken = False
                     return 0

@@ -36,9 +36,9 @@ from cluster.messages import (
 )
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import DecoderSettings, EncoderSettings, Settings
-from decoder_worker import memory as decoder_memory
+from decoder_worker import sizing as decoder_sizing
 from decoder_worker.engine import DecoderEngine
-from encoder_worker import memory as encoder_memory
+from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import ModelShape, make_checkpoint, special_tokens
 
@@ -261,11 +261,11 @@ class Rig:
             **top,
         )
         budget = gpu_budget(self.device)
-        settings = encoder_memory.sized(settings, checkpoint, self.device, budget, 0.25)
+        settings = encoder_sizing.sized(settings, checkpoint, self.device, budget, 0.25)
         exporters = make_exporters(checkpoint, settings, self.device, "encoder")
         encoder = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
         budget = gpu_budget(self.device)
-        settings = decoder_memory.sized(settings, checkpoint, self.device, budget)
+        settings = decoder_sizing.sized(settings, checkpoint, self.device, budget)
         importer = make_handoff_importer(checkpoint, settings, self.device, "decoder")
         decoder = DecoderEngine(checkpoint, importer, settings.decoder)
         try:

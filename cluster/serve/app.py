@@ -28,9 +28,9 @@ from cluster.serve.encoder_replica import EncoderReplica
 from cluster.serve.placement import Placement
 from cluster.serve.router_replica import Router
 from cluster.settings import Settings
-from decoder_worker import memory as decoder_memory
+from decoder_worker import sizing as decoder_sizing
 from decoder_worker.engine import DecoderEngine
-from encoder_worker import memory as encoder_memory
+from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
 from router.audio.pool import AudioPool
 from router.clients import EnginePool
@@ -211,10 +211,10 @@ def _replica_options(
 def sized_together(settings: Settings, checkpoint: Checkpoint, device: str) -> Settings:
     """Both pools' sizes filled in, for one process: the decoder's takes what the encoder leaves."""
     budget = gpu_budget(device)
-    settings = encoder_memory.sized(settings, checkpoint, device, budget, EXPORT_PORTION)
+    settings = encoder_sizing.sized(settings, checkpoint, device, budget, EXPORT_PORTION)
     if budget is not None:
-        budget = budget.less(encoder_memory.taken_bytes(settings, checkpoint, device))
-    return decoder_memory.sized(settings, checkpoint, device, budget)
+        budget = budget.less(encoder_sizing.taken_bytes(settings, checkpoint, device))
+    return decoder_sizing.sized(settings, checkpoint, device, budget)
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from cluster.serve.replica_setup import gpu_share
 from cluster.settings import Settings
 from cluster.tracing import Span
 from decoder_worker.engine import DecoderEngine
-from decoder_worker.memory import sized
+from decoder_worker.sizing import sized
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from cluster.serve.pool_worker import PoolWorker
 from cluster.serve.replica_setup import gpu_share
 from cluster.settings import Settings
 from encoder_worker.engine import EncoderEngine
-from encoder_worker.memory import sized
+from encoder_worker.sizing import sized
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class EncoderWorker(PoolWorker):
     _engine: EncoderEngine
 
     def __init__(self, settings: Settings, build: str, portion: float = 1.0) -> None:
-        """portion: see `encoder_worker.memory.sized`."""
+        """portion: see `encoder_worker.sizing.sized`."""
         self._start(settings, build)
         checkpoint = open_checkpoint(settings.model)
         device = resolve_device(settings.encoder.device)

@@ -67,8 +67,8 @@ class Bench:
         self.batch_sizes: list[int] = []
         self.poison: int | None = None  # a batch with a window of this many samples raises
         self.poisoned_by: Exception = RuntimeError("this one cannot be")
-        self._forward = self.engine._forward
-        self.engine._forward = Replaced(self._gated)  # type: ignore[assignment]
+        self._forward = self.engine._loop.forward
+        self.engine._loop.forward = Replaced(self._gated)  # type: ignore[assignment]
 
     def _gated(
         self,

@@ -176,7 +176,7 @@ def test_a_death_in_the_middle_of_a_batch_fails_its_windows_too(
     def fail(*args: Any) -> None:
         raise OSError("no more counting")
 
-    monkeypatch.setattr(b.engine._recorder, "observe", fail)
+    monkeypatch.setattr(b.engine._loop._recorder, "observe", fail)
     futures = [b.hold(), b.submit(make_pcm(0.1), "queued")]
     b.gate.set()
     for future in futures:

@@ -16,15 +16,15 @@ from tests.support.reference import make_pcm
 
 
 class Device:
-    """Batches are launched at once and done when `let_go` is called."""
+    """Batches are launched at once and done when `complete` is called."""
 
     def __init__(self, bench: Bench) -> None:
-        self._forward = bench.engine._forward
+        self._forward = bench.engine._loop.forward
         self._free = threading.Semaphore(0)
         self.events: list[tuple[str, int]] = []
-        bench.engine._forward = Replaced(self.launch, is_async=True)  # type: ignore[assignment]
+        bench.engine._loop.forward = Replaced(self.launch, is_async=True)  # type: ignore[assignment]
 
-    def let_go(self, n: int = 1) -> None:
+    def complete(self, n: int = 1) -> None:
         self._free.release(n)
 
     def launch(self, windows: Any, *args: Any) -> Ready:
@@ -52,10 +52,10 @@ def test_a_full_batch_is_launched_before_the_last_one_is_done(
     until(lambda: len(device.events) == 2)
     assert device.events == [("launched", 1), ("launched", 2)]
     assert b.engine.stats().running == 3
-    device.let_go()
+    device.complete()
     until(lambda: len(device.events) == 4)
     assert device.events[2:] == [("done", 1), ("launched", 2)]
-    device.let_go(3)
+    device.complete(3)
     sizes = [future.result(PATIENCE_S).timings.batch_size for future in (first, *rest)]
     assert sizes == [1, 2, 2, 2, 2, 1]
     # The last window is no full batch, so it waited for what was under way.
@@ -78,7 +78,7 @@ def test_a_window_expires_while_batch_follows_batch(bench: Callable[..., Bench])
         late.result(PATIENCE_S)
     assert ("done", 1) not in device.events
     assert b.engine.stats().expired == 1
-    device.let_go(3)
+    device.complete(3)
     for future in (first, *rest):
         b.engine.revoke(future.result(PATIENCE_S).handle)
     b.exporter.pool.check_integrity()
@@ -87,7 +87,7 @@ def test_a_window_expires_while_batch_follows_batch(bench: Callable[..., Bench])
 def test_a_full_pool_holds_the_next_batch_back(bench: Callable[..., Bench]) -> None:
     b = bench(n_windows=2, max_batch=1)
     device = Device(b)
-    device.let_go(4)
+    device.complete(4)
     futures = [b.submit(make_pcm(0.1), f"r{n}") for n in range(4)]
     for future in futures:
         b.engine.revoke(future.result(PATIENCE_S).handle)

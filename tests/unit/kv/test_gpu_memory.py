@@ -13,8 +13,8 @@ from cluster.model.checkpoint import Checkpoint
 from cluster.model.dims import ModelDims
 from cluster.serve.app import sized_together
 from cluster.settings import DecoderSettings, EncoderSettings, Settings
-from decoder_worker import memory as decoder_memory
-from encoder_worker import memory as encoder_memory
+from decoder_worker import sizing as decoder_sizing
+from encoder_worker import sizing as encoder_sizing
 
 LARGE_V3 = ModelDims(128, 51_866, 1500, 1280, 20, 32, 5120, 448, 1280, 20, 32, 5120)
 H200 = GpuBudget("NVIDIA H200", 140_000_000_000)
@@ -34,14 +34,14 @@ CHECKPOINT = cast(Checkpoint, Large())
 def exported(budget: GpuBudget | None, portion: float = 1.0, **encoder: Any) -> int:
     settings = Settings(encoder=EncoderSettings(**encoder))
     device = "cpu" if budget is None else "cuda"
-    sized = encoder_memory.sized(settings, CHECKPOINT, device, budget, portion)
+    sized = encoder_sizing.sized(settings, CHECKPOINT, device, budget, portion)
     return sized.encoder.export_windows
 
 
 def held(budget: GpuBudget | None, **decoder: Any) -> int:
     settings = Settings(decoder=DecoderSettings(**decoder))
     device = "cpu" if budget is None else "cuda"
-    return decoder_memory.sized(settings, CHECKPOINT, device, budget).decoder.kv_windows
+    return decoder_sizing.sized(settings, CHECKPOINT, device, budget).decoder.kv_windows
 
 
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
@@ -79,11 +79,11 @@ def test_on_a_gpu_pools_follow_the_batch_and_what_is_free() -> None:
 def test_pools_are_sized_for_what_travels() -> None:
     """States take a sixtieth of the KV's room; a decoder that projects has less for its pool."""
     states = Settings(handoff="encoder_states", encoder=EncoderSettings(max_batch=16))
-    assert encoder_memory.sized(states, CHECKPOINT, "cuda", SMALL).encoder.export_windows == 64
-    both = encoder_memory.sized(Settings(handoff="auto"), CHECKPOINT, "cuda", SMALL)
+    assert encoder_sizing.sized(states, CHECKPOINT, "cuda", SMALL).encoder.export_windows == 64
+    both = encoder_sizing.sized(Settings(handoff="auto"), CHECKPOINT, "cuda", SMALL)
     assert 1 <= both.encoder.export_windows < exported(SMALL)  # two graphs of each batch size
     lands = Settings(handoff="auto", decoder=DecoderSettings(max_batch=256))
-    held_so = decoder_memory.sized(lands, CHECKPOINT, "cuda", H200).decoder.kv_windows
+    held_so = decoder_sizing.sized(lands, CHECKPOINT, "cuda", H200).decoder.kv_windows
     # 210 MB of weights and 123 MB of landing pool are more than one window's 246 MB.
     assert 1 <= held(H200, max_batch=256) - held_so <= 2
 
@@ -94,7 +94,7 @@ def test_one_process_shares_what_is_free(monkeypatch: pytest.MonkeyPatch) -> Non
         "cluster.serve.app.gpu_budget", lambda device: GpuBudget("16 GB", 16 * 10**9)
     )
     sized = sized_together(Settings(decoder=DecoderSettings(max_batch=64)), CHECKPOINT, "cuda")
-    taken = encoder_memory.taken_bytes(sized, CHECKPOINT, "cuda")
+    taken = encoder_sizing.taken_bytes(sized, CHECKPOINT, "cuda")
     left = GpuBudget("left", 16 * 10**9 - taken)
     assert 8 <= sized.encoder.export_windows <= 12
     assert sized.decoder.kv_windows == held(left, max_batch=64)
@@ -111,8 +111,8 @@ def test_what_does_not_fit_is_refused_with_the_figures() -> None:
 
 def test_the_largest_models_weigh_what_is_published() -> None:
     """1.55 billion parameters, in both roles together; 2 bytes each."""
-    total = encoder_memory.weight_bytes(LARGE_V3, "bfloat16")
-    total += decoder_memory.weight_bytes(LARGE_V3, "bfloat16")
+    total = encoder_sizing.weight_bytes(LARGE_V3, "bfloat16")
+    total += decoder_sizing.weight_bytes(LARGE_V3, "bfloat16")
     assert total == pytest.approx(2 * 1.5435e9, rel=0.005)
 
 

@@ -1,11 +1,10 @@
 """Forwards that were launched and whose results the host has not taken yet, oldest first.
 
-With `depth` 1 a decode step's results are read while the next one runs: a sequence that they end is
+With `depth` 1 a decode step's results are read while the next one runs. A sequence that they end is
 in that next one for nothing, and what it gives there is dropped. With depth 0 every launch is
 collected at once. All the loop's launches come through here, so that one place knows which pages a
 kernel may still write to (`DecodeSequence.n_in_flight`), and what becomes of a batch that raised:
-each of its sequences runs again alone, from what the host knows, and only culprits fail. A device
-that is lost is no sequence's fault: it ends the loop, and with it the replica.
+each of its sequences runs again alone, from what the host knows, and only culprits fail.
 """
 
 from __future__ import annotations
@@ -17,8 +16,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from cluster.batches import run_alone
 from decoder_worker.launched import Launched
-from decoder_worker.model_runner import DeviceLostError, ModelRunner
+from decoder_worker.model_runner import ModelRunner
 from decoder_worker.sampling.search import Search, StepOutput
 from decoder_worker.sequence import DecodeSequence
 from decoder_worker.stats import Counters
@@ -32,7 +32,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Flight:
+class _InFlight:
     """searches: the attempts that the sequences were in."""
 
     kind: Kind
@@ -42,12 +42,19 @@ class _Flight:
     def pairs(self) -> list[tuple[DecodeSequence, Search | None]]:
         return list(zip(self.launched.sequences, self.searches, strict=True))
 
+    def leave(self) -> None:
+        """No kernel of this launch writes any more."""
+        for sequence, search in self.pairs():
+            sequence.n_in_flight -= 1
+            if sequence.search is search:
+                sequence.n_ahead -= 1
 
-class Flights:
+
+class LaunchQueue:
     """Launches and collects. For the loop's thread.
 
-    take: gets a sequence's outputs. fail: told of one whose forward raised though it ran alone.
-    let_go: told of one that has its answer, once nothing of it is in flight.
+    take: gets a sequence's outputs. fail: gets one whose forward raised though it ran alone.
+    retire: gets one that has its answer, once nothing of it is in flight.
     """
 
     def __init__(
@@ -57,29 +64,32 @@ class Flights:
         counters: Counters,
         take: Callable[[Kind, DecodeSequence, list[StepOutput]], None],
         fail: Callable[[DecodeSequence, Exception], None],
-        let_go: Callable[[DecodeSequence], None],
+        retire: Callable[[DecodeSequence], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._runner = runner
         self._depth = depth
         self._counters = counters
         self._take = take
         self._fail = fail
-        self._let_go = let_go
-        self._flights: deque[_Flight] = deque()
+        self._retire = retire
+        self._clock = clock
+        self._in_flight: deque[_InFlight] = deque()
 
     def launch(self, kind: Kind, sequences: Sequence[DecodeSequence]) -> None:
         """Launch a forward of sequences of which each may step; at depth 0 collect it as well."""
         if not sequences:
             return
-        begun = time.monotonic()
+        begun = self._clock()
         try:
             launched = self._run(kind, sequences)
-        except Exception:
-            logger.exception("a batch of %d raised: running each alone", len(sequences))
+        except Exception as error:
             self.collect()  # what was launched before it stands
-            self._each_alone(sequences)
+            self._run_each_alone(sequences, error)
             return
-        self._flights.append(_Flight(kind, launched, tuple(s.search for s in launched.sequences)))
+        self._in_flight.append(
+            _InFlight(kind, launched, tuple(s.search for s in launched.sequences))
+        )
         for sequence in launched.sequences:
             sequence.n_in_flight += 1
             sequence.n_ahead += 1
@@ -89,81 +99,72 @@ class Flights:
 
     def collect_all_but_last(self) -> None:
         """Take results, but for `depth` launches that no search has to decide about first."""
-        last = self._flights[-1].searches if self._flights else ()
+        last = self._in_flight[-1].searches if self._in_flight else ()
         ahead = all(search is not None and search.runs_ahead for search in last)
         self.collect(self._depth if ahead else 0)
 
     def collect(self, keep: int = 0) -> None:
         """Take the results of all but the `keep` last launches, in order."""
-        while len(self._flights) > keep:
-            flight = self._flights.popleft()
-            begun = time.monotonic()
+        while len(self._in_flight) > keep:
+            oldest = self._in_flight.popleft()
+            begun = self._clock()
             try:
-                outputs = self._runner.collect(flight.launched)
-            except Exception:
-                logger.exception("a batch of %d raised: running each alone", len(flight.searches))
-                self._run_again(flight)
+                outputs = self._runner.collect(oldest.launched)
+            except Exception as error:
+                self._run_again(oldest, error)
                 return
-            self._count(flight.kind, begun)
-            self._counters.steps += flight.kind is Kind.DECODE
-            self._land(flight)
-            for (sequence, search), rows in zip(flight.pairs(), outputs, strict=True):
+            self._count(oldest.kind, begun)
+            self._counters.steps += oldest.kind is Kind.DECODE
+            oldest.leave()
+            for (sequence, search), rows in zip(oldest.pairs(), outputs, strict=True):
                 if sequence.search is search and not sequence.resolved:
-                    self._take(flight.kind, sequence, rows)
-                self._let_go_if_done(sequence)
+                    self._take(oldest.kind, sequence, rows)
+                self._retire_if_done(sequence)
 
     def abandon(self) -> None:
         """Wait for all that was launched, and take none of it."""
-        while self._flights:
-            flight = self._flights.popleft()
+        while self._in_flight:
+            oldest = self._in_flight.popleft()
             try:
-                self._runner.collect(flight.launched)
+                self._runner.collect(oldest.launched)
             except Exception:
-                logger.exception("a batch of %d was given up", len(flight.searches))
-            self._land(flight)
+                logger.exception("a batch of %d was given up", len(oldest.searches))
+            oldest.leave()
 
     def _run(self, kind: Kind, sequences: Sequence[DecodeSequence]) -> Launched:
         run = self._runner.prefill if kind is Kind.PREFILL else self._runner.decode
         return run(sequences)
 
-    def _land(self, flight: _Flight) -> None:
-        for sequence, search in flight.pairs():
-            sequence.n_in_flight -= 1
-            if sequence.search is search:
-                sequence.n_ahead -= 1
-
-    def _run_again(self, flight: _Flight) -> None:
+    def _run_again(self, failed: _InFlight, error: Exception) -> None:
         """What came after a forward that failed was fed by it: all of it counts for nothing."""
-        sequences = dict.fromkeys(flight.launched.sequences)
-        for later in self._flights:
+        sequences = dict.fromkeys(failed.launched.sequences)
+        for later in self._in_flight:
             sequences |= dict.fromkeys(later.launched.sequences)
-        self._land(flight)
+        failed.leave()
         self.abandon()
-        self._each_alone(list(sequences))
+        self._run_each_alone(list(sequences), error)
 
-    def _each_alone(self, sequences: Sequence[DecodeSequence]) -> None:
+    def _run_each_alone(self, sequences: Sequence[DecodeSequence], error: Exception) -> None:
         for sequence in sequences:
             if not sequence.can_step:
-                self._let_go_if_done(sequence)
-                continue
-            begins = not any(row.tokens for row in sequence.live)
-            kind = Kind.PREFILL if begins else Kind.DECODE
-            try:
-                self._runner.restore(sequence)
-                outputs = self._runner.collect(self._run(kind, [sequence]))[0]
-            except DeviceLostError:
-                raise
-            except Exception as error:
-                self._fail(sequence, error)
-            else:
-                self._take(kind, sequence, outputs)
+                self._retire_if_done(sequence)
+        steppable = [sequence for sequence in sequences if sequence.can_step]
+        for sequence, (kind, outputs) in run_alone(error, steppable, self._step_alone, self._fail):
+            self._take(kind, sequence, outputs)
 
-    def _let_go_if_done(self, sequence: DecodeSequence) -> None:
+    def _step_alone(self, sequence: DecodeSequence) -> tuple[Kind, list[StepOutput]]:
+        """One forward of one sequence, from what the host knows of it."""
+        begins = not any(row.tokens for row in sequence.live)
+        kind = Kind.PREFILL if begins else Kind.DECODE
+        self._runner.restore(sequence)
+        return kind, self._runner.collect(self._run(kind, [sequence]))[0]
+
+    def _retire_if_done(self, sequence: DecodeSequence) -> None:
         if sequence.resolved and not sequence.n_in_flight:
-            self._let_go(sequence)
+            self._retire(sequence)
 
     def _count(self, kind: Kind, begun: float) -> None:
-        seconds = time.monotonic() - begun
+        seconds = self._clock() - begun
         if kind is Kind.PREFILL:
             self._counters.prefill_s += seconds
         else:

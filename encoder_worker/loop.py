@@ -1,0 +1,239 @@
+"""What the encoder engine's thread does: take windows, encode them into pages, publish.
+
+Per batch it reserves export pages, launches log-mel, encoder and cross K/V into the pages, waits,
+and publishes. On a GPU, and on a CPU once its kernels are built, the next batch, if it is full, is
+launched before this one is waited for. No window holds a page before it is encoded; a full export
+pool stops the loop until pages come free, which is the backpressure that reaches the client.
+A window that cannot be encoded or published fails alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from cluster.batches import run_alone
+from cluster.errors import ConfigurationError, DeadlineExceededError
+from cluster.kv.exporter import KVExporter
+from cluster.messages import WINDOW_SAMPLES, EncodeReply, EncodeTimings
+from cluster.metrics import Recorder
+from encoder_worker.batcher import Batcher, QueuedWindow
+from encoder_worker.checks import as_worker_error
+from encoder_worker.exports import Exports, Pages, reserve
+from encoder_worker.forward import WindowEncoder
+from encoder_worker.gpu.static_encoder import Ready
+from encoder_worker.stats import Counts
+
+IDLE_WAIT_S = 0.25  # how long the loop sleeps with an empty queue; a new window wakes it
+PAGE_WAIT_S = 0.05  # how long it waits for pages before it looks for expired windows again
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Windows, and the pages of `exporter` that each of them will fill."""
+
+    exporter: KVExporter
+    windows: list[QueuedWindow]
+    reserved: list[Pages]
+
+    def one_by_one(self) -> list[_Batch]:
+        pairs = zip(self.windows, self.reserved, strict=True)
+        return [_Batch(self.exporter, [window], [pages]) for window, pages in pairs]
+
+
+@dataclass(frozen=True, slots=True)
+class _Launched:
+    """A batch that the device works on, or has done."""
+
+    batch: _Batch
+    started_s: float
+    ready: Ready
+
+
+class EncodeLoop:
+    """All methods run on the engine's thread, but for `fail_queued`.
+
+    clock: monotonic seconds, the batcher's.
+    """
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        exports: Exports,
+        forward: WindowEncoder,
+        max_batch: int,
+        recorder: Recorder,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.counts = Counts()
+        self.forward = forward
+        self._batcher = batcher
+        self._exports = exports
+        self._max_batch = max_batch
+        self._recorder = recorder
+        self._clock = clock
+        self._running: list[QueuedWindow] = []
+        self._done_s = 0.0  # when the device was last found done
+        self._stopping = False
+
+    def warm_up(self) -> None:
+        """One window of silence, so that the first request does not pay for first calls."""
+        silence = np.zeros(WINDOW_SAMPLES, dtype=np.int16)
+        for exporter in self._exports:
+            pool, reserved = exporter.pool.tensor, reserve(exporter, 1, PAGE_WAIT_S)
+            if not reserved:
+                raise ConfigurationError("the export pool has no free page at start")
+            try:
+                self.forward.prepare(pool, self._max_batch)
+                self.forward([silence], pool, reserved).wait()
+                if self._exports.wants_choice and exporter.layout.payload == "cross_kv":
+                    self._exports.choose_by(self.forward.time_projection(pool, reserved[0]))
+            finally:
+                exporter.abandon(reserved[0])
+
+    def step(self) -> None:
+        """Wait for a batch, then encode until none is ready."""
+        n_ready = self._batcher.wait(IDLE_WAIT_S)
+        self._fail_expired()
+        if not n_ready:
+            return
+        launched = self._take(n_ready, PAGE_WAIT_S)
+        while launched is not None:
+            # The device goes on with a full batch while the host publishes this one. A batch that
+            # is not full has nothing to gain from an early start: it may still grow.
+            self._fail_expired()
+            full = self.forward.is_async and len(self._batcher) >= self._max_batch
+            goes_on = full and not self._stopping
+            following = self._take(self._max_batch, 0.0) if goes_on else None
+            self._complete(launched)
+            launched = following
+
+    def stop(self) -> None:
+        """Take no further batch; from any thread."""
+        self._stopping = True
+        self._batcher.wake()
+
+    def fail_all(self, error: Exception) -> None:
+        """Fail every window, those on the device too; after the loop has ended."""
+        for window in self._running:
+            self._fail(window, error)
+        self.fail_queued(error)
+
+    def fail_queued(self, error: Exception) -> None:
+        """From any thread."""
+        for window in self._batcher.clear():
+            self._fail(window, error)
+
+    def _take(self, n_windows: int, page_wait_s: float) -> _Launched | None:
+        """Launch the next windows, as many as there are pages for; None when that is none."""
+        exporter = self._exports.next()
+        reserved = reserve(exporter, n_windows, page_wait_s)
+        windows = self._batcher.pop(len(reserved))
+        for surplus in reserved[len(windows) :]:  # windows were cancelled meanwhile
+            exporter.abandon(surplus)
+        if not windows:
+            return None
+        self._running += windows
+        batch = _Batch(exporter, windows, reserved[: len(windows)])
+        try:
+            return self._launch(batch)
+        except Exception as error:
+            self._encode_alone(batch, error)
+            return None
+
+    def _launch(self, batch: _Batch) -> _Launched:
+        started_s = self._clock()
+        pcm = [window.request.pcm for window in batch.windows]
+        file_mels = [window.request.file_mel for window in batch.windows]
+        ready = self.forward(pcm, batch.exporter.pool.tensor, batch.reserved, file_mels)
+        return _Launched(batch, started_s, ready)
+
+    def _complete(self, launched: _Launched) -> None:
+        """Wait for a batch and publish it."""
+        try:
+            launched.ready.wait()
+        except Exception as error:
+            self._encode_alone(launched.batch, error)
+        else:
+            self._publish_all(launched)
+
+    def _encode_alone(self, batch: _Batch, error: Exception) -> None:
+        """Encode the windows of a batch that raised one by one, so that only the culprits fail."""
+        for _, launched in run_alone(error, batch.one_by_one(), self._encode, self._give_up):
+            self._publish_all(launched)
+
+    def _encode(self, batch: _Batch) -> _Launched:
+        launched = self._launch(batch)
+        launched.ready.wait()
+        return launched
+
+    def _give_up(self, batch: _Batch, error: Exception) -> None:
+        for window, pages in zip(batch.windows, batch.reserved, strict=True):
+            batch.exporter.abandon(pages)
+            self._fail(window, as_worker_error(error))
+        self._finish(batch.windows)
+
+    def _publish_all(self, launched: _Launched) -> None:
+        batch, now = launched.batch, self._clock()
+        encode_s = now - max(launched.started_s, self._done_s)  # not while it stood behind another
+        self._done_s = now
+        self.counts.add_batch(len(batch.windows), encode_s)
+        self._recorder.observe("splitscribe_encode_seconds", encode_s)
+        self._recorder.observe("splitscribe_encoder_batch_windows", len(batch.windows))
+        for window, pages in zip(batch.windows, batch.reserved, strict=True):
+            queue_s = launched.started_s - window.arrived_s
+            self._recorder.observe("splitscribe_encoder_queue_seconds", queue_s)
+            timings = EncodeTimings(queue_s, encode_s, len(batch.windows))
+            self._publish(batch.exporter, window, pages, timings)
+        self._finish(batch.windows)
+
+    def _publish(
+        self, exporter: KVExporter, window: QueuedWindow, pages: Pages, timings: EncodeTimings
+    ) -> None:
+        if window.future.cancelled():
+            exporter.abandon(pages)
+            return
+        request = window.request
+        try:
+            handle = exporter.publish(
+                pages,
+                request_id=request.request_id,
+                window=request.window,
+                attempt=request.attempt,
+                frames=exporter.layout.n_frames,  # Whisper attends to the padding too
+            )
+        except Exception as error:
+            exporter.abandon(pages)
+            self._fail(window, as_worker_error(error))
+            return
+        if window.future.set_running_or_notify_cancel():
+            window.future.set_result(EncodeReply(handle, timings))
+        else:
+            exporter.revoke(handle.lease)
+
+    def _finish(self, windows: list[QueuedWindow]) -> None:
+        self._running = [window for window in self._running if window not in windows]
+        self._batcher.finish(windows)
+        self._record_gauges()
+
+    def _fail_expired(self) -> None:
+        for window in self._batcher.expire():
+            self.counts.expired += 1
+            self._fail(window, DeadlineExceededError("no encoder had room for it in time"))
+
+    def _fail(self, window: QueuedWindow, error: Exception) -> None:
+        if window.future.done():
+            return
+        self.counts.failed += 1
+        if window.future.set_running_or_notify_cancel():
+            window.future.set_exception(error)
+
+    def _record_gauges(self) -> None:
+        record = self._recorder.set
+        record("splitscribe_encoder_queue_windows", len(self._batcher))
+        record("splitscribe_encoder_queue_audio_seconds", self._batcher.queued_audio_s)
+        record("splitscribe_export_pages_free", self._exports.n_free_pages)
+        record("splitscribe_export_leases", self._exports.n_leases)
