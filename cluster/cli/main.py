@@ -15,8 +15,7 @@ from rich.console import Console
 
 from cluster.cli.operate.commands import deploy, down, status, up
 from cluster.cli.operate.config_commands import config
-from cluster.cli.transcribe.command import transcribe
-from cluster.cli.transcribe.flags import WhisperCommand
+from cluster.cli.transcribe.entry import TranscribeCommand, transcribe
 from cluster.errors import SplitscribeError
 from cluster.settings import Device, DType, LogLevel, PlacementName, Settings, Transport
 from cluster.settings_sources import load_settings
@@ -99,7 +98,7 @@ def serve(
         serve_foreground(settings, ray_address, err, stop)
 
 
-app.command(cls=WhisperCommand)(transcribe)
+app.command(cls=TranscribeCommand)(transcribe)
 for command in (up, deploy, status, down):
     app.command(rich_help_panel="Clusters of several machines")(command)
 app.add_typer(config, rich_help_panel="Clusters of several machines")

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from cluster.messages import Task
-from router.api.kinds import Schema, Threshold
+from router.api.kinds import Schema
 from router.api.request_fields import RequestField, fields_of
 from router.api.responses import ErrorResponse, TextDeltaEvent, TextDoneEvent
 
@@ -60,16 +60,9 @@ be honoured beside the others, is refused with a 400 that names it.
 """
 
 
-def described(field: RequestField) -> str:
-    """All that is to be said of a field, in Markdown."""
-    condition = "Only with `decoding=sequential`. " if field.only_sequential else ""
-    off = " `none` turns it off." if isinstance(field.kind, Threshold) else ""
-    return f"{condition}{field.help}{off}"
-
-
 def _property(field: RequestField) -> Schema:
     ours = "" if field.origin == "OpenAI" else " (Not in OpenAI's API.)"
-    schema = {**field.kind.schema(), "description": described(field) + ours}
+    schema = {**field.kind.schema(), "description": field.description + ours}
     if field.default not in (None, ()):
         schema["default"] = field.default
     return schema

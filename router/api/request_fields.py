@@ -81,6 +81,13 @@ class RequestField:
         return attrgetter(self.attribute)(_USUAL) if self.attribute else None
 
     @property
+    def description(self) -> str:
+        """All that is to be said of it, in Markdown."""
+        condition = "Only with `decoding=sequential`. " if self.only_sequential else ""
+        off = " `none` turns it off." if isinstance(self.kind, Threshold) else ""
+        return f"{condition}{self.help}{off}"
+
+    @property
     def spelling(self) -> str:
         """The name as the documentation writes it."""
         return f"{self.name}[]" if self.kind.shape == "list" else self.name
@@ -248,7 +255,7 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "logprob_threshold",
             Threshold(MIN_LOGPROB, 0),
-            "A lower mean has failed.",
+            "Text whose mean log probability is lower has failed: the model is unsure of it.",
             "openai/whisper",
             "--logprob-threshold",
             "gates.avg_logprob",
@@ -299,8 +306,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "clip_timestamps",
             Times(MAX_CLIP_S),
-            "start, end, start, end, ... in seconds: the parts to transcribe. One text with commas "
-            "will do.",
+            "start, end, start, end, ... in seconds: the parts to transcribe; a last start without "
+            "an end lasts to the file's end. One text with commas will do.",
             "openai/whisper",
             "--clip-timestamps",
             "sequential.clip_timestamps",
@@ -308,7 +315,7 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "hallucination_silence_threshold",
             Threshold(0, MAX_SILENCE_S),
-            "Skip silence of so many seconds around odd words.",
+            "Skip silence of so many seconds around odd words, which may be made up.",
             "openai/whisper",
             "--hallucination-silence-threshold",
             "sequential.hallucination_silence_threshold",

@@ -1,19 +1,28 @@
-"""How openai/whisper's command lines are read: their spelling, and their values True and None.
+"""The flags of `splitscribe transcribe`: those of the API's fields, and the command's own.
 
-`--word_timestamps True`, `--word-timestamps true` and `--word-timestamps` alone mean the same, and
-so do underscores and dashes everywhere. Knows no single flag.
+A field's flag takes its text as the API does, and `router.api.kinds` checks it; None says that the
+flag was not there. Declared as parameters of a function, which is how typer reads them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from inspect import Parameter
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
 
 import typer
-from typer.core import TyperCommand
 
-SWITCH = "True|False"  # the metavar by which a command's switches are known
+from cluster.cli.transcribe.spelling import SWITCH
+from router.api.kinds import Boolean, Choice, Integer, Number, Threshold, Times
+from router.api.params import LADDER
+from router.api.request_fields import FIELDS, SECTIONS, RequestField
+
+DEFAULT_JOBS = 4
+FALLBACK_STEP = f"{LADDER[1] - LADDER[0]:g}"  # between the server's temperatures
 
 
 class Switch(StrEnum):
@@ -24,41 +33,6 @@ class Switch(StrEnum):
 
     def __bool__(self) -> bool:
         return self is Switch.true
-
-
-class WhisperCommand(TyperCommand):
-    """A command whose flags are declared with dashes, and whose switches have `SWITCH`."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        options = {name for param in self.params for name in param.opts if name.startswith("--")}
-        switches = {name for param in self.params if param.metavar == SWITCH for name in param.opts}
-        return super().parse_args(ctx, normalised(args, options, switches))
-
-
-def normalised(
-    args: Sequence[str], options: Collection[str], switches: Collection[str]
-) -> list[str]:
-    """Every flag with dashes, every switch with its value: `--no-x` is `--x=False`."""
-    plain: list[str] = []
-    for i, arg in enumerate(args):
-        if arg == "--":
-            return [*plain, *args[i:]]
-        name, equals, value = arg.partition("=")
-        name = name.replace("_", "-") if name.startswith("--") else name
-        positive = "--" + name.removeprefix("--no-")
-        if name in switches and not equals and not _is_bool(args[i + 1 : i + 2]):
-            plain.append(f"{name}=True")
-        elif name in options:
-            plain.append(name + equals + value)
-        elif name.startswith("--no-") and positive in switches and not equals:
-            plain.append(f"{positive}=False")
-        else:
-            plain.append(arg)
-    return plain
-
-
-def _is_bool(args: Sequence[str]) -> bool:
-    return bool(args) and args[0].lower() in ("true", "false")
 
 
 def optional_text(text: str) -> str | None:
@@ -72,3 +46,138 @@ def optional_int(text: str) -> int | None:
         return None if optional_text(text) is None else int(text)
     except ValueError:
         raise typer.BadParameter(f"{text!r} is no whole number") from None
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One flag. kind: a type that typer knows; more: further arguments of `typer.Option`."""
+
+    name: str
+    kind: Any
+    help: str
+    default: Any = None
+    more: Mapping[str, Any] = field(default_factory=dict)
+    short: tuple[str, ...] = ()
+
+    def parameter(self, panel: str) -> Parameter:
+        names = (f"--{self.name.replace('_', '-')}", *self.short)
+        option = typer.Option(*names, help=self.help, rich_help_panel=panel, **self.more)
+        annotation = cast(Any, Annotated)[self.kind, option]
+        return Parameter(
+            self.name, Parameter.KEYWORD_ONLY, default=self.default, annotation=annotation
+        )
+
+
+ONE_OF_TWO = {"case_sensitive": False, "metavar": SWITCH}
+LIMIT = {"metavar": "INT", "parser": optional_int}
+THRESHOLD = {"metavar": "NUMBER|None"}
+NUMBER = {"metavar": "NUMBER", "parser": optional_text}
+
+# By panel, in the help's order. The flags of the fields' sections come first in their panels.
+OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
+    "Where the work is done": (
+        Flag("model", str, "'demo', a folder, a Hub id, or a short name such as turbo", "demo"),
+        Flag("device", str, "auto, cpu or cuda", "auto"),
+        Flag("threads", int, "torch threads; 0: every core", 0, {"min": 0}),
+        Flag(
+            "fp16",
+            Switch | None,
+            "False: compute in float32; else as the device likes",
+            more=ONE_OF_TWO,
+        ),
+        Flag("jobs", int, "files in work at a time", DEFAULT_JOBS, {"min": 1}),
+        Flag("server", str | None, "URL of a running server; omitted: in this process"),
+        Flag("api_key", str | None, "the server's", more={"envvar": "OPENAI_API_KEY"}),
+    ),
+    "What is said": (
+        Flag(
+            "task",
+            Literal["transcribe", "translate"],
+            "translate: into English",
+            "transcribe",
+        ),
+    ),
+    "What is written": (
+        Flag("output_dir", Path, "folder for the results", Path("."), short=("-o",)),
+        Flag(
+            "output_format",
+            Literal["txt", "vtt", "srt", "tsv", "json", "all"],
+            "one format, or all five",
+            "all",
+            short=("-f",),
+        ),
+        Flag("verbose", Switch, "print segments too", Switch.true, ONE_OF_TWO),
+        Flag("word_timestamps", Switch, "find when each word is spoken", Switch.false, ONE_OF_TWO),
+        Flag(
+            "highlight_words",
+            Switch,
+            "underline each word as it is spoken (srt, vtt)",
+            Switch.false,
+            ONE_OF_TWO,
+        ),
+        Flag("max_line_width", int | None, "characters in a line of a subtitle", more=LIMIT),
+        Flag(
+            "max_line_count", int | None, "lines in a subtitle, with --max-line-width", more=LIMIT
+        ),
+        Flag("max_words_per_line", int | None, "words in a subtitle", more=LIMIT),
+    ),
+    "How text is found": (),
+    "When a window is tried again": (
+        Flag(
+            "temperature_increment_on_fallback",
+            str,
+            "from temperature 0, go up by this to 1; None: never try again",
+            FALLBACK_STEP,
+            THRESHOLD,
+        ),
+    ),
+}
+
+
+def parameters() -> Iterator[Parameter]:
+    """Of a function that takes the files and every flag by name."""
+    files = typer.Argument(help="audio or video files", metavar="FILE")
+    yield Parameter("files", Parameter.KEYWORD_ONLY, annotation=Annotated[list[Path], files])
+    for panel in dict.fromkeys((*OWN_FLAGS, *SECTIONS)):
+        for one in SECTIONS.get(panel, ()):
+            if one.flag:
+                yield _of_field(one).parameter(panel)
+        for flag in OWN_FLAGS.get(panel, ()):
+            yield flag.parameter(panel)
+
+
+def parameter_name(of: RequestField) -> str:
+    return of.flag.removeprefix("--").replace("-", "_")
+
+
+def _of_field(of: RequestField) -> Flag:
+    kind: Any = str
+    more: dict[str, Any] = {}
+    match of.kind:
+        case Boolean():
+            kind, more = Switch, ONE_OF_TWO
+        case Choice(choices):
+            kind = cast(Any, Literal)[choices]
+        case Threshold():
+            more = THRESHOLD
+        case Number() | Integer():
+            more = NUMBER
+        case Times():
+            more = {"metavar": "S,S,..."}
+    return Flag(parameter_name(of), kind | None, _help(of), more=more)
+
+
+def _help(of: RequestField) -> str:
+    """The field's description with flags in place of fields, and its default."""
+    text = re.sub("`([^`]+)`", _spelled, of.description)
+    if of.default in (None, ()):
+        return text
+    default = f"{of.default:g}" if isinstance(of.default, float) else of.default
+    return rf"{text} \[default: {default}]"
+
+
+def _spelled(quoted: re.Match[str]) -> str:
+    name, equals, value = quoted[1].partition("=")
+    if name in FIELDS and FIELDS[name].flag:
+        return FIELDS[name].flag + equals.replace("=", " ") + value
+    return "None" if name == "none" else quoted[1]

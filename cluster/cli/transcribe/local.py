@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.transcribe.job import Job, Transcriber, Watcher
-from cluster.errors import UnsupportedValueError
-from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
-from router.api.params import TranscriptionParams
+from router.api.rules import check_model
 from router.interface import RequestContext
 from router.transcript import Transcript
 
@@ -43,7 +41,7 @@ async def in_process(job: Job) -> AsyncIterator[Transcriber]:
 
     params = job.params
     async with local_transcriber(local_settings(job)) as transcriber:
-        check_model(params, transcriber.tokenizer)
+        check_model(params, transcriber.tokenizer.languages)
 
         async def transcribe_one(file: Path, watcher: Watcher) -> Transcript:
             context = RequestContext.unlimited(file.name, NO_DEADLINE_S)
@@ -64,20 +62,3 @@ def local_settings(job: Job) -> Settings:
     }
     flags = {"model": job.params.model, "router": NO_LIMITS, "encoder": role, "decoder": role}
     return load_settings(None, flags)
-
-
-def check_model(params: TranscriptionParams, tokenizer: WhisperTokenizer) -> None:
-    """Refuse what the checkpoint does not know.
-
-    Raises:
-        UnsupportedValueError: another language, or a translation by an English-only model.
-    """
-    if params.task == "translate" and not tokenizer.is_multilingual:
-        raise UnsupportedValueError(
-            f"model {params.model} knows English only: nothing to translate"
-        )
-    if params.language is not None and params.language not in tokenizer.languages:
-        raise UnsupportedValueError(
-            f"model {params.model} does not know language '{params.language}'; "
-            f"it knows: {', '.join(sorted(tokenizer.languages))}"
-        )

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import whisper
 
-from cluster.cli.transcribe.command import FALLBACK_STEP, LOGPROB, NO_SPEECH, RATIO
+from cluster.cli.transcribe.flags import FALLBACK_STEP
 from cluster.errors import SplitscribeError
 from cluster.messages import QualityGates
 from router.api.params import LADDER, SequentialOptions, TranscriptionParams
+from router.api.request_fields import FIELDS
 from router.api.subtitles import CueOptions
 from tests.unit.cli.transcribe.conftest import CommandLine, MakeJob
 
@@ -56,11 +59,14 @@ def test_without_flags_nothing_is_as_it_is_not_usually(job_of: MakeJob) -> None:
     assert job.verbose
 
 
-def test_defaults_shown_are_the_gates_own() -> None:
-    gates = QualityGates()
-    assert (float(RATIO), float(LOGPROB)) == (gates.compression_ratio, gates.avg_logprob)
-    assert float(NO_SPEECH) == gates.no_speech_prob
-    assert float(FALLBACK_STEP) == LADDER[1] - LADDER[0]
+def test_what_is_so_anyway_is_not_sent(job_of: MakeJob) -> None:
+    line = (
+        "a.wav --temperature 0.0 --beam_size 1 --compression_ratio_threshold 2.4 "
+        "--logprob_threshold -1.0 --no_speech_threshold 0.6"
+    )
+    job = job_of(*line.split())
+    assert job.params == USUAL
+    assert job.form == {}
 
 
 def test_a_command_line_of_whispers_is_understood_word_for_word(job_of: MakeJob) -> None:
@@ -175,7 +181,31 @@ def test_what_cannot_work_is_refused_before_any_work(job_of: MakeJob, line: str,
         job_of("a.wav", *line.split())
 
 
-def test_help_has_its_flags_in_panels(command_line: CommandLine) -> None:
-    says = command_line("--help").output
+def test_help_has_its_flags_in_panels_with_their_defaults(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    says = " ".join(command_line("--help").output.replace("│", " ").split())
     for panel in ("What is said", "What is written", "How long files are read"):
         assert panel in says
+    for field in FIELDS.values():
+        assert field.flag in says
+    gates = QualityGates()
+    for default in (
+        gates.compression_ratio,
+        gates.avg_logprob,
+        gates.no_speech_prob,
+        FALLBACK_STEP,
+    ):
+        assert f"[default: {float(default or 0):g}]" in says
+    assert "`" not in says
+
+
+def test_help_of_all_commands_does_not_wait_for_the_flags_of_this_one() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from cluster.cli.main import app; "
+        "shown = CliRunner().invoke(app, ['--help']).output; "
+        "assert 'Transcribe files' in shown; "
+        "assert 'router.api.request_fields' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,91 @@
+"""The tables of a request's fields, written from the fields' own declarations.
+
+`configs/API.md` is its output; a test keeps the two equal.
+
+    python -m cluster.cli.reference_api > configs/API.md
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.api.request_fields import NOT_OFFERED, SECTIONS, RequestField
+
+_REFUSED = ", ".join(f"`{name}`" for name in NOT_OFFERED)
+HEADER = f"""\
+<!-- Written by `python -m cluster.cli.reference_api > configs/API.md`. -->
+# The fields of a request
+
+`POST /v1/audio/transcriptions` and `POST /v1/audio/translations` take a multipart form with the
+fields below, in any order. The table says which endpoint has each, whose field it is, and its
+flag of `splitscribe transcribe`. Fields that are not OpenAI's go into `extra_body` of its SDKs.
+
+A list may be sent as `name[]` several times, as `name[0]`, `name[1]` and so on, or as JSON in
+`name`; an object as `name[key]` or as JSON in `name`. Flags may be written with dashes or with
+underscores. A field or value that is not described here, or that could not be honoured beside the
+others, is refused with a 400 that names it; so are OpenAI's fields
+{_REFUSED}.
+"""
+HEAD = """\
+| field | values | default | what it does | from | endpoints | flag |
+| --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def reference_api() -> str:
+    """The whole file as text."""
+    tables = (
+        "\n".join((f"\n## {section}\n", HEAD, *map(_row, fields))) + "\n"
+        for section, fields in SECTIONS.items()
+    )
+    return HEADER + "".join(tables)
+
+
+def _row(field: RequestField) -> str:
+    schema = field.kind.schema()
+    cells = (
+        f"`{field.spelling}`",
+        _values(schema),
+        _default(schema.get("default", field.default)),
+        field.description,
+        field.origin,
+        "both" if "translate" in field.tasks else "transcriptions",
+        f"`{field.flag}`" if field.flag else "",
+    )
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _default(value: Any) -> str:
+    if value in (None, ()):
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def _values(schema: dict[str, Any]) -> str:
+    """What a JSON schema allows, in words."""
+    match schema:
+        case {"oneOf": kinds}:
+            return " or ".join(map(_values, kinds))
+        case {"enum": values}:
+            return ", ".join(f"`{value}`" for value in values)
+        case {"items": items}:
+            return f"list of: {_values(items)}"
+        case {"properties": parts}:
+            return "object of " + "; ".join(_part(name, part) for name, part in parts.items())
+        case {"type": kind, "minimum": low, "maximum": high}:
+            return f"{'whole number' if kind == 'integer' else 'number'} from {low} to {high}"
+        case {"type": "boolean"}:
+            return "`true`, `false`"
+        case {"format": "binary"}:
+            return "file"
+    return "text"
+
+
+def _part(name: str, schema: dict[str, Any]) -> str:
+    about = f": {schema['description']}" if "description" in schema else ""
+    return f"`{name}` ({_values(schema)}){about.removesuffix('.')}"
+
+
+if __name__ == "__main__":
+    print(reference_api(), end="")
