@@ -160,7 +160,8 @@ def _label(system: str) -> str:
 
 
 def _machine(run: Run) -> str:
-    return f"{run['cpu']} (Zen 5), {run['cores']} cores, no GPU"
+    cpu = run["cpu"].replace("family 26 model 2", "Zen 5")
+    return f"{cpu}, {run['cores']} cores, no GPU"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ nothing of what was measured; `benchmark.plots.__main__` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -80,15 +80,15 @@ class Chart:
 
 def bar_chart(chart: Chart) -> str:
     """A bar from 0 to each value, and a circle for each round."""
-    return _drawn(chart, has_bars=True)
+    return _drawn(chart, _Panel.bar)
 
 
 def dot_chart(chart: Chart) -> str:
     """A dot at each value."""
-    return _drawn(chart, has_bars=False)
+    return _drawn(chart, _Panel.dot)
 
 
-def _drawn(chart: Chart, *, has_bars: bool) -> str:
+def _drawn(chart: Chart, mark: Mark) -> str:
     bottom = TOP + ROW * len(chart.rows)
     height = bottom + FOOT + NOTE * len(chart.notes) + 8
     width = (WIDTH - MARGIN - LABELS_END - GAP * (len(chart.panels) - 1)) / len(chart.panels)
@@ -104,10 +104,7 @@ def _drawn(chart: Chart, *, has_bars: bool) -> str:
         panel = _Panel(chart, LABELS_END + number * (width + GAP), width, bottom)
         parts += [_text(panel.left, 88, name, "bold"), *panel.scale()]
         for index, row in enumerate(chart.rows):
-            rounds = row.rounds[number] if row.rounds else ()
-            y = _middle(index)
-            parts += panel.bar(row, row.values[number], rounds, y) if has_bars else ()
-            parts += () if has_bars else panel.dot(row, row.values[number], y)
+            parts += mark(panel, row, number, _middle(index))
     parts += [
         _text(MARGIN, bottom + FOOT + NOTE * (number + 1) - 4, note, "soft")
         for number, note in enumerate(chart.notes)
@@ -141,7 +138,9 @@ class _Panel:
             yield _line(self.x(value), TOP - 4, self.bottom, "bound")
             yield _text(self.x(value), TOP - 9, name, "named", "end" if at_right else "start")
 
-    def bar(self, row: Row, value: float, rounds: Sequence[float], y: float) -> Iterator[str]:
+    def bar(self, row: Row, number: int, y: float) -> Iterator[str]:
+        """The mark of panel `number` for a row whose middle is at `y`."""
+        value, rounds = row.values[number], row.rounds[number] if row.rounds else ()
         yield (
             f'<rect class="{_colour(row)}" x="{self.left:.1f}" y="{y - BAR / 2:.1f}" '
             f'width="{self.x(value) - self.left:.1f}" height="{BAR}" rx="2"/>'
@@ -150,7 +149,9 @@ class _Panel:
             yield f'<circle class="round" cx="{self.x(one):.1f}" cy="{y:.1f}" r="2.5"/>'
         yield self._number(row, value, max([value, *rounds]), y)
 
-    def dot(self, row: Row, value: float, y: float) -> Iterator[str]:
+    def dot(self, row: Row, number: int, y: float) -> Iterator[str]:
+        """As `bar`."""
+        value = row.values[number]
         yield f'<circle class="{_colour(row)}" cx="{self.x(value):.1f}" cy="{y:.1f}" r="6"/>'
         yield self._number(row, value, value, y)
 
@@ -159,6 +160,9 @@ class _Panel:
 
     def x(self, value: float) -> float:
         return self.left + self.width * value / self.chart.end
+
+
+Mark = Callable[[_Panel, Row, int, float], Iterator[str]]
 
 
 def _spoken(chart: Chart) -> str:
