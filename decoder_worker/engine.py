@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
@@ -44,12 +45,14 @@ class DecoderEngine:
         settings: DecoderSettings,
         *,
         page_tokens: int = 0,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load the weights, allocate the self-attention pool and start the thread.
 
         Args:
             importer: stays its owner's, who closes it after the engine.
             page_tokens: positions in a page of self-attention KV; 0 takes what suits the device.
+            clock: monotonic seconds, of deadlines and of what is measured.
 
         Raises:
             ConfigurationError: importer, checkpoint and settings do not fit each other.
@@ -70,7 +73,9 @@ class DecoderEngine:
             self._post,
             self._on_leave,
             parts.steps_ahead,
+            clock,
         )
+        self._clock = clock
         self._calls: deque[Call] = deque()  # what other threads ask for, in order
         self._wake = threading.Event()
         self._changed = threading.Condition()  # guards the next five
@@ -79,7 +84,7 @@ class DecoderEngine:
         self._draining = False
         self._closing = False
         self._fault: str | None = None
-        self._heartbeat = time.monotonic()
+        self._heartbeat = self._clock()
         self._thread = threading.Thread(target=self._main, name="decoder-engine", daemon=True)
         self._thread.start()
 
@@ -106,7 +111,7 @@ class DecoderEngine:
         """
         options = request.options
         self._check(options, on_token)
-        now = time.monotonic()
+        now = self._clock()
         sequence = DecodeSequence(
             request=request,
             future=Future(),
@@ -157,7 +162,7 @@ class DecoderEngine:
             return f"the decoder failed: {self._fault}"
         if not self._thread.is_alive():
             return "the decoder's thread has ended"
-        silent_s = time.monotonic() - self._heartbeat
+        silent_s = self._clock() - self._heartbeat
         if silent_s > STUCK_S:
             return f"the decoder's step has not returned for {silent_s:.0f} s"
         return self._importer.healthy()
@@ -220,7 +225,7 @@ class DecoderEngine:
         use_step_threads(self._settings.threads)
         try:
             while not self._closing:
-                self._heartbeat = time.monotonic()
+                self._heartbeat = self._clock()
                 self._take_calls()
                 if not self._loop.step():
                     self._sleep(self._loop.sleep_s())
@@ -249,8 +254,8 @@ class DecoderEngine:
 
     def _shut_down(self, error: WorkerDrainingError) -> None:
         """Answer what is left, then wait for READs: they write to pages of the importer's pool."""
-        until = time.monotonic() + CLOSE_S
-        while self._n_live and time.monotonic() < until:
+        until = self._clock() + CLOSE_S
+        while self._n_live and self._clock() < until:
             self._take_calls()
             self._loop.fail_all(error)
             if self._n_live:

@@ -1,9 +1,8 @@
 """Machine code for this CPU without a C++ compiler: numba's, built in the background, cached.
 
-A role asks for its kernels at start and goes on with torch's own operations until `get` has them;
-numba keeps what it built in its cache folder (NUMBA_CACHE_DIR), so that later starts only load it.
-Here are the loader and what both roles' kernels are made of: bfloat16 as the upper half of a
-float32, and a fast exponential. Imports numba only when something is built.
+A role asks for its kernels at start and goes on with torch's own operations until `get` has them.
+Numba keeps what it built in its cache folder (NUMBA_CACHE_DIR), so that later starts only load it.
+Numba is imported only when something is built.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -24,7 +22,6 @@ from cluster.jit.cache import ensure_jit_cache
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Kernel = Callable[..., None]
 
 
 class InBackground(Generic[T]):
@@ -65,32 +62,3 @@ class InBackground(Generic[T]):
 def as_array(x: Tensor) -> Any:
     """A CPU tensor as a NumPy array on the same memory; bfloat16 as uint16."""
     return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
-
-
-def on_torch_threads(together: Kernel, alone: Kernel) -> Kernel:
-    """A kernel with as many threads as torch has, and where need be one caller at a time.
-
-    To be called after both have run once: numba chooses its threading layer then.
-
-    Args:
-        together: the kernel with a parallel loop. alone: the same on the calling thread, which
-            one thread takes: to begin and to end a parallel loop costs more than its first steps.
-    """
-    import numba
-
-    backend: Any = numba  # whose exports mypy does not see
-    most = backend.config.NUMBA_NUM_THREADS
-    one_at_a_time: AbstractContextManager[Any] = nullcontext()
-    if backend.threading_layer() == "workqueue":
-        one_at_a_time = threading.Lock()
-
-    def call(*args: Any) -> None:
-        n_threads = min(torch.get_num_threads(), most)
-        if n_threads == 1:
-            alone(*args)
-            return
-        backend.set_num_threads(n_threads)  # of the calling thread
-        with one_at_a_time:
-            together(*args)
-
-    return call

@@ -1,4 +1,4 @@
-"""Kernels over rows of a residual stream that both roles run. Imports numba, as `jit_math` does."""
+"""Kernels over rows of a residual stream, which both roles run. Imports numba."""
 
 from __future__ import annotations
 

@@ -46,38 +46,31 @@ class StepTeam:
 
         What the job raises on this thread ends it half done; helpers may be within it a while yet.
         """
-        try:
-            self._run(job, n_units)
-        except BaseException:
-            self._begin_anew()  # the old counters would wait for what nobody does any more
-            raise
-
-    def run_alone(self, job: Job, n_units: int) -> None:
-        """The same on this thread only: for a job that is done before a helper is there."""
-        begin = self._next_unit
-        self._next_unit += n_units
-        try:
-            job(self._counters, begin, True)
-        except BaseException:
-            self._begin_anew()
-            raise
-
-    def _run(self, job: Job, n_units: int) -> None:
-        begin = self._next_unit
-        self._next_unit += n_units
-        helped = self._helpers and time.monotonic() >= self._rests_until
-        if helped:
-            for helper in self._helpers:
-                helper.post(job, begin)
-        before = self._counters[WAITED]
-        job(self._counters, begin, True)
-        if not helped:
+        helpers = self._helpers if time.monotonic() >= self._rests_until else []
+        waited = self._counters[WAITED]
+        self._lead(job, n_units, helpers)
+        if not helpers:
             return
-        if self._counters[WAITED] > before:
+        if self._counters[WAITED] > waited:
             self._rest_s = min(MOST_REST_S, 2 * self._rest_s)
             self._rests_until = time.monotonic() + self._rest_s
         else:
             self._rest_s = LEAST_REST_S
+
+    def run_alone(self, job: Job, n_units: int) -> None:
+        """The same on this thread only: for a job that is done before a helper is there."""
+        self._lead(job, n_units, [])
+
+    def _lead(self, job: Job, n_units: int, helpers: list[_Helper]) -> None:
+        begin = self._next_unit
+        self._next_unit += n_units
+        try:
+            for helper in helpers:
+                helper.post(job, begin)
+            job(self._counters, begin, True)
+        except BaseException:
+            self._begin_anew()  # the old counters would wait for what nobody does any more
+            raise
 
 
 class _Helper:

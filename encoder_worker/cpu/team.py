@@ -12,6 +12,7 @@ on what else there is.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,7 +30,7 @@ from encoder_worker.model import AudioEncoder, EncoderLayer, positions_alike
 
 ROWS = 250  # a unit: its hidden rows (1 MB for base) stay in cache between products
 SCORES_BYTES = 1 << 22  # of the heads that a unit attends with at a time
-LOG2_E = 1.4426950408889634
+LOG2_E = math.log2(math.e)
 
 Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an index on
 

@@ -17,12 +17,8 @@ from whisper import timing
 
 from cluster.errors import CheckpointError, SequenceFailedError
 from cluster.model.checkpoint import open_checkpoint
-from decoder_worker.alignment import (
-    alignment_heads,
-    first_columns,
-    median_filter,
-    standardise,
-)
+from decoder_worker.alignment import alignment_heads
+from decoder_worker.time_warping import first_columns, median_filter, standardise
 from tests.support.aligners import Bench
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint
 
