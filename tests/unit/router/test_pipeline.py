@@ -6,12 +6,15 @@ The pools are played by in-test clients; the real ones are in the end-to-end tes
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 
+from cluster.clock import Clock
 from cluster.errors import (
     DeadlineExceededError,
     HandleRefusedError,
@@ -51,11 +54,12 @@ def pools(tokenizer: WhisperTokenizer) -> PlayedPools:
 DIMS = open_checkpoint(str(cached_checkpoint("micro"))).dims
 SETTINGS: RouterSettings = load_settings(environ={}).router
 PARAMS = TranscriptionParams(model="demo", language="en")
+HURRIED = Clock(time.monotonic, lambda pause_s: asyncio.sleep(pause_s / 100), Random(0))
 
 
 def make_transcriber(audio: PlayedAudio, pools: PlayedPools) -> RequestTranscriber:
     parts: Any = (audio, pools, pools, pools.tokenizer, SETTINGS)
-    return RequestTranscriber(*parts, dims=DIMS)
+    return RequestTranscriber(*parts, dims=DIMS, clock=HURRIED)
 
 
 async def run(
