@@ -4,15 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import signal
-import subprocess
-import sys
-import wave
 from pathlib import Path
 from typing import Any
 
-import av
-import numpy as np
 import pytest
 from rich.console import Console
 
@@ -21,7 +15,6 @@ from cluster.cli.transcribe.local import local_settings
 from cluster.cli.transcribe.run import transcribe_files
 from cluster.demo.samples import sample_path, sample_text
 from cluster.errors import InvalidRequestError, UnsupportedValueError
-from cluster.messages import SAMPLE_RATE
 from cluster.settings import RouterSettings
 from router.api.params import TranscriptionParams
 from router.api.subtitles import CueOptions, srt, tsv, txt, vtt
@@ -91,39 +84,3 @@ def test_what_the_model_does_not_know_is_refused(make_job: MakeJob, paper: Conso
     with pytest.raises(UnsupportedValueError, match="does not know language 'yue'"):
         transcribe_files(job, paper, paper)
     assert not list(job.output_dir.iterdir())
-
-
-def write_long_recording(file: Path, seconds: int) -> None:
-    """A bundled recording over and over."""
-    with av.open(str(sample_path("long"))) as container:
-        pcm = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
-    repeated = np.resize(pcm.astype(np.int16), seconds * SAMPLE_RATE)
-    with wave.open(str(file), "wb") as target:
-        target.setnchannels(1)
-        target.setsampwidth(2)
-        target.setframerate(SAMPLE_RATE)
-        target.writeframes(repeated.tobytes())
-
-
-@pytest.mark.parametrize("decoding", ["parallel", "sequential"])
-def test_ctrl_c_ends_it_cleanly_in_the_middle_of_a_file(tmp_path: Path, decoding: str) -> None:
-    write_long_recording(tmp_path / "talk.wav", 900)
-    command = [Path(sys.executable).with_name("splitscribe"), "transcribe", "talk.wav"]
-    process = subprocess.Popen(
-        [*command, "--threads", "1", "--decoding", decoding, "--language", "en"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert process.stdout is not None
-        assert process.stdout.readline().startswith("[00:0")  # it is at work
-        process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 130
-    assert "splitscribe: interrupted" in told
-    assert "Traceback" not in told
-    assert [file.name for file in tmp_path.iterdir()] == ["talk.wav"]

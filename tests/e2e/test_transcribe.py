@@ -1,0 +1,52 @@
+"""`splitscribe transcribe` in a process of its own, ended by Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import wave
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from cluster.demo.samples import sample_path
+from cluster.messages import SAMPLE_RATE
+from tests.e2e.conftest import SPLITSCRIBE
+
+
+def write_long_recording(file: Path, seconds: int) -> None:
+    """A bundled recording over and over."""
+    with av.open(str(sample_path("long"))) as container:
+        pcm = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
+    repeated = np.resize(pcm.astype(np.int16), seconds * SAMPLE_RATE)
+    with wave.open(str(file), "wb") as target:
+        target.setnchannels(1)
+        target.setsampwidth(2)
+        target.setframerate(SAMPLE_RATE)
+        target.writeframes(repeated.tobytes())
+
+
+@pytest.mark.parametrize("decoding", ["parallel", "sequential"])
+def test_ctrl_c_ends_it_cleanly_in_the_middle_of_a_file(tmp_path: Path, decoding: str) -> None:
+    write_long_recording(tmp_path / "talk.wav", 900)
+    flags = ("--threads", "1", "--decoding", decoding, "--language", "en")
+    process = subprocess.Popen(
+        [SPLITSCRIBE, "transcribe", "talk.wav", *flags],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("[00:0")  # it is at work
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "splitscribe: interrupted" in told
+    assert "Traceback" not in told
+    assert [file.name for file in tmp_path.iterdir()] == ["talk.wav"]
