@@ -1,4 +1,4 @@
-"""An application over a transcriber that needs no workers, and a client in the same process."""
+"""An application over a transcriber that needs no workers, its client, and an audio pool."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+import pytest_asyncio
 from fastapi import FastAPI
 
+from router.audio.pool import AudioPool
 from router.http.routes import create_app
+from tests.support.audio_pools import running
 from tests.support.router_fakes import FakeTranscriber, client_of, make_registry, make_settings
 
 
@@ -27,3 +30,10 @@ def app(transcriber: FakeTranscriber, tmp_path: Path) -> FastAPI:
 async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(app) as client:
         yield client
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def pool() -> AsyncIterator[AudioPool]:
+    """One audio worker for all tests of a module that leave it as it was."""
+    async with running() as pool:
+        yield pool

@@ -35,10 +35,12 @@ from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool
 from router.interface import DeadlineRule, RequestContext, TranscriptionResult, Update
 from router.request import RequestTranscriber
-from tests.support.audio_pools import running, until
+from tests.support.audio_pools import until
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.requests import request_context
 from tests.support.sounds import tone, write_wav
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the shared `pool`
 
 CHECKPOINT = open_checkpoint(str(cached_checkpoint("micro")))
 TOKENIZER = WhisperTokenizer.from_checkpoint(CHECKPOINT)
@@ -111,6 +113,7 @@ async def transcribe(
 
 
 async def test_what_is_told_joins_to_the_transcript_and_progress_ends_at_the_end(
+    pool: AudioPool,
     file: Path,
 ) -> None:
     """Segments are told as their windows end, and the unfinished ones never."""
@@ -119,9 +122,8 @@ async def test_what_is_told_joins_to_the_transcript_and_progress_ends_at_the_end
     context = request_context()
     context.on_update = updates.append
     context.on_progress = lambda done_s, known_s: progress.append((done_s, known_s))
-    async with running() as pool:
-        params = replace(PARAMS, logprobs=True)
-        result = await transcribe(pool, PlayedPools(), file, params, context)
+    params = replace(PARAMS, logprobs=True)
+    result = await transcribe(pool, PlayedPools(), file, params, context)
     transcript = result.transcript
     assert transcript.text == "word0 word1 word2 word3"
     assert [(s.start, s.end) for s in transcript.segments] == [
@@ -138,24 +140,26 @@ async def test_what_is_told_joins_to_the_transcript_and_progress_ends_at_the_end
     assert {known_s for _, known_s in progress} == {FILE_S}
 
 
-async def test_without_fallback_a_segment_is_told_at_its_closing_timestamp(file: Path) -> None:
+async def test_without_fallback_a_segment_is_told_at_its_closing_timestamp(
+    pool: AudioPool, file: Path
+) -> None:
     """Before its window ends; with fallback only then, when its attempt is accepted."""
     for fallback, told in ((False, [0, 1, 1, 2, 2, 3, 3, 4]), (True, [])):
         pools = PlayedPools()
         context = request_context()
         context.on_update = pools.updates.append
         params = replace(PARAMS, stream=True, fallback=fallback)
-        async with running() as pool:
-            result = await transcribe(pool, pools, file, params, context)
+        result = await transcribe(pool, pools, file, params, context)
         texts = [update.text for update in pools.updates if update.text]
         assert "".join(texts) == result.transcript.text == "word0 word1 word2 word3"
         assert pools.told_at_pair == told
 
 
-async def test_windows_bring_their_surroundings_and_their_files_maximum(file: Path) -> None:
+async def test_windows_bring_their_surroundings_and_their_files_maximum(
+    pool: AudioPool, file: Path
+) -> None:
     pools = PlayedPools()
-    async with running() as pool:
-        await transcribe(pool, pools, file)
+    await transcribe(pool, pools, file)
     slices = [request.file_mel for request in pools.encoded]
     assert [s and (s.n_before, s.n_frames) for s in slices] == [
         (0, 3000),
@@ -169,11 +173,12 @@ async def test_windows_bring_their_surroundings_and_their_files_maximum(file: Pa
     assert [request.window for request in pools.decoded] == [0, 1, 2, 3]
 
 
-async def test_an_unknown_language_is_asked_once_for_the_whole_file(file: Path) -> None:
+async def test_an_unknown_language_is_asked_once_for_the_whole_file(
+    pool: AudioPool, file: Path
+) -> None:
     pools = PlayedPools()
-    async with running() as pool:
-        params = replace(PARAMS, language=None, words=True, beam_size=4)
-        result = await transcribe(pool, pools, file, params)
+    params = replace(PARAMS, language=None, words=True, beam_size=4)
+    result = await transcribe(pool, pools, file, params)
     asked, first = pools.decoded[:2]
     assert asked.options.detect_only
     assert asked.options.n_rows == 1
@@ -182,14 +187,15 @@ async def test_an_unknown_language_is_asked_once_for_the_whole_file(file: Path) 
     assert sum(request.options.detect_only for request in pools.decoded) == 1
 
 
-async def test_the_last_attempt_stands_as_in_the_reference(file: Path) -> None:
+async def test_the_last_attempt_stands_as_in_the_reference(pool: AudioPool, file: Path) -> None:
     pools = PlayedPools()
-    async with running() as pool:
-        await transcribe(pool, pools, file, replace(PARAMS, gates=QualityGates(keep="best")))
+    await transcribe(pool, pools, file, replace(PARAMS, gates=QualityGates(keep="best")))
     assert {request.options.gates.keep for request in pools.decoded} == {"last"}
 
 
-async def test_a_window_that_is_decoded_again_says_what_it_would_have(file: Path) -> None:
+async def test_a_window_that_is_decoded_again_says_what_it_would_have(
+    pool: AudioPool, file: Path
+) -> None:
     """A worker that dies costs a retry, and moves no later window."""
     pools, failed = PlayedPools(), []
 
@@ -200,23 +206,23 @@ async def test_a_window_that_is_decoded_again_says_what_it_would_have(file: Path
         return None
 
     pools.fault = fail_once
-    async with running() as pool:
-        result = await transcribe(pool, pools, file)
+    result = await transcribe(pool, pools, file)
     assert failed
     assert result.transcript.text == "word0 word1 word2 word3"
 
 
-async def test_a_file_outside_of_all_clips_has_no_text(file: Path) -> None:
+async def test_a_file_outside_of_all_clips_has_no_text(pool: AudioPool, file: Path) -> None:
     pools = PlayedPools()
-    async with running() as pool:
-        sequential = SequentialOptions(clip_timestamps=(100.0, 120.0))
-        result = await transcribe(pool, pools, file, replace(PARAMS, sequential=sequential))
+    sequential = SequentialOptions(clip_timestamps=(100.0, 120.0))
+    result = await transcribe(pool, pools, file, replace(PARAMS, sequential=sequential))
     assert pools.decoded == []
     assert (result.transcript.text, result.transcript.segments) == ("", ())
     assert result.transcript.duration_s == FILE_S
 
 
-async def test_audio_that_does_not_fit_is_refused_before_it_is_decoded(file: Path) -> None:
+async def test_audio_that_does_not_fit_is_refused_before_it_is_decoded(
+    pool: AudioPool, file: Path
+) -> None:
     class Full:
         def expect(self, audio_s: float) -> None:
             raise OverloadedError(f"no room for {audio_s} s")
@@ -225,39 +231,37 @@ async def test_audio_that_does_not_fit_is_refused_before_it_is_decoded(file: Pat
             raise AssertionError("it was decoded")
 
     context = RequestContext("r", Full(), DeadlineRule(60.0, 1.0, 60.0))
-    async with running() as pool:
-        with pytest.raises(OverloadedError, match=r"70\.5 s"):
-            await transcribe(pool, PlayedPools(), file, context=context)
-        assert pool._workers[0].streams == {}
+    with pytest.raises(OverloadedError, match=r"70\.5 s"):
+        await transcribe(pool, PlayedPools(), file, context=context)
+    assert pool._workers[0].streams == {}
 
 
-async def test_the_deadline_ends_it(file: Path) -> None:
+async def test_the_deadline_ends_it(pool: AudioPool, file: Path) -> None:
     pools = PlayedPools()
     pools.fault = lambda request: OverloadedError("full")
-    async with running() as pool:
-        with pytest.raises(DeadlineExceededError):
-            await transcribe(pool, pools, file, context=request_context(seconds=1.5))
+    with pytest.raises(DeadlineExceededError):
+        await transcribe(pool, pools, file, context=request_context(seconds=1.5))
 
 
-async def test_a_client_that_leaves_ends_it_between_two_windows(file: Path) -> None:
+async def test_a_client_that_leaves_ends_it_between_two_windows(
+    pool: AudioPool, file: Path
+) -> None:
     pools = PlayedPools()
     pools.gate.clear()
-    async with running() as pool:
-        task = asyncio.create_task(transcribe(pool, pools, file))
-        await until(lambda: bool(pools.decoded))
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert pool._workers[0].streams == {}
+    task = asyncio.create_task(transcribe(pool, pools, file))
+    await until(lambda: bool(pools.decoded))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert pool._workers[0].streams == {}
     assert len(pools.decoded) == 1
 
 
-async def test_the_first_and_last_samples_are_the_files(file: Path) -> None:
+async def test_the_first_and_last_samples_are_the_files(pool: AudioPool, file: Path) -> None:
     import soundfile
 
     pools = PlayedPools()
-    async with running() as pool:
-        await transcribe(pool, pools, file)
+    await transcribe(pool, pools, file)
     pcm, _ = soundfile.read(file, dtype="int16")
     for request in pools.encoded:
         start = request.window * 20 * 16_000 - min(320, request.window * 320)

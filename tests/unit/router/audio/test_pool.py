@@ -30,6 +30,8 @@ from router.audio.windows import Window
 from tests.support.audio_pools import PATIENCE_S, freeze_on, pids, running, until, worker_of
 from tests.support.sounds import encode, encode_as, joined, silence, tone, voice, write_wav
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the shared `pool`
+
 
 async def read(pool: AudioPool, path: Path) -> tuple[list[Window], AudioStream]:
     async with pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream:
@@ -59,28 +61,24 @@ def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # ------------------------------------------------------------------------- one after another
 
 
-async def test_a_client_may_wish_how_it_is_cut(tmp_path: Path) -> None:
+async def test_a_client_may_wish_how_it_is_cut(pool: AudioPool, tmp_path: Path) -> None:
     """The silence kept in front of speech, and what counts as speech."""
     path = write_wav(tmp_path / "upload", joined(silence(5.0), voice(3.0)))
     wishes = (None, Chunking(prefix_padding_ms=1500), Chunking(threshold=1.0))
-    async with running() as pool:
-        found = []
-        for chunking in wishes:
-            opened = pool.open(path, request_id="r", timeout_s=PATIENCE_S, chunking=chunking)
-            async with opened as stream:
-                found.append([window.start_s async for window in stream])
+    found = []
+    for chunking in wishes:
+        opened = pool.open(path, request_id="r", timeout_s=PATIENCE_S, chunking=chunking)
+        async with opened as stream:
+            found.append([window.start_s async for window in stream])
     (usual,), (padded,), nothing = found
     assert usual - padded == pytest.approx(1.0, abs=0.01)
     assert nothing == []
 
 
-async def test_an_upload_becomes_windows_with_true_offsets(tmp_path: Path) -> None:
+async def test_an_upload_becomes_windows_with_true_offsets(pool: AudioPool, tmp_path: Path) -> None:
     pcm = joined(voice(20.0), silence(1.0), voice(20.0), silence(12.0), voice(5.0))
     path = write_wav(tmp_path / "upload", pcm)
-    async with (
-        running() as pool,
-        pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream,
-    ):
+    async with pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream:
         assert stream.expected_s == pytest.approx(58.0)
         windows = await drain(stream)
     assert stream.duration_s == pytest.approx(58.0)
@@ -91,27 +89,29 @@ async def test_an_upload_becomes_windows_with_true_offsets(tmp_path: Path) -> No
     assert windows[-1].start_s == pytest.approx(52.7, abs=0.3)
 
 
-async def test_speechless_audio_has_no_windows_and_a_length(tmp_path: Path) -> None:
+async def test_speechless_audio_has_no_windows_and_a_length(
+    pool: AudioPool, tmp_path: Path
+) -> None:
     path = encode_as("opus", tmp_path, silence(40.0))
-    async with running() as pool:
-        windows, stream = await read(pool, path)
+    windows, stream = await read(pool, path)
     assert windows == []
     assert stream.duration_s == pytest.approx(40.0, abs=0.01)
 
 
-async def test_twenty_garbage_uploads_in_a_row_change_nothing(tmp_path: Path, clip: Path) -> None:
+async def test_twenty_garbage_uploads_in_a_row_change_nothing(
+    pool: AudioPool, tmp_path: Path, clip: Path
+) -> None:
     rng = np.random.default_rng(0)
     heads = (b"", b"fLaC", b"OggS\0", b"\x1a\x45\xdf\xa3", b"\0\0\0\x18ftypisom", b"\xff\xfb\x90")
-    async with running() as pool:
-        before = pids(pool)
-        for index in range(20):
-            path = tmp_path / f"garbage-{index}"
-            path.write_bytes(heads[index % len(heads)] + rng.bytes(int(rng.integers(0, 60_000))))
-            with pytest.raises((InvalidAudioError, AudioTooShortError)):
-                await read(pool, path)
-        windows, _ = await read(pool, clip)
-        assert len(windows) == 1
-        assert pids(pool) == before
+    before = pids(pool)
+    for index in range(20):
+        path = tmp_path / f"garbage-{index}"
+        path.write_bytes(heads[index % len(heads)] + rng.bytes(int(rng.integers(0, 60_000))))
+        with pytest.raises((InvalidAudioError, AudioTooShortError)):
+            await read(pool, path)
+    windows, _ = await read(pool, clip)
+    assert len(windows) == 1
+    assert pids(pool) == before
 
 
 async def test_errors_keep_their_class_and_fields(tmp_path: Path) -> None:
@@ -133,11 +133,10 @@ async def test_a_bomb_is_stopped_and_the_next_upload_works(tmp_path: Path, clip:
         assert len((await read(pool, clip))[0]) == 1
 
 
-async def test_a_file_that_is_gone_fails_alone(tmp_path: Path, clip: Path) -> None:
-    async with running() as pool:
-        with pytest.raises(WorkerError, match="FileNotFoundError"):
-            await read(pool, tmp_path / "nothing")
-        assert len((await read(pool, clip))[0]) == 1
+async def test_a_file_that_is_gone_fails_alone(pool: AudioPool, tmp_path: Path, clip: Path) -> None:
+    with pytest.raises(WorkerError, match="FileNotFoundError"):
+        await read(pool, tmp_path / "nothing")
+    assert len((await read(pool, clip))[0]) == 1
 
 
 # ------------------------------------------------------------------------ many at once
@@ -149,11 +148,8 @@ async def test_many_uploads_at_once(clip: Path) -> None:
     assert {tuple(spans(windows)) for windows, _ in results} == {((0, 38_400),)}
 
 
-async def test_short_clips_pass_a_long_file(clip: Path, long_file: Path) -> None:
-    async with (
-        running() as pool,
-        pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
-    ):
+async def test_short_clips_pass_a_long_file(pool: AudioPool, clip: Path, long_file: Path) -> None:
+    async with pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream:
         work = asyncio.create_task(drain(stream))
         await until(lambda: stream.n_received > 0)
         for _ in range(5):
@@ -164,22 +160,18 @@ async def test_short_clips_pass_a_long_file(clip: Path, long_file: Path) -> None
     assert len(windows) >= 13
 
 
-async def test_the_first_window_comes_before_the_file_is_read(long_file: Path) -> None:
-    async with (
-        running() as pool,
-        pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
-    ):
+async def test_the_first_window_comes_before_the_file_is_read(
+    pool: AudioPool, long_file: Path
+) -> None:
+    async with pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream:
         await anext(stream)
         assert not stream.finished
         assert stream.duration_s == 0.0
 
 
-async def test_a_slow_consumer_is_waited_for(clip: Path, long_file: Path) -> None:
+async def test_a_slow_consumer_is_waited_for(pool: AudioPool, clip: Path, long_file: Path) -> None:
     """The worker rests after its credit, works for others, and goes on when asked."""
-    async with (
-        running() as pool,
-        pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream,
-    ):
+    async with pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream:
         await until(lambda: stream.n_received == CREDIT)
         await read(pool, clip)
         worker = worker_of(pool, stream)
@@ -189,21 +181,20 @@ async def test_a_slow_consumer_is_waited_for(clip: Path, long_file: Path) -> Non
         await until(lambda: stream.n_received == CREDIT + 1)
 
 
-async def test_a_client_that_leaves_frees_its_worker(clip: Path, long_file: Path) -> None:
-    async with running() as pool:
-        before = pids(pool)
-        task = asyncio.create_task(read(pool, long_file))
-        await until(
-            lambda: any(s.n_received > 1 for w in pool._workers for s in w.streams.values())
-        )
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        (worker,) = pool._workers
-        assert worker.streams == {}
-        await until(lambda: worker.slot.get()[0] == 0)
-        assert len((await read(pool, clip))[0]) == 1
-        assert pids(pool) == before
+async def test_a_client_that_leaves_frees_its_worker(
+    pool: AudioPool, clip: Path, long_file: Path
+) -> None:
+    before = pids(pool)
+    task = asyncio.create_task(read(pool, long_file))
+    await until(lambda: any(s.n_received > 1 for w in pool._workers for s in w.streams.values()))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (worker,) = pool._workers
+    assert worker.streams == {}
+    await until(lambda: worker.slot.get()[0] == 0)
+    assert len((await read(pool, clip))[0]) == 1
+    assert pids(pool) == before
 
 
 # ------------------------------------------------------------------------- workers that die

@@ -27,6 +27,8 @@ from router.audio.whole import PcmFile, WholeAudio
 from tests.support.audio_pools import PATIENCE_S, freeze_on, pids, running, until
 from tests.support.sounds import encode, joined, silence, tone, voice, write_wav
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the shared `pool`
+
 N_MELS = 80
 
 
@@ -56,13 +58,10 @@ def is_gone(audio: WholeAudio) -> bool:
 
 
 async def test_every_sample_can_be_read_silence_included(
-    long_file: Path, long_pcm: NDArray[np.int16]
+    pool: AudioPool, long_file: Path, long_pcm: NDArray[np.int16]
 ) -> None:
     found_s: list[float] = []
-    async with (
-        running() as pool,
-        open_whole(pool, long_file) as audio,
-    ):
+    async with open_whole(pool, long_file) as audio:
         assert audio.expected_s == pytest.approx(183.77)
         await audio.load(found_s.append)
         assert audio.n_samples == long_pcm.shape[0]
@@ -75,20 +74,18 @@ async def test_every_sample_can_be_read_silence_included(
     assert found_s[-1] == pytest.approx(183.77)
 
 
-async def test_the_peak_is_the_references(long_file: Path, long_pcm: NDArray[np.int16]) -> None:
-    async with running() as pool:
-        _, audio = await load(pool, long_file)
+async def test_the_peak_is_the_references(
+    pool: AudioPool, long_file: Path, long_pcm: NDArray[np.int16]
+) -> None:
+    _, audio = await load(pool, long_file)
     floats = long_pcm.astype(np.float32) / 32_768
     expected = whisper.audio.log_mel_spectrogram(floats, N_MELS, padding=WINDOW_SAMPLES).max()
     assert audio.log_max == pytest.approx(float(expected) * 4 - 4, abs=1e-5)
 
 
-async def test_the_worker_is_free_once_all_is_read(long_file: Path) -> None:
+async def test_the_worker_is_free_once_all_is_read(pool: AudioPool, long_file: Path) -> None:
     """A file is decoded in seconds and transcribed in minutes."""
-    async with (
-        running() as pool,
-        open_whole(pool, long_file) as audio,
-    ):
+    async with open_whole(pool, long_file) as audio:
         await audio.load()
         (worker,) = pool._workers
         assert worker.streams == {}
@@ -107,12 +104,11 @@ async def test_limits_hold_as_for_windows(tmp_path: Path) -> None:
             await load(pool, write_wav(tmp_path / "slow", voice(120.0)))
 
 
-async def test_short_clips_pass_a_long_file(tmp_path: Path, long_file: Path) -> None:
+async def test_short_clips_pass_a_long_file(
+    pool: AudioPool, tmp_path: Path, long_file: Path
+) -> None:
     clip = write_wav(tmp_path / "clip", voice(2.0))
-    async with (
-        running() as pool,
-        open_whole(pool, long_file) as audio,
-    ):
+    async with open_whole(pool, long_file) as audio:
         work = asyncio.create_task(audio.load())
         for _ in range(3):
             await load(pool, clip)
@@ -150,39 +146,37 @@ async def test_a_worker_that_dies_on_it_fails_it(long_file: Path) -> None:
         await until(lambda: [w.ready.is_set() for w in pool._workers] == [True])
 
 
-async def test_a_client_that_leaves_frees_worker_and_file(long_file: Path) -> None:
-    async with running() as pool:
-        workers = pids(pool)
-        opened: list[WholeAudio] = []
-        loading = asyncio.Event()
+async def test_a_client_that_leaves_frees_worker_and_file(pool: AudioPool, long_file: Path) -> None:
+    workers = pids(pool)
+    opened: list[WholeAudio] = []
+    loading = asyncio.Event()
 
-        async def work() -> None:
-            async with open_whole(pool, long_file) as audio:
-                opened.append(audio)
-                await audio.load(lambda _: loading.set())
-                await asyncio.Event().wait()
+    async def work() -> None:
+        async with open_whole(pool, long_file) as audio:
+            opened.append(audio)
+            await audio.load(lambda _: loading.set())
+            await asyncio.Event().wait()
 
-        task = asyncio.create_task(work())
-        await loading.wait()
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        (worker,) = pool._workers
-        assert worker.streams == {}
-        await until(lambda: worker.slot.get()[0] == 0)
-        assert is_gone(opened[0])
-        assert pids(pool) == workers
+    task = asyncio.create_task(work())
+    await loading.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    (worker,) = pool._workers
+    assert worker.streams == {}
+    await until(lambda: worker.slot.get()[0] == 0)
+    assert is_gone(opened[0])
+    assert pids(pool) == workers
 
 
-async def test_what_the_caller_refuses_ends_the_load(long_file: Path) -> None:
+async def test_what_the_caller_refuses_ends_the_load(pool: AudioPool, long_file: Path) -> None:
     def refuse(_: float) -> None:
         raise OverloadedError("no room")
 
-    async with running() as pool:
-        with pytest.raises(OverloadedError, match="no room"):
-            async with open_whole(pool, long_file) as audio:
-                await audio.load(refuse)
-        assert pool._workers[0].streams == {}
+    with pytest.raises(OverloadedError, match="no room"):
+        async with open_whole(pool, long_file) as audio:
+            await audio.load(refuse)
+    assert pool._workers[0].streams == {}
 
 
 async def test_a_worker_that_cannot_be_had_in_time(long_file: Path) -> None:
