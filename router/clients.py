@@ -1,7 +1,7 @@
 """How the pipeline reaches the two pools: the protocols, and engines in the same process.
 
-The seam is two methods and a status; the pipeline knows only the protocols. The client that
-reaches pools through Ray Serve is `cluster.serve.clients.ServePool`.
+The pipeline knows only the protocols. The client that reaches pools through Ray Serve is
+`cluster.serve.clients.ServePool`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class EnginePool:
             submitted = self._submit(request)
         else:
             loop = asyncio.get_running_loop()
-            submitted = self._submit(request, partial(_tell, loop, on_token))
+            submitted = self._submit(request, partial(_pass_on, loop, on_token))
         result: DecodeResult = await asyncio.wrap_future(submitted)
         return result
 
@@ -66,6 +66,6 @@ class EnginePool:
         return [self._status()]
 
 
-def _tell(loop: asyncio.AbstractEventLoop, on_token: OnToken, token: SampledToken) -> None:
+def _pass_on(loop: asyncio.AbstractEventLoop, on_token: OnToken, token: SampledToken) -> None:
     """Runs on the engine's thread."""
     loop.call_soon_threadsafe(lambda: on_token(token))

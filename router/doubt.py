@@ -1,9 +1,9 @@
-"""Which text stands in parallel mode where the voice detector heard no speech, or hardly any.
+"""Which text stays in parallel mode where the voice detector heard little or no speech.
 
 openai/whisper asks the decoder alone whether a window holds speech, and takes or leaves it whole.
 Here a voice detector has been over the audio: text that the decoder doubts needs its support, per
-window and per segment, so music between two sentences gets no words. Clear speech is never left
-out, nor what the decoder is sure of. Knows windows and scores, nothing of workers.
+window and per segment, so that music between two sentences gets no words. Clear speech is never
+left out, nor is text that the decoder is sure of. Knows windows and scores, nothing of workers.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from cluster.messages import SAMPLE_RATE, QualityGates
 from router.audio.windows import Window
 from router.transcript import Segment, WindowTranscript
 
-FAINT_DOUBT = 0.5  # of the doubt that is allowed elsewhere
+FAINT_DOUBT = 0.5  # share of the doubt that is allowed in a window with sure speech
 MIN_UNHEARD_S = 1.0  # a decoder's timestamps are less exact than the detector
 LEAD_S = 0.3  # kept before speech that is decoded again
-LEAST_SPEECH = 0.5  # of the time of a segment that the decoder doubts
+LEAST_SPEECH = 0.5  # share of a doubted segment that must be speech
 
 
 def gates_for(window: Window, gates: QualityGates) -> QualityGates:
-    """Where the detector is not sure of speech, the decoder has to be, or there is none."""
+    """Stricter gates where the detector is not sure of speech: then the decoder has to be."""
     if not window.is_faint or gates.no_speech_prob is None or gates.avg_logprob is None:
         return gates
     return replace(gates, no_speech_prob=0.0, avg_logprob=FAINT_DOUBT * gates.avg_logprob)
 
 
-def without_inventions(
+def without_hallucinations(
     part: WindowTranscript, window: Window, gates: QualityGates
 ) -> WindowTranscript:
     """Take the text from segments that the decoder doubts and that are mostly without speech.
 
     The segments stay, since the words of the others are aligned beside theirs.
     """
-    if window.speech is None or gates.avg_logprob is None or part.is_told:
+    if window.speech is None or gates.avg_logprob is None or part.is_sent:
         return part
     limit, speech = gates.avg_logprob, window.speech
     segments = tuple(
@@ -52,7 +52,7 @@ def unheard_from(part: WindowTranscript, window: Window) -> float | None:
 
     None where there is less than `MIN_UNHEARD_S` of it, or where it is the whole part.
     """
-    if window.speech is None or not part.segments or part.is_told:
+    if window.speech is None or not part.segments or part.is_sent:
         return None
     limit_s = part.offset_s + part.duration_s
     end_s = min(limit_s, max(segment.end for segment in part.segments))
@@ -68,7 +68,7 @@ def unheard_from(part: WindowTranscript, window: Window) -> float | None:
 
 
 def _avg_logprob(segment: Segment) -> float:
-    """Of the segment's own tokens; the field of that name is the whole window's."""
+    """The mean over the segment's own tokens; its field of that name is the window's."""
     return fmean(segment.logprobs) if segment.logprobs else 0.0
 
 

@@ -1,8 +1,8 @@
 """Decoded windows become segments with true offsets, and segments become one transcript.
 
-Tokens, offsets and scores in, frozen values out; times are seconds from the start of the upload.
-The splitting rule and the silence rule are openai/whisper's (`cluster.model.splitting`,
-`cluster.model.quality`). `TranscriptBuilder` takes windows in any order and tells, in time order,
+Takes tokens, offsets and scores, and makes frozen values with times in seconds from the start of
+the upload. The splitting rule and the silence rule are openai/whisper's (`cluster.model.splitting`,
+`cluster.model.quality`). `TranscriptBuilder` takes windows in any order and returns, in time order,
 what can no longer change. Knows nothing of workers, HTTP or output formats.
 """
 
@@ -84,7 +84,7 @@ def gather_window(
         alignment=result.alignment,
         undecoded_s=undecoded_s,
         has_tail=bool(tokenizer.decode(split.tail).strip()),
-        is_told=keep_tail,
+        is_sent=keep_tail,
     )
 
 
@@ -101,7 +101,7 @@ def _from_first_step(piece: Piece, tokenizer: WhisperTokenizer) -> Piece:
 
 
 class TranscriptBuilder:
-    """Puts a request's windows together, and says what became certain.
+    """Puts a request's windows together, and returns what became certain.
 
     Joined, the texts that `add` and `finish` return are the transcript's text: it begins without
     a space, so the first text does, and a space at the end of one waits for the next.
@@ -122,7 +122,7 @@ class TranscriptBuilder:
         """Take window `index` (0, 1, 2, ... in time order), in parts of increasing offset.
 
         Returns:
-            The text and the segments that are certain by it: none while earlier windows lack.
+            The text and the segments that it makes certain: none while earlier windows are missing.
         """
         self._windows[index] = tuple(parts)
         first = len(self._segments)
@@ -136,10 +136,10 @@ class TranscriptBuilder:
         return self._fresh_text(), closed
 
     def add_token(self, index: int, token: int) -> str:
-        """Take a token of window `index` ahead of the window, when nothing takes it back.
+        """Take a token of window `index` before the window is done, if nothing replaces it later.
 
         Returns:
-            The text that is certain by it: none while earlier windows lack.
+            The text that it makes certain: none while earlier windows are missing.
         """
         self._sampled.setdefault(index, []).append(token)
         return self._fresh_text() if index == self._next else ""
@@ -147,7 +147,7 @@ class TranscriptBuilder:
     def finish(
         self, *, duration_s: float, task: Task = "transcribe", language: str | None = None
     ) -> Transcript:
-        """The whole, once every window was added.
+        """The transcript, once every window was added.
 
         Args:
             duration_s: length of the upload's audio.
@@ -178,11 +178,11 @@ class TranscriptBuilder:
         limit_s = part.offset_s + part.duration_s
         for segment in segments:
             kept = within(segment, part.offset_s, limit_s)
-            if (kept.start < kept.end or part.is_told) and kept.text.strip():
+            if (kept.start < kept.end or part.is_sent) and kept.text.strip():
                 self._segments.append(replace(kept, id=len(self._segments)))
                 self._spoken_s[part.language] += kept.end - kept.start
-        if segments:
-            self._last_speech_s = last_word_end(segments)
+        if (end_s := end_of_speech(segments)) is not None:
+            self._last_speech_s = end_s
 
     def _fresh_text(self) -> str:
         """What can be added to the text sent so far."""
@@ -211,10 +211,10 @@ class TranscriptBuilder:
         return max(self._spoken_s, key=lambda code: self._spoken_s[code], default="en")
 
 
-def last_word_end(segments: Sequence[Segment]) -> float:
-    """When the last word of segments ends, or the last segment where none has words."""
-    ends = (segment.words[-1].end for segment in reversed(segments) if segment.words)
-    return next(ends, segments[-1].end)
+def end_of_speech(segments: Sequence[Segment]) -> float | None:
+    """When the last word of segments ends; the last segment, where none has words."""
+    ends = [segment.words[-1].end for segment in segments if segment.words]
+    return ends[-1] if ends else segments[-1].end if segments else None
 
 
 def token_logprobs(

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from router.transcript import Segment, Word
 from router.words import APPENDED, PREPENDED
 
-MIN_PROBABILITY = 0.15
+MIN_PROBABILITY = 0.15  # of a word that counts as spoken
 MIN_WORD_S, MAX_WORD_S = 0.133, 2.0
 SHORTNESS_WEIGHT = 15  # for a second that a word is too short by
 FIRST_WORDS = 8  # of a segment, which are looked at
@@ -63,7 +63,7 @@ def first_hallucination(segments: Sequence[Segment], around: Surroundings) -> in
 
 
 def is_anomalous(segment: Segment) -> bool:
-    """Whether the segment's first words are none that somebody speaks."""
+    """Whether the segment's first words are unlike words that somebody speaks."""
     words = [word for word in segment.words if word.word not in PUNCTUATION][:FIRST_WORDS]
     score = sum(map(_anomaly, words))
     return bool(segment.words) and (score >= ANOMALOUS or score + EVERY_WORD_SLACK >= len(words))

@@ -1,12 +1,12 @@
 """Parallel mode: windows cut at pauses, decoded side by side, each by itself.
 
 A bounded number of windows runs at a time, each through its own chain of encodes and decodes, so
-that none holds pages while another waits. While the language is unknown windows go one after
-another, until the first with speech has told it. Where a decoder stopped before a window's end or
-before speech in it, the rest is decoded as a window of its own, so that nothing said is lost
-(unless the client asked for so many tokens of each window and no more).
-Without fallback a window is decoded once, whatever comes: so its tokens can be told one by one, and
-a rest stays as it is. What text needs the voice detector's support is for `router.doubt` to say.
+that none holds pages while another waits. While the language is unknown, windows go one after
+another, until one with speech shows it. Where a decoder stopped before a window's end or before
+speech in it, the rest is decoded as a window of its own, so that nothing said is lost (unless the
+client limits the tokens of each window).
+Without fallback a window is decoded only once, so its tokens can be sent one by one, and a rest is
+left out. `router.doubt` decides which text needs the support of the voice detector.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from cluster.messages import SAMPLE_RATE, DecodeOptions, Pcm, QualityGates, Samp
 from cluster.model.tokenizer import WhisperTokenizer
 from router.audio.stream import AudioStream
 from router.audio.windows import Window
-from router.doubt import gates_for, unheard_from, without_inventions
+from router.doubt import gates_for, unheard_from, without_hallucinations
 from router.gather import TranscriptBuilder, gather_window, token_logprobs
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.transcript import WindowTranscript
 
 MIN_TAIL_S = 0.1  # less than this cannot hold a word
-MIN_QUIET_TAIL_S = 2.0  # a rest that the decoder gave no text for: likely the pause before a cut
+MIN_QUIET_TAIL_S = 2.0  # the same without text from the decoder: likely the pause before a cut
 MAX_TAILS = 16  # of one window
 
 
@@ -34,8 +34,8 @@ MAX_TAILS = 16  # of one window
 class ParallelRun:
     """One request in parallel mode.
 
-    options: their language is set once it is known. logprobs: tell those of the tokens as well.
-    by_token: tell each token's text at once; only without fallback.
+    options: their language is set once it is known. logprobs: send those of the tokens as well.
+    by_token: send each token's text at once; only without fallback.
     """
 
     pipeline: Pipeline
@@ -74,7 +74,7 @@ class ParallelRun:
         if text or segments:
             self.run.context.update(Update(text, segments, logprobs))
 
-    def _tell(self, index: int, gates: QualityGates, token: SampledToken) -> None:
+    def _send_token(self, index: int, gates: QualityGates, token: SampledToken) -> None:
         """Send a token's text at once, unless the window may yet turn out to hold no speech."""
         limit = gates.no_speech_prob
         if limit is not None and token.no_speech_prob > limit:
@@ -88,7 +88,7 @@ class ParallelRun:
         gates = gates_for(window, self.options.gates)
         options = replace(self.options, seed=self.options.seed + number, gates=gates)
         audio = WindowAudio.of_samples(window.index, pcm)
-        on_token = partial(self._tell, window.index, gates) if self.by_token else None
+        on_token = partial(self._send_token, window.index, gates) if self.by_token else None
         result = await self.pipeline.decode(self.run, audio, options, on_token)
         part = gather_window(
             result,
@@ -99,7 +99,7 @@ class ParallelRun:
             keep_tail=len(options.temperatures) == 1,
             trust_start=True,
         )
-        return without_inventions(part, window, gates)
+        return without_hallucinations(part, window, gates)
 
 
 def _rest(part: WindowTranscript, window: Window) -> float | None:

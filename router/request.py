@@ -106,7 +106,7 @@ class RequestTranscriber:
             self.tokenizer,
             builder,
             logprobs=params.logprobs,
-            by_token=_tells_tokens(params, options),
+            by_token=_sends_tokens(params, options),
         )
         async with self._audio.open(
             upload,
@@ -148,7 +148,7 @@ class RequestTranscriber:
                 audio,
                 seeker,
                 logprobs=params.logprobs,
-                by_segment=_tells_tokens(params, options) and not options.words,
+                by_segment=_sends_tokens(params, options) and not options.words,
             )
             await work.decode_all()
         return TranscriptionResult(work.transcript(params.task), run.timings(audio.decode_s))
@@ -223,7 +223,7 @@ class RequestTranscriber:
         return self._clock.random.getrandbits(31) if params.temperature > 0 else 0
 
 
-def _tells_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:
+def _sends_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:
     """Whether each token can be sent at once, because nothing replaces it later."""
     is_single = len(options.temperatures) == 1 and options.n_rows == 1
     return params.stream and is_single and not params.logprobs

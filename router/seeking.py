@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cluster.messages import FRAMES_PER_S, SAMPLE_RATE, WINDOW_SAMPLES, DecodeResult, QualityGates
+from cluster.messages import FRAMES_PER_S, WINDOW_SAMPLES, DecodeResult, QualityGates
 from cluster.model.checkpoint import HOP_LENGTH
 from cluster.model.quality import is_silence
 from cluster.model.splitting import Split, split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
 from router.api.params import SequentialOptions
-from router.gather import gather_window, within
+from router.gather import end_of_speech, gather_window, within
 from router.hallucination import Surroundings, first_hallucination, silence_before_hallucination
 from router.text_context import TextContext
 from router.transcript import Segment
@@ -39,11 +39,11 @@ class PlannedWindow:
 
     @property
     def start_s(self) -> float:
-        return self.seek * HOP_LENGTH / SAMPLE_RATE
+        return self.seek / FRAMES_PER_S
 
     @property
     def duration_s(self) -> float:
-        return self.n_frames * HOP_LENGTH / SAMPLE_RATE
+        return self.n_frames / FRAMES_PER_S
 
 
 class Seeker:
@@ -152,7 +152,7 @@ class Seeker:
         self, window: PlannedWindow, split: Split, segments: Sequence[Segment]
     ) -> Sequence[Segment] | None:
         """Seek by the window's words; None when it is to be decoded again further on."""
-        end_s = _end_of(segments)
+        end_s = end_of_speech(segments)
         goes_on = not split.ends_single and end_s is not None and end_s > window.start_s
         if goes_on and end_s is not None:
             self._seek = round(end_s * FRAMES_PER_S)
@@ -167,7 +167,7 @@ class Seeker:
                 self._insist_on_progress(window)
                 return None
             segments = self._without_hallucination(segments, around)
-        end_s = _end_of(segments)
+        end_s = end_of_speech(segments)
         if end_s is not None:
             self._last_speech_s = end_s
         return segments
@@ -181,7 +181,7 @@ class Seeker:
             return segments
         segment = segments[first]
         self._seek = round(max(around.start_s + 1, segment.start) * FRAMES_PER_S)
-        if self._content_frames * HOP_LENGTH / SAMPLE_RATE - segment.end < around.silence_s:
+        if self._content_frames / FRAMES_PER_S - segment.end < around.silence_s:
             self._seek = self._content_frames
         return segments[:first]
 
@@ -189,7 +189,7 @@ class Seeker:
         return Surroundings(
             start_s=window.start_s,
             end_s=window.start_s + window.duration_s,
-            limit_s=(window.seek + N_FRAMES) * HOP_LENGTH / SAMPLE_RATE,
+            limit_s=(window.seek + N_FRAMES) / FRAMES_PER_S,
             last_speech_s=self._last_speech_s,
             silence_s=silence_s,
         )
@@ -200,12 +200,14 @@ class Seeker:
             self._seek = window.seek + window.n_frames
 
     def _numbered(self, segment: Segment) -> Segment:
-        """The segment as it is told: with its id, times rounded; words end with the audio."""
+        """The segment with its final id and rounded times; its words end with the audio."""
         self._n_segments += 1
-        told = replace(within(segment, 0.0, math.inf), id=self._n_segments - 1)
+        rounded = replace(within(segment, 0.0, math.inf), id=self._n_segments - 1)
         last_s = self._content_frames / FRAMES_PER_S
-        words = (replace(w, start=min(w.start, last_s), end=min(w.end, last_s)) for w in told.words)
-        return replace(told, words=tuple(words))
+        words = (
+            replace(w, start=min(w.start, last_s), end=min(w.end, last_s)) for w in rounded.words
+        )
+        return replace(rounded, words=tuple(words))
 
 
 def clips_of(timestamps: Sequence[float], content_frames: int) -> list[tuple[int, int]]:
@@ -218,11 +220,3 @@ def clips_of(timestamps: Sequence[float], content_frames: int) -> list[tuple[int
         points.append(content_frames)
     pairs = zip(points[::2], points[1::2], strict=True)
     return [(start, min(end, content_frames)) for start, end in pairs]
-
-
-def _end_of(segments: Sequence[Segment]) -> float | None:
-    """Where the last word ends; without words, the last segment."""
-    for segment in reversed(segments):
-        if segment.words:
-            return segment.words[-1].end
-    return segments[-1].end if segments else None

@@ -1,8 +1,9 @@
 """Sequential mode: one window after another, each where the one before ended.
 
-Takes what `router.seeking` plans through the pools (`router.pipeline`), with the samples and the
-file's maximum that make a window's features those of openai/whisper, and tells what became certain.
-The language, where it is not known, is that of the first 30 s. Knows no rule of the algorithm.
+Takes the windows that `router.seeking` plans through the pools (`router.pipeline`), with the
+samples and the file's maximum that make a window's features those of openai/whisper, and sends what
+became certain. The language, where it is not known, is that of the first 30 s. The algorithm's
+rules are in `router.seeking` alone.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ from router.transcript import Segment, Transcript
 class SequentialRun:
     """One request in sequential mode.
 
-    options: their language is set once it is known. logprobs: tell those of the tokens as well.
-    by_segment: tell a segment's text when its closing timestamp comes; only where nothing replaces
+    options: their language is set once it is known. logprobs: send those of the tokens as well.
+    by_segment: send a segment's text when its closing timestamp comes; only where nothing replaces
         it later: without fallback and without words, which may move the window's end.
     """
 
@@ -47,7 +48,7 @@ class SequentialRun:
     by_segment: bool = False
     _segments: list[Segment] = field(default_factory=list)
     _text: str = ""
-    _n_told: int = 0  # characters of the text, without the spaces around it
+    _n_sent: int = 0  # characters of the text, without the spaces around it
     _sampled: list[int] = field(default_factory=list)  # tokens of the window that is decoded
 
     async def decode_all(self) -> None:
@@ -62,7 +63,7 @@ class SequentialRun:
             result = await self.pipeline.decode(self.run, audio, options, on_token)
             segments = self.seeker.take(result)
             self.run.context.finished_audio((self.seeker.seek - window.seek) / FRAMES_PER_S)
-            self._tell(segments)
+            self._send(segments)
 
     def transcript(self, task: Task) -> Transcript:
         """The whole, after `decode_all`."""
@@ -90,7 +91,7 @@ class SequentialRun:
         return WindowAudio(index, pcm, n_frames, file_mel)
 
     def _take_token(self, token: SampledToken) -> None:
-        """Tell what a pair of timestamps closes, unless the window may turn out to be silent."""
+        """Send what a pair of timestamps closes, unless the window may turn out to be silent."""
         limit = self.options.gates.no_speech_prob
         self._sampled.append(token.token)
         begin = self.tokenizer.special.timestamp_begin
@@ -100,16 +101,16 @@ class SequentialRun:
         pieces = split_tokens(self._sampled, begin).pieces
         texts = [self.tokenizer.decode(p.tokens) for p in pieces if p.start != p.end]
         certain = (self._text + "".join(text for text in texts if text.strip())).strip()
-        if fresh := certain[self._n_told :]:
-            self._n_told = len(certain)
+        if fresh := certain[self._n_sent :]:
+            self._n_sent = len(certain)
             self.run.context.update(Update(fresh))
 
-    def _tell(self, segments: tuple[Segment, ...]) -> None:
-        """Joined, what is told is the transcript's text: a space at its end waits for the next."""
+    def _send(self, segments: tuple[Segment, ...]) -> None:
+        """Send segments. Joined, the texts are the transcript's: a space at the end waits."""
         self._segments += segments
         self._text += "".join(segment.text for segment in segments)
         certain = self._text.strip()
-        fresh, self._n_told = certain[self._n_told :], len(certain)
+        fresh, self._n_sent = certain[self._n_sent :], len(certain)
         if fresh or segments:
             logprobs = token_logprobs(segments, self.tokenizer) if self.logprobs else ()
             self.run.context.update(Update(fresh, segments, logprobs))

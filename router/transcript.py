@@ -61,7 +61,7 @@ class WindowTranscript:
     undecoded_s: where the last closed segment ends, if the decoder stopped there with the rest of
         the window undecoded; None when it came to the window's end.
     has_tail: text stands behind that segment, which is in none.
-    is_told: its text may have been told token by token, so all of it stays.
+    is_sent: its text may have been sent token by token, so all of it stays.
     """
 
     offset_s: float
@@ -71,7 +71,7 @@ class WindowTranscript:
     alignment: TokenAlignment | None = None
     undecoded_s: float | None = None
     has_tail: bool = False
-    is_told: bool = False
+    is_sent: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """Which audio container an upload is, and whether its end is missing: both read from its bytes.
 
-Stands before the decoder: a file is opened with the one demuxer that its first bytes name, so
-neither a file name nor a playlist can choose another. Most decoders play a truncated file
-without complaint; `missing_bytes` compares what the container declares with what is there.
-Knows sizes and signatures, nothing of codecs or samples.
+A file is opened with the one demuxer that its first bytes name, so neither a file name nor a
+playlist can choose another. Most decoders play a truncated file without complaint;
+`missing_bytes` compares what the container declares with what is there. Knows sizes and
+signatures, nothing of codecs or samples.
 
 A container that declares no size (a live recording, raw MPEG audio) cannot be found truncated,
 except where the cut goes through a page or an element.

@@ -1,4 +1,4 @@
-"""Puts decoded blocks together to pieces of 30 s, without a look at what is in them.
+"""Joins decoded blocks to pieces of 30 s, whatever is in them.
 
 For uploads that the router wants whole (`router.audio.whole`); runs inside the audio workers.
 """
@@ -14,7 +14,7 @@ from router.audio.windows import Window
 
 
 class Pieces:
-    """Takes PCM block by block and gives all of it, in windows that are full but for the last."""
+    """Takes PCM block by block and yields all of it, in windows of which only the last is short."""
 
     def __init__(self, max_samples: int = WINDOW_SAMPLES) -> None:
         self.n_samples = 0  # taken so far
@@ -32,7 +32,7 @@ class Pieces:
                 yield from self.finish()
 
     def finish(self) -> Iterator[Window]:
-        """Give what is left, after the last `feed`."""
+        """Yield what is left, after the last `feed`."""
         if self._waiting:
             pcm = np.concatenate(self._waiting)
             self._waiting.clear()

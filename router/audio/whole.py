@@ -59,7 +59,7 @@ class WholeAudio:
         """Decode to the end; the audio worker is free for others then.
 
         Args:
-            on_found: told the seconds of audio decoded so far; what it raises ends the load.
+            on_found: called with the seconds of audio decoded so far; what it raises ends the load.
 
         Raises:
             SplitscribeError: the upload cannot be decoded, its worker died on it, or there is no
@@ -81,8 +81,8 @@ class WholeAudio:
 class PcmFile:
     """int16 samples in a temporary file without a name.
 
-    Threads use the disk, and a cancelled request does not wait for them; so closing does, lest the
-    descriptor's number is given to another file under them.
+    Threads use the disk, and a cancelled request does not wait for them. Closing does wait: else
+    the descriptor's number could be given to another file while a thread uses it.
     """
 
     def __init__(self, folder: Path | None = None) -> None:

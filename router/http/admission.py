@@ -1,8 +1,8 @@
 """Whether a request may come in, by the seconds of audio that this router already holds.
 
 A request is admitted as a whole, before the first byte of its answer: first by its size in
-bytes, then by what its container says, so that an overload is told at once and not in the
-middle of a transcript. Knows nothing of HTTP; each router replica counts for itself.
+bytes, then by the length that its container states, so that a client learns of an overload at once
+and not in the middle of a transcript. Knows nothing of HTTP; each router replica counts for itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Admission:
         return self._requests
 
     def admit(self, upload_bytes: int) -> AdmittedRequest:
-        """Let a request in by the size of its upload; leave its context to let it go.
+        """Let a request in by the size of its upload, until its context ends.
 
         Raises:
             OverloadedError: too much audio or too many requests are pending. A request that is
@@ -97,7 +97,7 @@ class AdmittedRequest:
         self._set(audio_s)
 
     def found(self, audio_s: float) -> None:
-        """Count at least `audio_s`; work has begun, so that it is never refused."""
+        """Count at least `audio_s`. Work has begun, so this is never refused."""
         self._set(max(audio_s, self._audio_s))
 
     def __enter__(self) -> AdmittedRequest:

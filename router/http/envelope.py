@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 _ENDED_WITH = "splitscribe_error"  # key of a request's state
 
-RETRY_AFTER_S = 1.0  # where a 429 or 503 does not say it better
+RETRY_AFTER_S = 1.0  # where a 429 or 503 has no figure of its own
 
 
 def error_response(error: SplitscribeError) -> JSONResponse:
@@ -36,7 +36,7 @@ def error_body(error: SplitscribeError) -> dict[str, Any]:
 
 
 class UnexpectedError(SplitscribeError):
-    """A bug of ours; says nothing of its nature to the client."""
+    """A bug of ours. The client is told its request id and nothing else."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
@@ -46,7 +46,7 @@ class UnexpectedError(SplitscribeError):
 
 
 def note_error(scope: MutableMapping[str, Any], error: SplitscribeError) -> None:
-    """Leave word with the request of how it ends, for who counts it."""
+    """Note on the request how it ends, for the middleware that counts it."""
     scope.setdefault("state", {})[_ENDED_WITH] = error.code or type(error).__name__
 
 

@@ -32,7 +32,7 @@ _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=-]")
 
 
 class AnswerBrokenError(Exception):
-    """An answer whose status was sent cannot be finished; the line before says why."""
+    """An answer whose status was sent cannot be finished; the log line before says why."""
 
 
 class RequestMiddleware:
@@ -93,7 +93,7 @@ class RequestMiddleware:
                         span.note(error=code)
 
     def _span(self, scope: Scope, request_id: str) -> Span:
-        """Of the whole answer, its stream included; only for what does work."""
+        """The span of the whole answer, its stream included; only for requests that do work."""
         if self._tracer is NO_TRACER or not scope["path"].startswith(TRACED_PREFIX):
             return NO_SPAN
         return self._tracer.root(

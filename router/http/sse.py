@@ -1,10 +1,10 @@
-"""A request that streams: its work as a task, what becomes certain as server-sent events.
+"""A request that streams: its work runs as a task and sends what is certain as events.
 
 Events are OpenAI's: `transcript.text.delta`s whose texts joined are the answer, one
 `transcript.text.done` with the whole of it, `[DONE]`. For srt and vtt a delta is the cues that
 closed. A comment keeps proxies from cutting a quiet stream; a failure in the middle is one event
 with an error in OpenAI's envelope, then the end. The 200 is sent when the first audio was found,
-so that what cannot be opened still has a status of its own.
+so that an upload that cannot be opened still gets a status of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from router.transcript import TokenLogprob
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 15.0  # proxies cut a connection that is silent for 30 to 60 s
-OPENING_S = 5.0  # from the container's word on its length; then the 200 is sent without audio
+OPENING_S = 5.0  # after the container has stated its length; then the 200 is sent without audio
 HEARTBEAT = b": still working\n\n"
 END = b"data: [DONE]\n\n"
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
@@ -202,7 +202,7 @@ class EventStream:
 
 
 class EventStreamResponse(StreamingResponse):
-    """The 200 of a stream. Leaves the channel of hang-ups alone: the work listens on it."""
+    """The 200 of a stream. Does not read the channel of hang-ups, on which the work listens."""
 
     def __init__(self, stream: EventStream, headers: dict[str, str]) -> None:
         super().__init__(

@@ -2,9 +2,8 @@
 
 Counts every byte while reading, so that a limit ends the upload when it is crossed and not when
 it is over. The spool file has a name, because audio workers open it from their own processes;
-it is deleted when the context ends, and held (flock) till then: what nobody holds is a killed
-router's, and swept. Starlette's own form parser will not do:
-it has no limit on a file's size.
+it is locked (flock) until it is deleted, when the context ends. A spool file that nobody has locked
+is that of a killed router, and is swept. Starlette's own form parser has no limit on a file's size.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ logger = logging.getLogger(__name__)
 SPOOL_PREFIX = "splitscribe-upload-"
 WRITE_BYTES = 1024 * 1024  # gathered before a thread writes them
 RETRY_AFTER_S = 10.0  # after a full disk
-SWEEP_S = 5.0  # between looks for files of killed routers
-NEW_S = 2.0  # a file this young may not be held yet
+SWEEP_S = 5.0  # between two sweeps
+NEW_S = 2.0  # a file this young may not be locked yet
 STALL_S = 60.0  # longest silence of a client in mid-upload
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -114,11 +113,11 @@ async def sweep_spool_always(spool_dir: Path | None = None) -> None:
 
 
 def sweep_spool(spool_dir: Path | None = None) -> int:
-    """Delete spool files that nobody holds: those of killed routers. Returns how many."""
+    """Delete the spool files of killed routers, which nobody has locked. Returns how many."""
     folder = spool_dir or Path(tempfile.gettempdir())
     swept = 0
     for path in folder.glob(f"{SPOOL_PREFIX}*"):
-        with suppress(OSError):  # it is held, another replica was faster, or it is another user's
+        with suppress(OSError):  # it is locked, it is gone already, or it is another user's
             if time.time() - path.stat().st_mtime < NEW_S:
                 continue
             with path.open("rb") as file:

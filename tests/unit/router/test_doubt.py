@@ -9,7 +9,7 @@ import pytest
 
 from cluster.messages import SAMPLE_RATE, QualityGates
 from router.audio.windows import Window
-from router.doubt import gates_for, unheard_from, without_inventions
+from router.doubt import gates_for, unheard_from, without_hallucinations
 from router.transcript import Segment, WindowTranscript
 
 GATES = QualityGates()
@@ -49,23 +49,23 @@ def test_in_a_faint_window_doubt_is_enough_for_silence() -> None:
 
 def test_doubted_text_where_nobody_speaks_is_left_out() -> None:
     part = make_part((101, 103, -0.3), (104, 110, -1.4), (111, 113, -1.4), (114, 116, -0.9))
-    found = without_inventions(part, make_window((101, 103), (111, 113)), GATES)
+    found = without_hallucinations(part, make_window((101, 103), (111, 113)), GATES)
     assert kept(found) == [True, False, True, True]
     assert [s.tokens for s in found.segments] == [s.tokens for s in part.segments]
 
 
 def test_half_of_a_segment_must_be_speech_where_it_is_doubted() -> None:
     part = make_part((104, 108, -1.4))
-    assert kept(without_inventions(part, make_window((103, 105.9)), GATES)) == [False]
-    assert kept(without_inventions(part, make_window((103, 105), (107, 109)), GATES)) == [True]
+    assert kept(without_hallucinations(part, make_window((103, 105.9)), GATES)) == [False]
+    assert kept(without_hallucinations(part, make_window((103, 105), (107, 109)), GATES)) == [True]
 
 
 def test_nothing_is_left_out_where_that_cannot_be_told() -> None:
     part, window = make_part((104, 110, -1.4)), make_window((101, 103))
-    assert without_inventions(part, replace(window, speech=None), GATES) is part
-    assert without_inventions(part, window, OFF) is part
-    told = replace(part, is_told=True)
-    assert without_inventions(told, window, GATES) is told
+    assert without_hallucinations(part, replace(window, speech=None), GATES) is part
+    assert without_hallucinations(part, window, OFF) is part
+    told = replace(part, is_sent=True)
+    assert without_hallucinations(told, window, GATES) is told
 
 
 def test_the_rest_begins_shortly_before_the_speech_that_was_not_heard() -> None:
@@ -93,7 +93,7 @@ def test_without_text_without_cuts_or_once_told_there_is_no_rest() -> None:
     part = make_part((101, 103, -0.3))
     assert unheard_from(make_part(), window) is None
     assert unheard_from(part, replace(window, speech=None)) is None
-    assert unheard_from(replace(part, is_told=True), window) is None
+    assert unheard_from(replace(part, is_sent=True), window) is None
 
 
 def test_a_rest_is_shorter_than_what_it_is_a_rest_of() -> None:
