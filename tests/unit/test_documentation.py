@@ -43,7 +43,8 @@ FRONT_PAGE_BYTES = 9 * 1024
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 PLACE = re.compile(rf"(?<![\w./-])(?:{'|'.join(FOLDERS)})/[\w./-]*\w/?")
 PYTHON_FILE = re.compile(r"(?<![\w./-])[\w./-]+\.py\b")
-DEFINED = re.compile(r"`(?:\w+\.)?(\w+)\(\)`|`([A-Z][a-z]+[A-Z]\w+)`")
+FUNCTION = re.compile(r"`(?:\w+\.)?(\w+)\(\)`")
+CLASS = re.compile(r"`([A-Z][a-z]+[A-Z]\w+)`")
 TARGET = re.compile(r"\bmake ((?:[a-z]+-)*[a-z]+)\b")
 MODULE = re.compile(r"python -m ((?:benchmark|tests|cluster)[\w.]*\w)")
 COMMAND = re.compile(r"splitscribe ([a-z]+)(?!\w)")
@@ -109,21 +110,31 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
 
 
 def functions_beside_files(page: Path) -> Iterator[tuple[str, str]]:
-    """(file, name) for each `name()` or `ClassName` on a line that names one Python file."""
+    """(file, name) for each `name()` on a line that names one Python file."""
     for line in page.read_text().splitlines():
         files = set(PYTHON_FILE.findall(line))
         if len(files) == 1:
-            yield from ((next(iter(files)), one or two) for one, two in DEFINED.findall(line))
+            yield from ((next(iter(files)), name) for name in FUNCTION.findall(line))
 
 
 @each_page
-def test_what_is_named_beside_a_file_is_defined_there(page: Path) -> None:
+def test_a_function_named_beside_a_file_is_defined_there(page: Path) -> None:
     missing = []
     for file, name in functions_beside_files(page):
         sources = [one.read_text() for one in found(page, file)]
         if not any(re.search(rf"\b(?:def|class) {name}\b", source) for source in sources):
             missing.append(f"{name} in {file}")
     assert missing == []
+
+
+@each_page
+def test_every_class_that_is_named_exists(page: Path) -> None:
+    sources = [file.read_text() for folder in FOLDERS for file in (ROOT / folder).rglob("*.py")]
+    defined = {name for source in sources for name in re.findall(r"\bclass (\w+)", source)}
+    alerts = set(
+        re.findall(r"alert: (\w+)", (ROOT / "configs/observability/rules.yaml").read_text())
+    )
+    assert set(CLASS.findall(page.read_text())) <= defined | alerts
 
 
 @each_page
