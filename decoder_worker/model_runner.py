@@ -9,7 +9,7 @@ deadlines or transfers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import accumulate
@@ -29,10 +29,9 @@ from decoder_worker.alignment import Aligner, AlignmentItem
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import Decoders, choose_sampler
 from decoder_worker.fallback import chosen_attempt
-from decoder_worker.gpu.graphs import BatchRow, Buckets
+from decoder_worker.gpu.fixed_sizes import FixedSizes
 from decoder_worker.landing import Landing
 from decoder_worker.launched import Launched, launched, outputs_of, read_back
-from decoder_worker.model import TextDecoder
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import best_of
@@ -41,7 +40,6 @@ from decoder_worker.sampling.slots import SlotTable, upload
 from decoder_worker.sequence import DecodeSequence
 from decoder_worker.step import DecodeStep
 
-MAX_PROMPTS = 16  # in the largest bucket of prompts: more arrive at once only where many waited
 MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms: openai/whisper's max_initial_timestamp of 1.0 s
 
 
@@ -114,40 +112,13 @@ class ModelRunner:
         )
         if self._stream is not None:
             torch.cuda.synchronize(self._device)  # all of this was made on another stream
-        self._buckets: dict[int, Buckets] = {}  # by the tokens of a prompt; 0: decode steps
+        self._fixed: FixedSizes | None = None
         if decoders.fixed is not None:
-            self._make_buckets(decoders.fixed, self_pool, n_slots)
-
-    def _make_buckets(
-        self, fixed: Callable[[int, int], TextDecoder], self_pool: PagePool, n_slots: int
-    ) -> None:
-        """For decode steps, and for prompts that are a start sequence and nothing else."""
-        scratch = self_pool.allocate(1)
-        assert scratch is not None, "the self pool has no page for inert rows"
-        language, n_frames = self._tokenizer.languages[0], self._cross_layout.n_frames
-        starts = {
-            len(self._tokenizer.sot_sequence(language, "transcribe", timed))
-            for timed in (True, False)
-        }
-        for n_tokens in (0, *sorted(starts)):
-            self._buckets[n_tokens] = Buckets(
-                self._step,
-                lambda n_rows, n=n_tokens: fixed(n_rows, max(1, n)),  # type: ignore[misc]
-                inert=BatchRow(
-                    slot=self._slots.inert,
-                    self_pages=scratch,
-                    length=max(1, n_tokens),
-                    cross_pages=(0,),
-                    n_frames=1,
-                    tokens=(0,) * n_tokens,
-                ),
-                page_sizes=(self._self_layout.page_frames, self._cross_layout.page_frames),
-                max_batch=min(n_slots, MAX_PROMPTS) if n_tokens else n_slots,
-                device=self._device,
+            self._fixed = FixedSizes(
+                decoders.fixed, self._step, self._slots, tokenizer, cross_pool.layout, self_pool
             )
-        with self._on_device():
-            for buckets in self._buckets.values():
-                buckets.capture_all(self._cross_layout.pages_per_window, n_frames)
+            with self._on_device():
+                self._fixed.capture()
 
     def detect_language(self, sequences: Sequence[DecodeSequence]) -> list[StepOutput]:
         """The likeliest language token after `<|startoftranscript|>` alone.
@@ -167,57 +138,16 @@ class ModelRunner:
         """
         with self._on_device():
             self._restore(sequences)
-            return self._launch(sequences, self._start_key, self._prefill_ragged)
+            if self._fixed is not None:
+                return self._fixed.prefill(sequences, self._prefill_ragged)
+            return launched(sequences, self._prefill_ragged(sequences))
 
     def decode(self, sequences: Sequence[DecodeSequence]) -> Launched:
         """One step: feed each live row's last token, sample the next."""
         with self._on_device():
-            return self._launch(
-                sequences, lambda s: 0 if s.runs_ahead else None, self._decode_ragged
-            )
-
-    def _launch(
-        self,
-        sequences: Sequence[DecodeSequence],
-        key: Callable[[DecodeSequence], int | None],
-        ragged: Callable[[Sequence[DecodeSequence]], Readback],
-    ) -> Launched:
-        """Where there are buckets, sequences run in those that their `key` names.
-
-        What a search decides about runs beside them, so that its rows share their window's pages,
-        and so do prompts with context.
-        """
-        if not self._buckets:
-            return launched(sequences, ragged(sequences))
-        order: list[DecodeSequence] = []
-        readbacks = []
-        for n_tokens, buckets in self._buckets.items():
-            own = [s for s in sequences if key(s) == n_tokens]
-            for begin in range(0, len(own), buckets.max_batch):
-                part = own[begin : begin + buckets.max_batch]
-                rows = [self._batch_row(s, n_tokens) for s in part]
-                readbacks.append(buckets.launch(rows, any(s.temperature > 0 for s in part)))
-                order += part
-        if others := [s for s in sequences if key(s) not in self._buckets]:
-            readbacks.append(ragged(others))
-            order += others
-        return launched(order, *readbacks)
-
-    def _start_key(self, sequence: DecodeSequence) -> int | None:
-        """The length of a prompt that is a start sequence; None for others."""
-        prompt = sequence.prompt
-        return len(prompt.tokens) if sequence.runs_ahead and prompt.sot == 0 else None
-
-    def _batch_row(self, sequence: DecodeSequence, n_tokens: int) -> BatchRow:
-        row = sequence.live[0]
-        return BatchRow(
-            slot=row.slot,
-            self_pages=row.self_pages,
-            length=n_tokens or sequence.n_cached(row) + sequence.n_ahead + 1,
-            cross_pages=sequence.cross_pages,
-            n_frames=self._cross_layout.n_frames,
-            tokens=sequence.prompt.tokens if n_tokens else (),
-        )
+            if self._fixed is not None:
+                return self._fixed.decode(sequences, self._decode_ragged)
+            return launched(sequences, self._decode_ragged(sequences))
 
     def _prefill_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
         fed = [Feed(s, s.live[0], s.prompt.tokens, 0) for s in sequences]
