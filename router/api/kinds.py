@@ -166,8 +166,9 @@ class Choice(Kind):
                 f"{name} '{value}' is not supported by this server", param=name
             )
         if value not in self.choices:
+            offered = ", ".join(f"'{one}'" for one in self.choices)
             raise InvalidRequestError(
-                f"{shown(sent)} is no {name}; use one of {_quoted(self.choices)}",
+                f"{shown(sent)} is no {name}; use one of {offered}",
                 param=name,
                 code="invalid_value",
             )
@@ -178,37 +179,20 @@ class Choice(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Choices(Kind):
-    """Any of `choices`, as a list."""
+class ListOf(Kind):
+    """Texts, each of them read as `item`."""
 
-    choices: tuple[str, ...]
+    item: Kind
     shape = "list"
 
-    def parse(self, name: str, sent: list[Any]) -> tuple[str, ...]:
-        for item in sent:
-            if item not in self.choices:
-                raise InvalidRequestError(
-                    f"{shown(item)} is none of the values of '{name}'; use {_quoted(self.choices)}",
-                    param=name,
-                    code="invalid_value",
-                )
-        return tuple(sent)
+    def parse(self, name: str, sent: list[Any]) -> tuple[Any, ...]:
+        for text in sent:
+            if not isinstance(text, str):
+                raise _refusal(name, "a list of texts", text)
+        return tuple(self.item.parse(name, text) for text in sent)
 
     def schema(self) -> Schema:
-        return {"type": "array", "items": {"type": "string", "enum": list(self.choices)}}
-
-
-class Texts(Kind):
-    shape = "list"
-
-    def parse(self, name: str, sent: list[Any]) -> tuple[str, ...]:
-        for item in sent:
-            if not isinstance(item, str):
-                raise _refusal(name, "texts", item)
-        return tuple(sent)
-
-    def schema(self) -> Schema:
-        return {"type": "array", "items": {"type": "string"}}
+        return {"type": "array", "items": self.item.schema()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +221,3 @@ def shown(value: object) -> str:
 
 def _refusal(name: str, expected: str, sent: object) -> InvalidRequestError:
     return InvalidRequestError(f"'{name}' must be {expected}, not {shown(sent)}", param=name)
-
-
-def _quoted(choices: tuple[str, ...]) -> str:
-    return ", ".join(f"'{one}'" for one in choices)

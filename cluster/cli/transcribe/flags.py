@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 
 from cluster.cli.transcribe.spelling import SWITCH
+from cluster.messages import Task
 from router.api.kinds import Boolean, Choice, Integer, Number, Threshold, Times
 from router.api.params import LADDER
 from router.api.request_fields import FIELDS, SECTIONS, RequestField
@@ -68,10 +69,18 @@ class Flag:
         )
 
 
-ONE_OF_TWO = {"case_sensitive": False, "metavar": SWITCH}
-LIMIT = {"metavar": "INT", "parser": optional_int}
-THRESHOLD = {"metavar": "NUMBER|None"}
 NUMBER = {"metavar": "NUMBER", "parser": optional_text}
+THRESHOLD = {"metavar": "NUMBER|None"}
+ONE_OF_TWO = {"case_sensitive": False, "metavar": SWITCH}
+
+
+def _switch(name: str, text: str, default: Switch | None) -> Flag:
+    return Flag(name, Switch | None, text, default, ONE_OF_TWO)
+
+
+def _limit(name: str, text: str) -> Flag:
+    return Flag(name, int | None, text, None, {"metavar": "INT", "parser": optional_int})
+
 
 # By panel, in the help's order. The flags of the fields' sections come first in their panels.
 OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
@@ -79,24 +88,12 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("model", str, "'demo', a folder, a Hub id, or a short name such as turbo", "demo"),
         Flag("device", str, "auto, cpu or cuda", "auto"),
         Flag("threads", int, "torch threads; 0: every core", 0, {"min": 0}),
-        Flag(
-            "fp16",
-            Switch | None,
-            "False: compute in float32; else as the device likes",
-            more=ONE_OF_TWO,
-        ),
+        _switch("fp16", "False: compute in float32; else as the device likes", None),
         Flag("jobs", int, "files in work at a time", DEFAULT_JOBS, {"min": 1}),
         Flag("server", str | None, "URL of a running server; omitted: in this process"),
         Flag("api_key", str | None, "the server's", more={"envvar": "OPENAI_API_KEY"}),
     ),
-    "What is said": (
-        Flag(
-            "task",
-            Literal["transcribe", "translate"],
-            "translate: into English",
-            "transcribe",
-        ),
-    ),
+    "What is said": (Flag("task", Task, "translate: into English", "transcribe"),),
     "What is written": (
         Flag("output_dir", Path, "folder for the results", Path("."), short=("-o",)),
         Flag(
@@ -106,20 +103,12 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
             "all",
             short=("-f",),
         ),
-        Flag("verbose", Switch, "print segments too", Switch.true, ONE_OF_TWO),
-        Flag("word_timestamps", Switch, "find when each word is spoken", Switch.false, ONE_OF_TWO),
-        Flag(
-            "highlight_words",
-            Switch,
-            "underline each word as it is spoken (srt, vtt)",
-            Switch.false,
-            ONE_OF_TWO,
-        ),
-        Flag("max_line_width", int | None, "characters in a line of a subtitle", more=LIMIT),
-        Flag(
-            "max_line_count", int | None, "lines in a subtitle, with --max-line-width", more=LIMIT
-        ),
-        Flag("max_words_per_line", int | None, "words in a subtitle", more=LIMIT),
+        _switch("verbose", "print segments too", Switch.true),
+        _switch("word_timestamps", "find when each word is spoken", Switch.false),
+        _switch("highlight_words", "underline each word as it is spoken (srt, vtt)", Switch.false),
+        _limit("max_line_width", "characters in a line of a subtitle"),
+        _limit("max_line_count", "lines in a subtitle, with --max-line-width"),
+        _limit("max_words_per_line", "words in a subtitle"),
     ),
     "How text is found": (),
     "When a window is tried again": (
