@@ -130,9 +130,9 @@ class RequestContext:
     on_update: Callable[[Update], None] | None = None  # gets, in order, what is certain
 
     @classmethod
-    def unlimited(cls, request_id: str, time_s: float) -> Self:
+    def unlimited(cls, request_id: str, time_s: float, clock: Clock = SYSTEM_CLOCK) -> Self:
         """A request without a client: `time_s` from now, however much audio it holds."""
-        return cls(request_id, _Unlimited(), DeadlineRule(time_s, 0.0, time_s))
+        return cls(request_id, _Unlimited(), DeadlineRule(time_s, 0.0, time_s), clock)
 
     def __post_init__(self) -> None:
         self.started_s = self.clock.monotonic()

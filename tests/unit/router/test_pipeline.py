@@ -6,15 +6,12 @@ The pools are played by in-test clients; the real ones are in the end-to-end tes
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 
-from cluster.clock import Clock
 from cluster.errors import (
     DeadlineExceededError,
     HandleRefusedError,
@@ -33,17 +30,22 @@ from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
-from router.interface import Update
+from router.interface import RequestContext, Update
 from router.request import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedAudio, PlayedPools
-from tests.support.requests import request_context
 from tests.support.traced import Traced, id_of, parent_of
+from tests.support.virtual_time import VirtualTimePolicy, virtual_clock
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> WhisperTokenizer:
     return WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("micro"))))
+
+
+@pytest.fixture(scope="module")
+def event_loop_policy() -> VirtualTimePolicy:
+    return VirtualTimePolicy()
 
 
 @pytest.fixture
@@ -54,12 +56,11 @@ def pools(tokenizer: WhisperTokenizer) -> PlayedPools:
 DIMS = open_checkpoint(str(cached_checkpoint("micro"))).dims
 SETTINGS: RouterSettings = load_settings(environ={}).router
 PARAMS = TranscriptionParams(model="demo", language="en")
-HURRIED = Clock(time.monotonic, lambda pause_s: asyncio.sleep(pause_s / 100), Random(0))
 
 
 def make_transcriber(audio: PlayedAudio, pools: PlayedPools) -> RequestTranscriber:
     parts: Any = (audio, pools, pools, pools.tokenizer, SETTINGS)
-    return RequestTranscriber(*parts, dims=DIMS, clock=HURRIED)
+    return RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock())
 
 
 async def run(
@@ -71,7 +72,9 @@ async def run(
 ) -> tuple[str, PlayedAudio]:
     audio = PlayedAudio(n, error)
     transcriber = make_transcriber(audio, pools)
-    result = await transcriber.transcribe(Path("none"), params, request_context("r1", seconds))
+    result = await transcriber.transcribe(
+        Path("none"), params, RequestContext.unlimited("r1", seconds, virtual_clock())
+    )
     return result.transcript.text, audio
 
 
@@ -110,7 +113,7 @@ async def test_what_is_certain_is_told_in_order_and_is_the_whole(pools: PlayedPo
     updates: list[Update] = []
     audio = PlayedAudio(9)
     transcriber = make_transcriber(audio, pools)
-    context = request_context("r1", 30.0)
+    context = RequestContext.unlimited("r1", 30.0, virtual_clock())
     context.on_update = updates.append
     params = replace(PARAMS, logprobs=True)
     transcript = (await transcriber.transcribe(Path("none"), params, context)).transcript
@@ -127,7 +130,7 @@ async def test_a_stream_goes_on_behind_what_a_dead_worker_had_told(pools: Played
     updates: list[Update] = []
     audio = PlayedAudio(4)
     transcriber = make_transcriber(audio, pools)
-    context = request_context("r1", 30.0)
+    context = RequestContext.unlimited("r1", 30.0, virtual_clock())
     context.on_update = updates.append
     params = replace(PARAMS, stream=True, fallback=False)
     transcript = (await transcriber.transcribe(Path("none"), params, context)).transcript
@@ -162,9 +165,9 @@ async def test_a_trace_has_a_span_of_every_window_and_call_and_tells_of_retries(
     )
     traced = Traced()
     parts: Any = (PlayedAudio(3), pools, pools, pools.tokenizer, SETTINGS)
-    transcriber = RequestTranscriber(*parts, dims=DIMS, tracer=traced.tracer)
+    transcriber = RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock(), tracer=traced.tracer)
     with traced.tracer.root("request", "") as root:
-        context = replace(request_context("r1", 30.0), span=root)
+        context = replace(RequestContext.unlimited("r1", 30.0, virtual_clock()), span=root)
         await transcriber.transcribe(Path("none"), PARAMS, context)
     spans = traced.all()
     (request,) = (span for span in spans if span.name == "request")
