@@ -55,6 +55,7 @@ class KVExporter:
         self._n_malformed = 0
         self._closing = threading.Event()
         self._woken = threading.Event()
+        wire.on_notification = self._woken.set
         self._thread = WireThread("exporter", self._open, self._run, self._end)
 
     @property

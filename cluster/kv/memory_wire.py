@@ -40,6 +40,7 @@ class MemoryWire:
         self.transport = "memory"
         self.agent = config.new_agent_name()
         self.metadata = b""
+        self.on_notification: Callable[[], object] = lambda: None
         self._is_open = False
         self._is_frozen = False
         self._notifications: deque[bytes] = deque()  # peers' threads append to it
@@ -91,17 +92,21 @@ class MemoryWire:
             return False
         read.copy()
         if read.notification:
-            read.peer._notifications.append(read.notification)
+            read.peer._receive(read.notification)
         return True
 
     def notify(self, agent: str, payload: bytes) -> None:
-        self._peer(agent)._notifications.append(payload)
+        self._peer(agent)._receive(payload)
 
     def close(self) -> None:
         self._is_open = False
         self._peers.clear()
         with _open_wires_lock:
             _open_wires.pop(self.agent, None)
+
+    def _receive(self, notification: bytes) -> None:
+        self._notifications.append(notification)
+        self.on_notification()
 
     def _peer(self, agent: str) -> MemoryWire:
         peer = self._peers.get(agent)

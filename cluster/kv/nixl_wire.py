@@ -69,6 +69,7 @@ class NixlWire:
         self.transport = "nixl"
         self.agent = config.new_agent_name()
         self.metadata = b""
+        self.on_notification: Callable[[], object] = lambda: None  # never called: NIXL is polled
         self._place = _HOST
         self._agent: Any = None  # NIXL's, made by `open`
         self._registered: list[Any] = []

@@ -7,7 +7,7 @@ tests, those in `tests/contract`. A wire knows nothing of handles, leases and ge
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -54,11 +54,14 @@ class Wire(Protocol):
     transport: what moves the bytes; may become more precise once a peer was read from.
     agent: the name of this end, unique over all hosts and restarts.
     metadata: what a peer needs in order to connect; filled by `open`.
+    on_notification: set by an exporter; called, on any thread, when there is something to drain,
+        by transports that can tell.
     """
 
     transport: str
     agent: str
     metadata: bytes
+    on_notification: Callable[[], object]
 
     def open(self, pool: PagePool, counters: NDArray[np.uint64]) -> None:
         """Make pool and counters what peers read (exporter), or where reads land (importer).

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ class StubWire:
     transport = "stub"
     agent = "stub"
     metadata = b""
+    on_notification: Callable[[], object]
 
     def __init__(self) -> None:
         self.done = True
