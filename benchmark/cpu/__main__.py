@@ -19,7 +19,6 @@ tables, one JSON line last.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import shutil
@@ -44,19 +43,21 @@ from benchmark.cpu.report import (
     print_rows,
     row_json,
 )
-from benchmark.cpu.systems import Splitscribe, System, our_server
+from benchmark.cpu.systems import Splitscribe, System, by_dtype, our_server
 from benchmark.rivals.engines import RivalProcess, RivalSpec, rival_specs
+from benchmark.shared import command
 from benchmark.shared.clips import CACHE, demo_utterances, make_files
-from benchmark.shared.forced_length import SHAPES, forced_checkpoint
+from benchmark.shared.flops import window_flops
+from benchmark.shared.forced_length import forced_checkpoint
 from benchmark.shared.machine import (
     MemoryWatch,
     cpu_info,
     product_flops,
     usable_cores,
     versions,
-    window_flops,
 )
 from benchmark.shared.server import BenchServer
+from benchmark.shared.shapes import SHAPES
 from benchmark.shared.word_errors import WordErrors, count, normaliser, total
 from cluster.settings import DType
 
@@ -102,7 +103,7 @@ def word_errors(plan: Plan, n: int) -> dict[str, list[WordErrors]]:
         print(f"word error rate {summed.wer:.2f} %: {system.name}", flush=True)
 
     if plan.dtypes:
-        with our_server({"demo": demo}, plan.dtypes) as systems:
+        with our_server(by_dtype("demo", demo, plan.dtypes)) as systems:
             for ours in systems:
                 measure(ours)
     for spec in plan.rivals:
@@ -122,7 +123,7 @@ def compare(shape: str, plan: Plan, files: Sequence[Path]) -> tuple[list[Row], f
             stack.callback(rival.close)
         ours: list[Splitscribe] = []
         if plan.dtypes:
-            ours = stack.enter_context(our_server({shape: checkpoint}, plan.dtypes))
+            ours = stack.enter_context(our_server(by_dtype(shape, checkpoint, plan.dtypes)))
         order: list[System] = [*ours, *rivals]
         rows = {system.name: Row(system.name) for system in order}
         # Warm-up, and what one file comes to; ours compiles in the background meanwhile.
@@ -144,7 +145,7 @@ def compare(shape: str, plan: Plan, files: Sequence[Path]) -> tuple[list[Row], f
                 rival.run(files[: max(IN_FLIGHT)], max(IN_FLIGHT))
             _set_memory(rows[rival.name], watch)
     for dtype in plan.dtypes:
-        with our_server({shape: checkpoint}, (dtype,)) as (alone,):
+        with our_server(by_dtype(shape, checkpoint, (dtype,))) as (alone,):
             with MemoryWatch([alone.server.process]) as watch:
                 alone.run(files[: 2 * max(IN_FLIGHT)], max(IN_FLIGHT))
             _set_memory(rows[alone.name], watch)
@@ -190,10 +191,7 @@ def print_ceilings(shapes: Sequence[str], n_tokens: int, console: Console) -> di
 
 
 def make_parser() -> argparse.ArgumentParser:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.make_parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["base"], choices=list(SHAPES))
     parser.add_argument("--systems", nargs="+", help="only those with one of these in their name")
     parser.add_argument("--rounds", type=int, default=5)
@@ -244,7 +242,6 @@ def main(argv: Sequence[str] | None = None) -> int:
             rows += [row_json(shape, row, errors) for row in measured]
             compared += found
     report = {
-        "benchmark": "cpu",
         **machine,
         "load_average": os.getloadavg(),
         "recording": plan.recording,
@@ -252,10 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "rows": rows,
         "comparisons": compared,
     }
-    line = json.dumps(report)
-    if args.json:
-        args.json.write_text(json.dumps(report, indent=1) + "\n")
-    print(line)
+    command.print_result("cpu", report, args.json)
     return 0
 
 

@@ -10,26 +10,25 @@ which each role has its own half. Needs two cores or more. Prints a table, one J
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import yaml
 from rich.console import Console
 from rich.table import Table
 
 from benchmark.cpu.report import IN_FLIGHT
-from benchmark.cpu.systems import Splitscribe
+from benchmark.cpu.systems import Splitscribe, our_server
 from benchmark.shared.clips import CACHE, make_files
-from benchmark.shared.forced_length import SHAPES, forced_checkpoint
+from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.forced_length import forced_checkpoint
 from benchmark.shared.machine import cpu_info, usable_cores
-from benchmark.shared.server import serving
+from benchmark.shared.rounds import median_ratio
+from benchmark.shared.shapes import SHAPES
 
 SPLIT = "each its half"
 
@@ -44,27 +43,19 @@ def shares(n_cores: int) -> dict[str, tuple[int, int]]:
     }
 
 
-@contextmanager
-def servers(
-    checkpoint: Path, by_name: Mapping[str, tuple[int, int]]
-) -> Iterator[list[Splitscribe]]:
-    """One server, which has the same model once for each of `by_name`."""
-    models = {
-        f"share-{number}": {
-            "model": str(checkpoint),
-            "encoder": {"threads": encoder},
-            "decoder": {"threads": decoder},
-        }
-        for number, (encoder, decoder) in enumerate(by_name.values())
+def models(checkpoint: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+    """The same checkpoint once for each way to share the cores, for `our_server`."""
+    return {
+        f"share-{number}": (
+            name,
+            {
+                "model": str(checkpoint),
+                "encoder": {"threads": encoder},
+                "decoder": {"threads": decoder},
+            },
+        )
+        for number, (name, (encoder, decoder)) in enumerate(shares(usable_cores()).items())
     }
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "settings.yaml"
-        file.write_text(yaml.safe_dump({"models": models, "log_level": "WARNING"}))
-        with serving("--config", str(file)) as server:
-            yield [
-                Splitscribe(name, server, model)
-                for name, model in zip(by_name, models, strict=True)
-            ]
 
 
 def measure(
@@ -89,10 +80,7 @@ def measure(
 
 
 def main() -> None:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--shape", default="base", choices=list(SHAPES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--files", type=int, default=24, help="in a round, 8 in flight")
@@ -104,15 +92,14 @@ def main() -> None:
     checkpoint = forced_checkpoint(weights, SHAPES[args.shape], args.tokens)
     with tempfile.TemporaryDirectory() as folder:
         files = make_files(Path(folder), "short", args.files)
-        with servers(checkpoint, shares(usable_cores())) as systems:
+        with our_server(models(checkpoint)) as systems:
             rates = measure(systems, files, args.rounds)
     table = Table(title=f"whisper-{args.shape}, 5 s clips of {args.tokens} tokens, files/s")
     for column in ("threads", "in flight", "files/s", "of the split"):
         table.add_column(column)
     rows = []
     for (name, in_flight), measured in rates.items():
-        pairs = zip(measured, rates[SPLIT, in_flight], strict=True)
-        ratio = statistics.median(ours / split for ours, split in pairs)
+        ratio = median_ratio(measured, rates[SPLIT, in_flight])
         rate = statistics.median(measured)
         table.add_row(name, str(in_flight), f"{rate:.2f}", f"{ratio:.2f}")
         rows.append(
@@ -124,7 +111,7 @@ def main() -> None:
             }
         )
     Console(width=120).print(table)
-    print(json.dumps({"benchmark": "core_split", **cpu_info(), "rows": rows}))
+    print_result("core_split", {**cpu_info(), "rows": rows})
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmark.shared.rounds import median_ratio
 from benchmark.shared.word_errors import WordErrors, interval, total
 
 OURS = "splitscribe"
@@ -47,12 +48,6 @@ def best_of(rows: Sequence[Row], kind: str, in_flight: int) -> Row | None:
     return max(those, key=lambda row: row.median_rate(in_flight), default=None)
 
 
-def ratio(ours: Row, theirs: Row, in_flight: int) -> float:
-    """Median over rounds of the ratio within a round."""
-    pairs = zip(ours.rate[in_flight], theirs.rate[in_flight], strict=True)
-    return statistics.median(a / b for a, b in pairs)
-
-
 def comparisons(shape: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
     """Our best against the best of each library, with the target where there is one."""
     found = []
@@ -62,7 +57,7 @@ def comparisons(shape: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
             theirs = best_of(rows, library, in_flight)
             if ours is None or theirs is None:
                 continue
-            times = ratio(ours, theirs, in_flight)
+            times = median_ratio(ours.rate[in_flight], theirs.rate[in_flight])
             wanted = TARGETS.get((shape, in_flight, library))
             found.append(
                 {

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import yaml
 
@@ -60,23 +60,24 @@ class Splitscribe:
 
 
 @contextmanager
-def our_server(models: Mapping[str, Path], dtypes: Sequence[str]) -> Iterator[list[Splitscribe]]:
-    """One server with every model in every dtype; KEY of `models` and dtype name a model."""
-    settings = {
-        f"{key}-{dtype}": {
-            "model": str(folder),
-            "encoder": {"dtype": dtype},
-            "decoder": {"dtype": dtype},
-        }
-        for key, folder in models.items()
-        for dtype in dtypes
-    }
+def our_server(models: Mapping[str, tuple[str, dict[str, Any]]]) -> Iterator[list[Splitscribe]]:
+    """One server of several models: by the model's name, the system's name and its settings."""
+    settings = {model: fields for model, (_, fields) in models.items()}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "settings.yaml"
         file.write_text(yaml.safe_dump({"models": settings, "log_level": "WARNING"}))
         with serving("--config", str(file)) as server:
-            yield [
-                Splitscribe(f"splitscribe {dtype}", server, f"{key}-{dtype}")
-                for key in models
-                for dtype in dtypes
-            ]
+            yield [Splitscribe(name, server, model) for model, (name, _) in models.items()]
+
+
+def by_dtype(
+    key: str, folder: Path, dtypes: Sequence[str]
+) -> dict[str, tuple[str, dict[str, Any]]]:
+    """A checkpoint in every dtype, for `our_server`."""
+    return {
+        f"{key}-{dtype}": (
+            f"splitscribe {dtype}",
+            {"model": str(folder), "encoder": {"dtype": dtype}, "decoder": {"dtype": dtype}},
+        )
+        for dtype in dtypes
+    }

@@ -134,10 +134,7 @@ def encoder(rig: Rig, clock: Clock, record: Record) -> None:
     for name in rig.sizes.models:
         checkpoint = rig.checkpoint(name)
         parts = _EncoderParts(rig, checkpoint)
-        limit = 1 / (
-            roofline.encode_s(rig.shape(name), rig.gpu)
-            + roofline.projection_s(rig.shape(name), rig.gpu)
-        )
+        limit = 1 / roofline.encode_s(rig.shape(name), rig.gpu)
         record(f"{name}: roofline, windows/s", limit)
         for way in ("pages of 125", "whole-window pages", "states alone"):
             clock.check()

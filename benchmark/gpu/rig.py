@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 
 from benchmark.gpu import roofline
+from benchmark.shared.shapes import SHAPES
 from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.handoff import make_exporters, make_handoff_importer
 from cluster.messages import (
@@ -44,11 +45,7 @@ from tests.support.checkpoints import ModelShape, make_checkpoint, special_token
 
 KEY = "benchmark" * 4
 PATIENCE_S = 120.0
-_V3 = {"n_mels": 128, "n_vocab": 51_866, "n_languages": 100, "no_speech": "<|nospeech|>"}
-MODELS = {
-    "large-v3": ModelShape(1280, 20, 32, 32, **_V3),  # type: ignore[arg-type]
-    "turbo": ModelShape(1280, 20, 32, 4, **_V3),  # type: ignore[arg-type]
-}
+MODELS = {"large-v3": SHAPES["large-v3"], "turbo": SHAPES["large-v3-turbo"]}
 SMOKE_MODELS = {"micro": ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)}  # heads of 64
 
 
@@ -79,7 +76,7 @@ class Sizes:
 
 FULL = Sizes(
     models=MODELS,
-    check=ModelShape(1280, 20, 2, 2, **_V3),  # type: ignore[arg-type]
+    check=replace(SHAPES["large-v3"], encoder_layers=2, decoder_layers=2),
     workloads=(Workload("5 s, 18 tokens", 5.0, 18), Workload("30 s, 120 tokens", 30.0, 120)),
     encode_batches=(1, 2, 4, 8, 16),
     decode_batches=(1, 2, 4, 8, 16, 32, 64, 128),
@@ -223,9 +220,8 @@ class Rig:
             done.touch()
         return open_checkpoint(str(folder))
 
-    def shape(self, name: str) -> roofline.Shape:
-        s = self.sizes.models[name]
-        return roofline.Shape(s.d_model, s.encoder_layers, s.decoder_layers, s.n_mels, s.n_vocab)
+    def shape(self, name: str) -> ModelShape:
+        return self.sizes.models[name]
 
     @contextmanager
     def pair(

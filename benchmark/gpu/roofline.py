@@ -9,23 +9,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-N_FRAMES = 1500  # encoder positions of a window
+from benchmark.shared.flops import FRAMES, encoder_flops, projection_flops
+from tests.support.checkpoints import ModelShape
+
 PROMPT_TOKENS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What the counts depend on: width, layers of both halves, mel bins, vocabulary."""
-
-    d: int
-    encoder_layers: int
-    decoder_layers: int
-    n_mels: int
-    n_vocab: int
-
-
-LARGE_V3 = Shape(1280, 32, 32, 128, 51_866)
-TURBO = Shape(1280, 32, 4, 128, 51_866)
+ITEM_BYTES = 2  # of every number: weights and KV are in 16 bit
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,78 +29,48 @@ H200 = Gpu(790e12, 4.3e12)  # as measured, not the data sheet's 989e12 and 4.8e1
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """tokens: decode steps of a window; batch: sequences in a step.
-
-    kv_frames, encoded_frames: of the 1500, where either is cut to the audio's length.
-    kv_item, self_item: bytes of a number in cross- and self-attention KV; all others have two.
-    """
+    """tokens: decode steps of a window; batch: sequences in a step."""
 
     tokens: int
     batch: int
-    kv_frames: int = N_FRAMES
-    encoded_frames: int = N_FRAMES
-    kv_item: int = 2
-    self_item: int = 2
 
 
-def encoder_flops(shape: Shape, frames: int = N_FRAMES) -> float:
-    d, t = shape.d, frames
-    conv = 2 * 2 * t * d * shape.n_mels * 3 + 2 * t * d * d * 3
-    return conv + shape.encoder_layers * (24 * d * d * t + 4 * t * t * d)
-
-
-def projection_flops(shape: Shape, frames: int = N_FRAMES) -> float:
-    return 4 * shape.decoder_layers * frames * shape.d**2
-
-
-def weight_bytes(shape: Shape) -> float:
+def weight_bytes(shape: ModelShape) -> float:
     """Of the decoder, read once in each step whatever the batch."""
-    return 2 * (14 * shape.decoder_layers * shape.d**2 + shape.n_vocab * shape.d)
+    parameters = 14 * shape.decoder_layers * shape.d_model**2 + shape.n_vocab * shape.d_model
+    return ITEM_BYTES * parameters
 
 
-def cross_kv_bytes(shape: Shape, frames: int = N_FRAMES, item: int = 2) -> float:
-    return 2 * shape.decoder_layers * frames * shape.d * item
+def kv_bytes(shape: ModelShape, positions: float) -> float:
+    """Keys and values of all decoder layers at so many positions."""
+    return ITEM_BYTES * 2 * shape.decoder_layers * positions * shape.d_model
 
 
-def states_bytes(shape: Shape) -> float:
-    return N_FRAMES * shape.d * 2
-
-
-def step_bytes(shape: Shape, work: Work) -> float:
+def step_bytes(shape: ModelShape, work: Work) -> float:
     """Of one decode step in the middle of the text."""
     seen = PROMPT_TOKENS + work.tokens / 2
-    self_kv = 2 * shape.decoder_layers * seen * shape.d * work.self_item
-    cross = cross_kv_bytes(shape, work.kv_frames, work.kv_item)
-    return weight_bytes(shape) + work.batch * (cross + self_kv)
+    return weight_bytes(shape) + work.batch * kv_bytes(shape, FRAMES + seen)
 
 
-def encode_s(shape: Shape, gpu: Gpu, frames: int = N_FRAMES) -> float:
-    return encoder_flops(shape, frames) / gpu.flops
+def encode_s(shape: ModelShape, gpu: Gpu) -> float:
+    """Of one window: the encoder, and the projection to cross-attention's KV."""
+    return (encoder_flops(shape) + projection_flops(shape)) / gpu.flops
 
 
-def projection_s(shape: Shape, gpu: Gpu, frames: int = N_FRAMES) -> float:
-    return projection_flops(shape, frames) / gpu.flops
-
-
-def step_s(shape: Shape, gpu: Gpu, work: Work) -> float:
+def step_s(shape: ModelShape, gpu: Gpu, work: Work) -> float:
     return step_bytes(shape, work) / gpu.bytes_per_s
 
 
-def decode_s(shape: Shape, gpu: Gpu, work: Work) -> float:
+def decode_s(shape: ModelShape, gpu: Gpu, work: Work) -> float:
     """Of one window, its share of each of its steps."""
     return work.tokens * step_s(shape, gpu, work) / work.batch
 
 
-def time_sliced(shape: Shape, gpu: Gpu, work: Work) -> float:
+def time_sliced(shape: ModelShape, gpu: Gpu, work: Work) -> float:
     """Windows per second where the halves take turns."""
-    return 1 / (_encoder_s(shape, gpu, work) + decode_s(shape, gpu, work))
+    return 1 / (encode_s(shape, gpu) + decode_s(shape, gpu, work))
 
 
-def overlapped(shape: Shape, gpu: Gpu, work: Work) -> float:
+def overlapped(shape: ModelShape, gpu: Gpu, work: Work) -> float:
     """Windows per second where arithmetic and memory traffic overlap fully."""
-    return 1 / max(_encoder_s(shape, gpu, work), decode_s(shape, gpu, work))
-
-
-def _encoder_s(shape: Shape, gpu: Gpu, work: Work) -> float:
-    frames = work.encoded_frames
-    return encode_s(shape, gpu, frames) + projection_s(shape, gpu, min(frames, work.kv_frames))
+    return 1 / max(encode_s(shape, gpu), decode_s(shape, gpu, work))

@@ -19,22 +19,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmark.shared.flops import START_TOKENS
 from cluster.model.shapes import EMBED_TOKENS
 from tests.support.checkpoints import ModelShape, make_checkpoint, special_tokens
 
-SHAPES = {  # the published ones, in full
-    "tiny": ModelShape(384, 6, 4, 4),
-    "base": ModelShape(512, 8, 6, 6),
-    "small": ModelShape(768, 12, 12, 12),
-    "medium": ModelShape(1024, 16, 24, 24),
-    "large-v3": ModelShape(
-        1280, 20, 32, 32, n_mels=128, n_vocab=51_866, n_languages=100, no_speech="<|nospeech|>"
-    ),
-    "large-v3-turbo": ModelShape(
-        1280, 20, 32, 4, n_mels=128, n_vocab=51_866, n_languages=100, no_speech="<|nospeech|>"
-    ),
-}
-START_TOKENS = 3  # transcript, language, task
 FULL_VOLUME = 3.0  # of the residual stream's own norm: nothing else is heard
 HALF_VOLUME = 1.0  # the layers still choose among the tokens of text
 VOICE = 2.0  # norm of what a token's embedding answers with

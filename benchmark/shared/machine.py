@@ -18,11 +18,10 @@ from typing import Any
 import psutil
 import torch
 
+from benchmark.shared.flops import FRAMES
 from tests.support.checkpoints import ModelShape
 
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni")
-FRAMES = 1500  # encoder positions of a window
-MEL_FRAMES = 3000
 
 
 def cpu_info() -> dict[str, Any]:
@@ -70,17 +69,6 @@ def product_flops(dtype: torch.dtype, shape: ModelShape, rounds: int = 15) -> fl
         torch.nn.functional.linear(left, right)
         times.append(time.perf_counter() - began)
     return 2 * FRAMES * shape.d_model * 4 * shape.d_model / statistics.median(times[3:])
-
-
-def window_flops(shape: ModelShape, n_tokens: int) -> float:
-    """Floating-point operations of one window: encoder, cross-KV projection, decoder steps."""
-    d, t = shape.d_model, FRAMES
-    conv = 2 * 3 * (MEL_FRAMES * shape.n_mels * d + t * d * d)
-    encoder = conv + shape.encoder_layers * (24 * d * d * t + 4 * t * t * d)
-    projection = 4 * shape.decoder_layers * t * d * d
-    layers = shape.decoder_layers
-    step = 28 * layers * d * d + 2 * shape.n_vocab * d + 4 * layers * (t + n_tokens / 2) * d
-    return float(encoder + projection + (n_tokens + 3) * step)
 
 
 @dataclass(slots=True)

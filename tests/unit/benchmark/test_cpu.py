@@ -10,8 +10,9 @@ import pytest
 from benchmark.cpu.report import Row, comparisons
 from benchmark.rivals.engines import _by_file, rival_specs
 from benchmark.shared.clips import Clip, make_files
-from benchmark.shared.forced_length import SHAPES, forced_checkpoint
-from benchmark.shared.machine import window_flops
+from benchmark.shared.flops import window_flops
+from benchmark.shared.forced_length import forced_checkpoint
+from benchmark.shared.shapes import SHAPES
 from cluster.demo.samples import sample_path
 from router.api.params import TranscriptionParams
 from tests.support.checkpoints import ModelShape

@@ -1,0 +1,23 @@
+"""What every benchmark's command line has in common: help that is its docstring, one JSON line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+
+def make_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser whose help is the module's docstring, as it stands."""
+    return argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def print_result(benchmark: str, figures: dict[str, Any], file: Path | None = None) -> None:
+    """Print the figures as the last line, one JSON object; and write them into `file`."""
+    result = {"benchmark": benchmark, **figures}
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
