@@ -13,13 +13,8 @@ the sizes first, then the table, one JSON line last; ends with status 1 when the
 
 from __future__ import annotations
 
-import argparse
-import asyncio
-import json
 import os
 import sys
-import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,8 +26,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmark.shared.clips import Clip, add_clip_flags, clips_of
-from benchmark.shared.word_errors import WordErrors, count, difference, normaliser, total
+from benchmark.shared.clips import add_clip_flags, clips_of
+from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.word_errors import WordErrors, count_all, difference, total
+from cluster.demo.recipe.served import transcribe_served
 from cluster.kv.layout import window_bytes
 from cluster.kv.layout_for import served_kv_layout
 from cluster.kv.pool import PagePool
@@ -41,7 +38,6 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection
 from cluster.model.device import use_threads
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.serve.app import local_transcriber
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from decoder_worker.attention.base import AttentionBatch, PagedKV
@@ -52,14 +48,11 @@ from decoder_worker.tensors import DecoderTensors
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from router.api.params import TranscriptionParams
-from router.interface import RequestContext
 
 REFERENCE = "float32"
 DTYPES = (REFERENCE, "bfloat16", "float16", "float8")
 GATES = {"float8": 0.3}  # points of word error rate above the reference's
 GATE = 0.1
-AT_ONCE = 4
-NO_DEADLINE_S = 24 * 3600.0
 PARAMS = TranscriptionParams(model="demo", language="en", seed=0, fallback=False)
 
 
@@ -147,23 +140,6 @@ class Forcing:
         return found
 
 
-async def transcribe(clips: Sequence[Clip], settings: Settings) -> list[str]:
-    """The texts of all clips through the whole path, both roles in this process."""
-    slots = asyncio.Semaphore(AT_ONCE)
-    async with local_transcriber(settings) as transcriber:
-        with tempfile.TemporaryDirectory(prefix="kv-dtype-") as folder:
-
-            async def one(index: int, clip: Clip) -> str:
-                async with slots:
-                    file = Path(folder) / f"{index}"
-                    await asyncio.to_thread(file.write_bytes, clip.read())
-                    context = RequestContext.unlimited(str(index), NO_DEADLINE_S)
-                    result = await transcriber.transcribe(file, PARAMS, context)
-                    return result.transcript.text
-
-            return await asyncio.gather(*(one(n, clip) for n, clip in enumerate(clips)))
-
-
 def settings_of(kv_dtype: str, threads: int) -> Settings:
     role = {"device": "cpu", "dtype": "float32", "threads": threads}
     flags = {"kv_dtype": kv_dtype, "encoder": role, "decoder": role}
@@ -188,7 +164,6 @@ def report(rows: dict[str, Row]) -> dict[str, Any]:
             "passed": passes(name, points[0]),
         }
     return {
-        "benchmark": "kv_dtype",
         "model": "demo",
         "clips": len(reference.texts),
         "words": total(reference.errors).words,
@@ -222,10 +197,7 @@ def print_table(made: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     add_clip_flags(parser)
     parser.add_argument("--threads", type=int, default=0, help="of torch; 0 takes every core")
     parser.add_argument("--save", type=Path, help="write the figures here as well")
@@ -249,19 +221,15 @@ def main() -> int:
         logits = forcing.logits(pcm, clip.reference or "")
         for name, row in rows.items():
             row.logits.add(logits[name], logits[REFERENCE])
-    normalise = normaliser("en")
+    files = [clip.read() for clip in clips]
     for name, row in rows.items():
-        row.texts = asyncio.run(transcribe(clips, settings[name]))
-        row.errors = [
-            count(clip.reference or "", text, normalise)
-            for clip, text in zip(clips, row.texts, strict=True)
-        ]
+        heard = transcribe_served(settings[name], PARAMS, files)
+        row.texts = [transcript.text for transcript in heard]
+        row.errors = count_all([clip.reference or "" for clip in clips], row.texts, "en")
         print(f"transcribed with {name}", file=sys.stderr, flush=True)
     made = report(rows)
     print_table(made)
-    if args.save:
-        args.save.write_text(json.dumps(made, indent=1) + "\n")
-    print(json.dumps(made))
+    print_result("kv_dtype", made, args.save)
     return 0 if all(row["passed"] for row in made["dtypes"].values()) else 1
 
 

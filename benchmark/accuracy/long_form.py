@@ -11,9 +11,7 @@ Needs espeak-ng and flite. Prints the ceiling first, then the table, one JSON li
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import time
@@ -26,6 +24,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmark.shared.command import make_parser, print_result
 from cluster.demo.recipe.word_errors import WordErrors, total
 from cluster.messages import Pcm
 from cluster.model.checkpoint import open_checkpoint
@@ -156,7 +155,7 @@ def print_table(results: list[Result]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="word error rates on minutes of speech")
+    parser = make_parser(__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="below 1: shorter recordings")
     parser.add_argument("--threads", type=int, default=0, help="of each role; 0 takes every core")
     args = parser.parse_args()
@@ -169,12 +168,9 @@ def main() -> None:
     ways = [result.way for result in results]
     results.sort(key=lambda result: (ways.index(result.way), KINDS.index(result.kind)))
     print_table(results)
-    summary = {
-        "benchmark": "long_form",
-        "audio_s": round(sum(recording.seconds for recording in recordings)),
-        "rows": [result.as_json() for result in results],
-    }
-    print(json.dumps(summary))
+    audio_s = round(sum(recording.seconds for recording in recordings))
+    rows = [result.as_json() for result in results]
+    print_result("long_form", {"audio_s": audio_s, "rows": rows})
 
 
 if __name__ == "__main__":

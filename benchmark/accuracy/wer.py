@@ -28,19 +28,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmark.shared import command
 from benchmark.shared.clips import Clip, add_clip_flags, clips_of
-from benchmark.shared.openai_client import Client, Outcome, Upload, form_text, send_all
-from benchmark.shared.word_errors import WordErrors, count, difference, interval, normaliser, total
+from benchmark.shared.openai_client import Client, Outcome, Upload, form_fields, send_all
+from benchmark.shared.word_errors import WordErrors, count_all, difference, interval, total
 
 SHOWN_FAILURES = 10
 BASELINE = "baseline"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.make_parser(__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server, or its /v1")
     parser.add_argument("--model", help="default: the first one that the server lists")
     parser.add_argument("--api-key")
@@ -63,21 +61,10 @@ def make_parser() -> argparse.ArgumentParser:
 async def transcribe(clips: Sequence[Clip], args: argparse.Namespace) -> list[Outcome]:
     """Every recording as it is, `--max-concurrency` at a time."""
     async with Client(args.url, args.api_key, args.timeout) as client:
-        fields = {"model": args.model or await client.first_model(), "response_format": "json"}
-        fields["temperature"] = "0"
-        if args.language:
-            fields["language"] = args.language
-        fields |= {name: form_text(value) for name, value in args.extra_body.items()}
+        model = args.model or await client.first_model()
+        fields = form_fields(model, args.language, args.extra_body)
         uploads = [Upload.of(clip.read(), Path(clip.name).name, fields) for clip in clips]
         return await send_all(client, uploads, args.max_concurrency)
-
-
-def counted(clips: Sequence[Clip], outcomes: Sequence[Outcome], language: str) -> list[WordErrors]:
-    normalise = normaliser(language or None)
-    return [
-        count(clip.reference or "", None if outcome.failure else outcome.text, normalise)
-        for clip, outcome in zip(clips, outcomes, strict=True)
-    ]
 
 
 def limit_of(text: str, baseline: WordErrors | None) -> float:
@@ -173,11 +160,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     began = time.perf_counter()
     outcomes = asyncio.run(transcribe(clips, args))
     wall_s = time.perf_counter() - began
-    errors = counted(clips, outcomes, args.language)
+    said = [clip.reference or "" for clip in clips]
+    errors = count_all(said, [None if o.failure else o.text for o in outcomes], args.language)
     failures = [(c.name, o) for c, o in zip(clips, outcomes, strict=True) if o.failure]
     summed = total(errors)
     report: dict[str, Any] = {
-        "benchmark": "wer",
         "url": args.url,
         "clips": len(clips),
         "words": summed.words,
@@ -197,7 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     print_report(report, failures)
     if args.save:
         save(args.save, report, clips, outcomes, errors)
-    print(json.dumps(report))
+    command.print_result("wer", report)
     return 0 if report["passed"] else 1
 
 

@@ -58,7 +58,7 @@ from benchmark.shared.machine import (
 )
 from benchmark.shared.server import BenchServer
 from benchmark.shared.shapes import SHAPES
-from benchmark.shared.word_errors import WordErrors, count, normaliser, total
+from benchmark.shared.word_errors import WordErrors, count_all, total
 from cluster.settings import DType
 
 DTYPES = ("float32", "bfloat16", "int8")
@@ -87,7 +87,7 @@ def word_errors(plan: Plan, n: int) -> dict[str, list[WordErrors]]:
         return {}
     clips = demo_utterances(n, plan.cache)
     files = [clip.audio for clip in clips if isinstance(clip.audio, Path)]
-    normalise = normaliser("en")
+    said = [clip.reference or "" for clip in clips]
     demo = plan.cache / "demo-checkpoint"  # its conversions stand beside it
     if not demo.is_dir():
         shutil.copytree(DEMO, demo)
@@ -95,10 +95,7 @@ def word_errors(plan: Plan, n: int) -> dict[str, list[WordErrors]]:
 
     def measure(system: System) -> None:
         heard = system.run(files, 8)
-        found[system.name] = [
-            count(clip.reference or "", one.text, normalise)
-            for clip, one in zip(clips, heard, strict=True)
-        ]
+        found[system.name] = count_all(said, [one.text for one in heard], "en")
         summed = total(found[system.name])
         print(f"word error rate {summed.wer:.2f} %: {system.name}", flush=True)
 

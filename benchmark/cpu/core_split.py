@@ -16,13 +16,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from benchmark.cpu.report import IN_FLIGHT
-from benchmark.cpu.systems import Splitscribe, our_server
+from benchmark.cpu.systems import Models, Splitscribe, our_server
 from benchmark.shared.clips import CACHE, make_files
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.forced_length import forced_checkpoint
@@ -43,7 +42,7 @@ def shares(n_cores: int) -> dict[str, tuple[int, int]]:
     }
 
 
-def models(checkpoint: Path) -> dict[str, tuple[str, dict[str, Any]]]:
+def models(checkpoint: Path) -> Models:
     """The same checkpoint once for each way to share the cores, for `our_server`."""
     return {
         f"share-{number}": (

@@ -19,6 +19,10 @@ from benchmark.shared.server import BenchServer, serving
 FIELDS = {"language": "en", "temperature": "0", "fallback": "false"}
 
 
+# by the name of a model of the server: the system's name and the model's settings
+Models = Mapping[str, tuple[str, dict[str, Any]]]
+
+
 class System(Protocol):
     """An engine that is loaded and takes WAV files."""
 
@@ -60,8 +64,8 @@ class Splitscribe:
 
 
 @contextmanager
-def our_server(models: Mapping[str, tuple[str, dict[str, Any]]]) -> Iterator[list[Splitscribe]]:
-    """One server of several models: by the model's name, the system's name and its settings."""
+def our_server(models: Models) -> Iterator[list[Splitscribe]]:
+    """One server of several models, each of which is a system of its own."""
     settings = {model: fields for model, (_, fields) in models.items()}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "settings.yaml"
@@ -70,9 +74,7 @@ def our_server(models: Mapping[str, tuple[str, dict[str, Any]]]) -> Iterator[lis
             yield [Splitscribe(name, server, model) for model, (name, _) in models.items()]
 
 
-def by_dtype(
-    key: str, folder: Path, dtypes: Sequence[str]
-) -> dict[str, tuple[str, dict[str, Any]]]:
+def by_dtype(key: str, folder: Path, dtypes: Sequence[str]) -> Models:
     """A checkpoint in every dtype, for `our_server`."""
     return {
         f"{key}-{dtype}": (

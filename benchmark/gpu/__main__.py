@@ -29,6 +29,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from benchmark.shared.command import make_parser, print_result
+
 ROOT = Path(__file__).resolve().parents[2]
 PREPARE_S = 240.0  # most that checkpoints, and compiling kernels for the first time, may take
 SHARES = {  # of the run's time; the rest is for starting each one
@@ -176,7 +178,7 @@ def keep(summary: dict[str, Any], sections: list[str], folder: Path) -> Path:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="measure everything that runs on a GPU")
+    parser = make_parser(__doc__)
     parser.add_argument("--sections", default=",".join(SHARES), help="some of the default, a,b,c")
     parser.add_argument("--minutes", type=float, default=11.0, help="for all sections together")
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, in seconds")
@@ -204,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("there is no CUDA device: only --smoke runs on a CPU", file=sys.stderr)
         return 2
     sections = [name for name in SHARES if name in args.sections.split(",")]
-    summary: dict[str, Any] = {"benchmark": "gpu", **about(args.device), "smoke": args.smoke}
+    summary: dict[str, Any] = {**about(args.device), "smoke": args.smoke}
     print(f"{summary['device']}, commit {summary['commit']}, {summary['versions']}", flush=True)
     work = args.work or Path(tempfile.mkdtemp(prefix="splitscribe-gpu-"))
     work.mkdir(parents=True, exist_ok=True)
@@ -217,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
     folder = args.out or (None if args.smoke else ROOT / "benchmark" / "results")
     if folder is not None:
         print(f"\nkept in {keep(summary, sections, folder)}")
-    print(json.dumps(summary))
+    print_result("gpu", summary)
     return int(any("failed" in rows for rows in summary["sections"].values()))
 
 

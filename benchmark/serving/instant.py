@@ -22,6 +22,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 
+from benchmark.shared.command import make_parser
 from cluster.demo.samples import sample_text
 from cluster.messages import (
     CrossKVHandle,
@@ -218,7 +219,7 @@ def build_instant(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = make_parser(__doc__)
     parser.add_argument("--pools", choices=("serve", "local", "bare"), default="serve")
     parser.add_argument("--hold-ms", type=float, default=0.0, help="of a window, in each worker")
     for role in ("encoders", "decoders", "routers"):

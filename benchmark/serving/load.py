@@ -37,10 +37,12 @@ from benchmark.serving.load_metrics import (
     report_lines,
     summary,
 )
+from benchmark.shared import command
 from benchmark.shared.bare_server import bare_server
-from benchmark.shared.clips import Clip, add_clip_flags, clips_of, wav_bytes
-from benchmark.shared.openai_client import ENDPOINT, Client, Outcome, Upload, form_text
-from benchmark.shared.word_errors import count, interval, normaliser, total
+from benchmark.shared.clips import Clip, add_clip_flags, clips_of
+from benchmark.shared.openai_client import ENDPOINT, Client, Outcome, Upload, form_fields
+from benchmark.shared.word_errors import count_all, interval, total
+from cluster.demo.recipe.wav import wav_bytes
 from cluster.messages import SAMPLE_RATE
 
 BACKEND = "openai-audio"
@@ -54,10 +56,7 @@ MakeUpload = Callable[[int], Upload]  # by the number of the request
 
 
 def make_parser() -> argparse.ArgumentParser:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command.make_parser(__doc__)
     server = parser.add_argument_group("server")
     server.add_argument("--base-url", "--url", help="default: http://HOST:PORT")
     server.add_argument("--host", default="127.0.0.1")
@@ -174,8 +173,8 @@ async def send_load(
 
 async def ceiling(make_upload: MakeUpload, n: int, in_flight: int) -> float:
     """Requests/s of this client where the server costs nothing."""
-    with bare_server() as url:
-        async with Client(url) as client:
+    with bare_server() as server:
+        async with Client(server.url) as client:
             await send_load(client, make_upload, range(min(n, 2 * in_flight)), in_flight)
             began = time.perf_counter()
             outcomes = await send_load(client, make_upload, range(n), in_flight)
@@ -202,11 +201,8 @@ def word_error_rate(
     references = [one.clip.reference for one in speech]
     if None in references:
         return {}
-    normalise = normaliser(language or None)
-    errors = [
-        count(references[n % len(speech)] or "", None if o.failure else o.text, normalise)
-        for n, o in enumerate(outcomes)
-    ]
+    said = [references[n % len(speech)] or "" for n in range(len(outcomes))]
+    errors = count_all(said, [None if o.failure else o.text for o in outcomes], language)
     low, high = interval(errors)
     return {"wer": total(errors).wer, "wer_interval": [low, high]}
 
@@ -227,10 +223,8 @@ async def run(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]
 
     async with Client(endpoint, args.api_key, args.timeout) as client:
         model = args.model or await client.first_model()
-        fields = {"model": model, "response_format": "json", "temperature": "0"}
-        fields |= {"stream": "true"} if not args.no_stream else {}
-        fields |= {"language": args.language} if args.language else {}
-        fields |= {name: form_text(value) for name, value in args.extra_body.items()}
+        stream = {} if args.no_stream else {"stream": True}
+        fields = form_fields(model, args.language, stream | args.extra_body)
         make_upload = UniqueUploads(speech, fields, n + n_warmups + CEILING_REQUESTS, args.seed)
         top = None if args.no_ceiling else await ceiling(make_upload, CEILING_REQUESTS, slots)
         if top is not None:
@@ -290,7 +284,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         whole = {"date": date, **result, **(per_request if args.save_detailed else {})}
         file.write_text(json.dumps(whole))
         print(f"written: {file}")
-    print(json.dumps({"benchmark": "serve", **result}))
+    command.print_result("serve", result)
     return 0 if result["completed"] else 1
 
 

@@ -13,20 +13,20 @@ workers, at 1 and 32 requests in flight, and one JSON line last.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import statistics
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-import httpx
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.shared.server import BenchServer, bare_uvicorn, serving
+from benchmark.shared.bare_server import bare_uvicorn
+from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.openai_client import Client, Outcome, Upload, send_all
+from benchmark.shared.server import BenchServer, cpu_ms_each, serving
 from cluster.demo.samples import sample_path
 from cluster.demo.showcase import STAGES, parse_server_timing
 
@@ -53,40 +53,28 @@ class Sample:
     rate: list[float] = field(default_factory=list)  # requests/s, one value a round
 
 
-async def load(
-    url: str, n_requests: int, in_flight: int
-) -> list[tuple[float, Mapping[str, float]]]:
-    """Send the short recording `n_requests` times; (wall ms, stages in ms) of each."""
-    audio = sample_path("short").read_bytes()
-    slots = asyncio.Semaphore(in_flight)
-    limits = httpx.Limits(max_connections=in_flight)
-    async with httpx.AsyncClient(base_url=url, timeout=120, limits=limits) as client:
-
-        async def one() -> tuple[float, Mapping[str, float]]:
-            async with slots:
-                began = time.perf_counter()
-                answer = await client.post(
-                    "/v1/audio/transcriptions",
-                    data={"model": "whisper-1", "language": "en"},
-                    files={"file": ("short.flac", audio)},
-                )
-                answer.raise_for_status()
-                wall_ms = 1000 * (time.perf_counter() - began)
-                return wall_ms, parse_server_timing(answer.headers.get("server-timing", ""))
-
-        return await asyncio.gather(*(one() for _ in range(n_requests)))
+async def load(url: str, n_requests: int, in_flight: int) -> list[Outcome]:
+    """Send the short recording `n_requests` times."""
+    fields = {"model": "whisper-1", "language": "en"}
+    upload = Upload.of(sample_path("short").read_bytes(), "short.flac", fields)
+    async with Client(url) as client:
+        outcomes = await send_all(client, [upload] * n_requests, in_flight)
+    failed = [outcome for outcome in outcomes if outcome.failure]
+    if failed:
+        raise SystemExit(f"a request failed: {failed[0].failure} {failed[0].error}")
+    return outcomes
 
 
 def measure(server: BenchServer, sample: Sample, n_requests: int, in_flight: int) -> None:
     """One round: add its values to `sample`."""
-    cpu_before, began = server.cpu_s(), time.perf_counter()
-    answers = asyncio.run(load(server.url, n_requests, in_flight))
+    before_s, began = server.cpu_s(), time.perf_counter()
+    outcomes = asyncio.run(load(server.url, n_requests, in_flight))
     sample.rate.append(n_requests / (time.perf_counter() - began))
-    cpu_after = server.cpu_s()
+    used_ms = cpu_ms_each(before_s, server.cpu_s(), n_requests)
     for kind in CPU_KINDS:
-        used_s = cpu_after.get(kind, 0.0) - cpu_before.get(kind, 0.0)
-        sample.cpu.setdefault(kind, []).append(1000 * used_s / n_requests)
-    for wall_ms, stages in answers:
+        sample.cpu.setdefault(kind, []).append(used_ms.get(kind, 0.0))
+    for outcome in outcomes:
+        wall_ms, stages = 1000 * outcome.latency, parse_server_timing(outcome.server_timing)
         sample.wall.append(wall_ms)
         inside_ms = sum(stages.get(stage, 0.0) for stage in ("queue", "encode", "decode"))
         sample.outside.append(wall_ms - inside_ms)
@@ -98,16 +86,15 @@ def bare_ms(n_requests: int, in_flight: int) -> float:
     """Median wall time of the same upload against a bare server in one process."""
     with bare_uvicorn() as server:
         answers = asyncio.run(load(server.url, n_requests, in_flight))
-    return statistics.median(wall_ms for wall_ms, _ in answers)
+    return statistics.median(1000 * outcome.latency for outcome in answers)
 
 
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+def percentile(values: list[float], percent: float) -> float:
+    return float(np.percentile(values, percent))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=40, help="per round")
     args = parser.parse_args()
@@ -137,7 +124,7 @@ def main() -> None:
     report = []
     for (mode, n), sample in samples.items():
         pair = [
-            f"{percentile(values, 0.5):.0f} / {percentile(values, 0.95):.0f}"
+            f"{percentile(values, 50):.0f} / {percentile(values, 95):.0f}"
             for values in (sample.wall, sample.outside, *(sample.stages[s] for s in STAGES))
         ]
         cpu = {kind: statistics.median(sample.cpu[kind]) for kind in CPU_KINDS}
@@ -148,16 +135,16 @@ def main() -> None:
                 "mode": mode,
                 "in_flight": n,
                 "requests_per_s": round(rate, 2),
-                "wall_ms_p50": round(percentile(sample.wall, 0.5), 2),
-                "wall_ms_p95": round(percentile(sample.wall, 0.95), 2),
-                "outside_ms_p50": round(percentile(sample.outside, 0.5), 2),
-                "outside_ms_p95": round(percentile(sample.outside, 0.95), 2),
+                "wall_ms_p50": round(percentile(sample.wall, 50), 2),
+                "wall_ms_p95": round(percentile(sample.wall, 95), 2),
+                "outside_ms_p50": round(percentile(sample.outside, 50), 2),
+                "outside_ms_p95": round(percentile(sample.outside, 95), 2),
                 "cpu_ms": {kind: round(ms, 2) for kind, ms in cpu.items()},
                 "bare_ms_p50": round(ceiling[n], 2),
             }
         )
     console.print(table)
-    print(json.dumps({"benchmark": "overhead", "rows": report}))
+    print_result("overhead", {"rows": report})
 
 
 if __name__ == "__main__":

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-BOUNDARY = "splitscribe-benchmark"
-CONNECT_S = 10.0
+from benchmark.shared.openai_client import ENDPOINT, Upload
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,18 +29,12 @@ class Load:
 
 def form_request(url: str, audio: bytes, **fields: str) -> bytes:
     """A whole HTTP request that uploads `audio` and `fields` to the transcriptions endpoint."""
-    parts = [
-        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
-        for name, value in fields.items()
-    ]
-    head = f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="file"; filename="a.flac"\r\n\r\n'
-    parts += [head.encode(), audio, f"\r\n--{BOUNDARY}--\r\n".encode()]
-    body = b"".join(parts)
-    return (
-        f"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n"
-        f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
-        f"Content-Length: {len(body)}\r\n\r\n"
-    ).encode() + body
+    upload = Upload.of(audio, "audio.flac", fields)
+    head = (
+        f"POST {ENDPOINT} HTTP/1.1\r\nHost: {urlsplit(url).netloc}\r\n"
+        f"Content-Type: {upload.content_type}\r\nContent-Length: {len(upload.body)}\r\n\r\n"
+    )
+    return head.encode() + upload.body
 
 
 async def send_all(url: str, request: bytes, n_requests: int, in_flight: int, expect: str) -> Load:
@@ -54,7 +48,9 @@ async def send_all(url: str, request: bytes, n_requests: int, in_flight: int, ex
     return Load(time.perf_counter() - began_s, tuple(latencies_ms))
 
 
-async def _slot(url: str, request: bytes, left, expect: bytes, latencies_ms: list[float]) -> None:
+async def _slot(
+    url: str, request: bytes, left: Iterator[int], expect: bytes, latencies_ms: list[float]
+) -> None:
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port)
     for _ in left:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import random
@@ -32,6 +31,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from benchmark.shared.command import make_parser, print_result
 from cluster.messages import (
     CrossKVHandle,
     DecodeOptions,
@@ -258,7 +258,7 @@ def verdict(p95: list[list[float]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=20.0, help="of one phase")
     parser.add_argument("--rate", type=float, default=40.0, help="requests/s")
@@ -279,7 +279,7 @@ def main() -> None:
         with contextlib.suppress(RuntimeError):  # handles of a loop that has ended
             serve.shutdown()
         ray.shutdown()
-    print(json.dumps({"benchmark": "routing", "rate": args.rate, "rounds": rows}))
+    print_result("routing", {"rate": args.rate, "rounds": rows})
 
 
 if __name__ == "__main__":

@@ -14,9 +14,7 @@ Prints CPU milliseconds per request by kind of process, requests/s, and one JSON
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import statistics
 import sys
@@ -30,7 +28,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmark.serving.raw_client import Load, form_request, send_all
-from benchmark.shared.server import BareServer, BenchServer, bare_uvicorn, serving
+from benchmark.shared.bare_server import BareServer, bare_uvicorn
+from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.server import BenchServer, cpu_ms_each, serving
 from cluster.demo.samples import sample_path
 
 IN_FLIGHT = (1, 4, 16, 64)
@@ -98,10 +98,7 @@ def measure(server: Server, n_requests: int, in_flight: int) -> tuple[Load, dict
     before, client_s = server.cpu_s(), time.process_time()
     load = asyncio.run(send_all(server.url, request, n_requests, in_flight, '"text"'))
     after = server.cpu_s() | {"client": time.process_time() - client_s}
-    cpu_ms = {
-        kind: 1000 * (used_s - before.get(kind, 0.0)) / n_requests for kind, used_s in after.items()
-    }
-    return load, cpu_ms
+    return load, cpu_ms_each(before, after, n_requests)
 
 
 def idle_router_ms(server: Server) -> float:
@@ -202,7 +199,7 @@ def _grown(workers: int, routers: int, hold_ms: float) -> Iterator[BenchServer]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=200, help="per round")
     parser.add_argument("--parts", default="cost,growth")
@@ -212,7 +209,7 @@ def main() -> None:
     report = {
         part: parts[part](args.rounds, args.requests, console) for part in args.parts.split(",")
     }
-    print(json.dumps({"benchmark": "scaling", "cores": os.cpu_count(), **report}))
+    print_result("scaling", {"cores": os.cpu_count(), **report})
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""A server that answers every upload at once: what a load client can reach at most.
+"""Servers that answer every upload at once, each in one process: ceilings. They decode nothing.
 
-One process, one asyncio protocol: it reads a request to its end and sends a transcript, as JSON or
-as server-sent events where the form has `stream`. It decodes nothing.
+`bare_server` is one asyncio protocol, which shows what a load client can reach at most: it reads a
+request to its end and sends a transcript, as JSON or as server-sent events where the form has
+`stream`. `bare_uvicorn` reads the form with uvicorn and Starlette: the ceiling of everything that
+answers HTTP from Python.
 """
 
 from __future__ import annotations
@@ -9,11 +11,13 @@ from __future__ import annotations
 import asyncio
 import json
 import multiprocessing
-from collections.abc import Iterator
-from contextlib import contextmanager
-from multiprocessing.connection import Connection
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 
-START_S = 30.0
+import psutil
+
 TEXT = "a line that is always the same"
 STREAM_FIELD = b'name="stream"\r\n\r\ntrue'
 
@@ -56,27 +60,65 @@ class _Connection(asyncio.Protocol):
             self._wanted = 0
 
 
-async def _serve(ready: Connection) -> None:
-    server = await asyncio.get_running_loop().create_server(_Connection, "127.0.0.1", 0)
-    ready.send(server.sockets[0].getsockname()[1])
-    await server.serve_forever()
+@dataclass(frozen=True, slots=True)
+class BareServer:
+    """One that runs."""
+
+    url: str
+    process: psutil.Process
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds so far."""
+        times = self.process.cpu_times()
+        return {"bare": times.user + times.system}
 
 
-def _run(ready: Connection) -> None:
-    asyncio.run(_serve(ready))
+def bare_server() -> AbstractContextManager[BareServer]:
+    """The protocol, while the block lasts."""
+    return _in_process(_run_protocol)
+
+
+def bare_uvicorn() -> AbstractContextManager[BareServer]:
+    """uvicorn and Starlette, while the block lasts."""
+    return _in_process(_run_uvicorn)
 
 
 @contextmanager
-def bare_server() -> Iterator[str]:
-    """Its URL, while it runs in a process of its own."""
+def _in_process(run: Callable[[socket.socket], None]) -> Iterator[BareServer]:
+    """`run` with a socket that listens already, in a process of its own."""
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(theirs,), daemon=True)
-    process.start()
+    with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
+        process = context.Process(target=run, args=(listening,), daemon=True)
+        process.start()
+        port = listening.getsockname()[1]
     try:
-        if not ours.poll(START_S):
-            raise SystemExit("the bare server did not start")
-        yield f"http://127.0.0.1:{ours.recv()}"
+        yield BareServer(f"http://127.0.0.1:{port}", psutil.Process(process.pid))
     finally:
         process.terminate()
         process.join()
+
+
+def _run_protocol(listening: socket.socket) -> None:
+    async def serve() -> None:
+        server = await asyncio.get_running_loop().create_server(_Connection, sock=listening)
+        await server.serve_forever()
+
+    asyncio.run(serve())
+
+
+def _run_uvicorn(listening: socket.socket) -> None:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+    from starlette.routing import Route
+
+    async def receive(request: Request) -> JSONResponse:
+        async with request.form() as form:
+            upload = form["file"]
+            assert not isinstance(upload, str)
+            return JSONResponse({"text": f"{len(await upload.read())} bytes"})
+
+    app = Starlette(routes=[Route("/v1/audio/transcriptions", receive, methods=["POST"])])
+    config = uvicorn.Config(app, log_level="error", access_log=False)
+    uvicorn.Server(config).run(sockets=[listening])

@@ -16,7 +16,6 @@ import csv
 import io
 import json
 import os
-import wave
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.demo.recipe.wav import to_pcm, wav_bytes
 from cluster.demo.samples import SAMPLES, sample_path, sample_text
 from cluster.messages import SAMPLE_RATE
 
@@ -61,17 +61,6 @@ class Clip:
                 parts += [part.to_ndarray()[0] for part in resampler.resample(frame)]
             parts += [part.to_ndarray()[0] for part in resampler.resample(None)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int16)
-
-
-def wav_bytes(pcm: NDArray[np.int16]) -> bytes:
-    """A WAV file of int16 [n_samples] at 16 kHz."""
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as wav:
-        wav.setnchannels(1)
-        wav.setsampwidth(2)
-        wav.setframerate(SAMPLE_RATE)
-        wav.writeframes(pcm.tobytes())
-    return buffer.getvalue()
 
 
 def add_clip_flags(parser: argparse._ActionsContainer) -> None:
@@ -199,8 +188,7 @@ def _make_utterances(files: list[Path]) -> None:
             example = maker.alone(source)
         except SynthesisError as error:
             raise SystemExit(str(error)) from error
-        pcm = (np.clip(example.audio, -1, 1) * 32767).astype(np.int16)
-        file.write_bytes(wav_bytes(pcm))
+        file.write_bytes(wav_bytes(to_pcm(example.audio)))
         file.with_suffix(".txt").write_text(example.text)  # last: it says that the clip is whole
 
 

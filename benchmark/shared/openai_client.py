@@ -68,9 +68,14 @@ class Upload:
         return cls(body, f"multipart/form-data; boundary={boundary}")
 
 
-def form_text(value: object) -> str:
-    """A field's value as OpenAI's clients write it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def form_fields(model: str, language: str, extra: Mapping[str, object]) -> dict[str, str]:
+    """A greedy request's form, as OpenAI's clients write it; no language: the server detects it."""
+    fields = {"model": model, "response_format": "json", "temperature": "0"}
+    fields |= {"language": language} if language else {}
+    return fields | {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in extra.items()
+    }
 
 
 def endpoint_of(url: str) -> str:

@@ -1,16 +1,13 @@
 """Shared by the benchmarks: start a server, find its processes, count their CPU time.
 
-The servers are `splitscribe serve`, or a module that prints `ready at URL` as it does, and a bare
-uvicorn that reads the same upload: the ceiling of everything that answers HTTP from Python.
+The server is `splitscribe serve`, or a module that prints `ready at URL` as it does.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -58,55 +55,14 @@ def _kind(process: psutil.Process) -> str:
     return "other"
 
 
-@dataclass(frozen=True, slots=True)
-class BareServer:
-    """One process that reads the upload and answers."""
-
-    url: str
-    process: psutil.Process
-
-    def cpu_s(self) -> dict[str, float]:
-        times = self.process.cpu_times()
-        return {"bare": times.user + times.system}
-
-
-@contextmanager
-def bare_uvicorn() -> Iterator[BareServer]:
-    """uvicorn and Starlette, which read the form of the transcriptions endpoint."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    context = multiprocessing.get_context("spawn")
-    process = context.Process(target=_run_bare, args=(port,), daemon=True)
-    process.start()
-    try:
-        end = time.monotonic() + START_S
-        while time.monotonic() < end:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
-        yield BareServer(f"http://127.0.0.1:{port}", psutil.Process(process.pid))
-    finally:
-        process.terminate()
-        process.join()
-
-
-def _run_bare(port: int) -> None:
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import JSONResponse
-    from starlette.routing import Route
-
-    async def receive(request: Request) -> JSONResponse:
-        async with request.form() as form:
-            upload = form["file"]
-            assert not isinstance(upload, str)
-            return JSONResponse({"text": f"{len(await upload.read())} bytes"})
-
-    routes = [Route("/v1/audio/transcriptions", receive, methods=["POST"])]
-    uvicorn.run(Starlette(routes=routes), port=port, log_level="error", access_log=False)
+def cpu_ms_each(
+    before_s: Mapping[str, float], after_s: Mapping[str, float], n_requests: int
+) -> dict[str, float]:
+    """CPU milliseconds per request, by kind of process, between two readings of `cpu_s`."""
+    return {
+        kind: 1000 * (used_s - before_s.get(kind, 0.0)) / n_requests
+        for kind, used_s in after_s.items()
+    }
 
 
 @contextmanager

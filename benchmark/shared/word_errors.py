@@ -33,6 +33,14 @@ def count(reference: str, heard: str | None, normalise: Callable[[str], str]) ->
     return count_errors(normalise(reference), normalise(heard or ""))
 
 
+def count_all(
+    references: Sequence[str], heard: Sequence[str | None], language: str | None
+) -> list[WordErrors]:
+    """The errors of each transcript, by the normaliser of the language."""
+    normalise = normaliser(language or None)
+    return [count(said, text, normalise) for said, text in zip(references, heard, strict=True)]
+
+
 def interval(counted: Sequence[WordErrors]) -> tuple[float, float]:
     """The 95 % interval of the word error rate, in percent."""
     rates = _resampled(_array(counted))

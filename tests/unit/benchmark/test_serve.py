@@ -17,14 +17,15 @@ from benchmark.serving import load as serve
 from benchmark.serving.load import Speech, UniqueUploads, arrival_offsets, send_load
 from benchmark.serving.load_metrics import Sent, parse_goodput, report_lines, summary
 from benchmark.shared.bare_server import TEXT, bare_server
-from benchmark.shared.clips import Clip, wav_bytes
+from benchmark.shared.clips import Clip
 from benchmark.shared.openai_client import Outcome, Upload
+from cluster.demo.recipe.wav import wav_bytes
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with bare_server() as address:
-        yield address
+    with bare_server() as server:
+        yield server.url
 
 
 class SlowClient:

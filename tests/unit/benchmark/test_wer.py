@@ -11,16 +11,17 @@ import pytest
 
 from benchmark.accuracy import wer
 from benchmark.shared.bare_server import TEXT, bare_server
-from benchmark.shared.clips import folder_clips, wav_bytes
+from benchmark.shared.clips import folder_clips
 from benchmark.shared.word_errors import WordErrors, count, difference, interval, normaliser, total
+from cluster.demo.recipe.wav import wav_bytes
 
 HALF = "a line that is nothing of the kind"
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with bare_server() as address:
-        yield address
+    with bare_server() as server:
+        yield server.url
 
 
 def make_folder(folder: Path, *references: str) -> Path:
