@@ -6,14 +6,13 @@ the KV, the reader copies it out). So all of them see the same drift of the mach
 over is cross-attention KV in pages of several sizes, and the encoder states that it is made of.
 Prints the ceilings first, then the tables, one JSON line last.
 
-    python benchmark/transfer/kv_transfer.py [--quick] [--no-ray]
+    python -m benchmark.transfer.kv_transfer [--quick] [--no-ray]
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
-import json
 import os
 import random
 import socket
@@ -31,7 +30,11 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import numpy as np
 import torch
+from rich.console import Console
+from rich.table import Table
 
+from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.rounds import median_ratio
 from cluster.kv.connect import make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
@@ -75,8 +78,7 @@ class Row:
 
     def ratio_to(self, contender: str) -> float:
         """How much of the contender's speed ours has: the median over rounds."""
-        pairs = zip(self.times_ms[contender], self.times_ms["ours"], strict=True)
-        return statistics.median(theirs / ours for theirs, ours in pairs)
+        return median_ratio(self.times_ms[contender], self.times_ms["ours"])
 
     @property
     def best_ratio_to_readv(self) -> float:
@@ -107,11 +109,16 @@ class Encoder:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
-        root = str(Path(__file__).parents[2])
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--encoder", str(theirs.fileno())],
+            [
+                sys.executable,
+                "-m",
+                "benchmark.transfer.kv_transfer",
+                "--encoder",
+                str(theirs.fileno()),
+            ],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": root},
+            cwd=Path(__file__).parents[2],
         )
         theirs.close()
 
@@ -247,30 +254,38 @@ def measure(layout: PageLayout, rounds: int, encoder: Encoder, ray_encoder: Any)
     return Row(layout.model, layout, transport, times_ms)
 
 
-def print_ceilings(rows: list[Row]) -> None:
-    print("\nCeilings of this machine in this run (medians, GB/s)")
-    print(f"{'MB':>8}  {'memcpy':>8}  {'process_vm_readv':>16}")
+def print_ceilings(rows: list[Row], console: Console) -> None:
+    table = Table("MB", "memcpy", "process_vm_readv", title="ceilings in this run, GB/s, medians")
     for n_bytes in sorted({row.n_bytes for row in rows}):
         same = [row for row in rows if row.n_bytes == n_bytes]
-        memcpy = statistics.median(row.gb_per_s("memcpy") for row in same)
-        readv = statistics.median(row.gb_per_s("process_vm_readv") for row in same)
-        print(f"{n_bytes / 1e6:8.1f}  {memcpy:8.1f}  {readv:16.1f}")
+        ceilings = (
+            statistics.median(row.gb_per_s(name) for row in same)
+            for name in ("memcpy", "process_vm_readv")
+        )
+        table.add_row(f"{n_bytes / 1e6:.1f}", *(f"{ceiling:.1f}" for ceiling in ceilings))
+    console.print(table)
 
 
-def print_table(rows: list[Row]) -> None:
-    print("\nOne window handed off: medians in ms; ours as a share of each one's speed")
+def print_table(rows: list[Row], console: Console) -> None:
     contenders = [name for name in COLUMNS if name in rows[0].times_ms]
-    head = f"{'shape':>18}  {'payload':>14}  {'MB':>6}  {'page':>5}  {'pages':>5}"
-    head += "".join(f"  {name:>16}" for name in contenders)
-    head += "".join(f"  {'of ' + name:>19}" for name in contenders[1:])
-    print(f"{head}  {'of readv, best':>14}")
+    others = [f"of {name}" for name in contenders[1:]]
+    table = Table(
+        *("shape", "payload", "MB", "page", "pages", *contenders, *others, "of readv, best"),
+        title="one window handed off: medians in ms; ours as a share of each one's speed",
+    )
     for row in rows:
-        frames, n_pages = row.layout.page_frames, row.layout.pages_per_window
-        line = f"{row.shape:>18}  {row.layout.payload:>14}  {row.n_bytes / 1e6:6.1f}"
-        line += f"  {frames:5d}  {n_pages:5d}"
-        line += "".join(f"  {row.median_ms(name):16.2f}" for name in contenders)
-        line += "".join(f"  {row.ratio_to(name):18.2f}x" for name in contenders[1:])
-        print(f"{line}  {row.best_ratio_to_readv:13.2f}x")
+        layout = row.layout
+        table.add_row(
+            row.shape,
+            layout.payload,
+            f"{row.n_bytes / 1e6:.1f}",
+            str(layout.page_frames),
+            str(layout.pages_per_window),
+            *(f"{row.median_ms(name):.2f}" for name in contenders),
+            *(f"{row.ratio_to(name):.2f}x" for name in contenders[1:]),
+            f"{row.best_ratio_to_readv:.2f}x",
+        )
+    console.print(table)
 
 
 def against_states(rows: list[Row]) -> list[dict[str, Any]]:
@@ -293,19 +308,20 @@ def against_states(rows: list[Row]) -> list[dict[str, Any]]:
     return pairs
 
 
-def print_against_states(pairs: list[dict[str, Any]]) -> None:
-    print("\nStates beside KV (best page size): medians; below the margin a projection pays")
-    print(f"{'shape':>18}  {'KV MB':>7}  {'ms':>7}  {'states MB':>9}  {'ms':>7}  {'margin ms':>9}")
+def print_against_states(pairs: list[dict[str, Any]], console: Console) -> None:
+    table = Table(
+        *("shape", "KV MB", "ms", "states MB", "ms", "margin ms"),
+        title="states beside KV (best page size): medians; below the margin a projection pays",
+    )
     for pair in pairs:
+        figures = [pair[key] for key in ("kv_mb", "kv_ms", "states_mb", "states_ms")]
         margin = pair["kv_ms"] - pair["states_ms"]
-        print(
-            f"{pair['shape']:>18}  {pair['kv_mb']:7.1f}  {pair['kv_ms']:7.2f}"
-            f"  {pair['states_mb']:9.2f}  {pair['states_ms']:7.2f}  {margin:9.2f}"
-        )
+        table.add_row(pair["shape"], *(f"{figure:.2f}" for figure in (*figures, margin)))
+    console.print(table)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="measure the hand-off of KV on one host")
+    parser = make_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="two shapes, few rounds")
     parser.add_argument("--no-ray", action="store_true", help="leave Ray's object store out")
     parser.add_argument("--encoder", type=int, help=argparse.SUPPRESS)
@@ -322,20 +338,16 @@ def main() -> None:
             rows.append(measure(layout, 7 if args.quick else 25, encoder, ray_encoder))
             print(f"measured {shape[0]}, pages of {layout.page_frames} frames", file=sys.stderr)
     encoder.close()
-    print_ceilings(rows)
-    print_table(rows)
+    console = Console(width=170)
+    print_ceilings(rows, console)
+    print_table(rows, console)
     pairs = against_states(rows)
-    print_against_states(pairs)
+    print_against_states(pairs, console)
     load = os.getloadavg()[0]
-    print(f"\n{os.cpu_count()} cores, load {load:.1f}, transport {rows[0].transport}")
-    summary = {
-        "benchmark": "kv_transfer",
-        "cpus": os.cpu_count(),
-        "load": round(load, 1),
-        "rows": [row.as_json() for row in rows],
-        "states_beside_kv": pairs,
-    }
-    print(json.dumps(summary))
+    print(f"{os.cpu_count()} cores, load {load:.1f}, transport {rows[0].transport}")
+    figures = {"cpus": os.cpu_count(), "load": round(load, 1)}
+    rows_json = [row.as_json() for row in rows]
+    print_result("kv_transfer", {**figures, "rows": rows_json, "states_beside_kv": pairs})
 
 
 if __name__ == "__main__":
