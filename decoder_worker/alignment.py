@@ -109,8 +109,8 @@ class Aligner:
         """The alignment of each item, whatever else is in the batch. Overwrites their self pages.
 
         Raises:
-            SequenceFailedError: an item's KV or text gave no numbers; which one, only a call with
-                each of them alone tells.
+            SequenceFailedError: an item's KV or text gave no numbers. To find out which one, call
+                this for each of them alone.
         """
         starts = [self._tokenizer.sot_sequence(i.language, i.task, False) for i in items]
         eot = self._tokenizer.special.eot

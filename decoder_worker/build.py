@@ -1,4 +1,4 @@
-"""Make an engine's parts fit each other, or say at start why they do not."""
+"""Builds an engine's parts so that they fit each other, or says at start why they do not."""
 
 from __future__ import annotations
 

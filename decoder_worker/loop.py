@@ -40,7 +40,7 @@ from decoder_worker.stats import Counters
 
 logger = logging.getLogger(__name__)
 
-IDLE_S = 0.1  # longest sleep between steps: quarantined pages may come back without a word
+IDLE_S = 0.1  # longest sleep between steps: nothing wakes the loop when quarantined pages come back
 
 NO_PROBABILITY = "the model gave no finite probability"
 
@@ -166,7 +166,7 @@ class DecodeLoop:
                 self._end(sequence, SequenceFailedError(NO_PROBABILITY))
             else:
                 sequence.language = self._prompts.language_of(output.token)
-        # Whoever is resolved waits for what is in flight, to be retired.
+        # A resolved sequence is retired later, when nothing of it is in flight any more.
         ready = [s for s in started if s.state is SequenceState.RUNNING and not s.resolved]
         for sequence in ready:
             assert sequence.language is not None
@@ -265,7 +265,7 @@ class DecodeLoop:
     def _retire(self, sequence: DecodeSequence) -> None:
         """The one way back for pages, slot and lease; idempotent.
 
-        While a READ or a forward is in flight nothing comes back yet: its end leads here again.
+        Does nothing while a READ or a forward is in flight: when that ends, this is called again.
         """
         if sequence.reading or sequence.n_in_flight:
             return

@@ -1,4 +1,4 @@
-"""Results on their way from the device to the host, without a wait until somebody reads them."""
+"""Copies results from the device to the host; nothing waits for them until somebody reads them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch import Tensor
 class Readback:
     """Copies of device tensors as they are at this point of the current stream.
 
-    On a GPU into pinned memory, which torch does not use again before the copy has been made. On
-    a CPU the tensors themselves, unless they are `reused`: written again before they are read.
+    On a GPU they lie in pinned memory, which torch does not use again before the copy has been
+    made. On a CPU they are the tensors themselves, unless these are `reused`: written again before
+    they are read.
     """
 
     def __init__(self, tensors: Sequence[Tensor | None], *, reused: bool = False) -> None:

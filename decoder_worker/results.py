@@ -1,4 +1,4 @@
-"""Turn a sequence that came to its end into the message that its caller gets."""
+"""Turns a sequence that has ended into the message that its caller gets."""
 
 from __future__ import annotations
 

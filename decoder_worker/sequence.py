@@ -65,7 +65,8 @@ class DecodeSequence:
 
     language: the code asked for; None until the runner detected it.
     n_new_max: tokens that may be sampled.
-    on_token: told of each token as it is sampled, on the engine's thread; None: nobody waits.
+    on_token: called with each token as it is sampled, on the engine's thread; None: no caller
+        wants them.
     landing_pool: where its encoder states land; None where its KV itself travels.
     rows, cross_pages, landing_pages: set by the scheduler at admission, taken back by its
         `release`; landing pages once their states are projected.

@@ -1,4 +1,7 @@
-"""How much of a GPU a decoder takes beside its cross-attention pool, from shapes alone."""
+"""How many windows a decoder's pool has room for, beside all else that it takes of a GPU.
+
+Everything is computed from shapes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a decoder, as it is read: every way to compute one is made from it."""
+"""Reads what a checkpoint holds of a decoder; every way to compute the decoder is made from it."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def standardise(weights: Tensor) -> Tensor:
 def median_filter(x: Tensor) -> Tensor:
     """Running median over frames, mirrored at both ends; x [heads, tokens, frames] float.
 
-    Too few frames to mirror are left alone. An exchange network takes a sixth of a sort's time.
+    Too few frames to mirror stay as they are. An exchange network takes a sixth of a sort's time.
     """
     reach = MEDIAN_WIDTH // 2
     n_frames = x.shape[-1]

@@ -1,4 +1,4 @@
-"""What an encoder engine refuses, at start and per window; and how it reports a failure."""
+"""Checks what an encoder engine is given, at start and per window, and types its failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an encoder's windows go: its export pools, one for each payload, and the choice of one."""
+"""An encoder's export pools, one for each payload, and the choice between them for each batch."""
 
 from __future__ import annotations
 

@@ -2,13 +2,13 @@
 
 The encoder decides, because it is the end of the link that is known when it matters: which decoder
 reads a window is settled later, by load. So what counts is the mix of decoders that read from this
-encoder lately. Each of them tells with its release, on the transfer's own channel, how long its
-READ took and how long it takes to project a window; nothing of it passes through the router.
+encoder lately. Each of them reports with its release, on the transfer's own channel, how long its
+READ took and how long it takes to project a window; none of it passes through the router.
 
 States are better when `S_states / BW + tP < S_kv / BW`. Whole windows are compared: bytes times
 the link's seconds per byte, plus, for states, the projection in the decoder, during which its
 running batch stands still. The encoder's own projection is not counted against KV, since it is
-part of a batch that is busy anyway; until a decoder has told its time, the encoder's stands for it.
+part of a batch that is busy anyway; until a decoder has reported its time, the encoder's is used.
 
 Two things keep it calm. The link's speed is the median of the last N_READS, so that one slow READ
 means nothing. And a change needs the other payload to be better by 20 % over N_READS READs, all of
@@ -35,14 +35,14 @@ logger = logging.getLogger(__name__)
 
 N_READS = 16
 BETTER = 0.8  # of the present cost: from here on a change pays
-LEAST_READ_S = 1e-6  # what a READ is told in
+LEAST_READ_S = 1e-6  # the unit in which a READ is reported
 
 
 class HandoffChoice:
-    """Which payload to publish. Told by exporters' threads, asked by the engine's."""
+    """Which payload to publish. Exporters' threads report, and the engine's thread asks."""
 
     def __init__(self, window_bytes: Mapping[Payload, int], projection_s: float) -> None:
-        """`projection_s`: what projecting one window takes here, while no decoder has told."""
+        """`projection_s`: what projecting one window takes here, until a decoder has reported."""
         self._window_bytes = window_bytes
         self._projection_s = projection_s
         self._s_per_byte: deque[float] = deque(maxlen=N_READS)
@@ -54,7 +54,7 @@ class HandoffChoice:
         return self._payload
 
     def note(self, report: ReadReport) -> None:
-        """Take a decoder's word on a READ of either payload, and change if that pays."""
+        """Take a decoder's report on a READ of either payload, and change if that pays."""
         with self._lock:
             if report.projection_s > 0:
                 self._projection_s = report.projection_s

@@ -1,4 +1,7 @@
-"""How much of a GPU an encoder takes beside its export pool, from shapes alone."""
+"""How many windows an encoder's export pool has room for, beside all else that it takes of a GPU.
+
+Everything is computed from shapes.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """Threads that help the engine's own with one computation after another.
 
-The engine's thread never needs them: what is computed shares itself out (`work_sharing`), and a
-helper that is not there yet is not missed. While a helper gets no time, because another process has
-its core, it is left alone for a while: the one thing it costs is a unit that it stops within.
+The engine's thread never depends on them: each thread takes the next unit of work that is left
+(`work_sharing`), so the others do what a late helper would have done. Where another process has a
+helper's core, that helper may stop within a unit, for which the others must wait; after such a wait
+no helper is asked for a while.
 """
 
 from __future__ import annotations

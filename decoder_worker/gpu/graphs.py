@@ -1,10 +1,10 @@
 """Decode steps and prompts at a few fixed sizes, each captured once and replayed from then on.
 
-A forward of n rows runs in the smallest bucket that holds them, filled up with inert rows: slot and
-page of nobody, whose outcome nobody reads. Everything that a captured forward reads lies in buffers
-made here or planned by the bucket's own decoder, and the host writes to them only in
-the order of the stream. What "captured" means is a seam: a CUDA graph, or on a CPU the same forward
-called again, which is how the tests run this file.
+A forward of n rows runs in the smallest bucket that holds them, filled up with inert rows, whose
+slot and page belong to no sequence and whose outcome is not read. Everything that a captured
+forward reads lies in buffers made here or planned by the bucket's own decoder, and the host writes
+to them only in the order of the stream. What "captured" means is a seam: a CUDA graph, or on a CPU
+the same forward called again, which is how the tests run this file.
 
 Knows no sequences and no searches: rows only.
 """
@@ -79,9 +79,9 @@ class Buckets:
         """
         Args:
             decoder_for: makes the decoder of a bucket of so many rows.
-            inert: its slot and its page of self-attention are nobody's; of its window only a frame
-                or so is read, so that any page will do. Its tokens are a prompt as long as those
-                of all rows, or none: decode steps.
+            inert: its slot and its page of self-attention belong to no sequence; of its window only
+                a frame or so is read, so that any page will do. Its tokens are a prompt as long as
+                those of all rows, or none: decode steps.
             page_sizes: positions in a page of the self pool, frames in one of the cross pool.
         """
         self._step = step

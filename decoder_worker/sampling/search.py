@@ -1,7 +1,7 @@
 """How the hypotheses of one attempt grow, and which of them wins: openai/whisper's `decoding.py`.
 
 `CandidateSearch` follows each row by itself (greedy, or several samples); `BeamSearch` keeps the
-likeliest continuations of all rows together. Both are told what a step gave for each live row.
+likeliest continuations of all rows together. Both take what a step gave for each live row.
 Host-side bookkeeping only: no tensors, no pages. Where a hypothesis goes on in another row, the
 search says which row's self-attention KV must be copied; the window's cross-attention KV is one for
 all rows.

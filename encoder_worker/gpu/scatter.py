@@ -1,4 +1,4 @@
-"""Projected KV into the pages of a table, without a word to the host: what a graph can hold.
+"""Projected KV into the pages of a table, without asking the host, so that a graph can hold it.
 
 On a GPU one Triton kernel reads each product once and writes each page once, in the page's order;
 torch's indexed writes read the permuted product element by element. On a CPU, and as the kernel's

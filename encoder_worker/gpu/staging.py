@@ -1,4 +1,4 @@
-"""The way of a batch's samples and page numbers to the device, beside its compute stream.
+"""Brings a batch's samples and page numbers to the device, beside its compute stream.
 
 A slot is pinned host memory, a landing place on the device, and an event for each direction. The
 upload goes over its own stream while the batch before computes; the compute stream waits for it and
