@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from concurrent.futures import Future
 
@@ -205,3 +206,9 @@ def test_many_threads_lose_and_double_nothing() -> None:
         producer.join()
     assert len({id(window) for window in taken}) == n_threads * n_each
     assert batcher.n_in_flight == 0
+
+
+def test_a_wait_ends_by_the_batcher_s_own_clock() -> None:
+    """An hour of a virtual clock passes without a wait for real time."""
+    ticks = itertools.count(0.0, 3600.0)
+    assert Batcher(4, 0.01, clock=lambda: next(ticks)).wait(3600.0) == 0
