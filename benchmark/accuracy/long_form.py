@@ -44,7 +44,7 @@ UNCONDITIONED = SequentialOptions(condition_on_previous_text=False)
 KINDS = ("paused", "glued")
 ALONE_AT_ONCE = 4
 
-Transcriber = Callable[[Pcm], Awaitable[str]]
+Transcribe = Callable[[Pcm], Awaitable[str]]
 
 
 @dataclass
@@ -75,17 +75,17 @@ class Result:
         }
 
 
-def make_ways(transcriber: RequestTranscriber, folder: Path) -> dict[str, Transcriber]:
+def make_ways(transcriber: RequestTranscriber, folder: Path) -> dict[str, Transcribe]:
     """What is compared, by name."""
     checkpoint = open_checkpoint("demo").path
 
-    def by(params: TranscriptionParams) -> Transcriber:
+    def by(params: TranscriptionParams) -> Transcribe:
         async def transcribe(pcm: Pcm) -> str:
             return (await ours(transcriber, params, pcm, folder)).transcript.text
 
         return transcribe
 
-    def reference(**options: Any) -> Transcriber:
+    def reference(**options: Any) -> Transcribe:
         async def transcribe(pcm: Pcm) -> str:
             return await asyncio.to_thread(theirs, checkpoint, pcm, language="en", **options)
 
@@ -100,7 +100,7 @@ def make_ways(transcriber: RequestTranscriber, folder: Path) -> dict[str, Transc
     }
 
 
-async def measure_alone(recording: Recording, transcribe: Transcriber, result: Result) -> None:
+async def measure_alone(recording: Recording, transcribe: Transcribe, result: Result) -> None:
     """The ceiling: every sentence by itself."""
     slots = asyncio.Semaphore(ALONE_AT_ONCE)
 
@@ -117,7 +117,7 @@ async def measure_alone(recording: Recording, transcribe: Transcriber, result: R
     result.add(recording, WordErrors(), wall_s)
 
 
-async def measure(recording: Recording, transcribe: Transcriber, result: Result) -> None:
+async def measure(recording: Recording, transcribe: Transcribe, result: Result) -> None:
     began = time.perf_counter()
     text = await transcribe(recording.pcm)
     wall_s = time.perf_counter() - began

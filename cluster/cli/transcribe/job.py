@@ -1,6 +1,6 @@
 """What the `transcribe` command is asked for, and the seam between its parts.
 
-`command` makes a `Job` of flags, `run` takes its files through a `Transcriber`, which is either
+`command` makes a `Job` of flags, `run` takes its files through a `TranscribeFile`, which is either
 `local` or `remote`. Nothing here does any work.
 """
 
@@ -59,4 +59,4 @@ class Watcher:
     segments: Callable[[Sequence[Segment]], None]
 
 
-Transcriber = Callable[[Path, Watcher], Awaitable[Transcript]]
+TranscribeFile = Callable[[Path, Watcher], Awaitable[Transcript]]

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.transcribe.job import Job, Transcriber, Watcher
+from cluster.cli.transcribe.job import Job, TranscribeFile, Watcher
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from router.api.rules import check_model
@@ -30,7 +30,7 @@ NO_LIMITS = {
 
 
 @asynccontextmanager
-async def in_process(job: Job) -> AsyncIterator[Transcriber]:
+async def in_process(job: Job) -> AsyncIterator[TranscribeFile]:
     """Load the model and open the path of a window.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any
 
 import openai
 
-from cluster.cli.transcribe.job import Job, Transcriber, Watcher
+from cluster.cli.transcribe.job import Job, TranscribeFile, Watcher
 from cluster.errors import InvalidRequestError, SplitscribeError
 from cluster.model.languages import language_code
 from cluster.settings import BUNDLED_MODEL
@@ -30,7 +30,7 @@ RETRIES = 5  # where the server is full
 
 
 @asynccontextmanager
-async def through_server(job: Job) -> AsyncIterator[Transcriber]:
+async def through_server(job: Job) -> AsyncIterator[TranscribeFile]:
     """Make sure that a server answers.
 
     Raises:

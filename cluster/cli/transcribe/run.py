@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 
 from cluster.cli.transcribe.files import check_names, write_results
-from cluster.cli.transcribe.job import Job, Transcriber, Watcher
+from cluster.cli.transcribe.job import Job, TranscribeFile, Watcher
 from cluster.cli.transcribe.progress import ProgressBoard
 from cluster.errors import InvalidRequestError, SplitscribeError
 from router.api.subtitles import clock
@@ -66,7 +66,7 @@ class Run:
     n_failed: int = 0
     heard: dict[Path, list[Segment]] = field(default_factory=dict)  # not printed yet
 
-    async def run(self, files: Sequence[Path], transcribe_one: Transcriber) -> int:
+    async def run(self, files: Sequence[Path], transcribe_one: TranscribeFile) -> int:
         """Transcribe `files`, at most `jobs` at a time. Returns how many failed."""
         self.n_workers = min(self.job.jobs, len(files))
         waiting = iter(files)
@@ -77,7 +77,7 @@ class Run:
         return self.n_failed
 
     async def _work(
-        self, waiting: Iterator[Path], transcribe_one: Transcriber, board: ProgressBoard
+        self, waiting: Iterator[Path], transcribe_one: TranscribeFile, board: ProgressBoard
     ) -> None:
         for file in waiting:
             board.start(file)
@@ -90,7 +90,7 @@ class Run:
             board.end(file)
 
     async def _transcribe(
-        self, file: Path, transcribe_one: Transcriber, board: ProgressBoard
+        self, file: Path, transcribe_one: TranscribeFile, board: ProgressBoard
     ) -> None:
         def on_segments(segments: Sequence[Segment]) -> None:
             self.heard.setdefault(file, []).extend(segments)

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.transcribe.files import whisper_json, write_results, write_whole
-from cluster.cli.transcribe.job import Transcriber, Watcher
+from cluster.cli.transcribe.job import TranscribeFile, Watcher
 from cluster.cli.transcribe.progress import FileProgress, estimated_total_s
 from cluster.cli.transcribe.run import Run, transcribe_files
 from cluster.errors import InvalidAudioError, InvalidRequestError
@@ -27,7 +27,7 @@ def make_files(folder: Path, *names: str) -> list[Path]:
     return [folder / name for name in names]
 
 
-def hears_names(texts: int = 1) -> Transcriber:
+def hears_names(texts: int = 1) -> TranscribeFile:
     """A transcriber that hears a file's name, in several segments told one by one."""
 
     async def transcribe_one(file: Path, watcher: Watcher) -> Transcript:
