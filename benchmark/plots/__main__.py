@@ -10,7 +10,6 @@ and compares.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -19,6 +18,7 @@ from typing import Any
 
 from benchmark.cpu.report import IN_FLIGHT, OURS
 from benchmark.plots.chart import Chart, Row, bar_chart, dot_chart
+from benchmark.shared.command import make_parser
 
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
@@ -128,10 +128,7 @@ def pictures() -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    assert __doc__ is not None
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser(__doc__)
     parser.add_argument("--to", type=Path, default=HERE, help="the folder they are written to")
     folder = parser.parse_args(argv).to
     for name, content in pictures().items():
