@@ -15,10 +15,11 @@ from contextlib import chdir, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from cluster.errors import ConfigurationError
 from cluster.serve.distribution import build_id, package_root
 from cluster.serve.placement import Placement, joined_machine, place, this_machine
 from cluster.serve.ray_environment import APP_NAME, ENVIRONMENT
-from cluster.serve.readiness import Say, check_stop, wait_for_health, wait_for_replicas
+from cluster.serve.readiness import SERVE_LOGS, Say, check_stop, wait_for_health, wait_for_replicas
 from cluster.serve.resolve import resolve_settings
 from cluster.settings import Settings
 
@@ -88,7 +89,11 @@ def running_cluster(
             app = (build or build_app)(settings, build_id(), placement)
             with _application(app, settings, address is None, say, stop):
                 url = f"http://{_client_host(settings.router.host)}:{settings.router.port}"
-                wait_for_health(url, ready_timeout_s, say, stop)
+                if not wait_for_health(url, ready_timeout_s, say, stop):
+                    raise ConfigurationError(
+                        f"the pools were not ready after {ready_timeout_s:.0f} s; look at the "
+                        f"replicas' logs under {SERVE_LOGS}"
+                    )
                 dashboard = f"http://{context.dashboard_url}" if context.dashboard_url else None
                 yield RunningCluster(url, dashboard, settings, placement)
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 
 import httpx
 
 from cluster.errors import ConfigurationError
-from cluster.serve.ray_environment import APP_NAME
+from cluster.serve.application_state import state_here
 
 Say = Callable[[str], None]
 
@@ -55,65 +54,50 @@ def wait_for_replicas(say: Say, stop: threading.Event) -> None:
 
     progress = Changes(say)
     while True:
-        application = serve.status().applications.get(APP_NAME)
-        progress.tell(_replicas_line(application.deployments if application else {}))
-        if application is not None and application.status == "RUNNING":
-            return
-        if application is not None and application.status == "DEPLOY_FAILED":
-            raise ConfigurationError(
-                f"the cluster did not start: {_reason(application)}; more in {SERVE_LOGS}"
-            )
+        state = state_here(serve.status())
+        if state is not None:
+            progress.tell(f"workers running: {state.line()}")
+            if state.status == "RUNNING":
+                return
+            if state.status == "DEPLOY_FAILED":
+                failed = ", ".join(pool.name for pool in state.pools if not pool.is_ready)
+                raise ConfigurationError(
+                    f"the cluster did not start: {failed}: {state.reason()}; more in {SERVE_LOGS}"
+                )
         stop.wait(POLL_S)
         check_stop(stop)
 
 
-def _replicas_line(deployments: Any) -> str:
-    parts = []
-    for name, deployment in deployments.items():
-        states = {str(state): n for state, n in deployment.replica_states.items()}
-        running = sum(n for state, n in states.items() if state.endswith("RUNNING"))
-        parts.append(f"{name} {running}/{sum(states.values())}")
-    return f"workers running: {', '.join(parts)}" if parts else ""
-
-
-def _reason(application: Any) -> str:
-    """The last line of what the first deployment that failed says of itself."""
-    for name, deployment in application.deployments.items():
-        if deployment.status != "HEALTHY" and deployment.message:
-            return f"{name}: {deployment.message.strip().splitlines()[-1]}"
-    return str(application.message)
-
-
-def wait_for_health(url: str, timeout_s: float, say: Say, stop: threading.Event) -> None:
-    """Until `/health` answers 200; tells the state of the pools, whenever that changes.
+def wait_for_health(
+    url: str, timeout_s: float, say: Say, stop: threading.Event | None = None
+) -> bool:
+    """Whether `/health` answers 200 in time; tells the state of the pools as it changes.
 
     Raises:
-        ConfigurationError: it did not in time.
         StartCancelled: `stop` was set.
     """
+    stop = stop or threading.Event()
     deadline_s = time.monotonic() + timeout_s
     progress = Changes(say)
     while time.monotonic() < deadline_s:
-        try:
-            answer = httpx.get(f"{url}/health", timeout=5.0)
-            if answer.status_code == 200:
-                return
-            progress.tell(_pools_line(answer))
-        except httpx.HTTPError:
-            progress.tell("router: starting")
+        is_serving, line = health_line(url)
+        progress.tell(f"{url}: {line}")
+        if is_serving:
+            return True
         stop.wait(POLL_S)
         check_stop(stop)
-    raise ConfigurationError(
-        f"the pools were not ready after {timeout_s:.0f} s ({progress.last}); "
-        f"look at the replicas' logs under {SERVE_LOGS}"
-    )
+    return False
 
 
-def _pools_line(answer: httpx.Response) -> str:
+def health_line(url: str) -> tuple[bool, str]:
+    """Whether the API takes requests, and the state of each model's pools in words."""
     try:
-        pools = answer.json()["pools"]
-    except (ValueError, KeyError, TypeError):
-        return "router: starting"
-    return ", ".join(
-        f"{role}: {'ready' if pool.get('ready') else 'starting'}" for role, pool in pools.items()
-    )
+        answer = httpx.get(f"{url}/health", timeout=10.0)
+        pools = answer.json().get("pools", {})
+    except (httpx.HTTPError, ValueError):
+        return False, "does not answer"
+    words = [
+        f"{name}: {pool['replicas']} {'ready' if pool['ready'] else 'not ready'}"
+        for name, pool in pools.items()
+    ]
+    return answer.status_code == 200, ", ".join(words) or f"HTTP {answer.status_code}"

@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.cli.operate import launcher, steps
-from cluster.cli.operate.application import ServeFile, read_serve_file
 from cluster.cli.operate.cluster_file import (
     ClusterFile,
     check_sources,
@@ -23,10 +22,14 @@ from cluster.cli.operate.cluster_file import (
     read_cluster_file,
 )
 from cluster.cli.operate.dashboard import Dashboard, reach
+from cluster.cli.operate.serve_file import ServeFile, read_serve_file
 from cluster.errors import ConfigurationError
+from cluster.serve.readiness import wait_for_health
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+HEALTH_S = 60.0  # from running replicas to the first 200
 
 ClusterArgument = Annotated[Path, typer.Argument(help="cluster file, as `ray up` takes it")]
 ClusterOption = Annotated[
@@ -130,7 +133,7 @@ def _deploy(
         progress.say("no router.api_key_file: whoever reaches the port is served")
     url = steps.api_url(dashboard, file, application.port)
     steps.deploy(dashboard, application, url, timeout_s, progress.say)
-    if steps.wait_for_health(url, progress.say):
+    if wait_for_health(url, HEALTH_S, progress.say):
         out.print(f"splitscribe: ready at {url}", style="bold green", markup=False)
     else:
         out.print(

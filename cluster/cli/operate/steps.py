@@ -13,20 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from cluster.cli.operate.application import (
-    ApplicationState,
-    ServeFile,
-    health_line,
-    http_port,
-    state_of,
-)
 from cluster.cli.operate.cluster_file import ClusterFile
 from cluster.cli.operate.dashboard import Dashboard, Node, head_address
+from cluster.cli.operate.serve_file import ServeFile, http_port
 from cluster.errors import ConfigurationError
-from cluster.serve.readiness import Changes, Say
+from cluster.serve.application_state import ApplicationState, state_of
+from cluster.serve.readiness import SERVE_LOGS, Changes, Say, health_line
 
 POLL_S = 1.0
-HEALTH_S = 60.0  # from running replicas to the first 200
 STOP_S = 90.0  # for requests in flight when Serve is stopped
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
@@ -130,21 +124,8 @@ def _failure(state: ApplicationState, url: str) -> str:
         f"the deployment failed: {state.reason()}."
         f"{' What was deployed before keeps serving.' if is_serving else ''} "
         f"What to do: change the file and deploy it again; more is in the dashboard under Serve, "
-        f"and on the nodes in /tmp/ray/session_latest/logs/serve"
+        f"and on the nodes in {SERVE_LOGS}"
     )
-
-
-def wait_for_health(url: str, say: Say) -> bool:
-    """Whether the API answers from here with 200; tells its pools as they change."""
-    deadline = time.monotonic() + HEALTH_S
-    progress = Changes(say)
-    while time.monotonic() < deadline:
-        is_serving, line = health_line(url)
-        progress.tell(f"{url}: {line}")
-        if is_serving:
-            return True
-        time.sleep(POLL_S)
-    return False
 
 
 def api_url(dashboard: Dashboard, file: ClusterFile | None, port: int) -> str:

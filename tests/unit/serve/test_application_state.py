@@ -1,15 +1,19 @@
-"""Serve configurations are checked before they are sent; what Serve tells becomes lines."""
+"""What Serve tells of an application becomes lines that a person follows."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
-import pytest
+from ray.serve._private.common import ReplicaState
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatus,
+    DeploymentStatusOverview,
+    ServeStatus,
+)
 
-from cluster.cli.operate.application import read_serve_file, state_of
-from cluster.cli.shipped import shipped_config
-from cluster.errors import ConfigurationError
+from cluster.serve.application_state import state_here, state_of
 
 WAITING = "Deployment 'encoder' has 1 replicas that have taken more than 30s to be scheduled."
 
@@ -35,30 +39,6 @@ def details(status: str, message: str = "", **deployments: Any) -> dict[str, Any
             }
         }
     }
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "named"),
-    [
-        ("import_path: cluster.serve.from_file:build", "import_path: other:app", "import_path"),
-        ("route_prefix: /", "route_prefix: /\n    host: 0.0.0.0", "Host"),
-        ("model: demo", "modle: demo", "modle"),
-        ("applications:", "application:", "applications"),
-        ("      model: demo", "      router: {api_key: secret}", "api_key_file"),
-    ],
-)
-def test_what_would_fail_on_the_cluster_is_told_here(
-    tmp_path: Path, old: str, new: str, named: str
-) -> None:
-    text = shipped_config("serve/cpu").path.read_text()
-    assert old in text
-    file = tmp_path / "serve.yaml"
-    lines = text.replace(old, new)
-    if "router: {" in new:
-        lines = lines.replace("      router:\n", "")
-    file.write_text(lines)
-    with pytest.raises(ConfigurationError, match=named):
-        read_serve_file(file)
 
 
 def test_progress_is_a_line_and_a_reason() -> None:
@@ -89,3 +69,23 @@ def test_an_application_is_ready_when_all_that_is_wanted_runs() -> None:
     assert state is not None
     assert state.is_ready
     assert state_of({"applications": {}}) is None
+
+
+def test_the_state_of_this_cluster_reads_as_that_of_another() -> None:
+    own: Any = DeploymentStatusOverview
+    decoder = own(DeploymentStatus.UPDATING, "CONFIG_UPDATE_STARTED", {ReplicaState.RUNNING: 1}, "")
+    encoder = own(
+        DeploymentStatus.UPDATING, "CONFIG_UPDATE_STARTED", {ReplicaState.STARTING: 2}, WAITING
+    )
+    pools: Any = {"decoder": decoder, "encoder": encoder}
+    whole: Any = ApplicationStatusOverview
+    found = state_here(
+        ServeStatus(
+            applications={"splitscribe": whole(ApplicationStatus.DEPLOYING, "", 0.0, pools)}
+        )
+    )
+    assert found is not None
+    assert found.line() == "encoder 0/2, decoder 1/1"
+    assert found.reason() == WAITING
+    assert (found.status, found.is_ready) == ("DEPLOYING", False)
+    assert state_here(ServeStatus()) is None

@@ -1,0 +1,35 @@
+"""Serve configurations are checked before they are sent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.cli.operate.serve_file import read_serve_file
+from cluster.cli.shipped import shipped_config
+from cluster.errors import ConfigurationError
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("import_path: cluster.serve.from_file:build", "import_path: other:app", "import_path"),
+        ("route_prefix: /", "route_prefix: /\n    host: 0.0.0.0", "Host"),
+        ("model: demo", "modle: demo", "modle"),
+        ("applications:", "application:", "applications"),
+        ("      model: demo", "      router: {api_key: secret}", "api_key_file"),
+    ],
+)
+def test_what_would_fail_on_the_cluster_is_told_here(
+    tmp_path: Path, old: str, new: str, named: str
+) -> None:
+    text = shipped_config("serve/cpu").path.read_text()
+    assert old in text
+    file = tmp_path / "serve.yaml"
+    lines = text.replace(old, new)
+    if "router: {" in new:
+        lines = lines.replace("      router:\n", "")
+    file.write_text(lines)
+    with pytest.raises(ConfigurationError, match=named):
+        read_serve_file(file)
