@@ -45,17 +45,8 @@ def load_settings(
         _merge(merged, content or {})
     _merge(merged, _from_environ(os.environ if environ is None else environ))
     _merge(merged, _without_none(flags or {}))
-    return checked(merged)
-
-
-def checked(fields: Mapping[str, Any]) -> Settings:
-    """Settings from plain fields.
-
-    Raises:
-        ConfigurationError: names the field, what came and what is allowed.
-    """
     try:
-        return Settings.model_validate(fields)
+        return Settings.model_validate(merged)
     except ValidationError as error:
         raise ConfigurationError(_explain(error)) from error
 

@@ -16,7 +16,7 @@ from cluster.serve.ray_environment import APP_NAME
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One deployment. message: what it waits for, or why it failed."""
+    """One deployment. Its message says what it waits for, or why it failed."""
 
     name: str
     running: int
@@ -31,7 +31,7 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationState:
-    """deployed_at: changes with each deployment."""
+    """An application and its deployments. deployed_at changes with each deployment."""
 
     status: str
     message: str

@@ -31,7 +31,7 @@ STATUS_TIMEOUT_S = 2.0
 class ServePool:
     """One pool behind a Serve deployment handle; implements both protocols.
 
-    Its workers are of `role`, or of both: then they tell their status as either.
+    Its workers are of `role`, or of both roles; then each reports its status as either.
     """
 
     def __init__(self, handle: Any, role: Role, ledger: WorkLedger) -> None:
@@ -53,13 +53,13 @@ class ServePool:
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
         try:
             if on_token is not None:
-                return await self._decode_told(request, on_token)
+                return await self._decode_streamed(request, on_token)
             result: DecodeResult = await call_worker(self._decode.remote(request))
             return result
         finally:
             self._ledger.end(key_of(request))
 
-    async def _decode_told(self, request: DecodeRequest, on_token: OnToken) -> DecodeResult:
+    async def _decode_streamed(self, request: DecodeRequest, on_token: OnToken) -> DecodeResult:
         groups = self._handle.options(stream=True).decode_stream.remote(request)
         try:
             while True:
@@ -79,8 +79,8 @@ class ServePool:
             answers = await self._handle.broadcast("status").results_async(
                 timeout_s=STATUS_TIMEOUT_S, return_exceptions=True
             )
-        except Exception as error:  # a pool in turmoil is a fact to report, not a failure
-            logger.info("pool status is not to be had: %s", error)
+        except Exception as error:  # a pool that cannot answer is reported, and is no failure
+            logger.info("the status of a pool cannot be had: %s", error)
             return []
         each = (answer if isinstance(answer, tuple) else (answer,) for answer in answers)
         return [

@@ -35,7 +35,7 @@ class ColocatedWorker:
         # One after the other: the decoder's pool takes what the encoder leaves.
         self._encoder = EncoderWorker(settings, build, EXPORT_PORTION)
         self._decoder = DecoderWorker(settings, build)
-        start_replica("worker", settings, build, ())  # what its log lines are from, from here on
+        start_replica("worker", settings, build, ())  # from here on its log lines name the worker
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         """See `EncoderWorker.encode`."""
@@ -63,7 +63,7 @@ class ColocatedWorker:
         self._decoder.check_health()
 
     async def shut_down(self) -> None:
-        """Finish and free. The encoder waits for its leases, so both drain at once."""
+        """Finish and free. Both drain at once: the encoder waits for the decoder to release."""
         parts = (getattr(self, "_encoder", None), getattr(self, "_decoder", None))
         await asyncio.gather(*(part.shut_down() for part in parts if part is not None))
 

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class DecoderWorker(PoolWorker):
-    """One decoder, which a replica is or has."""
+    """The decoder that a replica is, or has beside an encoder."""
 
     ROLE = "decoder"
     METRICS = DECODER_METRICS
@@ -154,9 +154,9 @@ class DecoderReplica(DecoderWorker):
 
 
 def tell_stages(span: Span, request: DecodeRequest, result: DecodeResult, arrived_s: float) -> None:
-    """What the sequence, which has just ended, spent its time on; `arrived_s` is monotonic.
+    """Add what a sequence that has just ended spent its time on; `arrived_s` is monotonic.
 
-    Between the KV's arrival and the prompts it waited for the batch to begin a step.
+    Between the arrival of the KV and the prompts, it waited for the batch to begin a step.
     """
     timings, now_s = result.timings, time.monotonic()
     span.stage("decoder queue", arrived_s, timings.queue_s)

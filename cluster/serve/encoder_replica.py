@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 
 class EncoderWorker(PoolWorker):
-    """One encoder, which a replica is or has."""
+    """The encoder that a replica is, or has beside a decoder."""
 
     ROLE = "encoder"
     METRICS = ENCODER_METRICS
@@ -82,7 +82,7 @@ class EncoderWorker(PoolWorker):
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            # The reply may have come in the same moment: nobody will read those pages.
+            # The reply may have come at the same moment, and nobody will read its pages.
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._engine.revoke(future.result().handle)
             raise

@@ -23,7 +23,7 @@ MPS_DIRECTORY = "/tmp/nvidia-mps"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What decides: GPUs to run on, whether NVIDIA's MPS is there, whether NIXL loads."""
+    """What the decision depends on: GPUs, whether NVIDIA's MPS runs, and whether NIXL loads."""
 
     n_gpus: int
     has_mps: bool
@@ -50,7 +50,7 @@ class Placement:
 
 
 def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
-    """Of this process: the GPUs that torch sees."""
+    """The machine of this process, with the GPUs that torch sees."""
     import torch
 
     n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -58,7 +58,7 @@ def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
 
 
 def joined_machine(n_gpus: float, environ: Mapping[str, str] = os.environ) -> Machine:
-    """Of a Ray cluster with so many GPUs; whether MPS runs, this host must tell for all."""
+    """A Ray cluster with so many GPUs; this host stands for all in whether MPS runs there."""
     from cluster.kv.connect import available_transport
 
     return Machine(int(n_gpus), n_gpus > 0 and mps_runs(environ), available_transport() == "nixl")
@@ -67,9 +67,9 @@ def joined_machine(n_gpus: float, environ: Mapping[str, str] = os.environ) -> Ma
 def mps_runs(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether NVIDIA's MPS runs where clients look for it.
 
-    Its control pipe must be there. Whoever names the place in CUDA_MPS_PIPE_DIRECTORY wants it
-    used (a container does not see the daemon); in the default place the daemon that left its
-    process id must be alive, since a pipe outlives one that was killed.
+    Its control pipe must be there. Whoever names its folder in CUDA_MPS_PIPE_DIRECTORY wants it
+    used, and that is enough, since a container does not see the daemon. In the default folder the
+    daemon that left its process id must be alive, since the pipe outlives one that was killed.
     """
     named = environ.get("CUDA_MPS_PIPE_DIRECTORY")
     folder = Path(named or MPS_DIRECTORY)
@@ -96,7 +96,7 @@ def place(settings: Settings, machine: Machine) -> Placement:
     devices = [one.encoder.device for one in models] + [one.decoder.device for one in models]
     n_gpus = machine.n_gpus if "cuda" in devices or "auto" in devices else 0
     several = max(max(one.encoder.most, one.decoder.most) for one in models) > 1
-    # An explicit "nixl" that does not load is told by the worker, with the remedy.
+    # Where "nixl" was asked for and does not load, the worker says so, with the remedy.
     in_memory = settings.transport == "memory" or (
         settings.transport == "auto" and not machine.has_nixl
     )
@@ -112,7 +112,7 @@ def place(settings: Settings, machine: Machine) -> Placement:
     if kind == "colocated":
         _check_colocated(settings, several)
     if "cuda" in devices:
-        n_gpus = max(1, n_gpus)  # Ray, or the worker, tells that there is none
+        n_gpus = max(1, n_gpus)  # Ray, or the worker, says that there is none
     return Placement(kind, reason, _gpus_each(models, kind, n_gpus))
 
 

@@ -25,7 +25,7 @@ DRAIN_S = 30.0  # leases live 10 s from their last renewal: enough for all of th
 
 
 class Stats(Protocol):
-    """What an engine counts."""
+    """What an engine counted."""
 
     @property
     def load(self) -> WorkerLoad:
@@ -77,7 +77,7 @@ class PoolWorker:
         raise NotImplementedError
 
     def _report(self) -> None:
-        """Tell the metrics what the engine counted; once a second."""
+        """Hand what the engine counted to the metrics; called once a second."""
         raise NotImplementedError
 
     def _close_transport(self) -> None:
@@ -85,7 +85,7 @@ class PoolWorker:
         raise NotImplementedError
 
     def _span(self, request: EncodeRequest | DecodeRequest) -> Span:
-        """Of one window's stay here."""
+        """The span of one window, from its arrival to its answer."""
         return self._tracer.span(
             self.ROLE,
             request.traceparent,
@@ -114,7 +114,7 @@ class PoolWorker:
             raise WorkerError(reason)
 
     async def shut_down(self) -> None:
-        """Nothing new, finish what is here, then free."""
+        """Take nothing new, finish what is here, then free everything."""
         if not hasattr(self, "_reporting"):
             return  # the constructor failed
         self._reporting.cancel()

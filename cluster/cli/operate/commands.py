@@ -55,7 +55,7 @@ class _Progress:
         err.print(Text(f"{time.monotonic() - self._started:6.1f} s  ", "dim").append(line, "none"))
 
     def show(self, line: str) -> None:
-        """Of a command that was started."""
+        """Show a line of a command that was started."""
         if line.strip():
             err.print(Text(f"          {line}", "dim"))
 

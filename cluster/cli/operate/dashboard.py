@@ -33,7 +33,7 @@ LISTEN_S = 5.0  # and then for a dashboard that is about to start
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node that is alive. pool: its label."""
+    """One node that is alive, with the pool that its label names."""
 
     address: str
     pool: str
@@ -52,7 +52,7 @@ class Dashboard:
         self._client.close()
 
     def answers(self) -> bool:
-        """Whether it does.
+        """Whether the dashboard answers.
 
         Raises:
             httpx.HTTPError: something is there but does not answer; ssh too hangs up when nothing
@@ -67,7 +67,7 @@ class Dashboard:
         return True
 
     def nodes(self) -> list[Node]:
-        """Those that are alive."""
+        """The nodes that are alive."""
         found = self._call("GET", "/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
         return [
             Node(
@@ -91,7 +91,7 @@ class Dashboard:
         return self._call("GET", APPLICATIONS)
 
     def deploy(self, config: Mapping[str, Any]) -> None:
-        """Take these applications and no others. Returns before they are built."""
+        """Have Serve run these applications and no others; returns before they are built."""
         self._call("PUT", APPLICATIONS, json=config)
 
     def stop_applications(self) -> None:

@@ -17,7 +17,7 @@ HTTP_PORT = 8000
 
 @dataclass(frozen=True, slots=True)
 class ServeFile:
-    """content: as Serve takes it."""
+    """A file that was checked. content: the whole of it, as Serve takes it."""
 
     content: Mapping[str, Any]
     settings: Settings

@@ -27,7 +27,7 @@ FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 
 @dataclass(frozen=True, slots=True)
 class ClusterState:
-    """What runs now. application: None where nothing is deployed."""
+    """What runs now. The application is None where nothing is deployed."""
 
     nodes: tuple[Node, ...]
     application: ApplicationState | None
@@ -54,7 +54,7 @@ def all_there(file: ClusterFile, nodes: Sequence[Node]) -> bool:
 
 
 def wait_for_nodes(file: ClusterFile, dashboard: Dashboard, timeout_s: float, say: Say) -> None:
-    """Until every pool has its nodes. The head sets them up by itself, after `ray up` is over.
+    """Wait until every pool has its nodes; the head sets them up by itself after `ray up`.
 
     Raises:
         ConfigurationError: not in time.
@@ -107,7 +107,7 @@ def deploy(dashboard: Dashboard, file: ServeFile, url: str, timeout_s: float, sa
 
 
 def _tell(state: ApplicationState, seen: set[str], say: Say) -> None:
-    """Each line once: how many run, and what those that do not are waiting for."""
+    """Say each line once: how many workers run, and what the others are waiting for."""
     lines = [f"workers running: {state.line()}"] if state.pools else []
     for pool in state.pools:
         if pool.message and not pool.is_ready:

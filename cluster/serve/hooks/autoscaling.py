@@ -33,7 +33,7 @@ USUAL_ROWS = 16
 
 
 class PoolPolicy:
-    """Of one pool. rules: as `ScalingRules`."""
+    """The policy of one pool; its rules are the fields of `ScalingRules`."""
 
     def __init__(self, role: Role, model: str, rules: dict[str, Any]) -> None:
         self._role, self._model = role, model

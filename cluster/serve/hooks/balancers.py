@@ -1,6 +1,6 @@
-"""What lives in Serve's controller beside its autoscaling hooks: balancers and their metrics.
+"""The balancers and their metrics, in Serve's controller beside its autoscaling hooks.
 
-A module of its own, since hooks are sent by value and what they import is not.
+This is a module of its own, since hooks are sent by value and what they import is not.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _recorder() -> Recorder:
 
 
 def record(pool: str, model: str, before: int, decision: Decision) -> None:
-    """Tell a decision, and count it if it changes something."""
+    """Report a decision to the metrics, and count it if it changes something."""
     recorder = _recorder()
     recorder.set("splitscribe_autoscaling_target_workers", decision.workers, pool=pool, model=model)
     if decision.workers != before:
