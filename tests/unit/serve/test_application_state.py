@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray.serve._private.common import ReplicaState
 from ray.serve.schema import (
     ApplicationStatus,
     ApplicationStatusOverview,
@@ -73,10 +72,8 @@ def test_an_application_is_ready_when_all_that_is_wanted_runs() -> None:
 
 def test_the_state_of_this_cluster_reads_as_that_of_another() -> None:
     own: Any = DeploymentStatusOverview
-    decoder = own(DeploymentStatus.UPDATING, "CONFIG_UPDATE_STARTED", {ReplicaState.RUNNING: 1}, "")
-    encoder = own(
-        DeploymentStatus.UPDATING, "CONFIG_UPDATE_STARTED", {ReplicaState.STARTING: 2}, WAITING
-    )
+    decoder = own(DeploymentStatus.UPDATING, "CONFIG_UPDATE_STARTED", {"RUNNING": 1}, "")
+    encoder = own(DeploymentStatus.UPDATING, "CONFIG_UPDATE_STARTED", {"STARTING": 2}, WAITING)
     pools: Any = {"decoder": decoder, "encoder": encoder}
     whole: Any = ApplicationStatusOverview
     found = state_here(
