@@ -11,7 +11,7 @@ import pytest
 from cluster.errors import DeadlineExceededError
 from cluster.messages import CrossKVHandle, FileMel
 from cluster.metrics import ENCODER_METRICS, Recorder
-from tests.support.encoder_bench import PATIENCE_S, Bench, until
+from tests.support.encoder_engines import PATIENCE_S, Bench, until
 from tests.support.reference import make_pcm
 
 

@@ -23,7 +23,7 @@ from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.encoder_bench import PATIENCE_S, Bench, until
+from tests.support.encoder_engines import PATIENCE_S, Bench, until
 from tests.support.kv_ends import MemoryExporter
 from tests.support.reference import make_pcm
 

@@ -20,7 +20,7 @@ from encoder_worker.engine import EncoderEngine
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from encoder_worker.payload_choice import N_READS
-from tests.support.encoder_bench import PATIENCE_S
+from tests.support.encoder_engines import PATIENCE_S
 from tests.support.kv_ends import MemoryExporter
 from tests.support.reference import make_pcm
 

@@ -11,7 +11,7 @@ import torch
 
 from cluster.errors import DeadlineExceededError, WorkerError
 from encoder_worker.gpu.static_encoder import Ready
-from tests.support.encoder_bench import PATIENCE_S, Bench, Replaced, until
+from tests.support.encoder_engines import PATIENCE_S, Bench, Replaced, until
 from tests.support.reference import make_pcm
 
 
