@@ -24,7 +24,7 @@ from cluster.errors import InvalidAudioError
 from cluster.messages import SAMPLE_RATE, Pcm
 from router.audio.containers import Container, missing_bytes, sniff
 from router.audio.converter import Converter, raise_if_out_of_memory
-from router.audio.limits import AudioLimits
+from router.audio.limits import AudioLimits, too_large
 
 SUPPORTED = ("flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "opus", "wav", "webm")
 PCM_FORMATS = ("s16le", "s16be", "s24le", "s24be", "s32le", "s32be", "f32le", "f32be", "f64le")
@@ -165,7 +165,7 @@ class AudioFile:
 
     def _check_size(self, size: int) -> None:
         if size > self._limits.max_upload_bytes:
-            raise self._limits.too_large(size)
+            raise too_large(self._limits.max_upload_bytes, size)
         if size == 0:
             raise self._limits.too_short()
 

@@ -23,11 +23,6 @@ class AudioLimits:
     max_busy_s: float
     memory_bytes: int
 
-    def too_large(self, size: int) -> PayloadTooLargeError:
-        return PayloadTooLargeError(
-            f"Maximum content size limit ({self.max_upload_bytes}) exceeded ({size} bytes read)"
-        )
-
     def too_short(self) -> AudioTooShortError:
         return AudioTooShortError(
             f"Audio file is too short. Minimum audio length is {self.min_audio_s:g} seconds.",
@@ -51,3 +46,10 @@ class AudioLimits:
         return InvalidAudioError(
             f"The audio needs more than {megabytes} MB of memory to decode.", param="file"
         )
+
+
+def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:
+    """The error for an upload over its limit, in OpenAI's words."""
+    return PayloadTooLargeError(
+        f"Maximum content size limit ({limit_bytes}) exceeded ({read_bytes} bytes read)"
+    )

@@ -13,7 +13,8 @@ from typing import Protocol
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from cluster.errors import AudioTooShortError, InvalidRequestError, PayloadTooLargeError
+from cluster.errors import AudioTooShortError, InvalidRequestError
+from router.audio.limits import too_large
 
 FILE_FIELD = "file"
 MAX_FIELDS = 64
@@ -158,13 +159,6 @@ def form_boundary(headers: Mapping[str, str]) -> bytes:
     if not boundary:
         raise InvalidRequestError("the Content-Type header has no multipart boundary")
     return boundary
-
-
-def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:
-    """The error for a body over its limit, in OpenAI's words."""
-    return PayloadTooLargeError(
-        f"Maximum content size limit ({limit_bytes}) exceeded ({read_bytes} bytes read)"
-    )
 
 
 def _no_file() -> InvalidRequestError:

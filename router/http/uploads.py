@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import InvalidRequestError, OverloadedError
-from router.http.multipart import MAX_FRAMING_BYTES, FormReader, form_boundary, too_large
+from router.audio.limits import too_large
+from router.http.multipart import MAX_FRAMING_BYTES, FormReader, form_boundary
 
 logger = logging.getLogger(__name__)
 
