@@ -23,7 +23,7 @@ SPLITSCRIBE = str(Path(sys.executable).with_name("splitscribe"))
 START_S = 120.0
 STOP_S = 60.0
 KERNELS_S = 180.0  # a first start on full cores compiles them all
-KERNELS = ("encoder", "decoder", "decoder layers", "decoder step")
+KERNELS = ("encoder", "decoder attention", "decoder layers", "decoder sampling")
 
 
 @dataclass
