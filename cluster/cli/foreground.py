@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,9 @@ def _serve(
     settings: Settings, ray_address: str | None, console: Console, stop: threading.Event
 ) -> None:
     def say(line: str) -> None:
-        console.print(f"splitscribe: {line}", markup=False)
+        # Where the terminal has gone, rich would end the process before the cluster is stopped.
+        with contextlib.suppress(OSError, SystemExit):
+            console.print(f"splitscribe: {line}", markup=False)
 
     is_ready = False
     try:

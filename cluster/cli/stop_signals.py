@@ -8,6 +8,7 @@ nothing of what is stopped.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -70,14 +71,15 @@ class StopSignals:
                     return
                 if number in SIGNALS and deadline_s is None:
                     deadline_s = time.monotonic() + self._limit_s
+                    self._asked.set()
                     self._tell(
                         f"{signal.Signals(number).name}: stopping, which ends within "
                         f"{self._limit_s:.0f} s; another signal changes nothing"
                     )
-                    self._asked.set()
 
     def _tell(self, line: str) -> None:
-        os.write(self._terminal, f"splitscribe: {line}\n".encode())
+        with contextlib.suppress(OSError):  # the terminal may have gone
+            os.write(self._terminal, f"splitscribe: {line}\n".encode())
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:

@@ -40,6 +40,21 @@ def test_many_signals_are_one_wish_which_is_told_once(capfd: pytest.CaptureFixtu
     assert "another signal changes nothing" in said
 
 
+def test_a_terminal_that_has_gone_keeps_nobody_from_stopping() -> None:
+    kept = os.dup(2)
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, 2)
+    try:
+        with StopSignals() as asked:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert asked.wait(20.0)
+    finally:
+        os.dup2(kept, 2)
+        for descriptor in (kept, writing):
+            os.close(descriptor)
+
+
 def test_after_a_signal_the_rest_of_the_process_is_left_alone() -> None:
     """Until it has ended with the status of a clean stop."""
     with StopSignals() as asked:
