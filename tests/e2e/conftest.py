@@ -149,8 +149,11 @@ def has_kernels(server: Server) -> bool:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two encoders and two decoders, each decoder pulling from any encoder."""
     running = start_server(tmp_path_factory.mktemp("cwd"), "--encoders", "2", "--decoders", "2")
-    if not torch.cuda.is_available():
-        # In bfloat16 they round otherwise than torch: texts of before and after may differ.
-        wait_until(lambda: has_kernels(running), KERNELS_S, "compiled kernels")
-    yield running
-    assert stop_server(running) == 0, running.output()[-4000:]
+    try:
+        if not torch.cuda.is_available():
+            # In bfloat16 they round otherwise than torch: texts of before and after may differ.
+            wait_until(lambda: has_kernels(running), KERNELS_S, "compiled kernels")
+        yield running
+    finally:
+        status = stop_server(running)
+    assert status == 0, running.output()[-4000:]
