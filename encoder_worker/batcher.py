@@ -113,7 +113,7 @@ class Batcher:
         end = self._clock() + timeout_s
         with self._changed:
             while True:
-                wait_s = self._ready_in_s()
+                wait_s = self.ready_in_s()  # the condition's lock may be taken again
                 if wait_s == 0.0:
                     return min(len(self._queue), self._max_batch)
                 left_s = end - self._clock()
@@ -131,7 +131,13 @@ class Batcher:
     def ready_in_s(self) -> float | None:
         """Seconds until a batch is closed as things stand: 0 is now, None is not without more."""
         with self._changed:
-            return self._ready_in_s()
+            if not self._queue:
+                self._idle = True
+                return None
+            if self._idle or len(self._queue) >= self._max_batch:
+                return 0.0
+            oldest_s = min(window.arrived_s for window in self._queue)
+            return max(0.0, oldest_s + self._batch_wait_s - self._clock())
 
     def pop(self, n_windows: int) -> list[QueuedWindow]:
         """Take the next windows, at most `n_windows`; they are in flight until `finish`.
@@ -163,15 +169,6 @@ class Batcher:
         with self._changed:
             taken, self._queue = self._queue, []
             return taken
-
-    def _ready_in_s(self) -> float | None:
-        if not self._queue:
-            self._idle = True
-            return None
-        if self._idle or len(self._queue) >= self._max_batch:
-            return 0.0
-        oldest_s = min(window.arrived_s for window in self._queue)
-        return max(0.0, oldest_s + self._batch_wait_s - self._clock())
 
     def _within_cap(self, ordered: list[QueuedWindow]) -> list[QueuedWindow]:
         counts = self._in_flight.copy()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the module's docstring, as it stands."""
+    """A parser whose help is the module's docstring, as it stands, and the command that runs it."""
+    started = sys.modules["__main__"].__spec__  # None where a file was started, not a module
     return argparse.ArgumentParser(
-        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=None if started is None else f"python -m {started.name.removesuffix('.__main__')}",
+        description=doc,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
 

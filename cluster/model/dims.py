@@ -42,10 +42,6 @@ class ModelDims:
     def text_head_dim(self) -> int:
         return self.n_text_state // self.n_text_head
 
-    @property
-    def audio_head_dim(self) -> int:
-        return self.n_audio_state // self.n_audio_head
-
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelDims:
         """Read a `config.json` mapping.

@@ -134,13 +134,6 @@ class WhisperTokenizer:
     def is_timestamp(self, token: int) -> bool:
         return self.special.timestamp_begin <= token <= self.special.timestamp_end
 
-    def timestamp_s(self, token: int) -> float:
-        """Seconds from the window's start that a timestamp token stands for."""
-        return (token - self.special.timestamp_begin) * self.timestamp_step_s
-
-    def is_text(self, token: int) -> bool:
-        return token in self._vocabulary.pieces
-
     def encode(self, text: str) -> list[int]:
         """Text tokens of `text`; what looks like a special token in it is text as well."""
         ids: list[int] = self._vocabulary.bpe.encode(text, add_special_tokens=False).ids
