@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.errors import ConfigurationError
-from cluster.kv.handoff import HandoffImporter
 from cluster.kv.layout import KVLayout
+from cluster.kv.payloads import HandoffImporter
 from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_device, resolve_dtype, step_threads
@@ -60,7 +60,7 @@ def build_parts(
         settings.max_batch,
     )
     if (landing := importer.landing_pool) is not None:
-        runner.landing.load(landing.tensor.dtype)
+        runner.states_projection.load(landing.tensor.dtype)
     steps_ahead = int(device != "cpu") if settings.steps_ahead is None else settings.steps_ahead
     return EngineParts(device, runner, scheduler, steps_ahead)
 

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from functools import partial
 
 from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
-from cluster.kv.handoff import HandoffImporter
+from cluster.kv.payloads import HandoffImporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import use_step_threads

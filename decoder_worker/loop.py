@@ -25,14 +25,14 @@ from cluster.errors import (
     SplitscribeError,
     TransferTimeoutError,
 )
-from cluster.kv.handoff import HandoffImporter
-from cluster.kv.transfer import FetchStats
+from cluster.kv.payloads import HandoffImporter
+from cluster.kv.transfer_config import FetchStats
 from cluster.messages import DecodeResult, SampledToken
 from cluster.model.quality import compression_ratio
+from decoder_worker.answers import finished_result, language_result
 from decoder_worker.fallback import is_final
 from decoder_worker.launch_queue import Kind, LaunchQueue
 from decoder_worker.model_runner import ModelRunner
-from decoder_worker.results import finished_result, language_result
 from decoder_worker.sampling.search import StepOutput
 from decoder_worker.scheduler import Scheduler
 from decoder_worker.sequence import Attempt, DecodeSequence, PromptBuilder, SequenceState
@@ -184,10 +184,10 @@ class DecodeLoop:
     def _land(self, started: list[DecodeSequence]) -> list[DecodeSequence]:
         """Project the states that arrived, and give their pages back; those still running."""
         landed = [sequence for sequence in started if sequence.landing_pages]
-        for sequence, _ in run_batch(landed, self._runner.landing.project, self._fail):
+        for sequence, _ in run_batch(landed, self._runner.states_projection.project, self._fail):
             self.scheduler.release_landing(sequence)
         if landed:
-            self._importer.projection_s = self._runner.landing.projection_s
+            self._importer.projection_s = self._runner.states_projection.projection_s
         return [sequence for sequence in started if sequence.state is SequenceState.RUNNING]
 
     def _take(self, kind: Kind, sequence: DecodeSequence, rows: list[StepOutput]) -> None:

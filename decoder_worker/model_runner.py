@@ -30,7 +30,6 @@ from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import Decoders, choose_sampler
 from decoder_worker.fallback import chosen_attempt
 from decoder_worker.gpu.fixed_sizes import FixedSizes
-from decoder_worker.landing import Landing
 from decoder_worker.launched import Launched, launched, outputs_of, read_back
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.logit_rules import LogitRules
@@ -38,6 +37,7 @@ from decoder_worker.sampling.sampler import best_of
 from decoder_worker.sampling.search import Row, RowCopy, StepOutput
 from decoder_worker.sampling.slots import SlotTable, upload
 from decoder_worker.sequence import DecodeSequence
+from decoder_worker.states_projection import StatesProjection
 from decoder_worker.step import DecodeStep
 
 MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms: openai/whisper's max_initial_timestamp of 1.0 s
@@ -106,7 +106,7 @@ class ModelRunner:
         self._aligner = Aligner(
             checkpoint, tokenizer, decoders.ragged, decoders.torch, cross_pool, self_pool
         )
-        self.landing = Landing(checkpoint, cross_pool)
+        self.states_projection = StatesProjection(checkpoint, cross_pool)
         self._language_tokens = torch.tensor(
             list(tokenizer.special.languages.values()), dtype=torch.int64, device=self._device
         )

@@ -18,7 +18,7 @@ from math import inf
 
 from cluster.errors import UnsupportedValueError
 from cluster.kv.pool import PagePool
-from cluster.kv.transfer import FetchStats
+from cluster.kv.transfer_config import FetchStats
 from cluster.messages import (
     DecodeOptions,
     DecodeRequest,

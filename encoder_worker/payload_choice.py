@@ -28,7 +28,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping
 
-from cluster.kv.transfer import ReadReport
+from cluster.kv.transfer_config import ReadReport
 from cluster.messages import Payload
 
 logger = logging.getLogger(__name__)

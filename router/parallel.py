@@ -20,9 +20,9 @@ from cluster.model.tokenizer import WhisperTokenizer
 from router.audio.stream import AudioStream
 from router.audio.windows import Window
 from router.doubt import gates_for, unheard_from, without_hallucinations
-from router.gather import TranscriptBuilder, gather_window, token_logprobs
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio
+from router.segments import TranscriptBuilder, gather_window, token_logprobs
 from router.transcript import WindowTranscript
 
 MIN_TAIL_S = 0.1  # less than this cannot hold a word

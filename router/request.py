@@ -26,11 +26,11 @@ from router.api.params import Chunking, TranscriptionParams
 from router.audio.stream import AudioStream
 from router.audio.whole import WholeAudio
 from router.clients import DecoderClient, EncoderClient
-from router.gather import TranscriptBuilder
 from router.interface import HealthReport, PoolHealth, RequestContext, TranscriptionResult
 from router.parallel import ParallelRun
 from router.pipeline import Pipeline, RequestRun
 from router.seeking import Seeker
+from router.segments import TranscriptBuilder
 from router.sequential import SequentialRun
 from router.text_context import TextContext
 

@@ -17,8 +17,8 @@ from cluster.model.quality import is_silence
 from cluster.model.splitting import Split, split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
 from router.api.params import SequentialOptions
-from router.gather import end_of_speech, gather_window, within
 from router.hallucination import Surroundings, first_hallucination, silence_before_hallucination
+from router.segments import end_of_speech, gather_window, within
 from router.text_context import TextContext
 from router.transcript import Segment
 from router.words import add_words

@@ -22,10 +22,10 @@ from cluster.model.checkpoint import HOP_LENGTH
 from cluster.model.splitting import split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
 from router.audio.whole import WholeAudio
-from router.gather import token_logprobs
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.seeking import N_FRAMES, Seeker
+from router.segments import token_logprobs
 from router.transcript import Segment, Transcript
 
 

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from benchmark.gpu import roofline
 from benchmark.shared.shapes import SHAPES
 from cluster.kv.gpu_memory import gpu_budget
-from cluster.kv.handoff import make_exporters, make_handoff_importer
+from cluster.kv.payloads import make_exporters, make_handoff_importer
 from cluster.messages import (
     SAMPLE_RATE,
     CrossKVHandle,

@@ -22,7 +22,7 @@ from cluster.kv.connect import available_transport, make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout_for import kv_layout
-from cluster.kv.transfer import TransferConfig
+from cluster.kv.transfer_config import TransferConfig
 from cluster.messages import DecodeRequest
 
 Record = Callable[[str, Any], None]

@@ -39,7 +39,7 @@ from cluster.kv.connect import make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
-from cluster.kv.transfer import TransferConfig
+from cluster.kv.transfer_config import TransferConfig
 from cluster.messages import CrossKVHandle
 
 # A round is never cut short by the expiry of a lease.

@@ -12,7 +12,7 @@ from cluster.errors import ConfigurationError
 from cluster.kv.memory_wire import MemoryWire
 from cluster.kv.nixl_agent import load_api
 from cluster.kv.nixl_wire import NixlWire
-from cluster.kv.transfer import TransferConfig
+from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wire import Wire
 
 _WIRES: dict[str, Callable[[TransferConfig], Wire]] = {"memory": MemoryWire, "nixl": NixlWire}

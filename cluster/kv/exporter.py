@@ -16,7 +16,7 @@ from cluster.kv.layout import PageLayout
 from cluster.kv.leases import GenerationCounters, LeaseTable
 from cluster.kv.notifications import parse_notification
 from cluster.kv.pool import PagePool
-from cluster.kv.transfer import ReadReport, TransferConfig
+from cluster.kv.transfer_config import ReadReport, TransferConfig
 from cluster.kv.wire import Wire
 from cluster.kv.wire_thread import WireThread
 from cluster.messages import CrossKVHandle

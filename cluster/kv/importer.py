@@ -24,7 +24,7 @@ from cluster.kv.held_handles import HeldHandles
 from cluster.kv.layout import PageLayout
 from cluster.kv.pool import PagePool
 from cluster.kv.reader import Fetch, Reader
-from cluster.kv.transfer import FetchStats, TransferConfig
+from cluster.kv.transfer_config import FetchStats, TransferConfig
 from cluster.kv.wire import Wire
 from cluster.kv.wire_thread import WireThread
 from cluster.messages import CrossKVHandle

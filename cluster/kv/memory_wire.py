@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from cluster.errors import HandleRefusedError, PeerLostError
 from cluster.kv.leases import COUNTER_BYTES
 from cluster.kv.pool import PagePool
-from cluster.kv.transfer import TransferConfig
+from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wire import Descriptor
 
 

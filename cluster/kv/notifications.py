@@ -22,7 +22,7 @@ _MAX_US = 999_999_999  # nine digits
 class Notification(NamedTuple):
     """What a peer asks for. A release has one lease, and `times_s` where it was read.
 
-    times_s: of the READ and of a projection, as in `cluster.kv.transfer.ReadReport`.
+    times_s: of the READ and of a projection, as in `cluster.kv.transfer_config.ReadReport`.
     """
 
     kind: Literal["REL", "REN"]

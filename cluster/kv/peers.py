@@ -16,7 +16,7 @@ from typing import TypeVar
 from cluster.errors import PeerLostError, WorkerError
 from cluster.kv.held_handles import HeldHandles
 from cluster.kv.notifications import release_message, renewal_messages
-from cluster.kv.transfer import TransferConfig
+from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wire import Wire
 from cluster.logs import log_fields
 from cluster.messages import CrossKVHandle

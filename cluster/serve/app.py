@@ -16,7 +16,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from cluster.kv.gpu_memory import gpu_budget
-from cluster.kv.handoff import make_exporters, make_handoff_importer
+from cluster.kv.payloads import make_exporters, make_handoff_importer
 from cluster.messages import Role, WorkerStatus
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint, open_checkpoint

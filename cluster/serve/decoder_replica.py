@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import asdict
 
 from cluster.kv.gpu_memory import gpu_budget
-from cluster.kv.handoff import make_handoff_importer
+from cluster.kv.payloads import make_handoff_importer
 from cluster.logs import log_fields, request_scope
 from cluster.messages import DecodeRequest, DecodeResult, SampledToken
 from cluster.metrics import DECODER_METRICS

@@ -9,7 +9,7 @@ from collections import Counter
 from dataclasses import asdict, replace
 
 from cluster.kv.gpu_memory import gpu_budget
-from cluster.kv.handoff import make_exporters
+from cluster.kv.payloads import make_exporters
 from cluster.logs import log_fields, request_scope
 from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
 from cluster.metrics import ENCODER_METRICS

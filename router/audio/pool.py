@@ -34,10 +34,10 @@ from cluster.errors import (
 from cluster.settings import RouterSettings
 from router.api.params import Chunking
 from router.audio.limits import AudioLimits
-from router.audio.process import AudioProcess
 from router.audio.protocol import Alive, Report, UploadReport
 from router.audio.stream import AudioStream
 from router.audio.whole import PcmFile, WholeAudio
+from router.audio.worker_handle import AudioProcess
 
 logger = logging.getLogger(__name__)
 

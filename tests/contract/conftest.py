@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.kv.connect import available_transport
-from cluster.kv.transfer import LEASE_S
+from cluster.kv.transfer_config import LEASE_S
 from tests.support.kv_host import (
     LAYOUTS,
     LocalHost,

@@ -14,7 +14,7 @@ import torch
 from cluster.errors import HandleRefusedError, KVLostError, StaleGenerationError
 from cluster.kv.handles import sign
 from cluster.kv.layout import window_bytes
-from cluster.kv.transfer import LEASE_S
+from cluster.kv.transfer_config import LEASE_S
 from tests.support.kv_host import (
     DEADLINE_S,
     MakeHost,

@@ -11,8 +11,8 @@ from collections.abc import AsyncIterator, Callable
 
 from cluster.settings import RouterSettings
 from router.audio.pool import AudioPool
-from router.audio.process import AudioProcess
 from router.audio.stream import AudioStream
+from router.audio.worker_handle import AudioProcess
 
 PATIENCE_S = 30.0
 

@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 import torch
 
-from cluster.kv.handoff import HandoffImporter
 from cluster.kv.layout_for import kv_layout, states_layout
+from cluster.kv.payloads import HandoffImporter
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import DecoderSettings

@@ -8,7 +8,7 @@ from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import PageLayout
 from cluster.kv.memory_wire import MemoryWire
-from cluster.kv.transfer import TransferConfig
+from cluster.kv.transfer_config import TransferConfig
 
 
 class MemoryExporter(KVExporter):

@@ -16,9 +16,7 @@ from typing import Any
 from ray.serve.config import AutoscalingContext
 
 from cluster.messages import DecoderSignals, EncoderSignals, Role
-from cluster.serve.hooks import (
-    balancers as serve_balancers,  # looked up in it: by value they would be copies
-)
+from cluster.serve.hooks import scaling_state  # looked up in it: by value it would be a copy
 from cluster.serve.scaling import (
     Decision,
     PoolView,
@@ -49,7 +47,7 @@ class PoolPolicy:
                 min_workers=context.capacity_adjusted_min_replicas,
                 max_workers=context.capacity_adjusted_max_replicas,
             )
-            balancer = serve_balancers.of(str(context.app_name), self._model)
+            balancer = scaling_state.of(str(context.app_name), self._model)
             decision = balancer.decide(self._role, rules, view, context.current_time or 0.0)
         except Exception:
             logger.exception("scaling %s failed", context.deployment_name)
@@ -78,7 +76,7 @@ class PoolPolicy:
     def _tell(self, pool: str, target: int, decision: Decision, view: PoolView) -> None:
         if logger.isEnabledFor(logging.INFO):  # at our log level DEBUG
             logger.info("scaling %s: %s", pool, json.dumps([asdict(view), asdict(decision)]))
-        serve_balancers.record(pool, self._model, target, decision)
+        scaling_state.record(pool, self._model, target, decision)
         if decision.workers != target:
             logger.warning(
                 "%s: %d to %d workers (%s)", pool, target, decision.workers, decision.reason

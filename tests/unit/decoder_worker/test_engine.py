@@ -16,8 +16,8 @@ from cluster.errors import (
     UnsupportedValueError,
     WorkerDrainingError,
 )
-from cluster.kv.handoff import HandoffImporter
 from cluster.kv.layout_for import kv_layout
+from cluster.kv.payloads import HandoffImporter
 from cluster.messages import DecodeResult
 from cluster.model.checkpoint import open_checkpoint
 from cluster.settings import DecoderSettings

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.kv.layout import KVLayout
 from cluster.kv.pool import PagePool
-from cluster.kv.transfer import FetchStats
+from cluster.kv.transfer_config import FetchStats
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from decoder_worker.scheduler import PREFILL_TOKENS, Scheduler
 from decoder_worker.sequence import DecodeSequence, SequenceState

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from cluster.kv.transfer import ReadReport
+from cluster.kv.transfer_config import ReadReport
 from cluster.messages import Payload
 from encoder_worker.payload_choice import BETTER, N_READS, HandoffChoice
 

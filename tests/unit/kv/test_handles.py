@@ -10,7 +10,7 @@ import pytest
 
 from cluster.errors import HandleRefusedError
 from cluster.kv.handles import canonical_bytes, sign, verify
-from cluster.kv.transfer import TransferConfig
+from cluster.kv.transfer_config import TransferConfig
 from cluster.messages import CrossKVHandle
 
 KEY = b"key"

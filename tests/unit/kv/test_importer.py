@@ -17,7 +17,7 @@ from cluster.kv.handles import sign
 from cluster.kv.held_handles import LOST_S, HeldHandles
 from cluster.kv.importer import KVImporter
 from cluster.kv.notifications import parse_notification
-from cluster.kv.transfer import TransferConfig
+from cluster.kv.transfer_config import TransferConfig
 from tests.support.kv_ends import MemoryExporter, memory_importer
 from tests.support.stub_wire import KEY, LAYOUT, StubWire, make_handle
 

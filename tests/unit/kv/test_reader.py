@@ -12,7 +12,7 @@ from cluster.kv.held_handles import HeldHandles
 from cluster.kv.peers import IDLE_PEER_S
 from cluster.kv.pool import PagePool
 from cluster.kv.reader import Fetch, Reader
-from cluster.kv.transfer import RENEW_S, TransferConfig
+from cluster.kv.transfer_config import RENEW_S, TransferConfig
 from cluster.messages import CrossKVHandle
 from tests.support.stub_wire import KEY, LAYOUT, StubWire, make_handle
 

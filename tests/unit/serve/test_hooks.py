@@ -13,8 +13,8 @@ from ray.serve.config import AutoscalingPolicy, RequestRouterConfig
 from cluster.messages import EncodeRequest, WorkerLoad
 from cluster.serve import routing
 from cluster.serve.app import STATS_PERIOD_S, replica_choice
-from cluster.serve.hooks import balancers as serve_balancers
 from cluster.serve.hooks import ledger as process
+from cluster.serve.hooks import scaling_state
 from cluster.serve.hooks.autoscaling import PoolPolicy
 from cluster.serve.hooks.replica_choice import LoadAwareRouter
 from cluster.serve.routing import WorkLedger, key_of
@@ -99,9 +99,9 @@ def test_hooks_sent_by_value_share_what_lives_in_the_process() -> None:
     assert received.choose_replicas.__globals__["ranked"] is routing.ranked
     assert received.initialize_state.__globals__["process"] is process
     sent = AutoscalingPolicy(policy_function="cluster.serve.hooks.autoscaling:PoolPolicy")  # type: ignore[no-untyped-call]
-    assert sent.get_policy().__call__.__globals__["serve_balancers"] is serve_balancers
-    assert serve_balancers.of("a", "m") is serve_balancers.of("a", "m")
-    assert serve_balancers.of("a", "m") is not serve_balancers.of("a", "n")
+    assert sent.get_policy().__call__.__globals__["scaling_state"] is scaling_state
+    assert scaling_state.of("a", "m") is scaling_state.of("a", "m")
+    assert scaling_state.of("a", "m") is not scaling_state.of("a", "n")
 
 
 def test_workers_are_asked_often_enough() -> None:

@@ -314,7 +314,7 @@ async def test_close_ends_streams_and_processes(long_file: Path) -> None:
 async def test_a_worker_that_cannot_start_is_a_configuration_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("router.audio.process.BOOT", "raise SystemExit(7)")
+    monkeypatch.setattr("router.audio.worker_handle.BOOT", "raise SystemExit(7)")
     pool = AudioPool(RouterSettings.model_validate({"audio_workers": 2}))
     with pytest.raises(ConfigurationError, match="exit code 7"):
         await pool.start()

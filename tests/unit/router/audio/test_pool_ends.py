@@ -119,7 +119,7 @@ async def cancel_everywhere(
 async def test_a_worker_ends_wherever_its_keeper_is_cancelled(
     boot: str, late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.audio.process.BOOT", boot)
+    monkeypatch.setattr("router.audio.worker_handle.BOOT", boot)
     monkeypatch.setattr("router.audio.pool.EXIT_TIMEOUT_S", 0.2)
 
     @contextlib.asynccontextmanager
@@ -136,7 +136,7 @@ async def test_a_worker_ends_wherever_its_keeper_is_cancelled(
 async def test_workers_end_wherever_their_pool_s_end_is_cancelled(
     late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.audio.process.BOOT", STAYS)
+    monkeypatch.setattr("router.audio.worker_handle.BOOT", STAYS)
     monkeypatch.setattr("router.audio.pool.EXIT_TIMEOUT_S", 0.2)
 
     @contextlib.asynccontextmanager
@@ -199,7 +199,7 @@ async def test_a_worker_that_sends_nonsense_is_replaced(
         for text in (alive, nonsense)
     )
     boot = f"import socket, struct, sys; s = socket.socket(fileno=int(sys.argv[2])); {sends}"
-    monkeypatch.setattr("router.audio.process.BOOT", boot + "s.recv(1)")
+    monkeypatch.setattr("router.audio.worker_handle.BOOT", boot + "s.recv(1)")
     async with nothing_stays():
         pool = AudioPool(RouterSettings(audio_workers=1))
         keeper = asyncio.create_task(pool._keep_worker())

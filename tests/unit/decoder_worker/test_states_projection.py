@@ -22,7 +22,7 @@ from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeRequest, DecodeResult
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection
-from decoder_worker.landing import Landing
+from decoder_worker.states_projection import StatesProjection
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.decoder_engines import ANSWER_S, KEY, Stand, make_stand, wait_until
 from tests.support.kv_ends import MemoryExporter
@@ -139,7 +139,7 @@ def test_a_batch_is_projected_into_its_own_pages(
         SimpleNamespace(landing_pool=landing_pool, landing_pages=(page,), cross_pages=own)
         for page, own in zip((3, 1), pages, strict=True)
     ]
-    landing = Landing(checkpoint, cross)
+    landing = StatesProjection(checkpoint, cross)
     assert landing.project(sequences) == [None, None]
     assert (landing.n_projected, landing.projection_s > 0) == (2, True)
     expected = torch.full((3 * n, *layout.page_shape), -7.0).to(cross.tensor.dtype)
@@ -175,7 +175,7 @@ def test_an_attempt_after_the_first_projects_nothing_again() -> None:
         gates = replace(tried.options.gates, avg_logprob=0.0, no_speech_prob=None)
         (result,) = made.decode(replace(tried, options=replace(tried.options, gates=gates)))
         assert made.engine.stats().fallbacks == 2
-        assert made.engine._loop._runner.landing.n_projected == 1
+        assert made.engine._loop._runner.states_projection.n_projected == 1
         assert result.tokens
         made.assert_all_returned()
 
@@ -202,7 +202,7 @@ def test_windows_in_flight_have_states_in_turn_however_few_pages_there_are() -> 
 def test_a_projection_that_raises_costs_only_the_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_landing() as made:
         expected = made.decode(made.request(0), made.request(1))
-        landing = made.engine._loop._runner.landing
+        landing = made.engine._loop._runner.states_projection
         project = landing.project
 
         def poisoned(sequences: Any) -> Any:
@@ -280,7 +280,7 @@ def test_states_that_were_reused_are_never_projected() -> None:
         assert made.states.revoke(request.handle.lease)
         with pytest.raises(StaleGenerationError):
             made.decode(request)
-        assert made.engine._loop._runner.landing.n_projected == 0
+        assert made.engine._loop._runner.states_projection.n_projected == 0
         made.assert_all_returned()
 
 

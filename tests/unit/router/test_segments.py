@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.messages import DecodeResult, DecodeTimings, QualityGates
-from router.gather import TranscriptBuilder, gather_window, token_logprobs
+from router.segments import TranscriptBuilder, gather_window, token_logprobs
 from router.transcript import Transcript, WindowTranscript
 
 GATES = QualityGates()

@@ -11,9 +11,9 @@ import torch
 
 from cluster.errors import HandleRefusedError, WorkerDrainingError
 from cluster.kv.handles import sign
-from cluster.kv.handoff import HandoffImporter, make_exporters, make_handoff_importer
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, StatesLayout
+from cluster.kv.payloads import HandoffImporter, make_exporters, make_handoff_importer
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import open_checkpoint
 from cluster.settings import Settings

@@ -20,7 +20,7 @@ from cluster.kv.importer import KVImporter
 from cluster.kv.layout import PageLayout
 from cluster.kv.layout_for import exported_layouts, served_kv_layout, served_states_layout
 from cluster.kv.pool import PagePool
-from cluster.kv.transfer import FetchStats, TransferConfig
+from cluster.kv.transfer_config import FetchStats, TransferConfig
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import Checkpoint
 from cluster.settings import Settings

@@ -21,7 +21,7 @@ from decoder_worker.sequence import DecodeSequence
 SHARE_OF_NEWEST = 0.2  # in the running mean of a projection's time
 
 
-class Landing:
+class StatesProjection:
     """Projects states into KV. For the thread that runs the decoder."""
 
     def __init__(self, checkpoint: Checkpoint, cross_pool: PagePool) -> None:
