@@ -121,9 +121,8 @@ class DecodeLoop:
 
     def _expire(self) -> None:
         for sequence in self.scheduler.expired(self._clock()):
-            if not sequence.resolved:
-                where = sequence.state.value
-                self._end(sequence, DeadlineExceededError(f"the deadline passed while {where}"))
+            where = sequence.state.value
+            self._end(sequence, DeadlineExceededError(f"the deadline passed while {where}"))
 
     def _start_loading(self) -> None:
         for sequence in self.scheduler.admit():

@@ -153,17 +153,22 @@ class Scheduler:
         sequence.landing_pages = ()
 
     def expired(self, now: float) -> list[DecodeSequence]:
-        """Sequences past their deadline, in any state."""
-        late = [s for s in (*self._loading, *self._running) if s.deadline <= now]
+        """Unanswered sequences past their deadline, in any state."""
+        late = [s for s in self._admitted_unanswered() if s.deadline <= now]
         if self._waiting and self._waiting[0][0] <= now:
-            late += [sequence for deadline, _, sequence in self._waiting if deadline <= now]
+            waiting = [sequence for deadline, _, sequence in self._waiting if deadline <= now]
+            late += [sequence for sequence in waiting if not sequence.resolved]
         return late
 
     def next_deadline(self) -> float:
-        """The earliest deadline of all; infinite when there is nothing."""
-        held = [s.deadline for s in (*self._loading, *self._running)]
-        held += [self._waiting[0][0]] if self._waiting else []
-        return min(held, default=float("inf"))
+        """The earliest deadline of an unanswered sequence; infinite when there is none."""
+        deadlines = [s.deadline for s in self._admitted_unanswered()]
+        deadlines += [self._waiting[0][0]] if self._waiting else []
+        return min(deadlines, default=float("inf"))
+
+    def _admitted_unanswered(self) -> list[DecodeSequence]:
+        """Not those that only wait for their READ or forward to end: it wakes the loop itself."""
+        return [s for s in (*self._loading, *self._running) if not s.resolved]
 
     def everything(self) -> list[DecodeSequence]:
         """All sequences, in any state."""

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
+from cluster.errors import DeadlineExceededError
 from cluster.kv.layout import KVLayout
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import FetchStats
@@ -87,6 +88,23 @@ def test_expired_finds_every_state() -> None:
     scheduler.start_running()
     assert scheduler.expired(0.5) == []
     assert set(scheduler.expired(3.0)) == set(sequences[:3])
+
+
+@pytest.mark.parametrize("running", [False, True])
+def test_the_deadline_of_an_answered_sequence_matters_no_more(running: bool) -> None:
+    """It stays until its READ or forward ends, and the loop may sleep until then."""
+    scheduler = make_scheduler(windows=2)
+    answered, other = make_sequence(1.0), make_sequence(9.0)
+    for sequence in (answered, other):
+        scheduler.add(sequence)
+    scheduler.admit()
+    if running:
+        answered.fetched = FETCHED
+        scheduler.start_running()
+    assert scheduler.next_deadline() == 1.0
+    answered.future.set_exception(DeadlineExceededError("late"))
+    assert scheduler.next_deadline() == 9.0
+    assert scheduler.expired(5.0) == []
 
 
 def test_check_integrity_tells_what_is_not_idle() -> None:
