@@ -58,7 +58,7 @@ class DecoderWorker(PoolWorker):
     ) -> AsyncGenerator[tuple[SampledToken, ...] | DecodeResult, None]:
         """As `decode`, with the tokens in small groups as they are sampled; the result is last."""
         loop = asyncio.get_running_loop()
-        sampled: asyncio.Queue[SampledToken | None] = asyncio.Queue()
+        sampled: asyncio.Queue[SampledToken | None] = asyncio.Queue()  # None is the last
 
         def tell(token: SampledToken | None) -> None:  # on the engine's thread
             loop.call_soon_threadsafe(sampled.put_nowait, token)
@@ -68,13 +68,14 @@ class DecoderWorker(PoolWorker):
             submitted = self._engine.submit(request, tell)
             submitted.add_done_callback(lambda _: tell(None))
             try:
-                while (token := await sampled.get()) is not None:
-                    group = [token]
-                    while not sampled.empty() and (more := sampled.get_nowait()) is not None:
-                        group.append(more)
-                    yield tuple(group)
-                    if submitted.done() and sampled.empty():
-                        break
+                # The future may be done before its last tokens have reached this queue.
+                group: list[SampledToken | None] = []
+                while None not in group:
+                    group = [await sampled.get()]
+                    while not sampled.empty():
+                        group.append(sampled.get_nowait())
+                    if tokens := tuple(token for token in group if token is not None):
+                        yield tokens
                 result = await asyncio.wrap_future(submitted)
                 self._record(request, result)
                 tell_stages(span, request, result, arrived_s)
