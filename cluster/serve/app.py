@@ -12,9 +12,10 @@ import os
 import re
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from cluster.errors import ConfigurationError
 from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.payloads import make_exporters, make_handoff_importer
 from cluster.messages import Role, WorkerStatus
@@ -42,7 +43,9 @@ HEALTH_PERIOD_S = 1.0
 # what waits for it is done by another. A check waits for no engine, only for the event loop.
 HEALTH_TIMEOUT_S = 2.0
 STATS_PERIOD_S = 0.5
-DRAIN_S = 60.0  # above the longest decode of a window, so that none is cut
+# How long a replica that is stopped may finish what it has. The longest decode of a window takes
+# less. A request may take more, up to 600 s, and is cut when its router is stopped meanwhile.
+DRAIN_S = 60.0
 DEEPEST_BATCH = 16  # of any encoder whose batch follows its device
 UNBOUNDED = 1_000_000
 
@@ -53,7 +56,7 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
     Args:
         settings: resolved (cluster key and port filled in).
         build: `cluster.serve.distribution.build_id()` of this process; replicas with another
-        refuse.
+            refuse.
         placement: of these settings.
     """
     from ray import serve
@@ -217,44 +220,74 @@ def sized_together(settings: Settings, checkpoint: Checkpoint, device: str) -> S
     return decoder_sizing.sized(settings, checkpoint, device, budget)
 
 
+def on_one_device(settings: Settings) -> Settings:
+    """Both roles on the same device, resolved; a role that asks for "auto" follows the other one.
+
+    Raises:
+        ConfigurationError: they ask for different devices, or for one that is not there.
+    """
+    asked = {settings.encoder.device, settings.decoder.device} - {"auto"}
+    if len(asked) > 1:
+        raise ConfigurationError(
+            f"one process has one device: encoder.device is {settings.encoder.device!r}, "
+            f"decoder.device {settings.decoder.device!r}"
+        )
+    device = {"device": resolve_device(asked.pop() if asked else "auto")}
+    return settings.model_copy(
+        update={
+            "encoder": settings.encoder.model_copy(update=device),
+            "decoder": settings.decoder.model_copy(update=device),
+        }
+    )
+
+
 @asynccontextmanager
 async def local_transcriber(
     settings: Settings, recorder: Recorder | None = None
 ) -> AsyncIterator[RequestTranscriber]:
-    """Both roles in this process, KV moved in memory; closed cleanly at the end."""
+    """Both roles in this process, KV moved in memory; closed cleanly at the end.
+
+    Raises:
+        ConfigurationError: settings and checkpoint do not fit each other or this machine.
+    """
     checkpoint = await asyncio.to_thread(open_checkpoint, settings.model)
-    device = resolve_device(settings.encoder.device)
+    settings = on_one_device(settings)
+    device = settings.encoder.device
     settings = sized_together(settings, checkpoint, device)
     own = settings.model_copy(update={"transport": "memory", "cluster_key": os.urandom(32).hex()})
-    exporters = make_exporters(checkpoint, own, device, "encoder")
-    importer = make_handoff_importer(checkpoint, own, device, "decoder")
-    encoder = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
-    decoder = DecoderEngine(checkpoint, importer, settings.decoder)
-    audio = AudioPool(settings.router)
-    await audio.start()
-
-    def status_of(engine: EncoderEngine | DecoderEngine) -> Callable[[], WorkerStatus]:
-        return lambda: engine.stats().as_status(
-            replica=f"local-{os.getpid()}",
-            model=checkpoint.name,
-            transport="memory",
-            device=device,
-            healthy=engine.healthy() is None,
-        )
-
-    try:
+    # Each part is closed after those that use it, also where a later one does not start.
+    async with AsyncExitStack() as started:
+        exporters = make_exporters(checkpoint, own, device, "encoder")
+        for exporter in exporters:
+            started.push_async_callback(asyncio.to_thread, exporter.close)
+        importer = make_handoff_importer(checkpoint, own, device, "decoder")
+        started.push_async_callback(asyncio.to_thread, importer.close)
+        encoder = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
+        started.push_async_callback(asyncio.to_thread, encoder.close)
+        decoder = DecoderEngine(checkpoint, importer, settings.decoder)
+        started.push_async_callback(asyncio.to_thread, decoder.close)
+        audio = AudioPool(settings.router)
+        await audio.start()
+        started.push_async_callback(audio.close)
         yield RequestTranscriber(
             audio,
-            EnginePool(encoder.submit, status_of(encoder)),
-            EnginePool(decoder.submit, status_of(decoder)),
+            EnginePool(encoder.submit, _status_of(encoder, checkpoint, device)),
+            EnginePool(decoder.submit, _status_of(decoder, checkpoint, device)),
             WhisperTokenizer.from_checkpoint(checkpoint),
             settings.router,
             recorder,
             dims=checkpoint.dims,
         )
-    finally:
-        await audio.close()
-        for part in (encoder, decoder, importer):
-            await asyncio.to_thread(part.close)
-        for exporter in exporters:
-            await asyncio.to_thread(exporter.close)
+
+
+def _status_of(
+    engine: EncoderEngine | DecoderEngine, checkpoint: Checkpoint, device: str
+) -> Callable[[], WorkerStatus]:
+    """What tells the status of an engine in this process."""
+    return lambda: engine.stats().as_status(
+        replica=f"local-{os.getpid()}",
+        model=checkpoint.name,
+        transport="memory",
+        device=device,
+        healthy=engine.healthy() is None,
+    )
