@@ -16,8 +16,10 @@ from numpy.typing import NDArray
 SAMPLE_RATE = 16_000  # Hz, what every Whisper checkpoint takes
 WINDOW_S = 30  # seconds in one encoder window
 WINDOW_SAMPLES = WINDOW_S * SAMPLE_RATE  # 480000 samples
-FRAMES_PER_S = 100  # mel frames, one for every hop of 160 samples
-MEL_CONTEXT_SAMPLES = 320  # two hops of 160: an n_fft of 400 looks 200 samples to each side
+HOP_LENGTH = 160  # samples from one mel frame to the next, 10 ms
+FRAMES_PER_S = SAMPLE_RATE // HOP_LENGTH  # 100 mel frames
+WINDOW_FRAMES = WINDOW_SAMPLES // HOP_LENGTH  # 3000 mel frames in a window
+MEL_CONTEXT_SAMPLES = 2 * HOP_LENGTH  # an n_fft of 400 looks 200 samples to each side
 
 NO_SLACK_S = 3600.0  # of a queue without windows
 UNREAD = 0.5  # of an export pool: from here on its encoder waits for decoders
@@ -52,6 +54,9 @@ class EncodeRequest:
 
     pcm: int16 [n_samples], 16 kHz mono, 1 <= n_samples <= WINDOW_SAMPLES (unpadded); with
         `file_mel` its context comes on top, at most MEL_CONTEXT_SAMPLES on each side.
+    attempt: number of this encode among all of the request's windows, from 1 on: unique within the
+        request, and passed on with the handle. It has nothing to do with a decoder's attempts at
+        higher temperatures.
     traceparent: W3C Trace Context of the caller's span; empty where nothing is traced.
     """
 
@@ -202,14 +207,18 @@ class DecodeRequest:
     handle: CrossKVHandle
     options: DecodeOptions
     remaining_s: float
-    content_frames: int = 3000
+    content_frames: int = WINDOW_FRAMES
     traceparent: str = ""
     kv_location: Location = Location()
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTimings:
-    """Where a decoder spent a sequence's time; `decode_s` covers `steps` decode steps."""
+    """Where a decoder spent a sequence's time.
+
+    decode_s: from the first token to the answer: `steps` decode steps, prompts of later
+        temperatures, and the alignment of words.
+    """
 
     queue_s: float
     transfer_s: float
@@ -258,7 +267,8 @@ class DecodeResult:
     token_logprobs: log probability of each of `tokens` after the logit rules.
     avg_logprob: sum of log probabilities (end-of-text included) over len(tokens) + 1.
     no_speech_prob: probability of the no-speech token at the start-of-transcript position.
-    temperature: of the attempt that stands, which was number `attempt` (from 0).
+    temperature: of the attempt that stands, which was number `attempt` (from 0) of those at rising
+        temperatures.
     compression_ratio: of the attempt's text.
     alignment: None unless it was asked for and there is text.
     """
@@ -280,7 +290,7 @@ class DecodeResult:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A replica's state, for /health, routing and the dashboard."""
+    """A worker's state, for /health."""
 
     replica: str
     role: Role

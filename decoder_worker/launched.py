@@ -23,12 +23,12 @@ class Launched:
 
 
 def launched(sequences: Sequence[DecodeSequence], *readbacks: Readback) -> Launched:
-    """Of sequences in the order of their rows in `readbacks`."""
+    """A forward of these sequences, in the order of their rows in `readbacks`."""
     return Launched(tuple(sequences), tuple(len(s.live) for s in sequences), readbacks)
 
 
 def read_back(sampled: Sampled, no_speech: Tensor | None = None) -> Readback:
-    """In the order in which `outputs_of` takes them."""
+    """Begin to read a step's samples back, in the order in which `outputs_of` takes them."""
     columns = (sampled.tokens, sampled.logprobs, no_speech)
     return Readback((*columns, sampled.top_tokens, sampled.top_logprobs))
 

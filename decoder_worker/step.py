@@ -49,7 +49,7 @@ class DecodeStep:
             index, decoder, noisy: as above.
 
         Returns:
-            And the probabilities of no speech, float32 [n].
+            What was sampled, and the probabilities of no speech, float32 [n].
         """
         n = len(index)
         positions = torch.arange(len(tokens) // n, device=tokens.device).repeat(n)

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, EncodeReply, EncodeRequest
 
-LATE_S, LATE_WINDOWS = 4.0, 8  # so much later counts a window that is the eighth or more
+# Window n of a request, from 0, counts as n / LATE_WINDOWS of LATE_S later than it came; all
+# windows from LATE_WINDOWS on count as LATE_S later.
+LATE_S, LATE_WINDOWS = 4.0, 8
 LONG_S = 0.5  # and so much one of 30 s
 URGENT_SHARE = 0.25  # of its time left: from then on a window goes before all that have more
 

@@ -14,8 +14,15 @@ from cluster.errors import (
 )
 from cluster.kv.exporter import KVExporter
 from cluster.kv.layout import KVLayout
-from cluster.messages import MEL_CONTEXT_SAMPLES, WINDOW_SAMPLES, EncodeRequest, FileMel, Pcm
-from cluster.model.checkpoint import HOP_LENGTH, Checkpoint
+from cluster.messages import (
+    HOP_LENGTH,
+    MEL_CONTEXT_SAMPLES,
+    WINDOW_SAMPLES,
+    EncodeRequest,
+    FileMel,
+    Pcm,
+)
+from cluster.model.checkpoint import Checkpoint
 
 
 def check_pcm(request: EncodeRequest) -> None:

@@ -45,7 +45,7 @@ class Exports:
             exporter.on_read = self._choice.note
 
     def next(self) -> KVExporter:
-        """Of what the next batch publishes."""
+        """The exporter to whose pool the next batch writes."""
         if self._choice is not None:
             return self._by_payload[self._choice.payload]
         return next(iter(self))

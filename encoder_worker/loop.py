@@ -217,7 +217,6 @@ class EncodeLoop:
     def _finish(self, windows: list[QueuedWindow]) -> None:
         self._running = [window for window in self._running if window not in windows]
         self._batcher.finish(windows)
-        self._record_gauges()
 
     def _fail_expired(self) -> None:
         for window in self._batcher.expire():
@@ -230,10 +229,3 @@ class EncodeLoop:
         self.counts.failed += 1
         if window.future.set_running_or_notify_cancel():
             window.future.set_exception(error)
-
-    def _record_gauges(self) -> None:
-        record = self._recorder.set
-        record("splitscribe_encoder_queue_windows", len(self._batcher))
-        record("splitscribe_encoder_queue_audio_seconds", self._batcher.queued_audio_s)
-        record("splitscribe_export_pages_free", self._exports.n_free_pages)
-        record("splitscribe_export_leases", self._exports.n_leases)

@@ -16,11 +16,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.jit.cache import ensure_jit_cache
-from cluster.messages import WINDOW_SAMPLES, FileMel
-from cluster.model.checkpoint import HOP_LENGTH, N_FFT
+from cluster.messages import HOP_LENGTH, WINDOW_FRAMES, WINDOW_SAMPLES, FileMel
+from cluster.model.checkpoint import N_FFT
 from cluster.model.mel_filters import mel_filters
 
-N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH  # 3000 mel frames in a window, 10 ms each
 INT16_SCALE = 32_768.0
 _HALF = N_FFT // 2  # a frame looks 200 samples to each side of its middle
 _FLOOR = 1e-10  # power below which the logarithm is cut
@@ -55,7 +54,7 @@ class LogMel:
         """
         slices = [None] * len(windows) if file_mels is None else file_mels
         log_mel = self.log_power(self._pad(windows, slices))
-        features = log_mel.new_zeros(len(windows), self.n_mels, N_FRAMES)
+        features = log_mel.new_zeros(len(windows), self.n_mels, WINDOW_FRAMES)
         for row, frames, file_mel in zip(features, log_mel, slices, strict=True):
             if file_mel is None:
                 _scale_window(row, frames)
@@ -112,7 +111,7 @@ def _frames_needed(window: NDArray[Any], file_mel: FileMel | None) -> int:
     """Frames to compute: 400 samples see the window's last one and more, up to its last frame."""
     with_edges = -(-(len(window) + N_FFT) // HOP_LENGTH)
     if file_mel is None:
-        return min(with_edges, N_FRAMES)
+        return min(with_edges, WINDOW_FRAMES)
     return min(with_edges, file_mel.n_before // HOP_LENGTH + file_mel.n_frames)
 
 
@@ -126,7 +125,7 @@ def _reflect_end(row: NDArray[np.float32]) -> None:
 
 def _scale_window(row: Tensor, frames: Tensor) -> None:
     """Write a window that stands for itself; frames [n_mels, n], of padding from some point on."""
-    own = frames[:, :N_FRAMES]
+    own = frames[:, :WINDOW_FRAMES]
     floor = own.max() - _RANGE
     row[:, : own.shape[1]] = torch.maximum(own, floor)
     row[:, own.shape[1] :] = floor.clamp(min=_LOG_FLOOR)

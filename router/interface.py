@@ -50,7 +50,7 @@ class TranscriptionResult:
 
 @dataclass(frozen=True, slots=True)
 class PoolHealth:
-    """One role's replicas. `ready`: enough of them answer for requests to be served."""
+    """One role's replicas. `ready`: one of them is healthy, or the pool may sleep."""
 
     ready: bool
     replicas: int

@@ -49,8 +49,9 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 2.0
-# What another try, on another worker, may do better. After the last two the KV is still there.
+# What another try, on another worker, may do better.
 RETRIED = (KVLostError, LayoutMismatchError, SequenceFailedError)
+# The same; and after these errors the KV is still there, so that nothing is encoded again.
 RETRIED_WITH_SAME_KV = (WorkerGoneError, WorkerDrainingError)
 
 
@@ -133,13 +134,18 @@ class TokenRelay:
 
 @dataclass(slots=True)
 class WindowRun:
-    """One window on its way. encoded: the encoder's answer, while its KV may still be there."""
+    """One window on its way.
+
+    attempt: number of its last encode among all of the request's, as in `EncodeRequest`.
+    encoded: the encoder's answer, while its KV may still be there.
+    """
 
     request: RequestRun
     audio: WindowAudio
     options: DecodeOptions
     relay: TokenRelay | None
     span: Span
+    attempt: int = 0
     encoded: EncodeReply | None = None
     failures: int = 0
 
@@ -172,8 +178,9 @@ class Pipeline:
     ) -> DecodeResult:
         """Encode and decode one window.
 
-        on_token is called once for each token: another worker samples the same ones again, and
-        those that were told already are not told again.
+        on_token is called once for each token. When a window is decoded again, its first tokens
+        are not sent again: they are taken for the same, as sampling depends on nothing but the
+        request. Below float32 another batch or device may round to another token.
 
         Raises:
             DeadlineExceededError: the request's time is over.
@@ -218,13 +225,14 @@ class Pipeline:
     async def _encode(self, window: WindowRun) -> EncodeReply:
         request, audio = window.request, window.audio
         request.encodes += 1
+        window.attempt = request.encodes
         called_s = self._clock.monotonic()
-        with self._call("encoder", window, request.encodes) as call:
+        with self._call("encoder", window, window.attempt) as call:
             reply = await self._encoders.encode(
                 EncodeRequest(
                     request_id=request.context.request_id,
                     window=audio.index,
-                    attempt=request.encodes,
+                    attempt=window.attempt,
                     pcm=audio.pcm,
                     remaining_s=request.remaining_s(),
                     file_mel=audio.file_mel,
@@ -270,7 +278,7 @@ class Pipeline:
     def _note_retry(self, window: WindowRun, reason: str, message: str = "") -> None:
         self._recorder.add("splitscribe_window_retries_total", reason=reason)
         window.span.event("retry", reason=reason)
-        index, attempt = window.audio.index, window.request.encodes
+        index, attempt = window.audio.index, window.attempt
         peer = window.encoded.handle.agent if window.encoded is not None else "nobody"
         logger.log(
             logging.DEBUG if reason == "full" else logging.WARNING,

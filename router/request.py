@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Protocol
 
 from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.messages import DecodeOptions, Role, WorkerStatus
+from cluster.messages import HOP_LENGTH, DecodeOptions, Role, WorkerStatus
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
-from cluster.model.checkpoint import HOP_LENGTH
 from cluster.model.dims import ModelDims
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings

@@ -11,8 +11,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cluster.messages import FRAMES_PER_S, WINDOW_SAMPLES, DecodeResult, QualityGates
-from cluster.model.checkpoint import HOP_LENGTH
+from cluster.messages import (
+    FRAMES_PER_S,
+    WINDOW_FRAMES,
+    DecodeResult,
+    QualityGates,
+)
 from cluster.model.quality import is_silence
 from cluster.model.splitting import Split, split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
@@ -23,7 +27,6 @@ from router.text_context import TextContext
 from router.transcript import Segment
 from router.words import add_words
 
-N_FRAMES = WINDOW_SAMPLES // HOP_LENGTH  # 3000 mel frames in a window
 FRAMES_PER_STEP = 2  # mel frames in one timestamp step of 20 ms
 HIGHEST_CONTEXT_TEMPERATURE = 0.5  # text sampled above it misleads the windows after it
 
@@ -89,7 +92,7 @@ class Seeker:
                 self._window = PlannedWindow(
                     index=self._window.index + 1,
                     seek=self._seek,
-                    n_frames=min(N_FRAMES, end - self._seek),
+                    n_frames=min(WINDOW_FRAMES, end - self._seek),
                     prompt_tokens=self._context.prompt_tokens(),
                 )
                 return self._window
@@ -189,7 +192,7 @@ class Seeker:
         return Surroundings(
             start_s=window.start_s,
             end_s=window.start_s + window.duration_s,
-            limit_s=(window.seek + N_FRAMES) / FRAMES_PER_S,
+            limit_s=(window.seek + WINDOW_FRAMES) / FRAMES_PER_S,
             last_speech_s=self._last_speech_s,
             silence_s=silence_s,
         )

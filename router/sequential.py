@@ -12,19 +12,20 @@ from dataclasses import dataclass, field, replace
 
 from cluster.messages import (
     FRAMES_PER_S,
+    HOP_LENGTH,
     MEL_CONTEXT_SAMPLES,
+    WINDOW_FRAMES,
     DecodeOptions,
     FileMel,
     SampledToken,
     Task,
 )
-from cluster.model.checkpoint import HOP_LENGTH
 from cluster.model.splitting import split_tokens
 from cluster.model.tokenizer import WhisperTokenizer
 from router.audio.whole import WholeAudio
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio
-from router.seeking import N_FRAMES, Seeker
+from router.seeking import Seeker
 from router.segments import token_logprobs
 from router.transcript import Segment, Transcript
 
@@ -77,7 +78,7 @@ class SequentialRun:
 
     async def _detect_language(self) -> str:
         """Of the file's first 30 s, which silence fills up where it is shorter."""
-        audio = await self._window_audio(0, 0, N_FRAMES)
+        audio = await self._window_audio(0, 0, WINDOW_FRAMES)
         options = replace(
             self.options, detect_only=True, temperatures=(0.0,), beam_size=1, best_of=1
         )

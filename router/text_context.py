@@ -41,8 +41,8 @@ class TextContext:
         context = self._tokens[self._seen_from :]
         if self._carried:
             later = self._tokens[max(len(self._initial), self._seen_from) :]
-            # As there: a prompt that takes all the room leaves it, from its start on, to what
-            # was said since.
+            # As in openai/whisper: a prompt that takes all the room leaves it, from its start on,
+            # to what was said since.
             context = self._initial + later[-(self._n_room - len(self._initial)) :]
         return (*self._hotwords, *(context[-self._n_room :] if self._n_room else ()))
 

@@ -21,8 +21,8 @@ from cluster.kv.wire import Wire
 from cluster.kv.wire_thread import WireThread
 from cluster.messages import CrossKVHandle
 
-DRAIN_S = 0.005  # how often notifications are taken while a lease is open
-IDLE_DRAIN_S = 0.05  # how often they are while none is
+POLL_S = 0.005  # between two looks for notifications while a lease is open
+IDLE_POLL_S = 0.05  # and while none is
 
 
 class KVExporter:
@@ -172,7 +172,7 @@ class KVExporter:
 
     def _run(self) -> None:
         while not self._closing.is_set():
-            self._woken.wait(DRAIN_S if len(self._leases) else IDLE_DRAIN_S)
+            self._woken.wait(POLL_S if len(self._leases) else IDLE_POLL_S)
             self._woken.clear()
             # Renewals before expiry: a process that was stopped for a while must not end leases
             # whose renewals have already arrived.

@@ -21,7 +21,9 @@ from cluster.tracing import Span, make_tracer
 
 logger = logging.getLogger(__name__)
 
-DRAIN_S = 30.0  # leases live 10 s from their last renewal: enough for all of them
+# For what is queued and leased. A decoder renews the lease of KV that waits with it, so a lease may
+# last longer than this; its window is then encoded again elsewhere.
+ENGINE_DRAIN_S = 30.0
 
 
 class Stats(Protocol):
@@ -118,7 +120,7 @@ class PoolWorker:
         if not hasattr(self, "_reporting"):
             return  # the constructor failed
         self._reporting.cancel()
-        if not await asyncio.to_thread(self._engine.drain, DRAIN_S):
+        if not await asyncio.to_thread(self._engine.drain, ENGINE_DRAIN_S):
             logger.warning("shutting down with windows unfinished, or still leased")
         await asyncio.to_thread(self._engine.close)
         await asyncio.to_thread(self._close_transport)

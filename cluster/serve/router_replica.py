@@ -82,6 +82,7 @@ class Router:
         return proxied_app(self._registry, self._settings.router, self._recorder, self._tracer)
 
     async def __del__(self) -> None:
+        """Serve's hook on shutdown."""
         if hasattr(self, "_listener") and self._listener is not None:
             await self._listener.close()
         if hasattr(self, "_audio"):

@@ -20,7 +20,8 @@ class Row:
     """One place in the batch with the hypothesis that grows there.
 
     slot, self_pages: held from admission to release. candidate: names its sampling noise.
-    tokens, logprobs: sampled after the prompt, without end-of-text; sum_logprob with it.
+    tokens, logprobs: sampled after the prompt, without end-of-text; `sum_logprob` includes
+        end-of-text.
     """
 
     slot: int

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cluster.messages import MEL_CONTEXT_SAMPLES, WINDOW_SAMPLES, FileMel
-from cluster.model.checkpoint import HOP_LENGTH, N_FFT
-from encoder_worker.mel import INT16_SCALE, N_FRAMES, LogMel, scaled
+from cluster.messages import HOP_LENGTH, MEL_CONTEXT_SAMPLES, WINDOW_FRAMES, WINDOW_SAMPLES, FileMel
+from cluster.model.checkpoint import N_FFT
+from encoder_worker.mel import INT16_SCALE, LogMel, scaled
 
 _HALF = N_FFT // 2
-_FRAMES = N_FRAMES + MEL_CONTEXT_SAMPLES // HOP_LENGTH  # 3002: up to two of context in front
+_FRAMES = WINDOW_FRAMES + MEL_CONTEXT_SAMPLES // HOP_LENGTH  # 3002: up to two of context in front
 ROW_SAMPLES = (_FRAMES - 1) * HOP_LENGTH + N_FFT - _HALF  # 480360: what these frames see
 N_MARKS = 5  # int32 columns of a row of marks
 
@@ -23,7 +23,7 @@ N_MARKS = 5  # int32 columns of a row of marks
 def marks_of(n_samples: int, file_mel: FileMel | None) -> tuple[int, int, int, int, float]:
     """A window's row of the table: samples, first frame, frames, is a slice, its file's maximum."""
     if file_mel is None:
-        return n_samples, 0, N_FRAMES, 0, 0.0
+        return n_samples, 0, WINDOW_FRAMES, 0, 0.0
     first = file_mel.n_before // HOP_LENGTH
     return n_samples, first, file_mel.n_frames, 1, file_mel.log_max
 
@@ -34,7 +34,7 @@ class FixedLogMel:
     def __init__(self, log_mel: LogMel) -> None:
         self._log_mel = log_mel
         self._samples = torch.arange(ROW_SAMPLES, device=log_mel.device)
-        self._frames = torch.arange(N_FRAMES, device=log_mel.device)
+        self._frames = torch.arange(WINDOW_FRAMES, device=log_mel.device)
 
     def __call__(self, pcm: Tensor, marks: Tensor) -> Tensor:
         """Features of a batch.

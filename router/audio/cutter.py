@@ -6,8 +6,9 @@ offset is true: speech is never joined across removed silence.
 
 Where it cuts:
 
-- A window ends where the next 30 s would be full, in the longest pause of its last 10 s (later
-  ones win between equals); where there is none of 0.2 s, at the quietest spot.
+- A window ends where the next 30 s would be full, in the best pause of its last 10 s: a pause
+  counts by its length up to 1 s, and by up to 0.3 s more the later it is. Where there is none of
+  0.2 s, the window ends at the quietest spot.
 - A silence of 3 s ends a window that is half full, one of 8 s ends any: the model drifts over
   long silence. A half-full minimum keeps a file of short remarks from costing one encoder pass,
   which is always 30 s, for each.

@@ -14,8 +14,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from cluster.jit.cache import ensure_jit_cache
-from cluster.messages import Pcm
-from cluster.model.checkpoint import HOP_LENGTH, N_FFT
+from cluster.messages import HOP_LENGTH, Pcm
+from cluster.model.checkpoint import N_FFT
 from cluster.model.mel_filters import mel_filters
 
 FLOOR = 1e-10  # power below which the logarithm is cut
