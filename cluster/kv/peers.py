@@ -23,6 +23,9 @@ from cluster.messages import CrossKVHandle
 
 logger = logging.getLogger(__name__)
 
+# After a handle is accepted. It may have waited in a router for nearly as long as its lease lasts,
+# and nothing tells for how long. One that is fetched earlier than this needs no renewal.
+FIRST_RENEWAL_S = 0.2
 IDLE_PEER_S = 600.0  # a peer that was not read from for so long is forgotten
 
 _T = TypeVar("_T")
@@ -92,6 +95,10 @@ class Peers:
         """Tell the exporter that a handle is not wanted any more, if it can be told."""
         if peer := self._peers.get(handle.agent):
             self._notify(peer, release_message(handle.lease))
+
+    def renew_soon(self, peer: Peer) -> None:
+        """Bring the next renewal forward, for a handle of this peer that was just accepted."""
+        peer.next_renewal = min(peer.next_renewal, self._clock() + FIRST_RENEWAL_S)
 
     def renew(self, now: float) -> None:
         """Renew the leases of each peer whose renewal is due."""

@@ -94,11 +94,11 @@ class Reader:
         self._wire.open(self._pool, self._landing)
 
     def connect(self, handle: CrossKVHandle) -> None:
-        """Make the exporter of an accepted handle a peer, ahead of the fetch."""
+        """Make the exporter of an accepted handle a peer, and renew its lease soon."""
         if self._closed:
             return
         try:
-            self._peer_of(handle)
+            self._peers.renew_soon(self._peer_of(handle))
         except WorkerError as error:  # the fetch will meet it again and report it
             fields = log_fields(handle.request_id, window=handle.window, peer=handle.agent)
             logger.warning("cannot connect to %s: %s", handle.agent, error, extra=fields)

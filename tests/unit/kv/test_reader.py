@@ -9,7 +9,7 @@ import pytest
 
 from cluster.errors import PeerLostError, TransferTimeoutError
 from cluster.kv.held_handles import HeldHandles
-from cluster.kv.peers import IDLE_PEER_S
+from cluster.kv.peers import FIRST_RENEWAL_S, IDLE_PEER_S
 from cluster.kv.pool import PagePool
 from cluster.kv.reader import Fetch, Reader
 from cluster.kv.transfer_config import RENEW_S, TransferConfig
@@ -81,3 +81,29 @@ def test_leases_are_renewed_and_idle_peers_forgotten_by_the_clock(bench: Bench) 
     bench.begin(make_handle(3, "encoder-1")).future.result(0)
     assert bench.wire.connected == ["encoder-0", "encoder-1"]
     assert bench.wire.disconnected == ["encoder-0"]
+
+
+def test_the_lease_of_an_accepted_handle_is_renewed_soon(bench: Bench) -> None:
+    """It may be about to run out, however long it takes until its peer's next renewal is due."""
+    bench.begin(make_handle(1)).future.result(0)
+    bench.now += RENEW_S / 2
+    bench.held.hold(make_handle(2))
+    bench.reader.connect(make_handle(2))
+    assert bench.reader.wait_s() == pytest.approx(FIRST_RENEWAL_S)
+    renewal = b"REN:" + make_handle(2).lease.encode()
+    bench.now += FIRST_RENEWAL_S
+    bench.reader.step()
+    assert bench.wire.sent == [renewal]
+    bench.now += RENEW_S
+    bench.reader.step()
+    assert bench.wire.sent == [renewal, renewal]
+
+
+def test_a_handle_that_is_fetched_at_once_needs_no_renewal(bench: Bench) -> None:
+    handle = make_handle(1)
+    bench.held.hold(handle)
+    bench.reader.connect(handle)
+    bench.begin(handle).future.result(0)
+    bench.now += RENEW_S
+    bench.reader.step()
+    assert bench.wire.sent == []
