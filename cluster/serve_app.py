@@ -1,19 +1,12 @@
-"""The former name of `cluster.serve.from_file`: `import_path: cluster.serve_app:build` still works.
+"""The former name of `cluster.serve.from_file`, for Serve configurations that people have written.
 
-Serve configurations that people have written name it. It goes with the next version.
+Their `import_path: cluster.serve_app:build` still works, and warns. It goes with the next version.
 """
 
 from __future__ import annotations
 
-import warnings
-
-from cluster.serve.from_file import build
+from cluster.serve.from_file import build, warn_of_former_path
 
 __all__ = ["build"]
 
-warnings.warn(
-    "import_path cluster.serve_app:build is now cluster.serve.from_file:build; "
-    "the old name goes with the next version",
-    FutureWarning,
-    stacklevel=2,
-)
+warn_of_former_path()

@@ -2,8 +2,7 @@
 
 A Serve configuration (`configs/serve/`) names `cluster.serve.from_file:build` and gives settings as
 its `args`. What `splitscribe serve` decides on the machine of whoever starts it is decided here on
-the
-node where Serve builds: keys, placement, folders of models. HTTP is Serve's, so the address is
+the node where Serve builds: keys, placement, folders of models. HTTP is Serve's, so the address is
 `http_options` of that file and no setting.
 """
 
@@ -12,6 +11,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,8 +26,19 @@ from cluster.settings_sources import load_settings
 logger = logging.getLogger("ray.serve")  # the build's log, which the dashboard shows
 
 IMPORT_PATH = "cluster.serve.from_file:build"
+FORMER_IMPORT_PATH = "cluster.serve_app:build"  # still works, until the next version
 KEY_NAME = b"splitscribe_cluster_key"
 KEY_NAMESPACE = b"splitscribe"
+
+
+def warn_of_former_path() -> None:
+    """Tell whoever wrote the former import path into a file which one to write instead."""
+    warnings.warn(
+        f"import_path {FORMER_IMPORT_PATH} is now {IMPORT_PATH}; "
+        "the former one goes with the next version",
+        FutureWarning,
+        stacklevel=2,
+    )
 
 
 def build(args: dict[str, Any]) -> Any:
