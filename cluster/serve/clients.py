@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from cluster.errors import OverloadedError, SplitscribeError, WorkerGoneError
@@ -44,20 +45,26 @@ class ServePool:
         self._decode = handle.options(method_name="decode", request_serialization="pickle")
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
-        try:
+        with self._counted(request):
             reply: EncodeReply = await call_worker(self._encode.remote(request))
             return reply
-        finally:
-            self._ledger.end(key_of(request))
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
-        try:
+        with self._counted(request):
             if on_token is not None:
                 return await self._decode_streamed(request, on_token)
             result: DecodeResult = await call_worker(self._decode.remote(request))
             return result
+
+    @contextmanager
+    def _counted(self, request: EncodeRequest | DecodeRequest) -> Iterator[None]:
+        """A call in progress, for the ledger."""
+        key = key_of(request)
+        self._ledger.begin(key)
+        try:
+            yield
         finally:
-            self._ledger.end(key_of(request))
+            self._ledger.end(key)
 
     async def _decode_streamed(self, request: DecodeRequest, on_token: OnToken) -> DecodeResult:
         groups = self._handle.options(stream=True).decode_stream.remote(request)

@@ -43,15 +43,25 @@ class WorkLedger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._sent: dict[Hashable, tuple[Hashable, float]] = {}  # by request: worker, work
+        # By request, of all calls in progress: worker and work; the worker is None until the choice.
+        self._sent: dict[Hashable, tuple[Hashable, float]] = {}
         self._own: dict[Hashable, float] = {}
         self._peaks: dict[Hashable, tuple[float, float]] = {}  # of the last two intervals
         self._others: dict[Hashable, float] = {}
 
-    def send(self, worker: Hashable, request: Hashable, work: float) -> None:
-        """Count `work` there until `end`; a request is at one worker at a time."""
+    def begin(self, request: Hashable) -> None:
+        """A call begins: what is sent for it counts from now on, until `end`."""
         with self._lock:
-            self._send(worker, request, work)
+            self._sent.setdefault(request, (None, 0.0))
+
+    def send(self, worker: Hashable, request: Hashable, work: float) -> None:
+        """Count `work` there until `end`; a request is at one worker at a time.
+
+        Nothing where the call has ended: Serve may still choose for one that was just cancelled.
+        """
+        with self._lock:
+            if request in self._sent:
+                self._send(worker, request, work)
 
     def move(self, worker: Hashable, request: Hashable) -> None:
         """It went to this worker instead; nothing where it has ended."""

@@ -50,6 +50,7 @@ async def test_windows_that_come_together_are_spread() -> None:
     replicas = [make_replica(name, WorkerLoad(window_s=0.1).as_stats()) for name in names]
     firsts = []
     for window in range(6):
+        ledger.begin(key_of(request(window)))
         pending = make_pending(request(window))
         order = await router.choose_replicas(replicas, pending)
         assert pending.routing_context.should_backoff
@@ -70,6 +71,7 @@ async def test_a_full_pool_costs_few_questions() -> None:
 
 async def test_a_window_counts_where_it_went() -> None:
     ledger = WorkLedger()
+    ledger.begin(key_of(request(0)))
     router, pending = make_router(ledger), make_pending(request(0))
     replicas = [make_replica(name, {}) for name in ("went-a", "went-b")]
     order = await router.choose_replicas(replicas, pending)

@@ -100,8 +100,16 @@ def counted(ledger: WorkLedger, *workers: Hashable) -> list[float]:
     return [ledger.work(worker) for worker in workers]
 
 
-def test_work_is_counted_from_the_choice_to_the_end() -> None:
+def make_ledger(*requests: Hashable) -> WorkLedger:
+    """Calls of these requests are in progress."""
     ledger = WorkLedger()
+    for request in requests:
+        ledger.begin(request)
+    return ledger
+
+
+def test_work_is_counted_from_the_choice_to_the_end() -> None:
+    ledger = make_ledger(1, 2)
     ledger.send("a", 1, 5.0)
     ledger.send("a", 2, 1.0)
     assert counted(ledger, "a", "b") == [6.0, 0.0]
@@ -110,13 +118,14 @@ def test_work_is_counted_from_the_choice_to_the_end() -> None:
     ledger.end(1)
     ledger.end(1)
     ledger.move("a", 1)  # its answer was faster than the news of where it went
+    ledger.send("a", 1, 5.0)  # Serve had not yet heard that the call was cancelled
     assert counted(ledger, "a", "b") == [1.0, 0.0]
     ledger.send("b", 2, 1.0)  # once more, after a failure
     assert counted(ledger, "a", "b") == [0.0, 1.0]
 
 
 def test_what_a_worker_tells_of_ones_own_work_is_not_counted_twice() -> None:
-    ledger = WorkLedger()
+    ledger = make_ledger(*range(4))
     for request in range(4):
         ledger.send("a", request, 1.0)
     ledger.report("a", 4.0)
@@ -128,7 +137,7 @@ def test_what_a_worker_tells_of_ones_own_work_is_not_counted_twice() -> None:
 
 
 def test_work_of_others_is_what_is_beyond_ones_own() -> None:
-    ledger = WorkLedger()
+    ledger = make_ledger(1)
     ledger.send("a", 1, 1.0)
     ledger.report("a", 7.0)
     assert counted(ledger, "a") == [7.0]
@@ -139,12 +148,13 @@ def test_work_of_others_is_what_is_beyond_ones_own() -> None:
 
 
 def test_a_worker_that_is_gone_leaves_nothing() -> None:
-    ledger = WorkLedger()
+    ledger = make_ledger(1)
     ledger.send("a", 1, 1.0)
     ledger.report("a", 7.0)
     ledger.forget("a")
     assert counted(ledger, "a") == [0.0]
     ledger.end(1)
+    ledger.begin(1)
     ledger.send("b", 1, 1.0)
     assert counted(ledger, "a", "b") == [0.0, 1.0]
 
