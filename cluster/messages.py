@@ -26,6 +26,7 @@ UNREAD = 0.5  # of an export pool: from here on its encoder waits for decoders
 
 Pcm = NDArray[np.int16]  # [n_samples], mono at SAMPLE_RATE
 Role = Literal["encoder", "decoder"]
+ROLES: tuple[Role, ...] = ("encoder", "decoder")
 Task = Literal["transcribe", "translate"]
 FinishReason = Literal["stop", "length"]
 Payload = Literal["cross_kv", "encoder_states"]  # what an encoder hands to a decoder

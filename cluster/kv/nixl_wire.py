@@ -32,8 +32,8 @@ _REFUSALS = ("nixlNotFoundError", "nixlInvalidParamError", "nixlMismatchError")
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a pool lies. It travels in front of NIXL's metadata, since a READ must name it."""
+class _PoolMemory:
+    """The memory of a pool, which a READ must name: it travels in front of NIXL's metadata."""
 
     memory: str  # "DRAM" or "VRAM"
     device_id: int
@@ -42,16 +42,16 @@ class _Place:
         return f"{self.memory}:{self.device_id}\n".encode() + metadata
 
     @classmethod
-    def split(cls, prefixed: bytes) -> tuple[_Place, bytes]:
-        """The place and NIXL's metadata; ValueError when there is no place in front."""
+    def split(cls, prefixed: bytes) -> tuple[_PoolMemory, bytes]:
+        """The memory and NIXL's metadata; ValueError when no memory is named in front."""
         head, newline, metadata = prefixed.partition(b"\n")
         memory, _, device_id = head.decode().partition(":")
         if not newline or memory not in ("DRAM", "VRAM"):
-            raise ValueError("connection data without a place")
+            raise ValueError("connection data that names no memory")
         return cls(memory, int(device_id)), metadata
 
 
-_HOST = _Place("DRAM", 0)
+_HOST = _PoolMemory("DRAM", 0)
 
 
 @dataclass(eq=False, slots=True)
@@ -70,10 +70,10 @@ class NixlWire:
         self.agent = config.new_agent_name()
         self.metadata = b""
         self.on_notification: Callable[[], object] = lambda: None  # never called: NIXL is polled
-        self._place = _HOST
+        self._pool_memory = _HOST
         self._agent: Any = None  # NIXL's, made by `open`
         self._registered: list[Any] = []
-        self._places: dict[str, _Place] = {}  # of each peer's pool
+        self._peer_memories: dict[str, _PoolMemory] = {}  # of each peer's pool
         self._in_flight: set[_Transfer] = set()
         self._looks_left = 4  # into UCX's log, for what it picked
 
@@ -81,15 +81,15 @@ class NixlWire:
         if pool.device.type == "cuda":
             index = pool.tensor.device.index
             torch.cuda.set_device(index)  # UCX looks at the calling thread's context
-            self._place = _Place("VRAM", index)
-        self._memory = (pool, counters)  # must live as long as they are registered
+            self._pool_memory = _PoolMemory("VRAM", index)
+        self._registered_memory = (pool, counters)  # must live as long as they are registered
         self._agent = make_agent(self.agent)
-        region = (pool.base_address, pool.n_bytes, self._place.device_id, "")
+        region = (pool.base_address, pool.n_bytes, self._pool_memory.device_id, "")
         self._registered = [
-            self._agent.register_memory([region], self._place.memory),
+            self._agent.register_memory([region], self._pool_memory.memory),
             self._agent.register_memory([(counters.ctypes.data, counters.nbytes, 0, "")], "DRAM"),
         ]
-        self.metadata = self._place.prefix(self._agent.get_agent_metadata())
+        self.metadata = self._pool_memory.prefix(self._agent.get_agent_metadata())
 
     def drain(self) -> Sequence[bytes]:
         by_sender: dict[str, list[bytes]] = self._agent.get_new_notifs()
@@ -97,7 +97,7 @@ class NixlWire:
 
     def connect(self, agent: str, metadata: bytes) -> None:
         try:
-            place, metadata = _Place.split(metadata)
+            memory, metadata = _PoolMemory.split(metadata)
         except ValueError as error:
             raise HandleRefusedError(f"the metadata of {agent} is not NIXL's: {error}") from error
         added = _guard(agent, lambda: self._agent.add_remote_agent(metadata))
@@ -105,10 +105,10 @@ class NixlWire:
         if name != agent:
             self._agent.remove_remote_agent(name)
             raise HandleRefusedError(f"the metadata of {agent} is that of {name}")
-        self._places[agent] = place
+        self._peer_memories[agent] = memory
 
     def disconnect(self, agent: str) -> None:
-        self._places.pop(agent, None)
+        self._peer_memories.pop(agent, None)
         self._note_transport()  # and what UCX had to say about it
         try:
             self._agent.remove_remote_agent(agent)
@@ -116,9 +116,9 @@ class NixlWire:
             logger.warning("cannot remove agent %s: %s", agent, error)
 
     def read_pages(self, agent: str, descs: Sequence[Descriptor]) -> object:
-        here = self._descs([(desc.local, desc.n_bytes) for desc in descs], self._place)
+        here = self._descs([(desc.local, desc.n_bytes) for desc in descs], self._pool_memory)
         remote = [(desc.remote, desc.n_bytes) for desc in descs]
-        return self._post(agent, here, self._descs(remote, self._places[agent]), b"")
+        return self._post(agent, here, self._descs(remote, self._peer_memories[agent]), b"")
 
     def read_counter(self, agent: str, local: int, remote: int, notification: bytes) -> object:
         here = self._descs([(local, COUNTER_BYTES)], _HOST)
@@ -154,9 +154,9 @@ class NixlWire:
         self._registered.clear()
         self._agent = None  # the last reference: stops its progress thread, ends what it does
 
-    def _descs(self, regions: list[tuple[int, int]], place: _Place) -> Any:
-        rows = [(address, n_bytes, place.device_id) for address, n_bytes in regions]
-        return self._agent.get_xfer_descs(np.array(rows, dtype=np.uint64), place.memory)
+    def _descs(self, regions: list[tuple[int, int]], memory: _PoolMemory) -> Any:
+        rows = [(address, n_bytes, memory.device_id) for address, n_bytes in regions]
+        return self._agent.get_xfer_descs(np.array(rows, dtype=np.uint64), memory.memory)
 
     def _post(self, agent: str, local: Any, remote: Any, notification: bytes) -> _Transfer:
         handle = _guard(
@@ -184,7 +184,7 @@ class NixlWire:
             if name != self.transport:
                 logger.info("UCX moves KV by %s", lanes)
                 self.transport = name
-                if self._place.memory == "VRAM":
+                if self._pool_memory.memory == "VRAM":
                     warn_if_slow(lanes)
 
 

@@ -12,6 +12,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 
 from cluster.errors import LayoutMismatchError
 from cluster.kv.connect import make_wire
@@ -134,15 +135,14 @@ def make_exporters(
         ConfigurationError: the transport does not work here, or the pages do not fit.
     """
     config = _config(settings, device, name)
-    return tuple(
-        KVExporter(
-            layout,
-            settings.encoder.export_windows * layout.pages_per_window,
-            config,
-            make_wire(config),
-        )
-        for layout in exported_layouts(checkpoint, settings, device)
-    )
+    with ExitStack() as made:  # one that cannot be made closes those before it
+        exporters = []
+        for layout in exported_layouts(checkpoint, settings, device):
+            n_pages = settings.encoder.export_windows * layout.pages_per_window
+            exporters.append(KVExporter(layout, n_pages, config, make_wire(config)))
+            made.callback(exporters[-1].close)
+        made.pop_all()
+    return tuple(exporters)
 
 
 def make_handoff_importer(
@@ -165,7 +165,10 @@ def make_handoff_importer(
         lambda: make(states, min(kv_windows, LANDING_WINDOWS)),
     )
     if settings.handoff != "cross_kv":
-        importer.open_landing()
+        with ExitStack() as made:
+            made.callback(importer.close)
+            importer.open_landing()
+            made.pop_all()
     return importer
 
 

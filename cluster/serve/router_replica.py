@@ -15,7 +15,7 @@ from typing import Any
 from fastapi import FastAPI
 
 from cluster.errors import ConfigurationError
-from cluster.messages import Role
+from cluster.messages import ROLES
 from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
@@ -29,8 +29,6 @@ from router.http.listener import HttpListener
 from router.http.models import ModelRegistry, ServedModel
 from router.http.routes import create_app
 from router.request import RequestTranscriber
-
-ROLES: tuple[Role, ...] = ("encoder", "decoder")
 
 logger = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ class WorkLedger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # By request, of all calls in progress: worker and work; the worker is None until the choice.
+        # Calls in progress, by request: worker and work; the worker is None until the choice.
         self._sent: dict[Hashable, tuple[Hashable, float]] = {}
         self._own: dict[Hashable, float] = {}
         self._peaks: dict[Hashable, tuple[float, float]] = {}  # of the last two intervals

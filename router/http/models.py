@@ -12,13 +12,12 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from cluster.errors import ConfigurationError, ModelNotFoundError
-from cluster.messages import Role
+from cluster.messages import ROLES, Role
 from router.api.responses import ModelListResponse, ModelResponse
 from router.interface import HealthReport, PoolHealth, Transcriber
 
 ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
 PREFIX = "openai/"  # may be left out, or put in front of a name that has none
-ROLES: tuple[Role, ...] = ("encoder", "decoder")
 _SHOWN = 128  # characters of an unknown name that the message repeats
 
 

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from cluster.cli.transcribe.flags import FALLBACK_STEP, Switch, parameter_name, parameters
-from cluster.cli.transcribe.job import Form, Job, Place
+from cluster.cli.transcribe.job import Form, Job, Target
 from cluster.cli.transcribe.spelling import WhisperCommand
 from cluster.errors import InvalidRequestError
 from cluster.messages import Task
@@ -79,7 +79,7 @@ def job_of(flags: Mapping[str, Any]) -> Job:
         formats=FORMATS if output_format == "all" else (output_format,),
         verbose=flags["verbose"],
         jobs=flags["jobs"],
-        place=_place(flags),
+        target=_target(flags),
     )
 
 
@@ -143,12 +143,12 @@ def _cues(flags: Mapping[str, Any]) -> CueOptions:
     return cues
 
 
-def _place(flags: Mapping[str, Any]) -> Place:
+def _target(flags: Mapping[str, Any]) -> Target:
     dtype = "float32" if flags["fp16"] is False else None
-    place = Place(flags["server"], flags["api_key"], flags["device"], flags["threads"], dtype)
-    if place.server and (place.device, place.threads, place.dtype) != ("auto", 0, None):
+    target = Target(flags["server"], flags["api_key"], flags["device"], flags["threads"], dtype)
+    if target.server and (target.device, target.threads, target.dtype) != ("auto", 0, None):
         raise InvalidRequestError(
             "--device, --threads and --fp16 are for work in this process: "
             "where --server is, they are its own settings"
         )
-    return place
+    return target

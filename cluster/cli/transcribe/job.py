@@ -18,7 +18,7 @@ Form = dict[str, str | tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class Target:
     """Where the work is done: at `server`, or else in this process on `device`.
 
     threads: of torch, 0 takes every core; dtype: None leaves it to the device.
@@ -48,7 +48,7 @@ class Job:
     formats: tuple[str, ...]
     verbose: bool
     jobs: int
-    place: Place
+    target: Target
 
 
 @dataclass(frozen=True, slots=True)

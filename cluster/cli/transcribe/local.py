@@ -54,11 +54,11 @@ async def in_process(job: Job) -> AsyncIterator[TranscribeFile]:
 
 def local_settings(job: Job) -> Settings:
     """Settings for one process; flags over environment, as everywhere."""
-    place = job.place
+    target = job.target
     role: dict[str, Any] = {
-        "device": place.device,
-        "threads": place.threads,
-        "dtype": place.dtype,
+        "device": target.device,
+        "threads": target.threads,
+        "dtype": target.dtype,
     }
     flags = {"model": job.params.model, "router": NO_LIMITS, "encoder": role, "decoder": role}
     return load_settings(None, flags)

@@ -36,10 +36,10 @@ async def through_server(job: Job) -> AsyncIterator[TranscribeFile]:
     Raises:
         InvalidRequestError: none does, or it does not know the key.
     """
-    base = (job.place.server or "").rstrip("/")
+    base = (job.target.server or "").rstrip("/")
     client = openai.AsyncOpenAI(
         base_url=base if base.endswith("/v1") else f"{base}/v1",
-        api_key=job.place.api_key or "none",
+        api_key=job.target.api_key or "none",
         timeout=openai.Timeout(ANSWER_S, connect=CONNECT_S),
         max_retries=RETRIES,
     )

@@ -47,7 +47,7 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
 
 
 async def _open_and_run(run: Run, files: Sequence[Path]) -> int:
-    if run.job.place.server:  # each imports a large library, so only the one that is needed
+    if run.job.target.server:  # each imports a large library, so only the one that is needed
         from cluster.cli.transcribe.remote import through_server as opened
     else:
         from cluster.cli.transcribe.local import in_process as opened

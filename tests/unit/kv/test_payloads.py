@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
 
-from cluster.errors import HandleRefusedError, WorkerDrainingError
+from cluster.errors import (
+    ConfigurationError,
+    HandleRefusedError,
+    PeerLostError,
+    WorkerDrainingError,
+)
 from cluster.kv.handles import sign
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, StatesLayout
+from cluster.kv.memory_wire import MemoryWire
 from cluster.kv.payloads import HandoffImporter, make_exporters, make_handoff_importer
+from cluster.kv.transfer_config import TransferConfig
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import open_checkpoint
 from cluster.settings import Settings
@@ -192,3 +199,25 @@ def test_the_setting_says_whether_a_landing_pool_is_open(
 def settings_of(mode: str, **roles: Any) -> Settings:
     flags = {"handoff": mode, "transport": "memory", "cluster_key": "k", **roles}
     return load_settings(flags=flags, environ={})
+
+
+@pytest.mark.parametrize("make", [make_exporters, make_handoff_importer])
+def test_an_end_that_cannot_be_made_closes_those_before_it(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[..., object]
+) -> None:
+    """`handoff: auto` wants two ends; here the second one's transport does not start."""
+    made: list[MemoryWire] = []
+
+    def first_only(config: TransferConfig) -> MemoryWire:
+        if made:
+            raise ConfigurationError("no room for the second pool")
+        made.append(MemoryWire(config))
+        return made[0]
+
+    monkeypatch.setattr("cluster.kv.payloads.make_wire", first_only)
+    checkpoint = open_checkpoint(str(cached_checkpoint()))
+    settings = settings_of("auto", encoder={"export_windows": 1}, decoder={"kv_windows": 1})
+    with pytest.raises(ConfigurationError, match="second pool"):
+        make(checkpoint, settings, "cpu", "worker")
+    with pytest.raises(PeerLostError):  # whoever is still open could be connected to
+        MemoryWire(TransferConfig(KEY, "peer")).connect(made[0].agent, b"")

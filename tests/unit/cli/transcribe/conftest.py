@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from cluster.cli.main import app
 from cluster.cli.transcribe import run
-from cluster.cli.transcribe.job import Job, Place
+from cluster.cli.transcribe.job import Job, Target
 from router.api.params import TranscriptionParams
 from router.api.subtitles import PLAIN
 
@@ -59,7 +59,7 @@ def make_job(tmp_path: Path) -> MakeJob:
             "formats": ("txt",),
             "verbose": False,
             "jobs": 4,
-            "place": Place(),
+            "target": Target(),
         }
         return Job(files, **{**fields, **changes})
 

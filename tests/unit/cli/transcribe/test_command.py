@@ -93,7 +93,7 @@ def test_a_command_line_of_whispers_is_understood_word_for_word(job_of: MakeJob)
         gates=QualityGates(2.2, None, 0.5, keep="best"),
     )
     assert job.cues == CueOptions(42, 2, True)
-    assert (job.place.device, job.place.threads, job.place.dtype) == ("cpu", 2, "float32")
+    assert (job.target.device, job.target.threads, job.target.dtype) == ("cpu", 2, "float32")
     assert (job.output_dir, job.formats, job.verbose) == (Path("subs"), ("srt",), False)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cluster.cli.transcribe.job import Place
+from cluster.cli.transcribe.job import Target
 from cluster.cli.transcribe.local import local_settings
 from cluster.cli.transcribe.run import transcribe_files
 from cluster.demo.samples import sample_path, sample_text
@@ -47,7 +47,7 @@ def test_files_are_transcribed_together_and_every_format_tells_the_same(
     params = TranscriptionParams("demo", response_format="verbose_json", words=True)
     files = (sample_path("short"), noise, sample_path("medium"))
     job = make_job(
-        *files, params=params, cues=cues, formats=FORMATS, place=Place(device="cpu"), verbose=True
+        *files, params=params, cues=cues, formats=FORMATS, target=Target(device="cpu"), verbose=True
     )
     with pytest.raises(InvalidRequestError, match="1 of 3 files failed"):
         transcribe_files(job, paper, paper)
@@ -69,7 +69,7 @@ def test_files_are_transcribed_together_and_every_format_tells_the_same(
 
 
 def test_a_persons_own_files_have_no_limits(make_job: MakeJob) -> None:
-    job = make_job(place=Place(device="cpu", threads=1, dtype="float32"))
+    job = make_job(target=Target(device="cpu", threads=1, dtype="float32"))
     settings, usual = local_settings(job), RouterSettings()
     assert settings.router.max_upload_bytes > 100 * usual.max_upload_bytes
     assert settings.router.max_audio_s > 24 * 3600
@@ -80,7 +80,7 @@ def test_a_persons_own_files_have_no_limits(make_job: MakeJob) -> None:
 
 def test_what_the_model_does_not_know_is_refused(make_job: MakeJob, paper: Console) -> None:
     params = TranscriptionParams("demo", language="yue", response_format="verbose_json")
-    job = make_job(sample_path("short"), params=params, place=Place(device="cpu"))
+    job = make_job(sample_path("short"), params=params, target=Target(device="cpu"))
     with pytest.raises(UnsupportedValueError, match="does not know language 'yue'"):
         transcribe_files(job, paper, paper)
     assert not list(job.output_dir.iterdir())
