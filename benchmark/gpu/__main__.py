@@ -206,7 +206,7 @@ def main(arguments: list[str] | None = None) -> int:
         print("there is no CUDA device: only --smoke runs on a CPU", file=sys.stderr)
         return 2
     sections = [name for name in SHARES if name in args.sections.split(",")]
-    summary: dict[str, Any] = {**about(args.device), "smoke": args.smoke}
+    summary: dict[str, Any] = {"benchmark": "gpu", **about(args.device), "smoke": args.smoke}
     print(f"{summary['device']}, commit {summary['commit']}, {summary['versions']}", flush=True)
     work = args.work or Path(tempfile.mkdtemp(prefix="splitscribe-gpu-"))
     work.mkdir(parents=True, exist_ok=True)
