@@ -2,7 +2,8 @@
 
 Runs inside the audio workers. The model's sequence form takes any number of frames in one call
 and hands its LSTM state on, so a stream is fed in blocks; one thread, because the pool has one
-process per core. Knows frames and probabilities; `windows` decides what to make of them.
+process per core. Knows frames and probabilities; `router.audio.cutter` decides what to make of
+them.
 
 The model file comes with the package `silero-vad`, which is located but never imported: importing
 it would load torch.
