@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 
-from cluster.kv.gpu_memory import GpuBudget, pool_windows
 from cluster.kv.layout import ITEM_BYTES, window_bytes
 from cluster.kv.layout_for import served_kv_layout, served_states_layout
 from cluster.kv.payloads import LANDING_WINDOWS
+from cluster.kv.wires.gpu_memory import GpuBudget, pool_windows
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_dtype
 from cluster.model.dims import ModelDims

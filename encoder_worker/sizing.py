@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
-from cluster.kv.gpu_memory import GpuBudget, pool_windows
 from cluster.kv.layout import ITEM_BYTES, window_bytes
 from cluster.kv.layout_for import exported_layouts
+from cluster.kv.wires.gpu_memory import GpuBudget, pool_windows
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.cross_kv import WINDOWS_AT_ONCE
 from cluster.model.device import resolve_dtype

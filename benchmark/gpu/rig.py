@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 
 from benchmark.gpu import roofline
 from benchmark.shared.shapes import SHAPES
-from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.payloads import make_exporters, make_handoff_importer
+from cluster.kv.wires.gpu_memory import gpu_budget
 from cluster.messages import (
     SAMPLE_RATE,
     CrossKVHandle,

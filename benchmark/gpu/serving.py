@@ -18,11 +18,11 @@ import torch
 from benchmark.gpu import roofline
 from benchmark.gpu.rig import KEY, PATIENCE_S, Clock, Pair, Rig, Served, Workload, clip, greedy
 from benchmark.gpu.roofline import Work
-from cluster.kv.connect import available_transport, make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout_for import kv_layout
 from cluster.kv.transfer_config import TransferConfig
+from cluster.kv.wires.connect import available_transport, make_wire
 from cluster.messages import DecodeRequest
 
 Record = Callable[[str, Any], None]

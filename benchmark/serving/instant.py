@@ -43,8 +43,8 @@ from cluster.model.tokenizer import WhisperTokenizer
 from cluster.serve.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, replica_choice
 from cluster.serve.launch import running_cluster
 from cluster.serve.placement import Placement
-from cluster.serve.replica_setup import start_replica
-from cluster.serve.router_replica import Router, open_listener, proxied_app, served_model
+from cluster.serve.replicas.replica_setup import start_replica
+from cluster.serve.replicas.router_replica import Router, open_listener, proxied_app, served_model
 from cluster.settings import RouterSettings, Settings
 from router.audio.pool import AudioPool
 from router.http.admission import MAX_REQUESTS
@@ -135,7 +135,7 @@ class LocalPool(InstantWorker):
 
 
 class LocalRouter:
-    """`cluster.serve.router_replica.Router` with pools in its own process."""
+    """`cluster.serve.replicas.router_replica.Router` with pools in its own process."""
 
     async def __init__(self, settings: Settings, build: str, hold_s: float) -> None:  # type: ignore[misc]
         _, recorder = start_replica("router", settings, build, ROUTER_METRICS)

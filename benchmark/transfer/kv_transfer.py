@@ -35,11 +35,11 @@ from rich.table import Table
 
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.rounds import median_ratio
-from cluster.kv.connect import make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
 from cluster.kv.transfer_config import TransferConfig
+from cluster.kv.wires.connect import make_wire
 from cluster.messages import CrossKVHandle
 
 # A round is never cut short by the expiry of a lease.

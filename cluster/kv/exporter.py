@@ -17,8 +17,8 @@ from cluster.kv.leases import GenerationCounters, LeaseTable
 from cluster.kv.notifications import parse_notification
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import ReadReport, TransferConfig
-from cluster.kv.wire import Wire
-from cluster.kv.wire_thread import WireThread
+from cluster.kv.wires.wire import Wire
+from cluster.kv.wires.wire_thread import WireThread
 from cluster.messages import CrossKVHandle
 
 POLL_S = 0.005  # between two looks for notifications while a lease is open

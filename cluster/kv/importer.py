@@ -25,8 +25,8 @@ from cluster.kv.layout import PageLayout
 from cluster.kv.pool import PagePool
 from cluster.kv.reader import Fetch, Reader
 from cluster.kv.transfer_config import FetchStats, TransferConfig
-from cluster.kv.wire import Wire
-from cluster.kv.wire_thread import WireThread
+from cluster.kv.wires.wire import Wire
+from cluster.kv.wires.wire_thread import WireThread
 from cluster.messages import CrossKVHandle
 
 MAX_QUARANTINED = 0.25  # of the pool; above it the replica is unhealthy

@@ -15,13 +15,13 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 
 from cluster.errors import LayoutMismatchError
-from cluster.kv.connect import make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import PageLayout
 from cluster.kv.layout_for import exported_layouts, served_kv_layout, served_states_layout
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import FetchStats, TransferConfig
+from cluster.kv.wires.connect import make_wire
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import Checkpoint
 from cluster.settings import Settings

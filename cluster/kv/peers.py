@@ -17,7 +17,7 @@ from cluster.errors import PeerLostError, WorkerError
 from cluster.kv.held_handles import HeldHandles
 from cluster.kv.notifications import release_message, renewal_messages
 from cluster.kv.transfer_config import TransferConfig
-from cluster.kv.wire import Wire
+from cluster.kv.wires.wire import Wire
 from cluster.logs import log_fields
 from cluster.messages import CrossKVHandle
 

@@ -30,7 +30,7 @@ from cluster.kv.notifications import read_message
 from cluster.kv.peers import Peer, Peers
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import FetchStats, TransferConfig
-from cluster.kv.wire import Wire, descriptors
+from cluster.kv.wires.wire import Wire, descriptors
 from cluster.logs import log_fields
 from cluster.messages import CrossKVHandle
 

@@ -1,8 +1,8 @@
 """The only place where the roles meet: as a Serve application, or in one process.
 
 `build_app` composes router, encoder pool and decoder pool for `serve.run`, each role in workers of
-its own or both in one (`cluster.serve.colocated_replica`). `local_transcriber` builds the same
-path in this process, with the in-memory transport, for offline transcription.
+its own or both in one (`replicas.colocated_replica`). `local_transcriber` builds the same path in
+this process, with the in-memory transport, for offline transcription.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from cluster.errors import ConfigurationError
-from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.payloads import make_exporters, make_handoff_importer
+from cluster.kv.wires.gpu_memory import gpu_budget
 from cluster.messages import Role, WorkerStatus
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_device
 from cluster.model.tokenizer import WhisperTokenizer
-from cluster.serve.colocated_replica import EXPORT_PORTION, ColocatedReplica
-from cluster.serve.decoder_replica import DecoderReplica
-from cluster.serve.encoder_replica import EncoderReplica
 from cluster.serve.placement import Placement
-from cluster.serve.router_replica import Router
+from cluster.serve.replicas.colocated_replica import EXPORT_PORTION, ColocatedReplica
+from cluster.serve.replicas.decoder_replica import DecoderReplica
+from cluster.serve.replicas.encoder_replica import EncoderReplica
+from cluster.serve.replicas.router_replica import Router
 from cluster.settings import Settings
 from decoder_worker import sizing as decoder_sizing
 from decoder_worker.engine import DecoderEngine

@@ -7,8 +7,8 @@ from typing import Any
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import PageLayout
-from cluster.kv.memory_wire import MemoryWire
 from cluster.kv.transfer_config import TransferConfig
+from cluster.kv.wires.memory_wire import MemoryWire
 
 
 class MemoryExporter(KVExporter):

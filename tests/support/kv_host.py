@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.kv.connect import make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
 from cluster.kv.transfer_config import ReadReport, TransferConfig
+from cluster.kv.wires.connect import make_wire
 from cluster.messages import CrossKVHandle
 
 KEY = b"the cluster's key"

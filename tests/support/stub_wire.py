@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cluster.kv.handles import sign
 from cluster.kv.layout import KVLayout
 from cluster.kv.pool import PagePool
-from cluster.kv.wire import Descriptor
+from cluster.kv.wires.wire import Descriptor
 from cluster.messages import CrossKVHandle
 
 LAYOUT = KVLayout("importer", 1, 1, 4, 10, 5, "float32")

@@ -34,8 +34,14 @@ def as_replica(monkeypatch: pytest.MonkeyPatch) -> Counted:
     def start(role: str, settings: Any, build: str, specs: Any) -> Any:
         return f"{role}-1", Recorder(specs, Metric)
 
-    for module in ("cluster.serve.colocated_replica", "cluster.serve.pool_worker"):
+    for module in (
+        "cluster.serve.replicas.colocated_replica",
+        "cluster.serve.replicas.pool_worker",
+    ):
         monkeypatch.setattr(f"{module}.start_replica", start)
-    for module in ("cluster.serve.encoder_replica", "cluster.serve.decoder_replica"):
+    for module in (
+        "cluster.serve.replicas.encoder_replica",
+        "cluster.serve.replicas.decoder_replica",
+    ):
         monkeypatch.setattr(f"{module}.gpu_share", lambda: 1.0)
     return counted

@@ -11,8 +11,8 @@ import pytest
 
 from cluster import messages
 from cluster.messages import EncodeRequest
-from cluster.serve.decoder_replica import DecoderWorker
-from cluster.serve.encoder_replica import EncoderWorker
+from cluster.serve.replicas.decoder_replica import DecoderWorker
+from cluster.serve.replicas.encoder_replica import EncoderWorker
 
 CLASSES = [
     value

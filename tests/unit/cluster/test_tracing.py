@@ -12,7 +12,7 @@ import pytest
 
 from cluster.errors import WorkerGoneError
 from cluster.messages import DecodeOptions, DecodeRequest, EncodeRequest
-from cluster.serve.colocated_replica import ColocatedWorker
+from cluster.serve.replicas.colocated_replica import ColocatedWorker
 from cluster.settings_sources import load_settings
 from cluster.tracing import NO_SPAN, NO_TRACER, make_tracer
 from router.http.routes import create_app
@@ -137,7 +137,9 @@ async def test_workers_tell_their_stages_below_the_callers_span(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both roles in one process, with real engines: the spans of a window and their order."""
-    monkeypatch.setattr("cluster.serve.pool_worker.make_tracer", lambda *names: traced.tracer)
+    monkeypatch.setattr(
+        "cluster.serve.replicas.pool_worker.make_tracer", lambda *names: traced.tracer
+    )
     flags: dict[str, Any] = {
         "model": str(cached_checkpoint()),
         "cluster_key": "k" * 32,

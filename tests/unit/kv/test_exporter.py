@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from cluster.errors import ConfigurationError, WorkerDrainingError
 from cluster.kv.exporter import KVExporter
 from cluster.kv.layout import KVLayout
-from cluster.kv.memory_wire import MemoryWire
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import TransferConfig
+from cluster.kv.wires.memory_wire import MemoryWire
 from cluster.messages import CrossKVHandle
 from tests.support.kv_ends import MemoryExporter
 

@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from cluster.errors import ConfigurationError
-from cluster.kv.gpu_memory import CPU_WINDOWS, GpuBudget, check_allocator, gpu_budget
-from cluster.kv.nixl_agent import warn_if_slow
+from cluster.kv.wires.gpu_memory import CPU_WINDOWS, GpuBudget, check_allocator, gpu_budget
+from cluster.kv.wires.nixl_agent import warn_if_slow
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.dims import ModelDims
 from cluster.serve.app import sized_together

@@ -18,9 +18,9 @@ from cluster.errors import (
 from cluster.kv.handles import sign
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, StatesLayout
-from cluster.kv.memory_wire import MemoryWire
 from cluster.kv.payloads import HandoffImporter, make_exporters, make_handoff_importer
 from cluster.kv.transfer_config import TransferConfig
+from cluster.kv.wires.memory_wire import MemoryWire
 from cluster.messages import CrossKVHandle
 from cluster.model.checkpoint import open_checkpoint
 from cluster.settings import Settings

@@ -13,7 +13,7 @@ from cluster.errors import DeadlineExceededError, HandleRefusedError
 from cluster.kv.exporter import KVExporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
 from cluster.serve.clients import ServePool
-from cluster.serve.colocated_replica import ColocatedWorker
+from cluster.serve.replicas.colocated_replica import ColocatedWorker
 from cluster.serve.routing import WorkLedger
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint

@@ -14,7 +14,7 @@ from cluster.messages import (
     OnToken,
     SampledToken,
 )
-from cluster.serve.decoder_replica import DecoderWorker
+from cluster.serve.replicas.decoder_replica import DecoderWorker
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.stub_wire import make_handle

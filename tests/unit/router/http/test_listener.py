@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from cluster.errors import ConfigurationError, WorkerError
 from cluster.metrics import ROUTER_METRICS, silent_recorder
-from cluster.serve.router_replica import open_listener
+from cluster.serve.replicas.router_replica import open_listener
 from router.http.listener import HttpListener
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings, post
 

@@ -23,7 +23,7 @@ from cluster.errors import HandleRefusedError, PeerLostError
 from cluster.kv.leases import COUNTER_BYTES
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import TransferConfig
-from cluster.kv.wire import Descriptor
+from cluster.kv.wires.wire import Descriptor
 
 
 @dataclass(eq=False, slots=True)

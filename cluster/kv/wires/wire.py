@@ -1,8 +1,8 @@
 """The seam between KV and what moves it: a transport implements `Wire`, and nothing else.
 
-`cluster.kv.memory_wire` copies within one process, `cluster.kv.nixl_wire` uses RDMA, NVLink, shared
-memory or TCP; `cluster.kv.connect.make_wire` chooses between them. All transports pass the same
-tests, those in `tests/contract`. A wire knows nothing of handles, leases and generations.
+`memory_wire` copies within one process, `nixl_wire` uses RDMA, NVLink, shared memory or TCP;
+`connect.make_wire` chooses between them. All transports pass the same tests, those in
+`tests/contract`. A wire knows nothing of handles, leases and generations.
 """
 
 from __future__ import annotations

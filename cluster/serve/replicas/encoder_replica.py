@@ -8,16 +8,16 @@ import time
 from collections import Counter
 from dataclasses import asdict, replace
 
-from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.payloads import make_exporters
+from cluster.kv.wires.gpu_memory import gpu_budget
 from cluster.logs import log_fields, request_scope
 from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
 from cluster.metrics import ENCODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
-from cluster.serve.busy_share import BusyShare
-from cluster.serve.pool_worker import PoolWorker
-from cluster.serve.replica_setup import gpu_share
+from cluster.serve.replicas.busy_share import BusyShare
+from cluster.serve.replicas.pool_worker import PoolWorker
+from cluster.serve.replicas.replica_setup import gpu_share
 from cluster.settings import Settings
 from encoder_worker.engine import EncoderEngine
 from encoder_worker.sizing import sized

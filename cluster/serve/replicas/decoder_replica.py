@@ -8,15 +8,15 @@ import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
 
-from cluster.kv.gpu_memory import gpu_budget
 from cluster.kv.payloads import make_handoff_importer
+from cluster.kv.wires.gpu_memory import gpu_budget
 from cluster.logs import log_fields, request_scope
 from cluster.messages import DecodeRequest, DecodeResult, SampledToken
 from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import resolve_device
-from cluster.serve.pool_worker import PoolWorker
-from cluster.serve.replica_setup import gpu_share
+from cluster.serve.replicas.pool_worker import PoolWorker
+from cluster.serve.replicas.replica_setup import gpu_share
 from cluster.settings import Settings
 from cluster.tracing import Span
 from decoder_worker.engine import DecoderEngine

@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 from cluster.errors import WorkerError
 from cluster.messages import DecodeRequest, EncodeRequest, WorkerLoad, WorkerStatus
 from cluster.metrics import MetricSpec, report_each_second
-from cluster.serve.replica_setup import own_location, start_replica
+from cluster.serve.replicas.replica_setup import own_location, start_replica
 from cluster.settings import Settings
 from cluster.tracing import Span, make_tracer
 

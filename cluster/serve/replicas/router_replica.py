@@ -21,7 +21,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.serve.clients import ServePool
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
-from cluster.serve.replica_setup import start_replica
+from cluster.serve.replicas.replica_setup import start_replica
 from cluster.settings import RouterSettings, Settings
 from cluster.tracing import NO_TRACER, Tracer, make_tracer
 from router.audio.pool import AudioPool

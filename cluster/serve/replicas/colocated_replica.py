@@ -19,9 +19,9 @@ from cluster.messages import (
     SampledToken,
     WorkerStatus,
 )
-from cluster.serve.decoder_replica import DecoderWorker
-from cluster.serve.encoder_replica import EncoderWorker
-from cluster.serve.replica_setup import start_replica
+from cluster.serve.replicas.decoder_replica import DecoderWorker
+from cluster.serve.replicas.encoder_replica import EncoderWorker
+from cluster.serve.replicas.replica_setup import start_replica
 from cluster.settings import Settings
 
 EXPORT_PORTION = 0.25  # of a GPU's room, where the decoder's pool comes after the encoder's

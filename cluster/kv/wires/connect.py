@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Literal
 
 from cluster.errors import ConfigurationError
-from cluster.kv.memory_wire import MemoryWire
-from cluster.kv.nixl_agent import load_api
-from cluster.kv.nixl_wire import NixlWire
 from cluster.kv.transfer_config import TransferConfig
-from cluster.kv.wire import Wire
+from cluster.kv.wires.memory_wire import MemoryWire
+from cluster.kv.wires.nixl_agent import load_api
+from cluster.kv.wires.nixl_wire import NixlWire
+from cluster.kv.wires.wire import Wire
 
 _WIRES: dict[str, Callable[[TransferConfig], Wire]] = {"memory": MemoryWire, "nixl": NixlWire}
 
