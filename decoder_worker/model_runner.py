@@ -10,7 +10,7 @@ deadlines or transfers.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -23,7 +23,7 @@ from cluster.messages import TokenAlignment
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.quality import is_silence
 from cluster.model.splitting import split_tokens
-from cluster.model.streams import DECODE_PRIORITY, new_stream
+from cluster.model.streams import DECODE_PRIORITY, new_stream, on_stream, synchronize
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.alignment import Aligner, AlignmentItem
 from decoder_worker.attention.base import AttentionBatch, PagedKV
@@ -110,13 +110,16 @@ class ModelRunner:
         self._language_tokens = torch.tensor(
             list(tokenizer.special.languages.values()), dtype=torch.int64, device=self._device
         )
-        if self._stream is not None:
-            torch.cuda.synchronize(self._device)  # all of this was made on another stream
         self._fixed: FixedSizes | None = None
         if decoders.fixed is not None:
             self._fixed = FixedSizes(
                 decoders.fixed, self._step, self._slots, tokenizer, cross_pool.layout, self_pool
             )
+        # All of this was made on another stream, the buffers of the buckets too. From here on
+        # only the runner's own stream touches it.
+        if self._stream is not None:
+            synchronize(self._device)
+        if self._fixed is not None:
             with self._on_device():
                 self._fixed.capture()
 
@@ -229,8 +232,7 @@ class ModelRunner:
 
     @contextmanager
     def _on_device(self) -> Iterator[None]:
-        stream = nullcontext() if self._stream is None else torch.cuda.stream(self._stream)
-        with torch.inference_mode(), stream:
+        with torch.inference_mode(), on_stream(self._stream):
             yield
 
     def _forward(self, fed: Sequence[Feed]) -> Tensor:

@@ -31,3 +31,9 @@ def new_event(blocking: bool = False) -> torch.cuda.Event:
 def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
     """While open, this thread's work goes to `stream`; does nothing for None."""
     return nullcontext() if stream is None else torch.cuda.stream(stream)
+
+
+def synchronize(device: torch.device | str) -> None:
+    """Wait for all that every stream of `device` was given; a CPU has always done it."""
+    if torch.device(device).type == "cuda":
+        torch.cuda.synchronize(device)

@@ -10,7 +10,7 @@ from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
-from decoder_worker.backends import choose_attention, load_decoders
+from decoder_worker.backends import choose_attention, load_decoders, torch_attention
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.sampling.search import Row
 from decoder_worker.sequence import DecodeSequence, PromptBuilder
@@ -20,9 +20,14 @@ N_NEW_MAX = 64
 
 
 class RunnerBench:
-    """`n_slots` slots, each with a random window of its own."""
+    """`n_slots` slots, each with a random window of its own.
 
-    def __init__(self, folder: Path, n_slots: int, device: str, dtype: str) -> None:
+    bucketed: on a CPU too, at fixed sizes, as a GPU does.
+    """
+
+    def __init__(
+        self, folder: Path, n_slots: int, device: str, dtype: str, *, bucketed: bool = False
+    ) -> None:
         checkpoint = open_checkpoint(str(folder))
         tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
         self._prompts = PromptBuilder(tokenizer, checkpoint.dims)
@@ -41,7 +46,10 @@ class RunnerBench:
             self._windows.append(pages)
             self._rows.append((slot, own_pages))
         pools = (self_pool.tensor, cross_pool.tensor)
-        decoders = load_decoders(checkpoint, choose_attention("auto", *pools), *pools)
+        attentions = choose_attention("auto", *pools)
+        if bucketed and device == "cpu":
+            attentions = torch_attention(*pools, bucketed=True)
+        decoders = load_decoders(checkpoint, attentions, *pools)
         self.runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, n_slots, decoders)
 
     def sequence(self, slot: int, options: DecodeOptions) -> DecodeSequence:
