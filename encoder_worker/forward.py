@@ -92,7 +92,7 @@ class WindowEncoder:
         projection, paged = self._output(pool)
         static = StaticEncoder(self._mel, self._encoder, projection, paged, max_batch, self._stream)
         self._static[pool.dim()] = static
-        logger.info("CUDA graphs for batches of %s", static.graphs.captured)
+        logger.info("%d CUDA graphs of the encoder", len(static.graphs.captured))
 
     @torch.inference_mode()
     def __call__(

@@ -1,7 +1,7 @@
 """Whisper's audio encoder on torch: log-mel features to encoder states.
 
-Pre-norm transformer over 1500 positions; every shape comes from the checkpoint. Runs without
-gradients. Knows nothing of batches, pages or decoders.
+Pre-norm transformer over 1500 positions, or fewer of them; every shape comes from the checkpoint.
+Runs without gradients. Knows nothing of batches, pages or decoders.
 """
 
 from __future__ import annotations
@@ -108,16 +108,26 @@ class AudioEncoder:
         """Encode features.
 
         Args:
-            mel: [B, n_mels, 3000], any float dtype, on the encoder's device.
+            mel: [B, n_mels, 2 * T], any float dtype, on the encoder's device; T is n_audio_ctx,
+                1500, or less, which gives the states of a shorter context.
 
         Returns:
-            States [B, 1500, n_audio_state] in the encoder's dtype.
+            States [B, T, n_audio_state] in the encoder's dtype.
         """
         x = self.conv2(self.conv1(mel.to(self.dtype)))
-        x = (x.transpose(1, 2) + self.positions).to(self.norm.weight.dtype)  # [B, 1500, d]
+        x = self._placed(x.transpose(1, 2))  # [B, T, d]
         for layer in self.layers:
             x = layer(x)
         return self.norm(x)
+
+    def _placed(self, x: Tensor) -> Tensor:
+        """Add the positions: [B, T, d] of any strides -> the residual stream, contiguous.
+
+        A sum alone would take the strides that the convolution left, time innermost; every norm
+        would then copy, through all layers.
+        """
+        stream = torch.empty(x.shape, dtype=self.norm.weight.dtype, device=x.device)
+        return torch.add(x, self.positions[: x.shape[1]], out=stream)
 
     def embed_rows(self, mel: Tensor, begin: int, end: int, alike: range) -> Tensor:
         """What goes into the first layer at some positions of one window.

@@ -1,50 +1,78 @@
-"""A computation at a few fixed batch sizes, each captured as one CUDA graph.
+"""A computation at fixed shapes, each captured as one CUDA graph.
 
-Knows no model. What it runs reads and writes tensors that stay where they are, so that a replay
-needs no arguments; a batch takes the next larger size, and what fills it up must be inert.
+A shape is a number of windows and a number of encoder positions. Knows no model. What it runs reads
+and writes tensors that stay where they are, so that a replay needs no arguments; a batch takes the
+smallest shape that holds it, and what fills it up must be inert.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 logger = logging.getLogger(__name__)
 
-SIZES = (1, 2, 4, 8, 16)
+EVERY_SIZE_TO = 16  # five windows in a graph for eight would cost as much as eight
 WARM_UPS = 2  # plans, workspaces and kernels are made by the first runs, which must not be captured
 
-Run = Callable[[int], None]  # computes a batch of so many windows
+
+@dataclass(frozen=True, slots=True, order=True)
+class BatchShape:
+    """Windows in a batch, and the encoder positions of each."""
+
+    positions: int
+    windows: int
+
+
+Run = Callable[[BatchShape], None]
 
 
 def sizes_up_to(max_batch: int) -> tuple[int, ...]:
-    """The batch sizes that graphs are made for: 6 gives 1, 2, 4, 6."""
-    return (*(size for size in SIZES if size < max_batch), max_batch)
+    """The batch sizes that graphs are made for: each one, and above 16 steps of at most an eighth.
+
+    Example: 24 gives 1 to 16, 18, 20, 22 and 24.
+    """
+    sizes = list(range(1, min(max_batch, EVERY_SIZE_TO) + 1))
+    while sizes[-1] < max_batch:
+        sizes.append(min(max_batch, sizes[-1] + sizes[-1] // 8))
+    return tuple(sizes)
 
 
 class BatchGraphs:
-    """`run` at each of `sizes`; eagerly on a CPU, where it is the reference."""
+    """`run` at each shape; eagerly on a CPU, where it is the reference."""
 
-    def __init__(self, run: Run, sizes: Sequence[int], stream: torch.cuda.Stream | None) -> None:
-        """Args: stream: where graphs are captured and replayed; None runs eagerly."""
+    def __init__(
+        self,
+        run: Run,
+        sizes: Sequence[int],
+        contexts: Sequence[int],
+        stream: torch.cuda.Stream | None,
+    ) -> None:
+        """
+        Args:
+            sizes: numbers of windows; contexts: numbers of positions, each with every size.
+            stream: where graphs are captured and replayed; None runs eagerly.
+        """
         self._run = run
         self._sizes = tuple(sorted(sizes))
+        self._contexts = tuple(sorted(contexts))
         self._stream = stream
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self._graphs: dict[BatchShape, torch.cuda.CUDAGraph] = {}
 
     @property
-    def captured(self) -> tuple[int, ...]:
-        """The sizes that are graphs."""
+    def captured(self) -> tuple[BatchShape, ...]:
+        """The shapes that are graphs."""
         return tuple(sorted(self._graphs))
 
-    def size_for(self, n: int) -> int:
-        """The smallest size that holds a batch of `n`."""
-        return next(size for size in self._sizes if size >= n)
+    def shape_for(self, windows: int, positions: int) -> BatchShape:
+        """The smallest size for so many windows. Positions stay: texts depend on how many."""
+        return BatchShape(positions, next(size for size in self._sizes if size >= windows))
 
     def capture(self) -> None:
-        """Capture every size; what cannot be captured is run eagerly, and logged.
+        """Capture every shape; what cannot be captured is run eagerly, and logged.
 
         The largest comes first: the others then live in its memory. They may share it, since
         they run one after another on one stream.
@@ -52,10 +80,11 @@ class BatchGraphs:
         if self._stream is None:
             return
         memory = torch.cuda.graph_pool_handle()
-        for size in reversed(self._sizes):
+        shapes = [BatchShape(n, size) for n in self._contexts for size in self._sizes]
+        for shape in sorted(shapes, key=lambda s: s.windows * s.positions, reverse=True):
             with torch.cuda.stream(self._stream):
                 for _ in range(WARM_UPS):
-                    self._run(size)
+                    self._run(shape)
             self._stream.synchronize()
             graph = torch.cuda.CUDAGraph()
             try:
@@ -63,19 +92,17 @@ class BatchGraphs:
                 with torch.cuda.graph(
                     graph, pool=memory, stream=self._stream, capture_error_mode="thread_local"
                 ):
-                    self._run(size)
+                    self._run(shape)
             except torch.OutOfMemoryError:
                 raise
             except RuntimeError as error:
-                logger.warning("no CUDA graph for batches of %d, they run eagerly: %s", size, error)
+                logger.warning("no CUDA graph for %s, which runs eagerly: %s", shape, error)
                 continue
-            self._graphs[size] = graph
+            self._graphs[shape] = graph
 
-    def launch(self, n: int) -> int:
-        """Enqueue a batch of `n` on the current stream; the size that it was run at."""
-        size = self.size_for(n)
-        if graph := self._graphs.get(size):
+    def launch(self, shape: BatchShape) -> None:
+        """Enqueue a batch on the current stream."""
+        if graph := self._graphs.get(shape):
             graph.replay()
         else:
-            self._run(size)
-        return size
+            self._run(shape)

@@ -1,8 +1,8 @@
 """A GPU's way from windows to pages: upload, then mel, encoder, projection and scatter as a graph.
 
-All inputs lie in one static place, so each batch size is one CUDA graph from samples to pages; what
-fills a batch up has no pages and writes nowhere. Runs on a CPU too, eagerly, which is how its
-results are compared with the plain way's.
+All inputs lie in one static place, so each number of windows and of positions is one CUDA graph
+from samples to pages; what fills a batch up has no pages and writes nowhere. Runs on a CPU too,
+eagerly, which is how its results are compared with the plain way's.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cluster.messages import FileMel
 from cluster.model.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
 from cluster.model.streams import new_event, on_stream
 from encoder_worker.gpu.fixed_mel import FixedLogMel
-from encoder_worker.gpu.graphs import BatchGraphs, sizes_up_to
+from encoder_worker.gpu.graphs import BatchGraphs, BatchShape, sizes_up_to
 from encoder_worker.gpu.scatter import scatter_pages
 from encoder_worker.gpu.staging import Staging
 from encoder_worker.mel import LogMel
@@ -71,10 +71,14 @@ class StaticEncoder:
         pool: Tensor,
         max_batch: int,
         stream: torch.cuda.Stream | None = None,
+        contexts: Sequence[int] = (),
     ) -> None:
-        """Capture a graph for each batch size up to `max_batch`.
+        """Capture a graph for each batch size up to `max_batch`, with each context.
 
-        pool: [n_pages, L, 2, page_frames, H, Dh]; it must outlive this. stream: None on a CPU.
+        Args:
+            pool: [n_pages, L, 2, page_frames, H, Dh]; it must outlive this.
+            stream: None on a CPU.
+            contexts: encoder positions that windows may have, beside the checkpoint's n_audio_ctx.
         """
         self._mel = FixedLogMel(mel)
         self._encoder = encoder
@@ -83,7 +87,9 @@ class StaticEncoder:
         pages_per_window = -(-encoder.dims.n_audio_ctx // pool.shape[3])
         self._staging = Staging(max_batch, pages_per_window, pool.device)
         self._stream = stream
-        self.graphs = BatchGraphs(self._compute, sizes_up_to(max_batch), stream)
+        self._full = encoder.dims.n_audio_ctx
+        every = sorted({*contexts, self._full})
+        self.graphs = BatchGraphs(self._compute, sizes_up_to(max_batch), every, stream)
         if stream is not None:
             torch.cuda.synchronize()  # weights were loaded on another stream
             with torch.inference_mode(), sdpa_kernel(ATTENTION, set_priority=True):
@@ -95,18 +101,23 @@ class StaticEncoder:
         windows: Sequence[NDArray[Any]],
         pages: Sequence[Sequence[int]],
         file_mels: Sequence[FileMel | None] | None = None,
+        context: int = 0,
     ) -> Ready:
         """Launch a batch of at most `max_batch` windows; arguments as `WindowEncoder`'s."""
         slices = [None] * len(windows) if file_mels is None else file_mels
+        shape = self.graphs.shape_for(len(windows), context or self._full)
         with on_stream(self._stream):
-            self._staging.put(windows, pages, slices, self.graphs.size_for(len(windows)))
-            self.graphs.launch(len(windows))
+            self._staging.put(windows, pages, slices, shape.windows)
+            self.graphs.launch(shape)
         return AlreadyDone() if self._stream is None else EventReady(self._stream)
 
-    def _compute(self, size: int) -> None:
-        """From the static inputs of `size` rows to the pages."""
-        inputs = self._staging.inputs.first(size)
-        states = self._encoder(self._mel(inputs.pcm, inputs.marks))
-        for begin in range(0, size, WINDOWS_AT_ONCE):
+    def _compute(self, shape: BatchShape) -> None:
+        """From the static inputs of `shape.windows` rows to the pages."""
+        inputs = self._staging.inputs.first(shape.windows)
+        mel = self._mel(inputs.pcm, inputs.marks)[:, :, : 2 * shape.positions]
+        states = self._encoder(mel)
+        n_pages = -(-shape.positions // self._pool.shape[3])
+        table = inputs.pages[:, :n_pages].contiguous()
+        for begin in range(0, shape.windows, WINDOWS_AT_ONCE):
             part = slice(begin, begin + WINDOWS_AT_ONCE)
-            scatter_pages(self._projection.project(states[part]), self._pool, inputs.pages[part])
+            scatter_pages(self._projection.project(states[part]), self._pool, table[part])
