@@ -1,8 +1,9 @@
-"""The encoder's end of a transfer: pages are reserved, published, and freed on release or expiry.
+"""The encoder's end of a transfer: pages are reserved, published, read under leases, and freed.
 
 The same for every transport. One thread owns the wire: it takes releases and renewals, and ends
-leases that ran out. Pages come back by one path, `_free`, which bumps their counters first, so that
-a late reader sees the change.
+leases that ran out. A window published under a key stays in its pages after its last lease, for the
+next reader of the same audio, until the pages are needed. Pages come back by one path, `_free`,
+which bumps their counters first, so that a late reader sees the change.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cluster.kv.layout import PageLayout
 from cluster.kv.leases import GenerationCounters, LeaseTable
 from cluster.kv.notifications import parse_notification
 from cluster.kv.pool import PagePool
+from cluster.kv.published import PublishedWindows
 from cluster.kv.transfer_config import ReadReport, TransferConfig
 from cluster.kv.wires.wire import Wire
 from cluster.kv.wires.wire_thread import WireThread
@@ -29,10 +31,13 @@ class KVExporter:
     """Owns a pool, publishes filled pages under a lease, and frees them on release.
 
     Life of a page set: `reserve`, then the engine writes, then `publish`; now the pages are leased,
-    until the reader's release, the lease's expiry or `revoke` frees them. `abandon` gives back
-    reserved pages that were never published.
+    until the reader's release, the lease's expiry or `revoke`. Without a key they are free then.
+    With one they are kept, and `publish_again` leases them to further readers, until `reserve`
+    evicts them. `abandon` gives back reserved pages that were never published.
 
     All methods may be called from any thread; none waits for a transfer.
+
+    published: what is leased and kept, to be looked at.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class KVExporter:
         self._wire = wire
         self._counters = GenerationCounters(n_pages, config.randbits)
         self._leases = LeaseTable(config.lease_s, config.clock, config.randbits)
+        self.published = PublishedWindows()
         self._n_malformed = 0
         self._closing = threading.Event()
         self._woken = threading.Event()
@@ -63,6 +69,11 @@ class KVExporter:
         """Leases that ended because nobody renewed or released them."""
         return self._leases.n_expired
 
+    @property
+    def n_free_pages(self) -> int:
+        """Pages that `reserve` would give: free ones, and kept ones that nobody reads."""
+        return self.pool.n_free + self.published.n_kept_pages
+
     def refused(self) -> Mapping[str, int]:
         """Notifications that were not acted on, by reason: "malformed" or "unknown_lease".
 
@@ -73,33 +84,69 @@ class KVExporter:
     def reserve(self, n_pages: int, timeout_s: float = 0.0) -> tuple[int, ...] | None:
         """Take `n_pages` free pages, waiting up to `timeout_s`; None when they are not free.
 
+        Kept windows are evicted for them, the one that was released longest ago first.
+
         Raises:
             WorkerDrainingError: the exporter is closed.
         """
         self._refuse_closed()
-        pages = self.pool.allocate(n_pages, timeout_s)
+        pages = self.pool.allocate(n_pages, timeout_s, self._evict)
         if pages is not None:
             self._counters.bump(pages)
         return pages
 
     def abandon(self, pages: Sequence[int]) -> None:
         """Give back pages that `reserve` returned and that were not published."""
-        self._leases.check_unleased(pages)
+        self.published.check_unpublished(pages)
         self._free(pages)
 
     def publish(
-        self, pages: Sequence[int], *, request_id: str, window: int, attempt: int, frames: int
+        self,
+        pages: Sequence[int],
+        *,
+        request_id: str,
+        window: int,
+        attempt: int,
+        frames: int,
+        key: bytes = b"",
     ) -> CrossKVHandle:
         """Lease written pages to whoever holds the returned, signed handle.
 
         The caller has finished (and on a GPU synchronised) its writes. The generation was bumped
         when the pages were reserved, so a reader of an older handle sees another value.
 
+        Args:
+            key: under which `publish_again` finds them; it takes the place of what was published
+                under it before. Empty: nothing finds them.
+
         Raises:
-            ValueError: pages and frames do not fit each other, or the pages are leased already.
+            ValueError: pages and frames do not fit each other, or the pages are published already.
             RuntimeError: the pages are not reserved.
             WorkerDrainingError: the exporter is closed.
         """
+        self._add(pages, frames, key, n_readers=1)
+        return self._lease(pages, frames, request_id, window, attempt)
+
+    def publish_again(
+        self, key: bytes, *, request_id: str, window: int, attempt: int
+    ) -> CrossKVHandle | None:
+        """A further lease on what was published under `key`; None where nothing is.
+
+        Raises:
+            WorkerDrainingError: the exporter is closed.
+        """
+        self._refuse_closed()
+        found = self.published.open(key)
+        if found is None:
+            return None
+        return self._lease(found.pages, found.frames, request_id, window, attempt)
+
+    def keep(self, pages: Sequence[int], *, frames: int, key: bytes) -> None:
+        """Publish written pages without a reader, for `publish_again`; raises as `publish`."""
+        self._add(pages, frames, key, n_readers=0)
+        self.pool.wake()
+
+    def _add(self, pages: Sequence[int], frames: int, key: bytes, n_readers: int) -> None:
         self._refuse_closed()
         if not 1 <= frames <= self.layout.n_frames:
             raise ValueError(f"frames {frames} is not in 1..{self.layout.n_frames}")
@@ -109,6 +156,13 @@ class KVExporter:
                 f"{self.layout.pages_for(frames)} to {self.layout.pages_per_window}"
             )
         self.pool.check_used(pages)
+        if outdated := self.published.add(pages, frames, key, n_readers):
+            self._free(outdated)
+
+    def _lease(
+        self, pages: Sequence[int], frames: int, request_id: str, window: int, attempt: int
+    ) -> CrossKVHandle:
+        """The handle of a reader who is counted already."""
         generation = self._counters.value(pages[0])
         lease = self._leases.open(pages)
         if len(self._leases) == 1:
@@ -136,11 +190,21 @@ class KVExporter:
         pages = self._leases.end(lease)
         if pages is None:
             return False
-        self._free(pages)
+        self._close(pages)
         return True
 
     def active_leases(self) -> int:
         return len(self._leases)
+
+    def check_integrity(self, n_leases: int = 0, n_reserved: int = 0) -> None:
+        """Raise RuntimeError unless so many leases and reserved pages are out, and all else agrees.
+
+        With the defaults this holds whenever a worker is idle: every page is free or kept.
+        """
+        if len(self._leases) != n_leases:
+            raise RuntimeError(f"{len(self._leases)} leases are open, expected {n_leases}")
+        self.published.check_integrity(n_leases)
+        self.pool.check_integrity(self.published.n_pages + n_reserved)
 
     def healthy(self) -> str | None:
         """None when well, else why not."""
@@ -162,7 +226,7 @@ class KVExporter:
             elif message.kind == "REN":
                 self._leases.renew(message.leases)
             elif (pages := self._leases.end(message.leases[0])) is not None:
-                self._free(pages)
+                self._close(pages)
                 if message.times_s is not None and self.on_read is not None:
                     n_bytes = len(pages) * self.pool.page_bytes
                     self.on_read(ReadReport(n_bytes, *message.times_s))
@@ -177,15 +241,30 @@ class KVExporter:
             # Renewals before expiry: a process that was stopped for a while must not end leases
             # whose renewals have already arrived.
             self.handle_notifications(self._wire.drain())
-            self._free_all(self._leases.expire())
+            self._close_all(self._leases.expire())
 
     def _end(self) -> None:
-        self._free_all(self._leases.end_all())
+        for kept in self.published.forget_all():
+            self._free(kept)
+        self._close_all(self._leases.end_all())
         self._wire.close()
 
-    def _free_all(self, page_sets: Iterable[Sequence[int]]) -> None:
+    def _close_all(self, page_sets: Iterable[Sequence[int]]) -> None:
         for pages in page_sets:
+            self._close(pages)
+
+    def _close(self, pages: Sequence[int]) -> None:
+        """A lease on these pages has ended."""
+        if ended := self.published.close(pages):
+            self._free(ended)
+        else:
+            self.pool.wake()  # what is kept without a reader can be evicted
+
+    def _evict(self) -> bool:
+        pages = self.published.evict()
+        if pages:
             self._free(pages)
+        return bool(pages)
 
     def _free(self, pages: Sequence[int]) -> None:
         """The one way back. Counters go first: a free page may be written by its next owner."""

@@ -45,7 +45,6 @@ class LeaseTable:
         self._randbits = randbits
         self._lock = threading.Lock()
         self._leases: dict[str, Lease] = {}
-        self._leased: set[int] = set()
         self.n_ignored = 0  # notifications about leases that are not (or no longer) known
         self.n_expired = 0
 
@@ -53,23 +52,12 @@ class LeaseTable:
         return len(self._leases)
 
     def open(self, pages: Sequence[int]) -> Lease:
-        """Lease `pages` for `lease_s` seconds from now.
-
-        Raises:
-            ValueError: one of them is leased already.
-        """
+        """Lease `pages` for `lease_s` seconds from now; several leases may be of the same pages."""
         lease_id = f"{self._randbits(128):032x}"
         lease = Lease(lease_id, tuple(pages), self._clock() + self.lease_s)
         with self._lock:
-            self._refuse_leased(pages)
             self._leases[lease.id] = lease
-            self._leased.update(pages)
         return lease
-
-    def check_unleased(self, pages: Sequence[int]) -> None:
-        """Raise ValueError when one of `pages` is leased."""
-        with self._lock:
-            self._refuse_leased(pages)
 
     def renew(self, ids: Iterable[str]) -> None:
         """Extend each known lease to `lease_s` from now; ignore and count the others."""
@@ -89,7 +77,6 @@ class LeaseTable:
             if lease is None:
                 self.n_ignored += 1
                 return None
-            self._leased.difference_update(lease.pages)
             return lease.pages
 
     def expire(self) -> list[tuple[int, ...]]:
@@ -108,22 +95,17 @@ class LeaseTable:
     def _pop(self, leases: list[Lease]) -> list[tuple[int, ...]]:
         for lease in leases:
             del self._leases[lease.id]
-            self._leased.difference_update(lease.pages)
         return [lease.pages for lease in leases]
-
-    def _refuse_leased(self, pages: Sequence[int]) -> None:
-        if taken := self._leased.intersection(pages):
-            raise ValueError(f"pages {sorted(taken)} are leased")
 
 
 class GenerationCounters:
     """One 64-bit counter per page, in host memory even where the pool is on a GPU.
 
     A page's counter is bumped when it is reserved, before anything is written to it, and again
-    when it is freed. So the counter of a lease's first page, read after the payload, still has
-    the handle's value only if no page of the lease changed hands in between: the pages of a lease
-    are freed together. Counters start at random, so that another process's memory found at the
-    same address does not pass for ours.
+    when it is freed; while a published window is kept, it stays as it is. So the counter of a
+    lease's first page, read after the payload, still has the handle's value only if no page of the
+    lease changed hands in between: the pages of a window are freed together. Counters start at
+    random, so that another process's memory found at the same address does not pass for ours.
     """
 
     def __init__(self, n_pages: int, randbits: Callable[[int], int] = secrets.randbits) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -82,10 +82,19 @@ class PagePool:
             raise ValueError(f"no page of this pool begins at {address:#x}")
         return page
 
-    def allocate(self, n_pages: int, timeout_s: float = 0.0) -> tuple[int, ...] | None:
+    def allocate(
+        self,
+        n_pages: int,
+        timeout_s: float = 0.0,
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> tuple[int, ...] | None:
         """Take `n_pages` free pages, neighbours where possible, so that transfers coalesce.
 
-        Waits up to `timeout_s` for pages to come back.
+        Waits up to `timeout_s` for pages to come back, or for `wake`.
+
+        Args:
+            make_room: called as long as there are too few: releases some pages that can be done
+                without, or returns False. It runs under the pool's lock.
 
         Returns:
             Page indices in ascending order, or None when there were not enough in time.
@@ -95,6 +104,8 @@ class PagePool:
         deadline = time.monotonic() + timeout_s
         with self._freed:
             while self._n_free < n_pages:
+                if make_room():
+                    continue
                 left = deadline - time.monotonic()
                 if left <= 0:
                     return None
@@ -113,6 +124,11 @@ class PagePool:
         """
         with self._freed:
             self._release(pages)
+
+    def wake(self) -> None:
+        """Let those who wait in `allocate` look again whether room can be made."""
+        with self._freed:
+            self._freed.notify_all()
 
     def quarantine(self, pages: Sequence[int]) -> None:
         """Take used pages from their owner without freeing them: they may still be written."""
