@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from cluster.model.streams import new_event
+
 
 class Readback:
     """Copies of device tensors as they are at this point of the current stream.
@@ -25,7 +27,7 @@ class Readback:
             self._tensors = [None if t is None else copy(t) for t in tensors]
             return
         self._tensors = [None if t is None else _on_its_way(t) for t in tensors]
-        self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._event = new_event()
         self._event.record()
 
     def wait(self) -> list[Tensor | None]:

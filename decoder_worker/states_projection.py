@@ -16,6 +16,7 @@ import torch
 from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.cross_kv import CrossKVProjection
+from cluster.model.streams import default_stream
 from decoder_worker.sequence import DecodeSequence
 
 SHARE_OF_NEWEST = 0.2  # in the running mean of a projection's time
@@ -63,7 +64,7 @@ class StatesProjection:
             projection.write(states, self._cross_pool.tensor, pages)
             # On the default stream, so that decode steps in flight go on. The wait puts what is
             # launched next behind it, and the next READ into these pages, which knows no stream.
-            torch.cuda.default_stream(pool.device).synchronize()
+            default_stream(pool.device).synchronize()
         self._note((time.monotonic() - begun) / len(sequences))
         self.n_projected += len(sequences)
         return [None] * len(sequences)

@@ -24,7 +24,13 @@ from cluster.jit.background import InBackground
 from cluster.messages import FileMel
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
-from cluster.model.streams import ENCODE_PRIORITY, new_stream
+from cluster.model.streams import (
+    ENCODE_PRIORITY,
+    default_stream,
+    new_stream,
+    on_stream,
+    synchronize,
+)
 from cluster.model.weights import TORCH_DTYPES
 from encoder_worker.cpu.sources import KERNEL_SOURCES
 from encoder_worker.gpu.scatter import has_kernel
@@ -124,8 +130,8 @@ class WindowEncoder:
                 return self._launch_on_team(team, mel, projection, paged, pages)
             projection.write(self._encoder(mel), paged, pages)
             return AlreadyDone()
-        self._stream.wait_stream(torch.cuda.default_stream())  # that loaded the weights
-        with torch.cuda.stream(self._stream):
+        self._stream.wait_stream(default_stream())  # that loaded the weights
+        with on_stream(self._stream):
             projection.write(self._encoder(self._mel(windows, file_mels)), paged, pages)
         return EventReady(self._stream)
 
@@ -138,8 +144,7 @@ class WindowEncoder:
         for _ in range(TIMED_PROJECTIONS):
             begun = time.perf_counter()
             projection.write(states, paged, [pages])
-            if self._stream is not None:
-                torch.cuda.synchronize()
+            synchronize(self.device)
             seconds.append(time.perf_counter() - begun)
         return min(seconds)
 

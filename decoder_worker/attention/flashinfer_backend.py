@@ -28,6 +28,7 @@ from flashinfer.page import append_paged_kv_cache
 from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from torch import Tensor
 
+from cluster.model.streams import new_event
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 
 WORKSPACE_BYTES = 128 * 2**20  # what flashinfer recommends, for partial results of split KV
@@ -158,7 +159,7 @@ class _Table:
         self._layers = [(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(pool.shape[1])]
         self.indptr = self.indices = self.last_page_len = torch.empty(0)  # int32, set below
         # Recorded when the last plan's copy out of its pinned buffer was queued.
-        self._planned = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._planned = new_event()
 
     def _make_buffers(self, n_rows: int, n_pages: int) -> None:
         """A place for good, for up to `n_pages` of each row."""

@@ -19,15 +19,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cluster.model.streams import Body, capture, new_graph_memory, warm_up
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.model import TextDecoder
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.slots import upload
 from decoder_worker.step import DecodeStep
 
-WARM_UPS = 2  # runs before a capture: libraries load, compile and allocate in them
-
-Body = Callable[[], None]
 Capture = Callable[[Body], Body]
 
 
@@ -90,7 +88,7 @@ class Buckets:
         self._device = device
         self._capture: Capture = _call_again
         if device.type == "cuda":
-            self._capture = partial(_capture_graph, torch.cuda.graph_pool_handle())
+            self._capture = partial(_capture_graph, new_graph_memory())
         self.max_batch = max_batch
         self._buckets = {
             size: _Bucket(
@@ -180,18 +178,6 @@ def _call_again(body: Body) -> Body:
     return body
 
 
-def _capture_graph(pool: Any, body: Body) -> Body:
-    """A CUDA graph of `body` on the current stream, which must not be the default one.
-
-    pool: from `torch.cuda.graph_pool_handle`. Graphs share its memory: never two of them run at
-    once, and none leaves anything there for another to read.
-    """
-    for _ in range(WARM_UPS):
-        body()
-    graph = torch.cuda.CUDAGraph()
-    # Other threads of the process, a colocated encoder's, may do with CUDA what they like.
-    with torch.cuda.graph(
-        graph, pool=pool, stream=torch.cuda.current_stream(), capture_error_mode="thread_local"
-    ):
-        body()
-    return graph.replay
+def _capture_graph(memory: Any, body: Body) -> Body:
+    warm_up(body)
+    return capture(body, memory)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from cluster.model.streams import pinned
 from decoder_worker.sampling.logit_rules import NO_TIMESTAMP, History
 
 # Columns of the table; a step writes the first six.
@@ -153,4 +154,4 @@ def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) ->
     """
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
-    return torch.tensor(values, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+    return pinned(values, dtype).to(device, non_blocking=True)

@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+<<<<<<< Updated upstream
 from dataclasses import dataclass
+=======
+from functools import partial
+>>>>>>> Stashed changes
 
 import torch
 
+from cluster.model.streams import Body, capture, new_graph_memory, on_stream, warm_up
+
 logger = logging.getLogger(__name__)
 
+<<<<<<< Updated upstream
 EVERY_SIZE_TO = 16  # five windows in a graph for eight would cost as much as eight
 WARM_UPS = 2  # plans, workspaces and kernels are made by the first runs, which must not be captured
+=======
+SIZES = (1, 2, 4, 8, 16)
+>>>>>>> Stashed changes
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -60,7 +70,11 @@ class BatchGraphs:
         self._sizes = tuple(sorted(sizes))
         self._contexts = tuple(sorted(contexts))
         self._stream = stream
+<<<<<<< Updated upstream
         self._graphs: dict[BatchShape, torch.cuda.CUDAGraph] = {}
+=======
+        self._graphs: dict[int, Body] = {}
+>>>>>>> Stashed changes
 
     @property
     def captured(self) -> tuple[BatchShape, ...]:
@@ -79,6 +93,7 @@ class BatchGraphs:
         """
         if self._stream is None:
             return
+<<<<<<< Updated upstream
         memory = torch.cuda.graph_pool_handle()
         shapes = [BatchShape(n, size) for n in self._contexts for size in self._sizes]
         for shape in sorted(shapes, key=lambda s: s.windows * s.positions, reverse=True):
@@ -104,5 +119,26 @@ class BatchGraphs:
         """Enqueue a batch on the current stream."""
         if graph := self._graphs.get(shape):
             graph.replay()
+=======
+        memory = new_graph_memory()
+        for size in reversed(self._sizes):
+            body = partial(self._run, size)
+            with on_stream(self._stream):
+                warm_up(body)
+                try:
+                    self._graphs[size] = capture(body, memory)
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    logger.warning(
+                        "no CUDA graph for batches of %d, they run eagerly: %s", size, error
+                    )
+
+    def launch(self, n: int) -> int:
+        """Enqueue a batch of `n` on the current stream; the size that it was run at."""
+        size = self.size_for(n)
+        if graph := self._graphs.get(size):
+            graph()
+>>>>>>> Stashed changes
         else:
             self._run(shape)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.messages import FileMel
-from cluster.model.streams import new_event, new_stream
+from cluster.model.streams import current_stream, new_event, new_stream, on_stream
 from encoder_worker.gpu.fixed_mel import N_MARKS, ROW_SAMPLES, marks_of
 from encoder_worker.gpu.scatter import NO_PAGE
 from encoder_worker.mel import INT16_SCALE
@@ -121,14 +121,14 @@ class Staging:
         assert slot.landing is not None
         assert slot.uploaded is not None
         assert slot.taken is not None
-        with torch.cuda.stream(self._copies):
+        with on_stream(self._copies):
             self._copies.wait_event(slot.taken)
             for row, n in enumerate(lengths):
                 slot.landing.pcm[row, :n].copy_(slot.host.pcm[row, :n], non_blocking=True)
             slot.landing.marks[:size].copy_(slot.host.marks[:size], non_blocking=True)
             slot.landing.pages[:size].copy_(slot.host.pages[:size], non_blocking=True)
             slot.uploaded.record()
-        torch.cuda.current_stream().wait_event(slot.uploaded)
+        current_stream(self.inputs.pcm.device).wait_event(slot.uploaded)
 
 
 def _as_int16(window: NDArray[Any]) -> NDArray[Any]:

@@ -17,7 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cluster.messages import FileMel
 from cluster.model.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
-from cluster.model.streams import new_event, on_stream
+from cluster.model.streams import new_event, on_stream, synchronize
 from encoder_worker.gpu.fixed_mel import FixedLogMel
 from encoder_worker.gpu.graphs import BatchGraphs, BatchShape, sizes_up_to
 from encoder_worker.gpu.scatter import scatter_pages
@@ -91,7 +91,7 @@ class StaticEncoder:
         every = sorted({*contexts, self._full})
         self.graphs = BatchGraphs(self._compute, sizes_up_to(max_batch), every, stream)
         if stream is not None:
-            torch.cuda.synchronize()  # weights were loaded on another stream
+            synchronize(pool.device)  # weights were loaded on another stream
             with torch.inference_mode(), sdpa_kernel(ATTENTION, set_priority=True):
                 self.graphs.capture()
 

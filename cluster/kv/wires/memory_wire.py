@@ -16,7 +16,6 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from cluster.errors import HandleRefusedError, PeerLostError
@@ -24,6 +23,7 @@ from cluster.kv.leases import COUNTER_BYTES
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wires.wire import Descriptor
+from cluster.model.streams import current_stream
 
 
 @dataclass(eq=False, slots=True)
@@ -125,7 +125,7 @@ class MemoryWire:
             source = peer._pool.tensor[there : there + n_pages]
             self._pool.tensor[here : here + n_pages].copy_(source)
         if self._pool.device.type == "cuda":
-            torch.cuda.current_stream(self._pool.device).synchronize()
+            current_stream(self._pool.device).synchronize()
 
     def _copy_counter(self, peer: MemoryWire, local: int, remote: int) -> None:
         index, rest = divmod(remote - peer._counters.ctypes.data, COUNTER_BYTES)
