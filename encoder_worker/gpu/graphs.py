@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-<<<<<<< Updated upstream
 from dataclasses import dataclass
-=======
 from functools import partial
->>>>>>> Stashed changes
 
 import torch
 
@@ -21,12 +18,7 @@ from cluster.model.streams import Body, capture, new_graph_memory, on_stream, wa
 
 logger = logging.getLogger(__name__)
 
-<<<<<<< Updated upstream
 EVERY_SIZE_TO = 16  # five windows in a graph for eight would cost as much as eight
-WARM_UPS = 2  # plans, workspaces and kernels are made by the first runs, which must not be captured
-=======
-SIZES = (1, 2, 4, 8, 16)
->>>>>>> Stashed changes
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -70,11 +62,7 @@ class BatchGraphs:
         self._sizes = tuple(sorted(sizes))
         self._contexts = tuple(sorted(contexts))
         self._stream = stream
-<<<<<<< Updated upstream
-        self._graphs: dict[BatchShape, torch.cuda.CUDAGraph] = {}
-=======
-        self._graphs: dict[int, Body] = {}
->>>>>>> Stashed changes
+        self._graphs: dict[BatchShape, Body] = {}
 
     @property
     def captured(self) -> tuple[BatchShape, ...]:
@@ -93,52 +81,22 @@ class BatchGraphs:
         """
         if self._stream is None:
             return
-<<<<<<< Updated upstream
-        memory = torch.cuda.graph_pool_handle()
+        memory = new_graph_memory()
         shapes = [BatchShape(n, size) for n in self._contexts for size in self._sizes]
         for shape in sorted(shapes, key=lambda s: s.windows * s.positions, reverse=True):
-            with torch.cuda.stream(self._stream):
-                for _ in range(WARM_UPS):
-                    self._run(shape)
-            self._stream.synchronize()
-            graph = torch.cuda.CUDAGraph()
-            try:
-                # Other threads may allocate meanwhile: a decoder in the same process does.
-                with torch.cuda.graph(
-                    graph, pool=memory, stream=self._stream, capture_error_mode="thread_local"
-                ):
-                    self._run(shape)
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:
-                logger.warning("no CUDA graph for %s, which runs eagerly: %s", shape, error)
-                continue
-            self._graphs[shape] = graph
+            body = partial(self._run, shape)
+            with on_stream(self._stream):
+                warm_up(body)
+                try:
+                    self._graphs[shape] = capture(body, memory)
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    logger.warning("no CUDA graph for %s, it runs eagerly: %s", shape, error)
 
     def launch(self, shape: BatchShape) -> None:
         """Enqueue a batch on the current stream."""
         if graph := self._graphs.get(shape):
-            graph.replay()
-=======
-        memory = new_graph_memory()
-        for size in reversed(self._sizes):
-            body = partial(self._run, size)
-            with on_stream(self._stream):
-                warm_up(body)
-                try:
-                    self._graphs[size] = capture(body, memory)
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError as error:
-                    logger.warning(
-                        "no CUDA graph for batches of %d, they run eagerly: %s", size, error
-                    )
-
-    def launch(self, n: int) -> int:
-        """Enqueue a batch of `n` on the current stream; the size that it was run at."""
-        size = self.size_for(n)
-        if graph := self._graphs.get(size):
             graph()
->>>>>>> Stashed changes
         else:
             self._run(shape)
