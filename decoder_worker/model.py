@@ -102,6 +102,23 @@ class HalfHead:
 
 
 @dataclass(frozen=True, slots=True)
+class WideHead:
+    """Logits as float32 sums over a weight [n_vocab, n_text_state] of 16 bits, never rounded to it.
+
+    On a GPU one product whose result is wider than what it reads; on a CPU, for tests, the same.
+    """
+
+    weight: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [n, n_text_state] -> float32 [n, n_vocab]; x is rounded to the weight's dtype."""
+        x = x.to(self.weight.dtype)
+        if x.device.type == "cpu":  # torch has this product for other devices alone
+            return x.float() @ self.weight.float().t()
+        return torch.mm(x, self.weight.t(), out_dtype=torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
 class TorchDecoder:
     """Implements `TextDecoder` by torch's operations, over one attention backend.
 
@@ -122,9 +139,7 @@ class TorchDecoder:
     ) -> TorchDecoder:
         """int8: hold the weights of matrix products in 8 bits (CPU)."""
         by_name, head = tensors.by_name, tensors.head
-        device, is_half = head.device, head.device.type == "cpu" and head.dtype == torch.float16
-        pack = packer(device, tensors.dtype, int8=int8)
-        pack_head = packer(device, head.dtype, int8=int8)
+        pack = packer(head.device, tensors.dtype, int8=int8)
         layers = range(tensors.dims.n_text_layer)
         return cls(
             n_head=tensors.dims.n_text_head,
@@ -132,7 +147,7 @@ class TorchDecoder:
             embed_positions=by_name["decoder.embed_positions.weight"],
             layers=tuple(DecoderLayer.load(by_name, layer, pack) for layer in layers),
             norm=LayerNorm.load(by_name, "decoder.layer_norm"),
-            head=HalfHead(head) if is_half else pack_head(Linear(head, None)),
+            head=_head(head, int8=int8),
             attention=attention,
         )
 
@@ -157,3 +172,13 @@ class TorchDecoder:
 
     def logits(self, states: Tensor) -> Tensor:
         return self.head(states).float()
+
+
+def _head(weight: Tensor, *, int8: bool) -> Callable[[Tensor], Tensor]:
+    """What makes logits of states: float32 sums wherever the weight is of 16 bits.
+
+    int8: hold the weight in 8 bits (CPU).
+    """
+    if weight.dtype == torch.float32:
+        return packer(weight.device, weight.dtype, int8=int8)(Linear(weight, None))
+    return HalfHead(weight) if weight.device.type == "cpu" else WideHead(weight)

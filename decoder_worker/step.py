@@ -55,8 +55,8 @@ class DecodeStep:
         positions = torch.arange(len(tokens) // n, device=tokens.device).repeat(n)
         states = decoder.states(tokens, positions)
         states = states.view(n, len(tokens) // n, states.shape[1])
-        no_speech = self.no_speech_probs(decoder.logits(states[:, 0]))
-        return self.sample(decoder.logits(states[:, -1]), index, noisy), no_speech
+        both = decoder.logits(torch.cat((states[:, 0], states[:, -1])))  # one pass over the weights
+        return self.sample(both[n:], index, noisy), self.no_speech_probs(both[:n])
 
     def no_speech_probs(self, logits: Tensor) -> Tensor:
         """float32 [n] of logits [n, n_vocab] at the start of transcript, before any rule."""
