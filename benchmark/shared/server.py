@@ -35,14 +35,40 @@ class BenchServer:
         seconds: dict[str, float] = {}
         for child in self.process.children(recursive=True):
             try:
-                times, kind = child.cpu_times(), _kind(child)
+                times, kind = child.cpu_times(), _role(child)
             except psutil.Error:
                 continue
             seconds[kind] = seconds.get(kind, 0.0) + times.user + times.system
         return seconds
 
 
-def _kind(process: psutil.Process) -> str:
+RAY_PARTS = {  # in a command line, to what a reader knows it by
+    "gcs_server": "Ray's GCS",
+    "raylet/raylet": "raylet",
+    "dashboard/dashboard.py": "Ray's dashboard",
+    "ray-dashboard-": "Ray's dashboard, parts",
+    "multiprocessing.forkserver": "Ray's dashboard, parts",
+    "multiprocessing.resource_tracker": "Ray's dashboard, parts",
+    "ray::DashboardAgent": "dashboard agent",
+    "ray::RuntimeEnvAgent": "runtime environment agent",
+    "log_monitor.py": "log monitor",
+    "monitor.py": "autoscaler's monitor",
+    "ServeController": "Serve's controller",
+    "ray::IDLE": "idle Ray workers",
+}
+
+
+def process_kind(process: psutil.Process, command: psutil.Process) -> str:
+    """What a process of a server is: a role's worker, the command itself, or a part of Ray."""
+    if process.pid == command.pid:
+        return "command"
+    if (kind := _role(process)) != "other":
+        return kind
+    title = " ".join(process.cmdline()) or process.name()
+    return next((kind for part, kind in RAY_PARTS.items() if part in title), "other")
+
+
+def _role(process: psutil.Process) -> str:
     title = " ".join(process.cmdline()) or process.name()
     for role in ("router", "encoder", "decoder"):
         if f"ServeReplica:splitscribe:{role}" in title:
