@@ -1,42 +1,26 @@
-"""The only place where the roles meet: as a Serve application, or in one process.
+"""Where the roles meet as a Serve application: `build_app` composes it for `serve.run`.
 
-`build_app` composes router, encoder pool and decoder pool for `serve.run`, each role in workers of
-its own or both in one (`replicas.colocated_replica`). `local_transcriber` builds the same path in
-this process, with the in-memory transport, for offline transcription.
+Each role has workers of its own, or both are in one (`replicas.colocated_replica`). Whoever
+composes only names the classes of the replicas: none of what they compute with is imported here.
+`cluster.serve.in_process` builds the same path in one process.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from cluster.errors import ConfigurationError
-from cluster.kv.payloads import make_exporters, make_handoff_importer
-from cluster.kv.wires.gpu_memory import gpu_budget
-from cluster.messages import Role, WorkerStatus
-from cluster.metrics import Recorder
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.device import resolve_device
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.messages import Role
 from cluster.serve.placement import Placement
-from cluster.serve.replicas.colocated_replica import EXPORT_PORTION, ColocatedReplica
+from cluster.serve.replicas.colocated_replica import ColocatedReplica
 from cluster.serve.replicas.decoder_replica import DecoderReplica
 from cluster.serve.replicas.encoder_replica import EncoderReplica
 from cluster.serve.replicas.router_replica import Router
 from cluster.settings import Settings
-from decoder_worker import sizing as decoder_sizing
-from decoder_worker.engine import DecoderEngine
-from encoder_worker import sizing as encoder_sizing
-from encoder_worker.engine import EncoderEngine
-from router.audio.pool import AudioPool
-from router.clients import EnginePool
 from router.http.admission import MAX_REQUESTS
-from router.request import RequestTranscriber
 
 HEALTH_PERIOD_S = 1.0
 # Three checks in a row without an answer, and a replica is killed: a frozen one after 7 s or so;
@@ -209,85 +193,3 @@ def _replica_options(
         # cannot start replaces nothing. Not where it would wait for what the old ones claim.
         "max_surge_percent": 0 if gpus or cpus else 1,
     }
-
-
-def sized_together(settings: Settings, checkpoint: Checkpoint, device: str) -> Settings:
-    """Both pools' sizes filled in, for one process: the decoder's takes what the encoder leaves."""
-    budget = gpu_budget(device)
-    settings = encoder_sizing.sized(settings, checkpoint, device, budget, EXPORT_PORTION)
-    if budget is not None:
-        budget = budget.less(encoder_sizing.taken_bytes(settings, checkpoint, device))
-    return decoder_sizing.sized(settings, checkpoint, device, budget)
-
-
-def on_one_device(settings: Settings) -> Settings:
-    """Both roles on the same device, resolved; a role that asks for "auto" follows the other one.
-
-    Raises:
-        ConfigurationError: they ask for different devices, or for one that is not there.
-    """
-    asked = {settings.encoder.device, settings.decoder.device} - {"auto"}
-    if len(asked) > 1:
-        raise ConfigurationError(
-            f"one process has one device: encoder.device is {settings.encoder.device!r}, "
-            f"decoder.device {settings.decoder.device!r}"
-        )
-    device = {"device": resolve_device(asked.pop() if asked else "auto")}
-    return settings.model_copy(
-        update={
-            "encoder": settings.encoder.model_copy(update=device),
-            "decoder": settings.decoder.model_copy(update=device),
-        }
-    )
-
-
-@asynccontextmanager
-async def local_transcriber(
-    settings: Settings, recorder: Recorder | None = None
-) -> AsyncIterator[RequestTranscriber]:
-    """Both roles in this process, KV moved in memory; closed cleanly at the end.
-
-    Raises:
-        ConfigurationError: settings and checkpoint do not fit each other or this machine.
-    """
-    checkpoint = await asyncio.to_thread(open_checkpoint, settings.model)
-    settings = on_one_device(settings)
-    device = settings.encoder.device
-    settings = sized_together(settings, checkpoint, device)
-    own = settings.model_copy(update={"transport": "memory", "cluster_key": os.urandom(32).hex()})
-    # Each part is closed after those that use it, also where a later one does not start.
-    async with AsyncExitStack() as started:
-        exporters = make_exporters(checkpoint, own, device, "encoder")
-        for exporter in exporters:
-            started.push_async_callback(asyncio.to_thread, exporter.close)
-        importer = make_handoff_importer(checkpoint, own, device, "decoder")
-        started.push_async_callback(asyncio.to_thread, importer.close)
-        encoder = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
-        started.push_async_callback(asyncio.to_thread, encoder.close)
-        decoder = DecoderEngine(checkpoint, importer, settings.decoder)
-        started.push_async_callback(asyncio.to_thread, decoder.close)
-        audio = AudioPool(settings.router)
-        await audio.start()
-        started.push_async_callback(audio.close)
-        yield RequestTranscriber(
-            audio,
-            EnginePool(encoder.submit, _status_of(encoder, checkpoint, device)),
-            EnginePool(decoder.submit, _status_of(decoder, checkpoint, device)),
-            WhisperTokenizer.from_checkpoint(checkpoint),
-            settings.router,
-            recorder,
-            dims=checkpoint.dims,
-        )
-
-
-def _status_of(
-    engine: EncoderEngine | DecoderEngine, checkpoint: Checkpoint, device: str
-) -> Callable[[], WorkerStatus]:
-    """What tells the status of an engine in this process."""
-    return lambda: engine.stats().as_status(
-        replica=f"local-{os.getpid()}",
-        model=checkpoint.name,
-        transport="memory",
-        device=device,
-        healthy=engine.healthy() is None,
-    )

@@ -8,6 +8,7 @@ the cluster is started. Knows no role and no Serve.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import stat
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from cluster.errors import ConfigurationError
 from cluster.settings import DecoderSettings, EncoderSettings, Settings
 
 MPS_DIRECTORY = "/tmp/nvidia-mps"
+CUDA_DRIVER = "libcuda.so.1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,10 +53,18 @@ class Placement:
 
 def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
     """The machine of this process, with the GPUs that torch sees."""
+    return joined_machine(_count_gpus(), environ)
+
+
+def _count_gpus() -> int:
+    """Where CUDA's driver does not load torch sees none, and need not be imported to say so."""
+    try:
+        ctypes.CDLL(CUDA_DRIVER)
+    except OSError:
+        return 0
     import torch
 
-    n_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return joined_machine(n_gpus, environ)
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
 def joined_machine(n_gpus: float, environ: Mapping[str, str] = os.environ) -> Machine:

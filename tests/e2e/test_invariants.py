@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from cluster.demo.samples import sample_path
-from cluster.serve.app import local_transcriber
+from cluster.serve.in_process import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.request import RequestTranscriber

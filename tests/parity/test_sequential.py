@@ -25,7 +25,7 @@ import whisper
 from cluster.demo.samples import sample_path, sample_text
 from cluster.messages import SAMPLE_RATE, Pcm, QualityGates
 from cluster.model.checkpoint import open_checkpoint
-from cluster.serve.app import local_transcriber
+from cluster.serve.in_process import local_transcriber
 from cluster.settings_sources import load_settings
 from decoder_worker.sampling.noise import gumbel, noise_key
 from router.api.params import LADDER, SequentialOptions, TranscriptionParams

@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from cluster.serve.app import local_transcriber
+from cluster.serve.in_process import local_transcriber
 from cluster.serve.replicas.router_replica import served_model
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings

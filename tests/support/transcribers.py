@@ -14,7 +14,7 @@ import whisper
 
 from cluster.demo.recipe.wav import wav_bytes
 from cluster.messages import Pcm
-from cluster.serve.app import local_transcriber
+from cluster.serve.in_process import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.interface import TranscriptionResult

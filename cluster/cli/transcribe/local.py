@@ -37,7 +37,7 @@ async def in_process(job: Job) -> AsyncIterator[TranscribeFile]:
         ConfigurationError: settings or checkpoint do not fit.
         UnsupportedValueError: the model cannot do what was asked for.
     """
-    from cluster.serve.app import local_transcriber  # imports torch
+    from cluster.serve.in_process import local_transcriber  # imports torch
 
     params = job.params
     async with local_transcriber(local_settings(job)) as transcriber:

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from cluster.serve.app import local_transcriber
+from cluster.serve.in_process import local_transcriber
 from cluster.settings import Settings
 from router.api.params import TranscriptionParams
 from router.interface import RequestContext

@@ -1,21 +1,19 @@
 """Choosing a transport, and making a worker's end of it: the one place that names them all.
 
-"auto" is NIXL where it loads (Linux), else the transport within one process.
+"auto" is NIXL where it loads (Linux), else the transport within one process. To ask which one
+that is imports no wire, and so not torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from cluster.errors import ConfigurationError
 from cluster.kv.transfer_config import TransferConfig
-from cluster.kv.wires.memory_wire import MemoryWire
 from cluster.kv.wires.nixl_agent import load_api
-from cluster.kv.wires.nixl_wire import NixlWire
-from cluster.kv.wires.wire import Wire
 
-_WIRES: dict[str, Callable[[TransferConfig], Wire]] = {"memory": MemoryWire, "nixl": NixlWire}
+if TYPE_CHECKING:
+    from cluster.kv.wires.wire import Wire
 
 
 def available_transport() -> Literal["nixl", "memory"]:
@@ -34,4 +32,10 @@ def make_wire(config: TransferConfig) -> Wire:
         ConfigurationError: the GPU's allocator does not suit the transport.
     """
     chosen = available_transport() if config.transport == "auto" else config.transport
-    return _WIRES[chosen](config)
+    if chosen == "memory":
+        from cluster.kv.wires.memory_wire import MemoryWire
+
+        return MemoryWire(config)
+    from cluster.kv.wires.nixl_wire import NixlWire
+
+    return NixlWire(config)

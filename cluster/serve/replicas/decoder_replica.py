@@ -1,4 +1,7 @@
-"""The decoder's Serve replica: hands windows into `DecoderEngine`, and tokens out."""
+"""The decoder's Serve replica: hands windows into `DecoderEngine`, and tokens out.
+
+What computes is imported by the replica itself: whoever starts a cluster only names the class.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,19 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
-from cluster.kv.payloads import make_handoff_importer
-from cluster.kv.wires.gpu_memory import gpu_budget
 from cluster.logs import log_fields, request_scope
 from cluster.messages import DecodeRequest, DecodeResult, SampledToken
 from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.device import resolve_device
 from cluster.serve.replicas.pool_worker import PoolWorker
 from cluster.serve.replicas.replica_setup import gpu_share
 from cluster.settings import Settings
 from cluster.tracing import Span
-from decoder_worker.engine import DecoderEngine
-from decoder_worker.sizing import sized
+
+if TYPE_CHECKING:
+    from decoder_worker.engine import DecoderEngine
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,12 @@ class DecoderWorker(PoolWorker):
 
     def __init__(self, settings: Settings, build: str) -> None:
         self._start(settings, build)
+        from cluster.kv.payloads import make_handoff_importer
+        from cluster.kv.wires.gpu_memory import gpu_budget
+        from cluster.model.device import resolve_device
+        from decoder_worker.engine import DecoderEngine
+        from decoder_worker.sizing import sized
+
         checkpoint = open_checkpoint(settings.model)
         device = resolve_device(settings.decoder.device)
         budget = gpu_budget(device, gpu_share())

@@ -1,4 +1,7 @@
-"""The encoder's Serve replica: hands windows into `EncoderEngine`, and handles of KV out."""
+"""The encoder's Serve replica: hands windows into `EncoderEngine`, and handles of KV out.
+
+What computes is imported by the replica itself: whoever starts a cluster only names the class.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,19 @@ import logging
 import time
 from collections import Counter
 from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
 
-from cluster.kv.payloads import make_exporters
-from cluster.kv.wires.gpu_memory import gpu_budget
 from cluster.logs import log_fields, request_scope
 from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
 from cluster.metrics import ENCODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.device import resolve_device
 from cluster.serve.replicas.busy_share import BusyShare
 from cluster.serve.replicas.pool_worker import PoolWorker
 from cluster.serve.replicas.replica_setup import gpu_share
 from cluster.settings import Settings
-from encoder_worker.engine import EncoderEngine
-from encoder_worker.sizing import sized
+
+if TYPE_CHECKING:
+    from encoder_worker.engine import EncoderEngine
 
 logger = logging.getLogger(__name__)
 
@@ -36,6 +38,12 @@ class EncoderWorker(PoolWorker):
     def __init__(self, settings: Settings, build: str, portion: float = 1.0) -> None:
         """portion: see `encoder_worker.sizing.sized`."""
         self._start(settings, build)
+        from cluster.kv.payloads import make_exporters
+        from cluster.kv.wires.gpu_memory import gpu_budget
+        from cluster.model.device import resolve_device
+        from encoder_worker.engine import EncoderEngine
+        from encoder_worker.sizing import sized
+
         checkpoint = open_checkpoint(settings.model)
         device = resolve_device(settings.encoder.device)
         budget = gpu_budget(device, gpu_share())

@@ -11,7 +11,7 @@ from cluster.kv.wires.gpu_memory import CPU_WINDOWS, GpuBudget, check_allocator,
 from cluster.kv.wires.nixl_agent import warn_if_slow
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.dims import ModelDims
-from cluster.serve.app import sized_together
+from cluster.serve.in_process import sized_together
 from cluster.settings import DecoderSettings, EncoderSettings, Settings
 from decoder_worker import sizing as decoder_sizing
 from encoder_worker import sizing as encoder_sizing
@@ -91,7 +91,7 @@ def test_pools_are_sized_for_what_travels() -> None:
 def test_one_process_shares_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """The export pool takes a quarter of the room; the decoder's what is left by all of it."""
     monkeypatch.setattr(
-        "cluster.serve.app.gpu_budget", lambda device: GpuBudget("16 GB", 16 * 10**9)
+        "cluster.serve.in_process.gpu_budget", lambda device: GpuBudget("16 GB", 16 * 10**9)
     )
     sized = sized_together(Settings(decoder=DecoderSettings(max_batch=64)), CHECKPOINT, "cuda")
     taken = encoder_sizing.taken_bytes(sized, CHECKPOINT, "cuda")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from cluster.errors import ConfigurationError
-from cluster.serve import app
-from cluster.serve.app import local_transcriber, on_one_device
+from cluster.serve import in_process
+from cluster.serve.in_process import local_transcriber, on_one_device
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
@@ -53,7 +53,7 @@ async def test_a_failed_start_leaves_no_part_running(
     part: str, failing: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = running()
-    monkeypatch.setattr(f"{app.__name__}.{part}", failing)
+    monkeypatch.setattr(f"{in_process.__name__}.{part}", failing)
     with pytest.raises(ConfigurationError, match="does not start"):
         async with local_transcriber(make_settings("cpu", "cpu")):
             pass
