@@ -59,6 +59,8 @@ class EncodeRequest:
         request, and passed on with the handle. It has nothing to do with a decoder's attempts at
         higher temperatures.
     traceparent: W3C Trace Context of the caller's span; empty where nothing is traced.
+    context: encoder positions of 20 ms to compute, from the window's start on; 0 means all that the
+        checkpoint has (1500). A batch holds windows of one context.
     """
 
     request_id: str
@@ -68,6 +70,7 @@ class EncodeRequest:
     remaining_s: float
     file_mel: FileMel | None = None
     traceparent: str = ""
+    context: int = 0
 
     @property
     def n_samples(self) -> int:

@@ -22,6 +22,7 @@ Transport = Literal["auto", "nixl", "memory"]
 PlacementName = Literal["auto", "split", "colocated"]
 Attention = Literal["auto", "flashinfer", "torch"]
 Listener = Literal["auto", "router", "serve"]
+Context = Literal["auto", "full", "trimmed"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
@@ -138,6 +139,25 @@ class EncoderSettings(PoolSettings):
         0, ge=0, description="windows the export pool holds; 0: 16, on a GPU by its free memory"
     )
     threads: int = Field(0, ge=0, description="torch threads; 0 takes every core")
+    context: Context = Field(
+        "auto",
+        description="encoder positions of a window: full (30 s), trimmed (its audio and some "
+        "slack; what is doubted is encoded again in full), or auto (trimmed where the checkpoint's "
+        "folder declares that it was tuned for it)",
+    )
+    context_slack: int | None = Field(
+        None,
+        ge=0,
+        le=1500,
+        description="positions of 20 ms behind the audio of a trimmed window; unset: the "
+        "checkpoint's, else 128",
+    )
+    context_max_s: float | None = Field(
+        None,
+        gt=0,
+        le=30,
+        description="longest audio of a window that is trimmed; unset: the checkpoint's, else 8",
+    )
 
 
 class DecoderSettings(PoolSettings):

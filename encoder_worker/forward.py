@@ -23,7 +23,14 @@ from torch import Tensor
 from cluster.jit.background import InBackground
 from cluster.messages import FileMel
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
+from cluster.model.cross_kv import (
+    CrossKVProjection,
+    Unprojected,
+    as_kv_pool,
+    is_packed,
+    packed_page,
+)
+from cluster.model.encoder_context import FULL, MEL_PER_POSITION
 from cluster.model.streams import (
     ENCODE_PRIORITY,
     default_stream,
@@ -67,7 +74,7 @@ class WindowEncoder:
         torch_dtype = TORCH_DTYPES[dtype]
         self.device = device
         self.dtype = dtype
-        self._states_shape = (1, checkpoint.dims.n_audio_ctx, checkpoint.dims.n_audio_state)
+        self._dims = checkpoint.dims
         self._mel = LogMel(checkpoint.dims.n_mels, device)
         self._encoder = AudioEncoder(checkpoint, torch_dtype, device, int8=int8)
         self._projection = CrossKVProjection(checkpoint, torch_dtype, device) if projects else None
@@ -107,6 +114,7 @@ class WindowEncoder:
         pool: Tensor,
         pages: Sequence[Sequence[int]],
         file_mels: Sequence[FileMel | None] | None = None,
+        context: int = FULL,
     ) -> Ready:
         """Encode `windows` into their pages.
 
@@ -114,32 +122,38 @@ class WindowEncoder:
             windows: each int16 [n], n <= 480000, and its context where it has a `FileMel`.
             pool: the pool's tensor: [n_pages, L, 2, page_frames, H, Dh] takes K/V,
                 [n_pages, T, n_audio_state] takes the states. Mutated.
-            pages: per window its pages in frame order.
+            pages: per window its pages in frame order, as many as its positions take.
             file_mels: per window what makes it a slice of its file; None where nothing does.
+            context: positions to compute of each window, its first; FULL (0): all there are.
 
         Returns:
             What to wait for before anyone may read the pages: a reader comes as soon as its
             handle is out, past any stream's order.
         """
-        if static := self._static.get(pool.dim()):
+        n_positions = context or self._dims.n_audio_ctx
+        static = self._static.get(pool.dim())
+        if static is not None and n_positions == self._dims.n_audio_ctx:
             return static(windows, pages, file_mels)
         projection, paged = self._output(pool)
+        n_frames = MEL_PER_POSITION * n_positions
         if self._stream is None:
-            mel = self._mel(windows, file_mels)
+            mel = self._mel(windows, file_mels)[:, :, :n_frames]
             if team := self._find_team():
                 return self._launch_on_team(team, mel, projection, paged, pages)
             projection.write(self._encoder(mel), paged, pages)
             return AlreadyDone()
         self._stream.wait_stream(default_stream())  # that loaded the weights
         with on_stream(self._stream):
-            projection.write(self._encoder(self._mel(windows, file_mels)), paged, pages)
+            mel = self._mel(windows, file_mels)[:, :, :n_frames]
+            projection.write(self._encoder(mel), paged, pages)
         return EventReady(self._stream)
 
     @torch.inference_mode()
     def time_projection(self, pool: Tensor, pages: Sequence[int]) -> float:
         """Seconds that the K/V of one window take on an idle device. Overwrites `pages`."""
         projection, paged = self._output(pool)
-        states = torch.zeros(self._states_shape, dtype=TORCH_DTYPES[self.dtype], device=self.device)
+        shape = (1, self._dims.n_audio_ctx, self._dims.n_audio_state)
+        states = torch.zeros(shape, dtype=TORCH_DTYPES[self.dtype], device=self.device)
         seconds = []
         for _ in range(TIMED_PROJECTIONS):
             begun = time.perf_counter()
@@ -173,10 +187,13 @@ class WindowEncoder:
         pool: Tensor,
         pages: Sequence[Sequence[int]],
     ) -> Ready:
-        if isinstance(projection, CrossKVProjection) and pool.shape[3] == self._states_shape[1]:
-            sinks = [partial(projection.write_rows, pool[own[0]]) for own in pages]
+        n_positions = mel.shape[2] // MEL_PER_POSITION
+        if isinstance(projection, CrossKVProjection) and is_packed(pool, self._dims.n_audio_ctx):
+            own_pages = [packed_page(pool[own[0]], n_positions) for own in pages]
+            sinks = [partial(projection.write_rows, page) for page in own_pages]
             return TeamReady([team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)])
-        states = torch.empty(len(mel), *self._states_shape[1:], dtype=TORCH_DTYPES[self.dtype])
+        shape = (len(mel), n_positions, self._dims.n_audio_state)
+        states = torch.empty(shape, dtype=TORCH_DTYPES[self.dtype])
         sinks = [partial(_put_rows, row) for row in states]
         futures = [team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)]
         return TeamReady(futures, partial(projection.write, states, pool, pages))

@@ -133,7 +133,7 @@ class AudioEncoder:
         """What goes into the first layer at some positions of one window.
 
         Args:
-            mel: [1, n_mels, 2 * n_audio_ctx] in the encoder's dtype.
+            mel: [1, n_mels, 2 * T] in the encoder's dtype.
             alike: positions that see the same features (`positions_alike`), computed once.
 
         Returns:
@@ -163,8 +163,8 @@ class AudioEncoder:
 def positions_alike(mel: Tensor) -> range:
     """Of the encoder's positions those that see nothing but a short window's padding.
 
-    mel [1, n_mels, 2 * n_audio_ctx], whose last frames are all the same there. A position t sees
-    frames 2t-2 to 2t+2; the last one sees beyond the window.
+    mel [1, n_mels, 2 * T], whose last frames are all the same there. A position t sees frames
+    2t-2 to 2t+2; the last one sees beyond the window.
     """
     differs = (mel[0] != mel[0, :, -1:]).any(0).nonzero()
     padded_from = int(differs[-1]) + 1 if len(differs) else 0

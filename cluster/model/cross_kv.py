@@ -1,12 +1,14 @@
 """Cross-attention K and V of every decoder layer, from encoder states into pages.
 
-With a page per window (CPU) each product is copied to its place in the page; with smaller pages one
+With a page per window (CPU) each product is copied to its place in the page; a window of fewer
+frames lies packed in the page's beginning, so that one READ moves it. With smaller pages one
 product for all layers is scattered. It runs in the encoder worker, or in the decoder
 worker where the states themselves travelled. Knows the page layout, not who owns a page.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -34,6 +36,7 @@ class CrossKVProjection:
         device: torch.device | str = "cpu",
     ) -> None:
         dims = checkpoint.dims
+        self._n_audio_ctx = dims.n_audio_ctx
         tensors = load_tensors(checkpoint, cross_kv_shapes(dims), dtype, device)
         self._shape = (dims.n_text_layer, 2, dims.n_text_head, dims.text_head_dim)
         parts = [
@@ -55,12 +58,12 @@ class CrossKVProjection:
         """Project states into the pages of each window. Mutates `pool`.
 
         Args:
-            states: [B, T, n_audio_state].
+            states: [B, T, n_audio_state]; T may be less than the checkpoint's positions.
             pool: [n_pages, L, 2, page_frames, H, Dh] on the same device, any float dtype; an
                 8-bit one saturates.
-            pages: per window its pages in frame order.
+            pages: per window its pages in frame order, as many as T frames take.
         """
-        whole = pool.shape[3] == states.shape[1]
+        whole = is_packed(pool, self._n_audio_ctx)
         if states.device.type != "cpu":
             for first in range(0, len(states), WINDOWS_AT_ONCE):
                 part = slice(first, first + WINDOWS_AT_ONCE)
@@ -68,7 +71,7 @@ class CrossKVProjection:
             return
         for row, own in zip(states, pages, strict=True):  # a window at a time: it fits the cache
             if whole:
-                self.write_rows(pool[own[0]], row, 0)
+                self.write_rows(packed_page(pool[own[0]], len(row)), row, 0)
             else:
                 write_pages(self.project(row[None]), pool, [own])
 
@@ -76,7 +79,7 @@ class CrossKVProjection:
         """Project some frames into a page that holds all of a window's. Mutates `page`.
 
         Args:
-            page: [L, 2, T, H, Dh], as in `write`.
+            page: [L, 2, T, H, Dh] of `packed_page`.
             states: [n, n_audio_state], of the frames from `begin` on.
         """
         blocks = page.flatten(0, 1).flatten(2)[:, begin : begin + len(states)]  # [L * 2, n, d]
@@ -96,6 +99,27 @@ class Unprojected:
 
     def write(self, states: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> None:
         write_pages(self.project(states), pool, pages)
+
+
+def is_packed(pool: Tensor, n_audio_ctx: int) -> bool:
+    """Whether windows of fewer than all positions lie packed in the beginning of their page.
+
+    So it is on a CPU with a page per window. A GPU's kernels read all pages by the same strides.
+
+    Args:
+        pool: [n_pages, L, 2, page_frames, H, Dh].
+    """
+    return pool.device.type == "cpu" and pool.shape[3] == n_audio_ctx
+
+
+def packed_page(page: Tensor, n_frames: int) -> Tensor:
+    """The beginning of a page as the KV of so many frames, contiguous.
+
+    page [L, 2, page_frames, H, Dh] -> [L, 2, n_frames, H, Dh], a view; of all frames the page.
+    """
+    n_layer, two, _, n_head, head_dim = page.shape
+    shape = (n_layer, two, n_frames, n_head, head_dim)
+    return page.flatten()[: math.prod(shape)].view(shape)
 
 
 def as_kv_pool(pool: Tensor) -> Tensor:

@@ -33,6 +33,7 @@ TEXT_FILES = (
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
+    "encoder_context.json",
 )
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
 

@@ -12,6 +12,7 @@ on what else there is.
 
 from __future__ import annotations
 
+import itertools
 import math
 import threading
 from collections.abc import Callable
@@ -28,7 +29,8 @@ from cluster.model.layers import LayerNorm
 from encoder_worker.cpu.team_kernels import TeamKernels
 from encoder_worker.model import AudioEncoder, EncoderLayer, positions_alike
 
-ROWS = 250  # a unit: its hidden rows (1 MB for base) stay in cache between products
+ROWS = 250  # most of a unit: its hidden rows (1 MB for base) stay in cache between products
+LEAST_UNITS = 4  # of a window
 SCORES_BYTES = 1 << 22  # of the heads that a unit attends with at a time
 LOG2_E = math.log2(math.e)
 
@@ -56,7 +58,7 @@ class TeamEncoder:
         """Encode a window.
 
         Args:
-            mel: [1, n_mels, 2 * T], in any dtype.
+            mel: [1, n_mels, 2 * T], in any dtype; T up to the checkpoint's positions.
             sink: called on the team's threads, with each row once, in units.
 
         Returns:
@@ -64,6 +66,7 @@ class TeamEncoder:
         """
         with self._changed:
             memory = self._idle.pop() if self._idle else _Memory(self._encoder)
+            memory.lay_out(mel.shape[2] // 2)
             window = _Window(memory, mel.to(self._encoder.dtype), sink)
             self._windows.append(window)
             self._changed.notify_all()
@@ -117,7 +120,7 @@ class TeamEncoder:
             else:
                 window.future.set_result(None)
         elif stands:  # no other thread is at this window now
-            mean = memory.key_sums.sum(0) / np.float32(memory.n)
+            mean = memory.key_sums[: len(memory.units)].sum(0) / np.float32(memory.n)
             self._kernels.centre(as_array(memory.k[window.layer % 2]), 0, memory.n, mean)
             with self._changed:
                 window.begin_layer(window.layer + 1)
@@ -165,20 +168,41 @@ class TeamEncoder:
 
 
 class _Memory:
-    """What a window needs while it is encoded."""
+    """What a window needs while it is encoded, for as many positions as there can be.
+
+    n: the window's positions, set by `lay_out` with what follows from it. units: begin and end.
+    x: the residual stream, float32 [n, d]. q: of each unit [H, its rows, Dh]. k, v [2, H, n, Dh]:
+    keys and values of two layers: while some attend with one, others write the next.
+    """
 
     def __init__(self, encoder: AudioEncoder) -> None:
         dims, dtype = encoder.dims, encoder.dtype
-        self.n, self.d = dims.n_audio_ctx, dims.n_audio_state
-        size = ROWS if self.n % ROWS == 0 else self.n
-        self.units = [(begin, begin + size) for begin in range(0, self.n, size)]
-        self.x = torch.empty(self.n, self.d)  # the residual stream
-        n_head, head_dim = dims.n_audio_head, self.d // dims.n_audio_head
-        self.q = [torch.empty(n_head, size, head_dim, dtype=dtype) for _ in self.units]
-        # Keys and values of two layers: while some attend with one, others write the next.
-        all_rows = (2, n_head, self.n, head_dim)
-        self.k, self.v = torch.empty(all_rows, dtype=dtype), torch.empty(all_rows, dtype=dtype)
-        self.key_sums = np.empty((len(self.units), self.d), dtype=np.float32)
+        self.d, self._n_head = dims.n_audio_state, dims.n_audio_head
+        most = dims.n_audio_ctx
+        self._x = torch.empty(most * self.d)
+        self._q = torch.empty(most * self.d, dtype=dtype)
+        self._k, self._v = (torch.empty(2 * most * self.d, dtype=dtype) for _ in range(2))
+        self.key_sums = np.empty((len(units_of(most)), self.d), dtype=np.float32)
+        self.lay_out(most)
+
+    def lay_out(self, n: int) -> None:
+        """Make room for a window of `n` positions; every tensor is contiguous."""
+        self.n, d, n_head = n, self.d, self._n_head
+        self.units = units_of(n)
+        self.x = self._x[: n * d].view(n, d)
+        self.q = [self._q[b * d : e * d].view(n_head, e - b, d // n_head) for b, e in self.units]
+        all_rows = (2, n_head, n, d // n_head)
+        self.k, self.v = (flat[: 2 * n * d].view(all_rows) for flat in (self._k, self._v))
+
+
+def units_of(n: int) -> list[tuple[int, int]]:
+    """The rows of a window of `n` positions, cut into an even number of units of about a size.
+
+    Of at most `ROWS` rows each, and of so few that cores share a short window's too.
+    """
+    n_units = max(2 * -(-n // (2 * ROWS)), LEAST_UNITS)
+    bounds = [n * unit // n_units for unit in range(n_units + 1)]
+    return list(itertools.pairwise(bounds))
 
 
 class _Window:

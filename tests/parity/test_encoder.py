@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,24 @@ def test_states_and_cross_kv_equal_the_reference(shape: str) -> None:
     expected_kv = reference_kv(model, expected)
     assert_close(f"{shape} cross K", kv[:, :, :, 0], expected_kv[:, :, :, 0])
     assert_close(f"{shape} cross V", kv[:, :, :, 1], expected_kv[:, :, :, 1])
+
+
+@pytest.mark.parametrize("n_positions", [128, 320])
+@torch.inference_mode()
+def test_a_trimmed_context_equals_the_reference_on_the_same_shortened_mel(n_positions: int) -> None:
+    """The reference with its positions cut to as many, and features of as many frames."""
+    folder = cached_checkpoint("tiny")
+    checkpoint = open_checkpoint(str(folder))
+    mel = hf_features(folder, [make_pcm(2.5), make_pcm(1.0, 1)])[:, :, : 2 * n_positions]
+    states = AudioEncoder(checkpoint)(mel)
+    encoder = copy.deepcopy(hf_model(folder).model.encoder)
+    encoder.config.max_source_positions = encoder.max_source_positions = n_positions
+    encoder.embed_positions = torch.nn.Embedding.from_pretrained(
+        encoder.embed_positions.weight[:n_positions]
+    )
+    expected = encoder(mel).last_hidden_state
+    assert states.shape[1] == n_positions
+    assert_close(f"{n_positions} positions", states, expected)
 
 
 @torch.inference_mode()

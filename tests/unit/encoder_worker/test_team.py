@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from cluster.jit.background import as_array
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from encoder_worker.cpu.team import TeamEncoder, attend
+from cluster.model.encoder_context import FULL, LENGTHS
+from encoder_worker.cpu.team import ROWS, TeamEncoder, attend, units_of
 from encoder_worker.cpu.team_kernels import TeamKernels, build
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.mel import LogMel
@@ -44,7 +45,8 @@ def dtype_of(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 def encode(encoder: AudioEncoder, team: TeamEncoder, mel: Tensor) -> Tensor:
-    states = torch.full((len(mel), 1500, encoder.dims.n_audio_state), float("nan"))
+    shape = (len(mel), mel.shape[2] // 2, encoder.dims.n_audio_state)
+    states = torch.full(shape, float("nan"))
 
     def put(row: Tensor) -> Any:
         def sink(rows: Tensor, begin: int) -> None:
@@ -77,6 +79,35 @@ def test_any_team_gives_the_plain_encoders_states(
         assert torch.equal(again[0], found[1]), "another batch, another result"
         alone = found if alone is None else alone
         assert torch.equal(found, alone), f"{n_threads} threads, another result"
+
+
+@torch.inference_mode()
+def test_short_contexts_give_the_plain_encoders_states(
+    checkpoint: Checkpoint, kernels: TeamKernels, request: pytest.FixtureRequest
+) -> None:
+    """In memory that longer windows used, and whatever the number of threads."""
+    dtype = dtype_of(request)
+    encoder, reference = AudioEncoder(checkpoint, dtype), AudioEncoder(checkpoint)
+    mel = LogMel(checkpoint.dims.n_mels)(PCM[::2])
+    teams = [TeamEncoder(encoder, kernels, n_threads) for n_threads in (1, 3)]
+    for n_positions in (320, 1500, 128):
+        own = mel[:, :, : 2 * n_positions]
+        expected = reference(own)
+        by_one, by_three = (encode(encoder, team, own) for team in teams)
+        share = 1e-4 if dtype is torch.float32 else 0.05
+        assert_close(f"{n_positions} positions", by_one, expected, share=share)
+        assert torch.equal(by_one, by_three)
+    for team in teams:
+        team.close()
+
+
+def test_units_cover_every_row_once_and_are_shared_evenly() -> None:
+    for n in (*LENGTHS, 1500):
+        units = units_of(n)
+        assert [row for begin, end in units for row in range(begin, end)] == list(range(n))
+        sizes = [end - begin for begin, end in units]
+        assert len(units) % 2 == 0
+        assert max(sizes) <= min(ROWS, min(sizes) + 1)
 
 
 @pytest.mark.parametrize("seconds", [0.3, 4.0, 12.512, 29.98, 30.0])
@@ -152,18 +183,24 @@ def forward(checkpoint: Checkpoint) -> Iterator[WindowEncoder]:
     made.close()
 
 
+@pytest.mark.parametrize("context", [FULL, 320])
 @pytest.mark.parametrize("page_frames", [1500, 125])
 def test_pages_get_the_same_before_and_after_the_kernels_are_built(
-    checkpoint: Checkpoint, forward: WindowEncoder, page_frames: int
+    checkpoint: Checkpoint, forward: WindowEncoder, page_frames: int, context: int
 ) -> None:
     dims = checkpoint.dims
-    per_window = 1500 // page_frames
+    per_window = -(-(context or 1500) // page_frames)
     shape = (3 * per_window, dims.n_text_layer, 2, page_frames, dims.n_text_head, 64)
     pages = torch.randperm(shape[0]).view(3, per_window).tolist()
     plain, by_team = torch.zeros(shape), torch.zeros(shape)
     kernels, forward._kernels = forward._kernels, None
-    forward(PCM, plain, pages).wait()
+    forward(PCM, plain, pages, None, context).wait()
     forward._kernels = kernels
     assert forward.wait_until_built(BUILD_S)
-    forward(PCM, by_team, pages).wait()
+    forward(PCM, by_team, pages, None, context).wait()
     assert_close("pages", by_team, plain)
+    if context and page_frames == 1500:  # packed in the pages' beginnings, and nothing behind
+        n_written = plain[0].numel() * context // 1500
+        assert plain.flatten(1)[:, :n_written].count_nonzero() > 0.99 * 3 * n_written
+        assert not plain.flatten(1)[:, n_written:].any()
+        assert not by_team.flatten(1)[:, n_written:].any()
