@@ -24,12 +24,17 @@ from collections.abc import Callable
 
 import torch
 from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper, fast_decode_plan
-from flashinfer.page import append_paged_kv_cache
 from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from torch import Tensor
 
 from cluster.model.streams import new_event
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
+from decoder_worker.attention.operators import (
+    Planned,
+    append_to_pages,
+    attend_pages,
+    attend_pages_into,
+)
 
 WORKSPACE_BYTES = 128 * 2**20  # what flashinfer recommends, for partial results of split KV
 BACKEND = "fa2"  # not "auto": it takes any page size and fp8 pages under bf16 queries
@@ -152,8 +157,9 @@ class PromptAttention:
 class _Table:
     """A page table on the device, over one pool."""
 
-    def __init__(self, pool: Tensor) -> None:
+    def __init__(self, pool: Tensor, workspace: Tensor) -> None:
         self.device = pool.device
+        self._workspace = workspace
         self.page_size, n_head, head_dim = pool.shape[3:]
         self._sizes = (n_head, n_head, head_dim, self.page_size)  # as every plan takes them
         self._layers = [(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(pool.shape[1])]
@@ -169,16 +175,14 @@ class _Table:
 
     def append(self, layer: int, k: Tensor, v: Tensor, entries: Tensor, positions: Tensor) -> None:
         """Write keys and values of tokens at `positions` of `entries`, both int32 [n]."""
-        append_paged_kv_cache(
-            k,
-            v,
-            entries,
-            positions,
-            self._layers[layer],
-            self.indices,
-            self.indptr,
-            self.last_page_len,
-        )
+        pages = self._layers[layer]
+        table = (self.indices, self.indptr, self.last_page_len)
+        append_to_pages(k, v, entries, positions, *pages, *table)
+
+    def _arguments(self, layer: int, q: Tensor) -> tuple[Tensor, ...]:
+        """What a kernel of a layer's attention reads and writes, but for the result."""
+        table = (self.indptr, self.indices, self.last_page_len)
+        return (q, *self._layers[layer], *table, self._workspace)
 
 
 class _PrefillTable(_Table):
@@ -193,7 +197,7 @@ class _PrefillTable(_Table):
         causal: bool,
         n_rows: int = 0,
     ) -> None:
-        super().__init__(pool)
+        super().__init__(pool, workspace)
         buffers: dict[str, Tensor] = {}
         if n_rows:
             self._make_buffers(n_rows, len(pool))
@@ -206,6 +210,7 @@ class _PrefillTable(_Table):
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(
             workspace, "NHD", use_cuda_graph=n_rows > 0, backend=BACKEND, **buffers
         )
+        self._planned_run = Planned(self._wrapper.run)
         self._is_fixed = n_rows > 0
         self._causal = causal
         self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
@@ -230,13 +235,13 @@ class _PrefillTable(_Table):
     def run(self, layer: int, q: Tensor) -> Tensor:
         # Given, since one of the wrapper's own is filled with zeros by one more kernel.
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        self._wrapper.run(q, self._layers[layer], out=out)
+        attend_pages_into(*self._arguments(layer, q), out, self._planned_run.number)
         return out
 
 
 class _StepTable(_Table):
     def __init__(self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, n_rows: int) -> None:
-        super().__init__(pool)
+        super().__init__(pool, workspace)
         self._make_buffers(n_rows, len(pool))
         self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspace,
@@ -247,6 +252,7 @@ class _StepTable(_Table):
             paged_kv_last_page_len_buffer=self.last_page_len,
             backend=BACKEND,
         )
+        self._planned_run = Planned(self._wrapper.run)
         self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
         self._kv: PagedKV | None = None
 
@@ -278,7 +284,7 @@ class _StepTable(_Table):
         return True
 
     def run(self, layer: int, q: Tensor) -> Tensor:
-        out: Tensor = self._wrapper.run(q, self._layers[layer])
+        out: Tensor = attend_pages(*self._arguments(layer, q), self._planned_run.number)
         return out
 
 

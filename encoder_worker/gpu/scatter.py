@@ -12,6 +12,7 @@ from functools import cache
 from torch import Tensor
 
 from cluster.model.cross_kv import stored_as
+from cluster.model.operators import define, nothing
 
 NO_PAGE = -1  # in a table of pages: this window is padding, write nothing
 
@@ -38,11 +39,16 @@ def scatter_pages(kv: Tensor, pool: Tensor, table: Tensor) -> None:
             one saturates.
         table: int32 [B, pages of a window], in frame order; NO_PAGE is left out.
     """
-    if kv.device.type == "cuda":
-        from encoder_worker.gpu.scatter_kernel import launch
+    _scatter_pages(kv, pool, table)
 
-        launch(kv, pool, table)
-        return
+
+def _launch(kv: Tensor, pool: Tensor, table: Tensor) -> None:
+    from encoder_worker.gpu.scatter_kernel import launch
+
+    launch(kv, pool, table)
+
+
+def _by_torch(kv: Tensor, pool: Tensor, table: Tensor) -> None:
     page_frames = pool.shape[3]
     for window, pages in zip(kv, table.tolist(), strict=True):
         for page, frames in zip(pages, window.split(page_frames), strict=True):
@@ -50,3 +56,11 @@ def scatter_pages(kv: Tensor, pool: Tensor, table: Tensor) -> None:
                 pool[page, :, :, : len(frames)] = stored_as(
                     frames.permute(1, 2, 0, 3, 4), pool.dtype
                 )
+
+
+_scatter_pages = define(
+    "scatter_pages(Tensor kv, Tensor(a!) pool, Tensor table) -> ()",
+    cuda=_launch,
+    cpu=_by_torch,
+    shapes=nothing,
+)
