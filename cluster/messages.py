@@ -220,6 +220,8 @@ class DecodeRequest:
 class DecodeTimings:
     """Where a decoder spent a sequence's time.
 
+    queue_s: until it had pages. batch_wait_s: from the arrival of its KV until its prompt was run,
+        mostly for rows of a full batch.
     decode_s: from the first token to the answer: `steps` decode steps, prompts of later
         temperatures, and the alignment of words.
     """
@@ -231,6 +233,12 @@ class DecodeTimings:
     prefill_s: float
     decode_s: float
     steps: int
+    batch_wait_s: float = 0.0
+
+    @property
+    def waited_s(self) -> float:
+        """For pages and for rows."""
+        return self.queue_s + self.batch_wait_s
 
 
 @dataclass(frozen=True, slots=True)

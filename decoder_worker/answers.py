@@ -50,13 +50,15 @@ def language_result(sequence: DecodeSequence, now: float) -> DecodeResult:
 def _timings(sequence: DecodeSequence, now: float) -> DecodeTimings:
     assert sequence.fetched is not None
     fetched = sequence.fetched
+    prefill_started = sequence.prefill_started or now
     decode_started = sequence.decode_started or now
     return DecodeTimings(
         queue_s=sequence.load_started - sequence.arrived,
         transfer_s=fetched.seconds,
         transfer_bytes=fetched.n_bytes,
         transport=fetched.transport,
-        prefill_s=decode_started - (sequence.prefill_started or decode_started),
+        prefill_s=decode_started - prefill_started,
         decode_s=now - decode_started,
         steps=sequence.steps,
+        batch_wait_s=prefill_started - sequence.loaded,
     )

@@ -168,16 +168,17 @@ class DecoderEngine:
         return self._importer.healthy()
 
     def stats(self) -> DecoderStats:
-        pool = self._importer.pool
+        pool, scheduler = self._importer.pool, self._loop.scheduler
+        read_ahead = scheduler.n_without_slots
         return DecoderStats(
-            waiting=self._n_waiting,
-            loading=self._loop.scheduler.n_loading,
-            running=self._loop.scheduler.n_running,
+            waiting=self._n_waiting + read_ahead,
+            loading=max(0, scheduler.n_loading - read_ahead),
+            running=scheduler.n_running,
             pages_free=pool.n_free,
             pages_total=pool.n_pages,
             pages_quarantined=pool.n_quarantined,
             pages_per_window=pool.layout.pages_per_window,
-            slots_free=self._loop.scheduler.n_free_slots,
+            slots_free=scheduler.n_free_slots,
             slots_total=self._settings.max_batch,
             **asdict(self._loop.counters),
         )

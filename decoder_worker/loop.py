@@ -149,6 +149,7 @@ class DecodeLoop:
             self._end(sequence, error)
             return
         stats = sequence.fetched = fetch.result()
+        sequence.loaded = self._clock()
         self.counters.transfers += 1
         self.counters.transfer_bytes += stats.n_bytes
         self.counters.transfer_s += stats.seconds

@@ -1,9 +1,10 @@
 """Who waits, who loads, who runs; and the pages and slots that they hold.
 
-Admission is by deadline and all or nothing: a sequence gets its cross-attention pages, those that
-its encoder states land in where these travel, its self-attention pages for the longest text of
-each of its rows, and their slots in the batch, or it waits holding nothing. So whoever was admitted
-can always finish, and nothing is ever preempted.
+Admission is by deadline: a sequence gets its cross-attention pages, and those that its encoder
+states land in where these travel, or it waits holding nothing. Its rows, each with a slot in the
+batch and self-attention pages for the longest text, it gets when it begins to run, all at once. So
+KV is read while the batch is still full, for a bounded number of sequences. Rows come free without
+any page: who runs has all that it can ever need, is never preempted, and so always finishes.
 `release` is the only way back for pages and slots. Knows no tensors and no transfers.
 """
 
@@ -17,6 +18,7 @@ from decoder_worker.sampling.search import Row
 from decoder_worker.sequence import DecodeSequence, SequenceState
 
 PREFILL_TOKENS = 512  # prompt tokens in one step, so that long prompts do not stall the batch
+READ_AHEAD = 0.5  # of the batch: sequences whose KV may be read before there are rows for them
 
 
 class Scheduler:
@@ -40,6 +42,7 @@ class Scheduler:
         self._self_pages = self_pages
         self._n_foreign = self_pool.n_used
         self._max_batch = max_batch
+        self._read_ahead = max(1, round(READ_AHEAD * max_batch))
         self._free_slots = list(range(max_batch - 1, -1, -1))  # the lowest is taken first
         self._order = itertools.count()
         self._waiting: list[tuple[float, int, DecodeSequence]] = []  # heap by deadline
@@ -64,22 +67,37 @@ class Scheduler:
 
     @property
     def n_free_slots(self) -> int:
-        return len(self._free_slots)
+        """Slots that nobody holds, and that no sequence with pages is about to take."""
+        return max(0, len(self._free_slots) - sum(self._rows_wanted()))
+
+    @property
+    def n_without_slots(self) -> int:
+        """Sequences with pages that have to wait for rows of others, in any thread's view."""
+        left, n = len(self._free_slots), 0
+        for wanted in self._rows_wanted():
+            left -= wanted
+            n += left < 0
+        return n
+
+    def _rows_wanted(self) -> list[int]:
+        """Of each sequence that has pages and no rows yet, in order of admission."""
+        return [s.options.n_rows for s in tuple(self._loading) if not s.rows]
 
     def add(self, sequence: DecodeSequence) -> None:
         heapq.heappush(self._waiting, (sequence.deadline, next(self._order), sequence))
 
     def admit(self) -> list[DecodeSequence]:
-        """Move waiting sequences to LOADING, earliest deadline first, while there is room."""
+        """Move waiting sequences to LOADING, earliest deadline first, while there is room.
+
+        Beyond what the free rows suffice for, at most `READ_AHEAD` of the batch.
+        """
         admitted = []
-        while self._waiting:
+        while self._waiting and self.n_without_slots < self._read_ahead:
             sequence = self._waiting[0][2]
-            n_rows = sequence.options.n_rows
-            if n_rows > len(self._free_slots) or not self._reserve(sequence):
+            if not self._reserve(sequence):
                 break
             heapq.heappop(self._waiting)
             sequence.state = SequenceState.LOADING
-            sequence.rows = [self._new_row(candidate) for candidate in range(n_rows)]
             self._loading[sequence] = None
             admitted.append(sequence)
         return admitted
@@ -104,15 +122,25 @@ class Scheduler:
         return Row(self._free_slots.pop(), own, candidate)
 
     def start_running(self) -> list[DecodeSequence]:
-        """Move sequences whose KV has arrived to RUNNING, up to a budget of prompt tokens."""
+        """Move sequences whose KV has arrived to RUNNING, up to a budget of prompt tokens.
+
+        In order of admission: where one needs more rows than are free, later ones wait behind it,
+        so that many small ones do not keep it waiting for ever.
+        """
         started: list[DecodeSequence] = []
-        n_tokens = 0
+        n_tokens, rows_left = 0, True
         for sequence in list(self._loading):
             if sequence.fetched is None:
+                continue
+            rows_left = rows_left and sequence.options.n_rows <= len(self._free_slots)
+            if not sequence.rows and not rows_left:
                 continue
             n_tokens += len(sequence.options.prompt_tokens) + 1
             if started and n_tokens > PREFILL_TOKENS:
                 break
+            if not sequence.rows:  # one that begins again has kept its own
+                n_rows = sequence.options.n_rows
+                sequence.rows = [self._new_row(candidate) for candidate in range(n_rows)]
             del self._loading[sequence]
             sequence.state = SequenceState.RUNNING
             self._running[sequence] = None

@@ -4,8 +4,8 @@ Its rows are the hypotheses that grow side by side; they share the window's cros
 Attempts follow one another, a temperature each, from the same pages, until one is good enough.
 
 States, in order: WAITING (its handle is accepted, no page held) -> LOADING (pages reserved, its
-KV in flight or just arrived) -> RUNNING (in the batch) -> FINISHED (nothing held). It may finish
-from any of them. Only the engine's thread changes a sequence.
+KV in flight or arrived, no rows yet) -> RUNNING (in the batch) -> FINISHED (nothing held). It may
+finish from any of them. Only the engine's thread changes a sequence.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class DecodeSequence:
     on_token: called with each token as it is sampled, on the engine's thread; None: no caller
         wants them.
     landing_pool: where its encoder states land; None where its KV itself travels.
-    rows, cross_pages, landing_pages: set by the scheduler at admission, taken back by its
-        `release`; landing pages once their states are projected.
+    cross_pages, landing_pages: set by the scheduler at admission; rows: when it begins to run. All
+        are taken back by its `release`; landing pages once their states are projected.
     reading: a READ may still write to its pages, which stay held while it is True.
     fetched: set by the engine when the READ ended well.
     prompt: set by the engine when the language is known.
@@ -101,6 +101,7 @@ class DecodeSequence:
     n_ahead: int = 0
     steps: int = 0
     load_started: float = 0.0
+    loaded: float = 0.0
     prefill_started: float = 0.0
     decode_started: float = 0.0
 

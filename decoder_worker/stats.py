@@ -29,7 +29,8 @@ class Counters:
 class DecoderStats:
     """Totals as in `Counters`, and the state at this moment.
 
-    waiting, loading, running: sequences in each state (arrivals not yet taken are waiting).
+    waiting, loading, running: sequences in each state (arrivals not yet taken are waiting, and so
+        are those whose KV is read before there are rows for them).
     pages_*: of the cross-attention pool.
     slots_*: rows of the batch; a sequence has one for each of its hypotheses.
     """

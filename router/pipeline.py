@@ -100,7 +100,7 @@ class RequestRun:
         done = [result.timings for result in self.results]
         return StageTimings(
             audio_s=audio_s,
-            queue_s=self.encode_queue_s + sum(t.queue_s for t in done),
+            queue_s=self.encode_queue_s + sum(t.waited_s for t in done),
             encode_s=self.encode_s,
             transfer_s=sum(t.transfer_s for t in done),
             decode_s=sum(t.prefill_s + t.decode_s for t in done),
@@ -263,7 +263,7 @@ class Pipeline:
             result = await self._decoders.decode(request, on_token)
         window.request.results.append(result)
         spent = result.timings
-        worked_s = spent.queue_s + spent.transfer_s + spent.prefill_s + spent.decode_s
+        worked_s = spent.waited_s + spent.transfer_s + spent.prefill_s + spent.decode_s
         self._record_hop("decoder", called_s, worked_s)
         return result
 

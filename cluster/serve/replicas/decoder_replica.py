@@ -113,7 +113,7 @@ class DecoderWorker(PoolWorker):
             "splitscribe_kv_transfer_bytes_total", timings.transfer_bytes, transport=transport
         )
         record.observe("splitscribe_kv_transfer_seconds", timings.transfer_s, transport=transport)
-        record.observe("splitscribe_decode_queue_seconds", timings.queue_s)
+        record.observe("splitscribe_decode_queue_seconds", timings.waited_s)
         record.observe("splitscribe_prefill_seconds", timings.prefill_s)
         record.observe("splitscribe_decode_seconds", timings.decode_s)
         if timings.steps:
@@ -127,7 +127,7 @@ class DecoderWorker(PoolWorker):
             timings.steps,
             request.handle.agent,
             1000 * timings.transfer_s,
-            1000 * timings.queue_s,
+            1000 * timings.waited_s,
             1000 * (timings.prefill_s + timings.decode_s),
             extra=log_fields(
                 window=result.window,
@@ -165,7 +165,7 @@ class DecoderReplica(DecoderWorker):
 def tell_stages(span: Span, request: DecodeRequest, result: DecodeResult, arrived_s: float) -> None:
     """Add what a sequence that has just ended spent its time on; `arrived_s` is monotonic.
 
-    Between the arrival of the KV and the prompts, it waited for the batch to begin a step.
+    Between the arrival of the KV and the prompt, it waited for rows in the batch.
     """
     timings, now_s = result.timings, time.monotonic()
     span.stage("decoder queue", arrived_s, timings.queue_s)

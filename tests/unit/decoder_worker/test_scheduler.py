@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 
@@ -48,13 +49,49 @@ def test_the_earliest_deadline_is_admitted_first() -> None:
     assert scheduler.admit() == [late]
 
 
-def test_a_full_batch_admits_nobody_though_pages_are_free() -> None:
-    scheduler = make_scheduler(windows=5, max_batch=2)
-    for _ in range(3):
-        scheduler.add(make_sequence())
+def test_kv_is_read_ahead_of_free_rows_up_to_a_bound() -> None:
+    """A batch of 4: four begin, the KV of two more is read, others wait though pages are free."""
+    scheduler = make_scheduler(windows=9, max_batch=4)
+    for deadline in range(8):
+        scheduler.add(make_sequence(deadline))
     admitted = scheduler.admit()
-    assert sorted(row.slot for sequence in admitted for row in sequence.rows) == [0, 1]
-    assert scheduler.n_waiting == 1
+    assert [sequence.deadline for sequence in admitted] == [0, 1, 2, 3, 4, 5]
+    assert all(sequence.cross_pages and not sequence.rows for sequence in admitted)
+    assert (scheduler.n_free_slots, scheduler.n_without_slots, scheduler.n_waiting) == (0, 2, 2)
+    for sequence in admitted:
+        sequence.fetched = FETCHED
+    running = scheduler.start_running()
+    assert [sequence.deadline for sequence in running] == [0, 1, 2, 3]
+    assert sorted(row.slot for sequence in running for row in sequence.rows) == [0, 1, 2, 3]
+    assert scheduler.start_running() == []
+    scheduler.release(running[1])
+    assert [sequence.deadline for sequence in scheduler.start_running()] == [4]
+    assert [sequence.deadline for sequence in scheduler.admit()] == [6]
+
+
+def test_who_needs_many_rows_is_not_passed_by_for_ever() -> None:
+    """Two rows are free, three are wanted: later ones of one row wait behind it."""
+    scheduler = make_scheduler(windows=9, max_batch=4)
+    first, second, wide, small = (make_sequence(deadline) for deadline in range(4))
+    for sequence in (first, second):
+        scheduler.add(sequence)
+    for sequence in scheduler.admit():
+        sequence.fetched = FETCHED
+    assert scheduler.start_running() == [first, second]
+    wide.request = replace(wide.request, options=replace(wide.options, beam_size=3))
+    for sequence in (wide, small):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [wide, small]
+    assert scheduler.n_without_slots == 2
+    wide.fetched = small.fetched = FETCHED
+    assert scheduler.start_running() == []
+    scheduler.repeat(first)  # has its rows already
+    assert scheduler.start_running() == [first]
+    scheduler.release(first)
+    assert scheduler.start_running() == [wide]
+    assert [len(sequence.rows) for sequence in (wide, small)] == [3, 0]
+    scheduler.release(second)
+    assert scheduler.start_running() == [small]
 
 
 def test_only_what_has_arrived_begins_to_run() -> None:
