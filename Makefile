@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo tools test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
+.PHONY: help install demo tools gpu-check-install gpu-kernels test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make check            format, lint, types, import rules"
@@ -17,6 +17,8 @@ help:
 	@echo "make test             the fast test suite: unit, parity, contract, end to end"
 	@echo "make test-slow        everything that takes longer"
 	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
+	@echo "make gpu-check-install  fetch flashinfer's Python (66 MB), against which tests check our calls"
+	@echo "make gpu-kernels      compile flashinfer's kernels for sm_80, sm_89, sm_90a, without a GPU"
 	@echo "make chaos            faults under load, one after another and in pairs (40 minutes; root for all)"
 	@echo "make tools            install the programs that tests call, with apt-get"
 	@echo "make format           rewrite files as 'make check' wants them"
@@ -48,6 +50,14 @@ tools: install
 	$(AS_ROOT) apt-get update --quiet; \
 	for package in $$packages; do $(APT_INSTALL) $$package || failed="$$failed $$package"; done; \
 	test -z "$$failed" || { echo "Not installed:$$failed"; exit 1; }
+
+# Without their dependencies, into a folder of their own: see pyproject.toml's extras of these names.
+gpu-check-install: install
+	@$(BIN)/python -m tests.gpu_kit.packages gpu-check --pip-args '$(PIP_ARGS)'
+
+gpu-kernels: install
+	@$(BIN)/python -m tests.gpu_kit.packages gpu-check gpu-kernels --pip-args '$(PIP_ARGS)'
+	@$(BIN)/python -m tests.gpu_kit.kernels
 
 FAST := -m "not slow and not gpu"
 
@@ -97,4 +107,4 @@ wheel: install
 	@cp constraints.txt dist/
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .gpu-check build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
