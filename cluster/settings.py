@@ -163,7 +163,11 @@ class EncoderSettings(PoolSettings):
 class DecoderSettings(PoolSettings):
     """The decoder workers."""
 
-    max_batch: int = Field(16, ge=1, description="sequences in one decode step")
+    max_batch: int = Field(
+        0,
+        ge=0,
+        description="rows in one decode step; 0: 16, on a GPU up to 64, by its free memory",
+    )
     kv_windows: int = Field(
         0,
         ge=0,

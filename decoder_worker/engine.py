@@ -26,6 +26,7 @@ from cluster.settings import DecoderSettings
 from decoder_worker.build import build_parts
 from decoder_worker.loop import IDLE_S, Call, DecodeLoop
 from decoder_worker.sequence import DecodeSequence, PromptBuilder, SequenceState
+from decoder_worker.sizing import auto_batch
 from decoder_worker.stats import DecoderStats
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,9 @@ class DecoderEngine:
             ConfigurationError: importer, checkpoint and settings do not fit each other.
             CheckpointError: the weights cannot be loaded.
         """
+        if not settings.max_batch:
+            rows = auto_batch(importer.pool.device.type)
+            settings = settings.model_copy(update={"max_batch": rows})
         tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
         parts = build_parts(checkpoint, tokenizer, importer, settings, page_tokens)
         self.device = parts.device

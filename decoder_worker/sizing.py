@@ -1,4 +1,4 @@
-"""How many windows a decoder's pool has room for, beside all else that it takes of a GPU.
+"""How many rows a decoder's batch has, and how many windows its pool.
 
 Everything is computed from shapes.
 """
@@ -10,13 +10,15 @@ import math
 from cluster.kv.layout import ITEM_BYTES, window_bytes
 from cluster.kv.layout_for import served_kv_layout, served_states_layout
 from cluster.kv.payloads import LANDING_WINDOWS
-from cluster.kv.wires.gpu_memory import GpuBudget, pool_windows
+from cluster.kv.wires.gpu_memory import RESERVE_BYTES, GpuBudget, pool_windows
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_dtype
 from cluster.model.dims import ModelDims
 from cluster.model.shapes import cross_kv_shapes, decoder_shapes
 from cluster.settings import Settings
 
+CPU_ROWS = 16
+GPU_ROWS = (64, 48, 32, 24, 16, 12, 8, 4, 2, 1)  # as many as fit; more than 64 gain next to nothing
 POOL_BATCHES = 2  # one runs while the KV of the next is read
 _LOGIT_COPIES = 6  # float32 logits, their masks and sorted copies
 _WORKSPACE_BYTES = 512 << 20  # attention kernels' plans and split results
@@ -25,28 +27,46 @@ _WORKSPACE_BYTES = 512 << 20  # attention kernels' plans and split results
 def sized(
     settings: Settings, checkpoint: Checkpoint, device: str, budget: GpuBudget | None
 ) -> Settings:
-    """The settings with the cross-attention pool's size filled in; `budget` is None on a CPU.
+    """The settings with the batch's and the pool's size filled in; `budget` is None on a CPU.
 
     Raises:
         ConfigurationError: so many windows do not fit.
     """
     role, needs = settings.decoder, {}
+    window = window_bytes(served_kv_layout(checkpoint, settings, device))
+    rows = role.max_batch or auto_batch(device)
     if budget is not None:
         dtype = resolve_dtype(role.dtype, device)
         needs["weights"] = weight_bytes(checkpoint.dims, dtype)
         if settings.handoff != "cross_kv":
             needs["encoder states"] = landing_bytes(settings, checkpoint, device)
-        needs[f"{role.max_batch} rows"] = working_bytes(checkpoint.dims, dtype, role.max_batch)
+        if not role.max_batch:
+            room = budget.free_bytes - RESERVE_BYTES - sum(needs.values())
+            rows = _rows_that_fit(checkpoint.dims, dtype, room, window, role.kv_windows)
+        needs[f"{rows} rows"] = working_bytes(checkpoint.dims, dtype, rows)
     n_windows = pool_windows(
         "decoder.kv_windows",
         role.kv_windows,
-        POOL_BATCHES * role.max_batch,
-        window_bytes(served_kv_layout(checkpoint, settings, device)),
+        POOL_BATCHES * rows,
+        window,
         budget,
         needs,
     )
-    decoder = role.model_copy(update={"kv_windows": n_windows})
+    decoder = role.model_copy(update={"kv_windows": n_windows, "max_batch": rows})
     return settings.model_copy(update={"decoder": decoder})
+
+
+def auto_batch(device: str) -> int:
+    """Rows where the settings leave it open, and nobody has looked at the memory."""
+    return CPU_ROWS if device == "cpu" else GPU_ROWS[0]
+
+
+def _rows_that_fit(dims: ModelDims, dtype: str, room: int, window: int, n_windows: int) -> int:
+    """The most rows for which `room` has a window each, or the `n_windows` that are asked for."""
+    for rows in GPU_ROWS:
+        if working_bytes(dims, dtype, rows) + (n_windows or rows) * window <= room:
+            return rows
+    return GPU_ROWS[-1]
 
 
 def weight_bytes(dims: ModelDims, dtype: str) -> int:

@@ -31,6 +31,7 @@ STATS_PERIOD_S = 0.5
 # less. A request may take more, up to 600 s, and is cut when its router is stopped meanwhile.
 DRAIN_S = 60.0
 DEEPEST_BATCH = 16  # of any encoder whose batch follows its device
+MOST_ROWS = 64  # of any decoder whose batch follows its device
 UNBOUNDED = 1_000_000
 
 
@@ -152,7 +153,8 @@ def _pools(
         name=f"decoder{suffix}",
         **_size("decoder", settings),
         **replica_choice(),
-        max_ongoing_requests=settings.decoder.max_waiting + settings.decoder.max_batch,
+        max_ongoing_requests=settings.decoder.max_waiting
+        + (settings.decoder.max_batch or MOST_ROWS),
         **_replica_options(placement.gpus_of(settings.decoder), settings.decoder.node_labels),
     ).bind(settings, build)
     return encoder, decoder

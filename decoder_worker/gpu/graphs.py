@@ -167,10 +167,11 @@ class Buckets:
 
 
 def bucket_sizes(max_batch: int) -> list[int]:
-    """1, 2, 4, ... and `max_batch` itself."""
-    sizes = [1]
+    """1, 2, 4, 8, 12, 16, 24, 32, 48, ... and `max_batch`; above 8 at most a third is filled up."""
+    sizes, step = [1], 1
     while sizes[-1] < max_batch:
-        sizes.append(min(2 * sizes[-1], max_batch))
+        sizes.append(min(sizes[-1] + step, max_batch))
+        step = max(1, 2 ** (sizes[-1].bit_length() - 1) // (2 if sizes[-1] >= 8 else 1))
     return sizes
 
 

@@ -136,7 +136,7 @@ def test_each_of_several_models_has_the_common_settings_under_its_own() -> None:
     assert settings.aliases_of("large") == ("whisper-1",)
     assert (large.encoder.replicas, small.encoder.replicas) == (1, 3)
     assert (large.encoder.max_batch, small.encoder.max_batch) == (4, 4)
-    assert (large.decoder.max_batch, small.decoder.max_batch) == (16, 2)
+    assert (large.decoder.max_batch, small.decoder.max_batch) == (0, 2)
 
 
 def test_one_model_stands_for_itself() -> None:

@@ -76,6 +76,22 @@ def test_on_a_gpu_pools_follow_the_batch_and_what_is_free() -> None:
     assert held(H200, max_batch=16) == 32
 
 
+@pytest.mark.parametrize(
+    ("budget", "fewest", "most"),
+    [(H200, 64, 64), (GpuBudget("24 GB", 24 * 10**9), 48, 64), (SMALL, 8, 12)],
+)
+def test_on_a_gpu_the_batch_is_as_large_as_its_memory_allows(
+    budget: GpuBudget, fewest: int, most: int
+) -> None:
+    """Each of its rows has self-attention KV of 73 MB, and a window of 246 MB at least."""
+    sized = decoder_sizing.sized(Settings(), CHECKPOINT, "cuda", budget).decoder
+    assert fewest <= sized.max_batch <= most
+    assert sized.kv_windows >= sized.max_batch
+    few = Settings(decoder=DecoderSettings(kv_windows=10))
+    assert decoder_sizing.sized(few, CHECKPOINT, "cuda", budget).decoder.kv_windows == 10
+    assert decoder_sizing.sized(Settings(), CHECKPOINT, "cpu", None).decoder.max_batch == 16
+
+
 def test_pools_are_sized_for_what_travels() -> None:
     """States take a sixtieth of the KV's room; a decoder that projects has less for its pool."""
     states = Settings(handoff="encoder_states", encoder=EncoderSettings(max_batch=16))
