@@ -26,7 +26,6 @@ from cluster.settings import DecoderSettings
 from decoder_worker.build import build_parts
 from decoder_worker.loop import IDLE_S, Call, DecodeLoop
 from decoder_worker.sequence import DecodeSequence, PromptBuilder, SequenceState
-from decoder_worker.sizing import auto_batch
 from decoder_worker.stats import DecoderStats
 
 logger = logging.getLogger(__name__)
@@ -34,6 +33,13 @@ logger = logging.getLogger(__name__)
 STUCK_S = 60.0  # a step that takes longer is taken for a hang
 CLOSE_S = 15.0  # how long close waits for READs in flight: longer than a READ may take
 RETRY_AFTER_S = 1.0
+CPU_ROWS = 16
+MOST_GPU_ROWS = 64  # more gain next to nothing
+
+
+def auto_batch(device: str) -> int:
+    """Rows where the settings leave it open, and nobody has looked at the memory."""
+    return CPU_ROWS if device == "cpu" else MOST_GPU_ROWS
 
 
 class DecoderEngine:

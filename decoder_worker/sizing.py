@@ -16,9 +16,9 @@ from cluster.model.device import resolve_dtype
 from cluster.model.dims import ModelDims
 from cluster.model.shapes import cross_kv_shapes, decoder_shapes
 from cluster.settings import Settings
+from decoder_worker.engine import MOST_GPU_ROWS, auto_batch
 
-CPU_ROWS = 16
-GPU_ROWS = (64, 48, 32, 24, 16, 12, 8, 4, 2, 1)  # as many as fit; more than 64 gain next to nothing
+GPU_ROWS = (MOST_GPU_ROWS, 48, 32, 24, 16, 12, 8, 4, 2, 1)  # as many as fit
 POOL_BATCHES = 2  # one runs while the KV of the next is read
 _LOGIT_COPIES = 6  # float32 logits, their masks and sorted copies
 _WORKSPACE_BYTES = 512 << 20  # attention kernels' plans and split results
@@ -54,11 +54,6 @@ def sized(
     )
     decoder = role.model_copy(update={"kv_windows": n_windows, "max_batch": rows})
     return settings.model_copy(update={"decoder": decoder})
-
-
-def auto_batch(device: str) -> int:
-    """Rows where the settings leave it open, and nobody has looked at the memory."""
-    return CPU_ROWS if device == "cpu" else GPU_ROWS[0]
 
 
 def _rows_that_fit(dims: ModelDims, dtype: str, room: int, window: int, n_windows: int) -> int:
