@@ -61,6 +61,9 @@ class EncodeRequest:
     traceparent: W3C Trace Context of the caller's span; empty where nothing is traced.
     context: encoder positions of 20 ms to compute, from the window's start on; 0 means all that the
         checkpoint has (1500). A batch holds windows of one context.
+    audio_key: names `pcm` and `file_mel` for whoever sent them: equal for the same audio of the
+        same owner, and nothing that another owner could make. Empty: its KV is not kept for reuse.
+    fresh: encode it even where its KV is kept, which takes the place of that: it could not be used.
     """
 
     request_id: str
@@ -71,6 +74,8 @@ class EncodeRequest:
     file_mel: FileMel | None = None
     traceparent: str = ""
     context: int = 0
+    audio_key: bytes = b""
+    fresh: bool = False
 
     @property
     def n_samples(self) -> int:
@@ -115,7 +120,7 @@ class CrossKVHandle:
 
 @dataclass(frozen=True, slots=True)
 class EncodeTimings:
-    """Where an encoder spent a window's time."""
+    """Where an encoder spent a window's time; `batch_size` is 0 where it was not encoded."""
 
     queue_s: float
     encode_s: float
@@ -132,11 +137,16 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class EncodeReply:
-    """What an encoder answers: the handle, where the time went, and where the KV is."""
+    """What an encoder answers: the handle, where the time went, and where the KV is.
+
+    reused: whether the KV was there already, or came with that of another request's same window;
+        None where nothing is kept for reuse.
+    """
 
     handle: CrossKVHandle
     timings: EncodeTimings
     location: Location = Location()
+    reused: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)

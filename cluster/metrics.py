@@ -86,6 +86,10 @@ ENCODER_METRICS = (
     gauge("splitscribe_export_pages", "Pages of the export pool"),
     gauge("splitscribe_export_pages_free", "Free pages of the export pool"),
     gauge("splitscribe_export_leases", "Published windows not yet released"),
+    counter("splitscribe_cache_windows_total", "Windows whose KV may be reused", "result"),
+    counter("splitscribe_cache_evictions_total", "Kept windows that gave way to others"),
+    gauge("splitscribe_cache_kept_windows", "Windows kept in pages that count as free"),
+    gauge("splitscribe_cache_kept_bytes", "Bytes of those pages"),
     counter("splitscribe_expired_leases_total", "Leases that nobody renewed"),
     counter(
         "splitscribe_refused_notifications_total",

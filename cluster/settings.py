@@ -158,6 +158,11 @@ class EncoderSettings(PoolSettings):
         le=30,
         description="longest audio of a window that is trimmed; unset: the checkpoint's, else 8",
     )
+    cache: bool = Field(
+        True,
+        description="keep published KV until its pages are needed, so that the same audio of the "
+        "same API key is not encoded again",
+    )
 
 
 class DecoderSettings(PoolSettings):

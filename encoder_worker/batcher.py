@@ -3,8 +3,9 @@
 Order: windows whose time runs out first; the others by arrival, where late windows of a request and
 long ones count as having come some seconds later: so a two-second clip passes a two-hour file, and
 no stream of clips, however dense, keeps a window waiting for longer than that. A batch is closed
-when it is full or its oldest window has waited long enough; after an idle time, at once.
-Thread-safe; knows no torch.
+when it is full or its oldest window has waited long enough; after an idle time, at once. Of windows
+with the same key one goes, and the others wait for what becomes of it: `take_twins` takes them out
+when they need no encode any more; if it failed, the next of them goes. Thread-safe; knows no torch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -27,12 +28,21 @@ URGENT_SHARE = 0.25  # of its time left: from then on a window goes before all t
 
 @dataclass(slots=True, eq=False)
 class QueuedWindow:
-    """One window that waits; times are of the batcher's clock."""
+    """One window that waits; times are of the batcher's clock.
+
+    key: windows with the same one have the same KV; empty where that is not to be shared.
+    """
 
     request: EncodeRequest
     future: Future[EncodeReply]
     arrived_s: float
     deadline_s: float
+    key: bytes = b""
+
+    @property
+    def may_share(self) -> bool:
+        """Whether the KV of another window with its key will do."""
+        return bool(self.key) and not self.request.fresh
 
     @property
     def urgent_from_s(self) -> float:
@@ -60,12 +70,19 @@ class Batcher:
         self._clock = clock
         self._queue: list[QueuedWindow] = []
         self._in_flight: Counter[str] = Counter()
+        self._keys_in_flight: Counter[bytes] = Counter()
         self._idle = True
         self._woken = False
         self._changed = threading.Condition()
 
     def __len__(self) -> int:
         return len(self._queue)
+
+    @property
+    def n_distinct(self) -> int:
+        """Waiting windows that need an encode each, as things stand."""
+        with self._changed:
+            return len(self._distinct(self._queue))
 
     @property
     def queued_audio_s(self) -> float:
@@ -84,10 +101,12 @@ class Batcher:
         with self._changed:
             return self._in_flight.total()
 
-    def put(self, request: EncodeRequest, future: Future[EncodeReply]) -> QueuedWindow:
+    def put(
+        self, request: EncodeRequest, future: Future[EncodeReply], key: bytes = b""
+    ) -> QueuedWindow:
         """Add a window; its remaining seconds become a deadline of this clock."""
         now = self._clock()
-        window = QueuedWindow(request, future, now, now + request.remaining_s)
+        window = QueuedWindow(request, future, now, now + request.remaining_s, key)
         with self._changed:
             self._queue.append(window)
             self._changed.notify_all()
@@ -117,7 +136,7 @@ class Batcher:
             while True:
                 wait_s = self.ready_in_s()  # the condition's lock may be taken again
                 if wait_s == 0.0:
-                    return min(len(self._queue), self._max_batch)
+                    return min(self.n_distinct, self._max_batch)
                 left_s = end - self._clock()
                 if self._woken or left_s <= 0:
                     self._woken = False
@@ -133,18 +152,19 @@ class Batcher:
     def ready_in_s(self) -> float | None:
         """Seconds until a batch is closed as things stand: 0 is now, None is not without more."""
         with self._changed:
-            if not self._queue:
-                self._idle = True
+            waiting = self._distinct(self._queue)
+            if not waiting:
+                self._idle = self._idle or not self._queue
                 return None
-            if self._idle or len(self._queue) >= self._max_batch:
+            if self._idle or len(waiting) >= self._max_batch:
                 return 0.0
-            oldest_s = min(window.arrived_s for window in self._queue)
+            oldest_s = min(window.arrived_s for window in waiting)
             return max(0.0, oldest_s + self._batch_wait_s - self._clock())
 
     def pop(self, n_windows: int) -> list[QueuedWindow]:
         """Take the next windows, at most `n_windows`; they are in flight until `finish`.
 
-        Expired ones are left for `expire`.
+        Expired ones are left for `expire`, and those whose twin is in flight for `take_twins`.
         """
         now = self._clock()
         with self._changed:
@@ -152,25 +172,51 @@ class Batcher:
                 (window for window in self._queue if window.deadline_s > now),
                 key=lambda window: _order(window, now),
             )
+            ordered = self._distinct(ordered)
             taken = self._within_cap(ordered)[:n_windows]
             others = [window for window in ordered if window not in taken]
             taken += others[: n_windows - len(taken)]  # better than leaving room empty
             self._queue = [window for window in self._queue if window not in taken]
             self._in_flight.update(window.request.request_id for window in taken)
+            self._keys_in_flight.update(window.key for window in taken if window.key)
             self._idle = False
             return taken
 
-    def finish(self, windows: Iterable[QueuedWindow]) -> None:
+    def finish(self, windows: Sequence[QueuedWindow]) -> None:
         """These windows are no longer in flight."""
         with self._changed:
             self._in_flight.subtract(window.request.request_id for window in windows)
             self._in_flight = +self._in_flight  # drops requests at zero
+            self._keys_in_flight.subtract(window.key for window in windows if window.key)
+            self._keys_in_flight = +self._keys_in_flight
+
+    def take_twins(self, key: bytes) -> list[QueuedWindow]:
+        """Take out the waiting windows with this key, for which its KV will do."""
+        if not key:
+            return []
+        with self._changed:
+            twins = [window for window in self._queue if window.key == key and window.may_share]
+            if twins:
+                self._queue = [window for window in self._queue if window not in twins]
+            return twins
 
     def clear(self) -> list[QueuedWindow]:
         """Take everything out, in order of arrival."""
         with self._changed:
             taken, self._queue = self._queue, []
             return taken
+
+    def _distinct(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
+        """Those that do not wait for the KV of another one, in the same order."""
+        taken: set[bytes] = set()
+        distinct = []
+        for window in windows:
+            if window.may_share:
+                if window.key in taken or window.key in self._keys_in_flight:
+                    continue
+                taken.add(window.key)
+            distinct.append(window)
+        return distinct
 
     def _within_cap(self, ordered: list[QueuedWindow]) -> list[QueuedWindow]:
         counts = self._in_flight.copy()

@@ -32,6 +32,7 @@ from encoder_worker.checks import check_pcm
 from encoder_worker.exports import Exports
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.loop import EncodeLoop
+from encoder_worker.reuse import KVReuse
 from encoder_worker.stats import EncoderStats
 
 logger = logging.getLogger(__name__)
@@ -89,7 +90,10 @@ class EncoderEngine:
         max_batch = settings.max_batch or auto_batch(self.device)
         self._batcher = Batcher(max_batch, settings.batch_wait_ms / 1000, clock=clock)
         recorder = recorder or silent_recorder(ENCODER_METRICS)
-        self._loop = EncodeLoop(self._batcher, self._exports, forward, max_batch, recorder, clock)
+        self._reuse = KVReuse(self._exports, f"{self.dtype} {settings.dtype}", settings.cache)
+        self._loop = EncodeLoop(
+            self._batcher, self._exports, self._reuse, forward, max_batch, recorder, clock
+        )
         self._draining = False
         self._closing = False
         self._failure: str | None = None
@@ -101,7 +105,7 @@ class EncoderEngine:
         started.result()
 
     def submit(self, request: EncodeRequest) -> Future[EncodeReply]:
-        """Queue one window.
+        """Queue one window, or answer it at once where the KV of the same audio is there.
 
         Cancelling the future takes the window out, and ends the lease if one was just given.
 
@@ -120,7 +124,11 @@ class EncoderEngine:
         if reason := self.healthy():
             raise WorkerError(reason)
         future: Future[EncodeReply] = Future()
-        window = self._batcher.put(request, future)
+        key = self._reuse.key_of(request)
+        if (reply := self._reuse.find(request, key, 0.0)) is not None:
+            future.set_result(reply)
+            return future
+        window = self._batcher.put(request, future, key)
         future.add_done_callback(partial(self._drop_cancelled, window))
         if self._closing:  # `close` may have emptied the queue between the check and the put
             self._loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
@@ -133,11 +141,12 @@ class EncoderEngine:
     def stats(self) -> EncoderStats:
         counts = self._loop.counts
         return EncoderStats(
-            queued=len(self._batcher),
+            queued=self._batcher.n_distinct,
             queued_audio_s=self._batcher.queued_audio_s,
             running=self._batcher.n_in_flight,
             slack_s=self._batcher.slack_s,
             leases=self._exports.n_leases,
+            read=self._exports.n_read,
             pages_free=self._exports.n_free_pages,
             pages_total=self._exports.n_pages,
             windows_exported=self._exports.n_windows,
@@ -148,6 +157,7 @@ class EncoderEngine:
             encode_s=counts.encode_s,
             window_s=counts.window_s,
             sends_states=self._exports.next().layout.payload == "encoder_states",
+            reuse=self._reuse.stats(),
         )
 
     def healthy(self) -> str | None:
@@ -155,7 +165,7 @@ class EncoderEngine:
         return self._failure or self._exports.healthy()
 
     def drain(self, timeout_s: float) -> bool:
-        """Take nothing new, finish what is queued, wait until every exported page is free.
+        """Take nothing new, finish what is queued, wait until no exported page is leased.
 
         Returns:
             False when that was not so after `timeout_s`.

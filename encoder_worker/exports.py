@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cluster.kv.exporter import KVExporter
-from cluster.messages import CrossKVHandle
+from cluster.messages import CrossKVHandle, EncodeRequest
 from cluster.model.checkpoint import Checkpoint
 from encoder_worker.checks import check_layout
 from encoder_worker.payload_choice import HandoffChoice
@@ -54,6 +54,20 @@ class Exports:
         """Free a window's pages; False when they are free already."""
         return self._by_payload[handle.payload].revoke(handle.lease)
 
+    def publish_again(self, key: bytes, request: EncodeRequest) -> CrossKVHandle | None:
+        """A further lease on what any pool has under `key`, that of the next batch first."""
+        chosen = self.next()
+        for one in (chosen, *(other for other in self if other is not chosen)):
+            handle = one.publish_again(
+                key,
+                request_id=request.request_id,
+                window=request.window,
+                attempt=request.attempt,
+            )
+            if handle is not None:
+                return handle
+        return None
+
     def healthy(self) -> str | None:
         """None when well, else why not."""
         return next((reason for one in self if (reason := one.healthy()) is not None), None)
@@ -63,8 +77,14 @@ class Exports:
         return sum(one.active_leases() for one in self)
 
     @property
+    def n_read(self) -> int:
+        """Windows under a lease, however many leases they have."""
+        return sum(one.published.n_read for one in self)
+
+    @property
     def n_free_pages(self) -> int:
-        return sum(one.pool.n_free for one in self)
+        """Pages that the next windows can have; kept ones that nobody reads are among them."""
+        return sum(one.n_free_pages for one in self)
 
     @property
     def n_pages(self) -> int:

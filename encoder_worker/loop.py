@@ -4,7 +4,8 @@ Per batch it reserves export pages, launches log-mel, encoder and cross K/V into
 and publishes. On a GPU, and on a CPU once its kernels are built, the next batch, if it is full, is
 launched before this one is waited for. No window holds a page before it is encoded; a full export
 pool stops the loop until pages come free, which is the backpressure that reaches the client.
-A window that cannot be encoded or published fails alone.
+A window that cannot be encoded or published fails alone. How a window gets its answer is the
+business of `encoder_worker.publisher`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ import numpy as np
 from cluster.batches import run_alone
 from cluster.errors import ConfigurationError, DeadlineExceededError
 from cluster.kv.exporter import KVExporter
-from cluster.messages import WINDOW_SAMPLES, EncodeReply, EncodeTimings
+from cluster.messages import WINDOW_SAMPLES, EncodeTimings
 from cluster.metrics import Recorder
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error
 from encoder_worker.exports import Exports, Pages, reserve
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu.static_encoder import Ready
+from encoder_worker.publisher import Publisher
+from encoder_worker.reuse import KVReuse
 from encoder_worker.stats import Counts
 
 IDLE_WAIT_S = 0.25  # how long the loop sleeps with an empty queue; a new window wakes it
@@ -63,6 +66,7 @@ class EncodeLoop:
         self,
         batcher: Batcher,
         exports: Exports,
+        reuse: KVReuse,
         forward: WindowEncoder,
         max_batch: int,
         recorder: Recorder,
@@ -72,6 +76,7 @@ class EncodeLoop:
         self.forward = forward
         self._batcher = batcher
         self._exports = exports
+        self._publisher = Publisher(batcher, exports, reuse, self.counts, recorder, clock)
         self._max_batch = max_batch
         self._recorder = recorder
         self._clock = clock
@@ -105,7 +110,7 @@ class EncodeLoop:
             # The device goes on with a full batch while the host publishes this one. A batch that
             # is not full has nothing to gain from an early start: it may still grow.
             self._fail_expired()
-            full = self.forward.is_async and len(self._batcher) >= self._max_batch
+            full = self.forward.is_async and self._batcher.n_distinct >= self._max_batch
             goes_on = full and not self._stopping
             following = self._take(self._max_batch, 0.0) if goes_on else None
             self._complete(launched)
@@ -119,19 +124,19 @@ class EncodeLoop:
     def fail_all(self, error: Exception) -> None:
         """Fail every window, those on the device too; after the loop has ended."""
         for window in self._running:
-            self._fail(window, error)
+            self._publisher.fail(window, error)
         self.fail_queued(error)
 
     def fail_queued(self, error: Exception) -> None:
         """From any thread."""
         for window in self._batcher.clear():
-            self._fail(window, error)
+            self._publisher.fail(window, error)
 
     def _take(self, n_windows: int, page_wait_s: float) -> _Launched | None:
         """Launch the next windows, as many as there are pages for; None when that is none."""
         exporter = self._exports.next()
         reserved = reserve(exporter, n_windows, page_wait_s)
-        windows = self._batcher.pop(len(reserved))
+        windows = self._without_published(self._batcher.pop(len(reserved)))
         for surplus in reserved[len(windows) :]:  # windows were cancelled meanwhile
             exporter.abandon(surplus)
         if not windows:
@@ -143,6 +148,12 @@ class EncodeLoop:
         except Exception as error:
             self._encode_alone(batch, error)
             return None
+
+    def _without_published(self, windows: list[QueuedWindow]) -> list[QueuedWindow]:
+        """Answer those whose KV was published between their arrival and now; the others."""
+        answered = [window for window in windows if self._publisher.share(window)]
+        self._batcher.finish(answered)
+        return [window for window in windows if window not in answered]
 
     def _launch(self, batch: _Batch) -> _Launched:
         started_s = self._clock()
@@ -173,7 +184,7 @@ class EncodeLoop:
     def _give_up(self, batch: _Batch, error: Exception) -> None:
         for window, pages in zip(batch.windows, batch.reserved, strict=True):
             batch.exporter.abandon(pages)
-            self._fail(window, as_worker_error(error))
+            self._publisher.fail(window, as_worker_error(error))
         self._finish(batch.windows)
 
     def _publish_all(self, launched: _Launched) -> None:
@@ -187,32 +198,8 @@ class EncodeLoop:
             queue_s = launched.started_s - window.arrived_s
             self._recorder.observe("splitscribe_encoder_queue_seconds", queue_s)
             timings = EncodeTimings(queue_s, encode_s, len(batch.windows))
-            self._publish(batch.exporter, window, pages, timings)
+            self._publisher.publish(batch.exporter, window, pages, timings)
         self._finish(batch.windows)
-
-    def _publish(
-        self, exporter: KVExporter, window: QueuedWindow, pages: Pages, timings: EncodeTimings
-    ) -> None:
-        if window.future.cancelled():
-            exporter.abandon(pages)
-            return
-        request = window.request
-        try:
-            handle = exporter.publish(
-                pages,
-                request_id=request.request_id,
-                window=request.window,
-                attempt=request.attempt,
-                frames=exporter.layout.n_frames,  # Whisper attends to the padding too
-            )
-        except Exception as error:
-            exporter.abandon(pages)
-            self._fail(window, as_worker_error(error))
-            return
-        if window.future.set_running_or_notify_cancel():
-            window.future.set_result(EncodeReply(handle, timings))
-        else:
-            exporter.revoke(handle.lease)
 
     def _finish(self, windows: list[QueuedWindow]) -> None:
         self._running = [window for window in self._running if window not in windows]
@@ -221,11 +208,6 @@ class EncodeLoop:
     def _fail_expired(self) -> None:
         for window in self._batcher.expire():
             self.counts.expired += 1
-            self._fail(window, DeadlineExceededError("no encoder had room for it in time"))
-
-    def _fail(self, window: QueuedWindow, error: Exception) -> None:
-        if window.future.done():
-            return
-        self.counts.failed += 1
-        if window.future.set_running_or_notify_cancel():
-            window.future.set_exception(error)
+            self._publisher.fail(
+                window, DeadlineExceededError("no encoder had room for it in time")
+            )

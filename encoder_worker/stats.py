@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.messages import NO_SLACK_S, EncoderSignals, WorkerLoad, WorkerStatus
+from encoder_worker.reuse import ReuseStats
 
 UNKNOWN_WINDOW_S = 0.2  # before the first
 RECENT = 0.2  # what the newest batch counts for in `window_s`
@@ -14,12 +15,13 @@ RECENT = 0.2  # what the newest batch counts for in `window_s`
 class EncoderStats:
     """A moment's state, and counts since the start."""
 
-    queued: int
+    queued: int  # without those that wait for another one's KV
     queued_audio_s: float
     running: int
     slack_s: float  # least time that a queued window has left
     leases: int
-    pages_free: int
+    read: int  # windows under a lease, of which each may have several
+    pages_free: int  # kept ones that nobody reads included
     pages_total: int
     windows_exported: int  # at most, at a time
     batches: int
@@ -29,6 +31,7 @@ class EncoderStats:
     encode_s: float  # of all batches; times in which two overlap count once
     window_s: float  # of that for one window, of late
     sends_states: bool  # the next batch is handed over as encoder states
+    reuse: ReuseStats
 
     @property
     def load(self) -> WorkerLoad:
@@ -40,7 +43,7 @@ class EncoderStats:
             busy,
             self.queued * (self.window_s or UNKNOWN_WINDOW_S),
             min(self.slack_s, NO_SLACK_S),
-            self.leases / self.windows_exported,
+            self.read / self.windows_exported,
         )
 
     def as_status(
@@ -58,7 +61,12 @@ class EncoderStats:
             pages_total=self.pages_total,
             queued=self.queued,
             running=self.running,
-            extra={"sends_states": float(self.sends_states)},
+            extra={
+                "sends_states": float(self.sends_states),
+                "cached_windows": float(self.reuse.kept),
+                "cache_hits": float(self.reuse.hits),
+                "cache_misses": float(self.reuse.misses),
+            },
         )
 
 

@@ -31,6 +31,7 @@ RARE = frozenset(
         "window_retries",
         "encoder_failed_windows",
         "expired_leases",
+        "cache_evictions",
         "refused_notifications",
         "decode_fallbacks",
         "failed_sequences",

@@ -63,9 +63,10 @@ class EncoderWorker(PoolWorker):
             reply = await self._reply(request)
             timings, audio_s = reply.timings, request.n_samples / SAMPLE_RATE
             logger.info(
-                "window %d encoded at attempt %d: %.1f s of audio, batch of %d, "
+                "window %d %s at attempt %d: %.1f s of audio, batch of %d, "
                 "%.0f ms in queue, %.0f ms",
                 request.window,
+                "found encoded" if reply.reused else "encoded",
                 request.attempt,
                 audio_s,
                 timings.batch_size,
@@ -78,11 +79,14 @@ class EncoderWorker(PoolWorker):
                     batch=timings.batch_size,
                     queue_s=timings.queue_s,
                     encode_s=timings.encode_s,
+                    reused=bool(reply.reused),
                 ),
             )
             span.stage("encoder queue", arrived_s, timings.queue_s)
             begun_s = arrived_s + timings.queue_s
-            span.stage("encode batch", begun_s, timings.encode_s, windows=timings.batch_size)
+            if not reply.reused:
+                span.stage("encode batch", begun_s, timings.encode_s, windows=timings.batch_size)
+            span.note(reused=bool(reply.reused))
             return replace(reply, location=self._location)
 
     async def _reply(self, request: EncodeRequest) -> EncodeReply:
@@ -119,6 +123,11 @@ class EncoderWorker(PoolWorker):
         failed = {"expired": stats.expired, "failed": stats.failed - stats.expired}
         for reason, total in failed.items():
             recorder.total("splitscribe_encoder_failed_windows_total", total, reason=reason)
+        recorder.total("splitscribe_cache_windows_total", stats.reuse.hits, result="hit")
+        recorder.total("splitscribe_cache_windows_total", stats.reuse.misses, result="miss")
+        recorder.total("splitscribe_cache_evictions_total", stats.reuse.evicted)
+        recorder.set("splitscribe_cache_kept_windows", stats.reuse.kept)
+        recorder.set("splitscribe_cache_kept_bytes", stats.reuse.kept_bytes)
         expired, refused = 0, Counter[str]()
         for exporter in self._exporters:
             expired += exporter.n_expired

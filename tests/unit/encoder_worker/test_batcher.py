@@ -35,9 +35,12 @@ def put(
     window: int = 0,
     n_samples: int = 100,
     remaining_s: float = 60.0,
+    key: bytes = b"",
+    fresh: bool = False,
 ) -> QueuedWindow:
     pcm = np.zeros(n_samples, dtype=np.int16)
-    return batcher.put(EncodeRequest(request_id, window, 0, pcm, remaining_s), Future())
+    request = EncodeRequest(request_id, window, 0, pcm, remaining_s, fresh=fresh)
+    return batcher.put(request, Future(), key)
 
 
 def names(windows: list[QueuedWindow]) -> list[str]:
@@ -212,3 +215,59 @@ def test_a_wait_ends_by_the_batcher_s_own_clock() -> None:
     """An hour of a virtual clock passes without a wait for real time."""
     ticks = itertools.count(0.0, 3600.0)
     assert Batcher(4, 0.01, clock=lambda: next(ticks)).wait(3600.0) == 0
+
+
+def test_of_windows_with_one_key_one_goes_and_the_others_wait(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    for request in "abc":
+        put(batcher, request, key=b"k")
+    put(batcher, "d", key=b"other")
+    put(batcher, "e")
+    assert (len(batcher), batcher.n_distinct) == (5, 3)
+    assert batcher.wait(0.0) == 3
+    taken = batcher.pop(4)
+    assert names(taken) == ["a0", "d0", "e0"]
+    assert (len(batcher), batcher.n_distinct) == (2, 0)
+    assert batcher.ready_in_s() is None
+    assert batcher.pop(4) == []
+    assert names(batcher.take_twins(b"k")) == ["b0", "c0"]
+    assert len(batcher) == 0
+    batcher.finish(taken)
+
+
+def test_when_the_first_of_them_failed_the_next_goes(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    for request in "abc":
+        put(batcher, request, key=b"k")
+    for name in ("a0", "b0", "c0"):
+        taken = batcher.pop(4)
+        assert names(taken) == [name]
+        batcher.finish(taken)
+    assert batcher.n_in_flight == 0
+
+
+def test_of_windows_with_one_key_the_most_urgent_goes(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    put(batcher, "patient", key=b"k")
+    put(batcher, "urgent", remaining_s=1.0, key=b"k")
+    clock.now += 0.9
+    assert names(batcher.pop(1)) == ["urgent0"]
+
+
+def test_a_window_that_must_be_encoded_anew_waits_for_nobody(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    put(batcher, "a", key=b"k")
+    fresh = put(batcher, "b", key=b"k", fresh=True)
+    put(batcher, "c", key=b"k")
+    taken = batcher.pop(4)
+    assert names(taken) == ["a0", "b0"]
+    batcher.finish([fresh])
+    assert batcher.n_distinct == 0, "the other one is still in flight"
+    batcher.finish(taken[:1])
+    assert batcher.n_distinct == 1
+
+
+def test_without_a_key_there_are_no_twins(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    put(batcher, "a")
+    assert batcher.take_twins(b"") == []

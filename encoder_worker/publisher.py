@@ -1,0 +1,112 @@
+"""How windows get their answers: from pages just written, from pages published before, or an error.
+
+Pages that were written are published under the window's key. Windows of the same audio that waited
+with it, or came when it was published already, get further leases on the same pages. Everything
+but `fail` runs on the engine's thread, which alone reserves pages: nothing is evicted meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from cluster.errors import KVLostError, WorkerError
+from cluster.kv.exporter import KVExporter
+from cluster.messages import EncodeReply, EncodeTimings
+from cluster.metrics import Recorder
+from encoder_worker.batcher import Batcher, QueuedWindow
+from encoder_worker.checks import as_worker_error
+from encoder_worker.exports import Exports, Pages
+from encoder_worker.reuse import KVReuse
+from encoder_worker.stats import Counts
+
+
+class Publisher:
+    """clock: monotonic seconds, the batcher's."""
+
+    def __init__(
+        self,
+        batcher: Batcher,
+        exports: Exports,
+        reuse: KVReuse,
+        counts: Counts,
+        recorder: Recorder,
+        clock: Callable[[], float],
+    ) -> None:
+        self._batcher = batcher
+        self._exports = exports
+        self._reuse = reuse
+        self._counts = counts
+        self._recorder = recorder
+        self._clock = clock
+
+    def publish(
+        self, exporter: KVExporter, window: QueuedWindow, pages: Pages, timings: EncodeTimings
+    ) -> None:
+        """Publish written pages and answer the window, and those that waited for its KV."""
+        if window.key:
+            self._reuse.missed()
+        try:
+            reply = self._lease_or_keep(exporter, window, pages, timings)
+        except Exception as error:
+            exporter.abandon(pages)
+            self.fail(window, as_worker_error(error))
+            return  # those that waited are encoded in their turn
+        if reply is not None:
+            self._answer(window, reply)
+        for twin in self._batcher.take_twins(window.key):
+            if not self.share(twin):
+                self.fail(
+                    twin, KVLostError("the KV of the same audio was gone before it was shared")
+                )
+
+    def share(self, window: QueuedWindow) -> bool:
+        """Answer a window with KV that is published already; False when there is none."""
+        if not window.may_share:
+            return False
+        queue_s = self._clock() - window.arrived_s
+        try:
+            reply = self._reuse.find(window.request, window.key, queue_s)
+        except WorkerError as error:
+            self.fail(window, error)
+            return True
+        if reply is None:
+            return False
+        self._recorder.observe("splitscribe_encoder_queue_seconds", queue_s)
+        self._answer(window, reply)
+        return True
+
+    def fail(self, window: QueuedWindow, error: Exception) -> None:
+        """From any thread; nothing where it has its answer."""
+        if window.future.done():
+            return
+        self._counts.failed += 1
+        if window.future.set_running_or_notify_cancel():
+            window.future.set_exception(error)
+
+    def _lease_or_keep(
+        self, exporter: KVExporter, window: QueuedWindow, pages: Pages, timings: EncodeTimings
+    ) -> EncodeReply | None:
+        """None where the window was cancelled: its twins wait, or its client may come again."""
+        request, key = window.request, window.key
+        frames = exporter.layout.n_frames  # Whisper attends to the padding too
+        if window.future.cancelled():
+            if key:
+                exporter.keep(pages, frames=frames, key=key)
+            else:
+                exporter.abandon(pages)
+            return None
+        handle = exporter.publish(
+            pages,
+            request_id=request.request_id,
+            window=request.window,
+            attempt=request.attempt,
+            frames=frames,
+            key=key,
+        )
+        return EncodeReply(handle, timings, reused=False if key else None)
+
+    def _answer(self, window: QueuedWindow, reply: EncodeReply) -> None:
+        if window.future.set_running_or_notify_cancel():
+            window.future.set_result(reply)
+        else:
+            self._exports.revoke(reply.handle)

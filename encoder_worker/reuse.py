@@ -1,0 +1,82 @@
+"""Windows that need no encode, since the KV of the same audio is published already.
+
+A window's key names all that shapes its KV: the audio and its owner, as the router named them, the
+encoder context, and this worker's model, precision and page layouts. Two tenants never have the
+same key, so that no answer's time tells one of them what another has sent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from dataclasses import dataclass
+
+from cluster.messages import EncodeReply, EncodeRequest, EncodeTimings
+from encoder_worker.exports import Exports
+
+KEY_BYTES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseStats:
+    """What is kept now, and what came of windows that had a key since the start.
+
+    kept, kept_bytes: windows that nobody reads, and their pages. hits: windows that needed no
+    encode; misses: windows encoded. evicted: windows whose pages were needed for others.
+    """
+
+    kept: int = 0
+    kept_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
+
+
+class KVReuse:
+    """Finds published KV for windows. Thread-safe."""
+
+    def __init__(self, exports: Exports, dtype: str, enabled: bool) -> None:
+        """dtype: that the encoder computes in, as the settings say it ("int8" included)."""
+        self._exports = exports
+        self._enabled = enabled
+        worker = "\0".join((dtype, *(one.layout.hash for one in exports)))
+        self._worker = hashlib.blake2b(worker.encode(), digest_size=KEY_BYTES).digest()
+        self._lock = threading.Lock()
+        self._hits = 0
+        self._misses = 0
+
+    def key_of(self, request: EncodeRequest) -> bytes:
+        """Under which a window's KV is kept; empty where it is not."""
+        if not self._enabled or not request.audio_key:
+            return b""
+        named = request.audio_key + request.context.to_bytes(4, "big")
+        return hashlib.blake2b(named, digest_size=KEY_BYTES, key=self._worker).digest()
+
+    def find(self, request: EncodeRequest, key: bytes, queue_s: float) -> EncodeReply | None:
+        """The answer from KV that is there already; counts a hit.
+
+        Raises:
+            WorkerDrainingError: the exporter is closed.
+        """
+        if not key or request.fresh:
+            return None
+        handle = self._exports.publish_again(key, request)
+        if handle is None:
+            return None
+        with self._lock:
+            self._hits += 1
+        return EncodeReply(handle, EncodeTimings(queue_s, 0.0, 0), reused=True)
+
+    def missed(self) -> None:
+        """A window with a key was encoded."""
+        with self._lock:
+            self._misses += 1
+
+    def stats(self) -> ReuseStats:
+        kept = kept_bytes = evicted = 0
+        for one in self._exports:
+            kept += one.published.n_kept
+            kept_bytes += one.published.n_kept_pages * one.pool.page_bytes
+            evicted += one.published.n_evicted
+        with self._lock:
+            return ReuseStats(kept, kept_bytes, self._hits, self._misses, evicted)

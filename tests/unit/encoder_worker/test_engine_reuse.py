@@ -1,0 +1,250 @@
+"""The same audio is encoded once: kept KV, windows in flight together, and whose they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cluster.errors import DeadlineExceededError, SequenceFailedError
+from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest
+from tests.support.encoder_engines import PATIENCE_S, Bench, until
+from tests.support.reference import make_pcm
+
+PCM = make_pcm(0.3, seed=5)
+OTHER = make_pcm(0.3, seed=6)
+
+
+def send(
+    b: Bench,
+    audio_key: bytes = b"a",
+    pcm: NDArray[np.int16] = PCM,
+    *,
+    name: str = "r",
+    remaining_s: float = 60.0,
+    fresh: bool = False,
+) -> Future[EncodeReply]:
+    request = EncodeRequest(name, 0, 1, pcm, remaining_s, audio_key=audio_key, fresh=fresh)
+    return b.engine.submit(request)
+
+
+def reply_of(future: Future[EncodeReply]) -> EncodeReply:
+    return future.result(PATIENCE_S)
+
+
+def read(b: Bench, reply: EncodeReply, pcm: NDArray[np.int16] = PCM) -> CrossKVHandle:
+    """As a decoder: look, then release."""
+    assert (b.kv(reply.handle) - b.expected_kv(pcm)).abs().max() < 1e-5
+    assert b.engine.revoke(reply.handle)
+    return reply.handle
+
+
+def counts(b: Bench) -> tuple[int, int]:
+    reuse = b.engine.stats().reuse
+    return reuse.hits, reuse.misses
+
+
+def idle(b: Bench) -> None:
+    assert b.engine.drain(PATIENCE_S)
+    b.exporter.check_integrity()
+
+
+def test_the_same_audio_again_is_answered_from_its_pages(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    first = reply_of(send(b))
+    assert first.reused is False
+    read(b, first)
+    assert b.engine.stats().pages_free == b.engine.stats().pages_total
+    again = reply_of(send(b, name="another"))
+    assert again.reused is True
+    assert again.timings.encode_s == 0.0
+    assert read(b, again).addresses == first.handle.addresses
+    assert b.batch_sizes == [1]
+    assert counts(b) == (1, 1)
+    assert b.engine.stats().reuse.kept == 1
+    assert b.engine.stats().reuse.kept_bytes == b.exporter.layout.page_bytes
+    idle(b)
+
+
+def test_another_owner_of_the_same_audio_has_it_encoded(bench: Callable[..., Bench]) -> None:
+    """The router gives every owner's audio a key of its own."""
+    b = bench()
+    first = read(b, reply_of(send(b, b"a of one")))
+    second = reply_of(send(b, b"a of another"))
+    assert second.reused is False
+    assert read(b, second).addresses != first.addresses
+    idle(b)
+
+
+def test_without_a_key_or_with_the_setting_off_nothing_is_kept(
+    bench: Callable[..., Bench],
+) -> None:
+    for b, key in ((bench(), b""), (bench(cache=False), b"a")):
+        for _ in range(2):
+            reply = reply_of(send(b, key))
+            assert reply.reused is None
+            read(b, reply)
+        assert b.batch_sizes == [1, 1]
+        assert counts(b) == (0, 0)
+        idle(b)
+        b.exporter.pool.check_integrity()
+
+
+def test_windows_that_wait_together_are_encoded_once(bench: Callable[..., Bench]) -> None:
+    b = bench(n_windows=8)
+    held = b.hold()
+    same = [send(b, name=f"r{n}") for n in range(4)]
+    other = send(b, b"b", OTHER)
+    assert b.engine.stats().queued == 2, "windows that need an encode each"
+    b.gate.set()
+    replies = [reply_of(future) for future in same]
+    assert [reply.reused for reply in replies] == [False, True, True, True]
+    assert len({reply.handle.lease for reply in replies}) == 4
+    assert [reply.handle.request_id for reply in replies] == ["r0", "r1", "r2", "r3"]
+    assert b.engine.stats().read == 3
+    for reply in replies:
+        read(b, reply)
+    read(b, reply_of(other), OTHER)
+    b.engine.revoke(reply_of(held).handle)
+    assert b.batch_sizes == [1, 2]
+    assert counts(b) == (3, 2)
+    idle(b)
+
+
+def test_a_window_that_comes_while_its_twin_is_encoded_waits_for_it(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench()
+    first = hold(b)
+    late = send(b)
+    assert b.engine.stats().queued == 0
+    b.gate.set()
+    assert reply_of(late).reused is True
+    for future in (first, late):
+        read(b, reply_of(future))
+    assert b.batch_sizes == [1]
+    idle(b)
+
+
+def hold(b: Bench, **options: Any) -> Future[EncodeReply]:
+    """Send the window and keep the engine in its forward pass until `gate.set()`."""
+    b.gate.clear()
+    b.entered.clear()
+    future = send(b, **options)
+    assert b.entered.wait(PATIENCE_S)
+    return future
+
+
+@pytest.mark.parametrize("where", ["queued", "running"])
+def test_a_cancelled_window_does_not_take_those_with_it_that_wait_for_it(
+    bench: Callable[..., Bench], where: str
+) -> None:
+    b = bench()
+    if where == "queued":
+        blocker, leader = b.hold(), send(b)
+    else:
+        blocker, leader = None, hold(b)
+    follower = send(b)
+    assert leader.cancel()
+    b.gate.set()
+    read(b, reply_of(follower))
+    if blocker is not None:
+        b.engine.revoke(reply_of(blocker).handle)
+    assert b.batch_sizes == [1] * (2 if where == "queued" else 1)
+    idle(b)
+
+
+def test_what_was_encoded_for_nobody_is_there_when_the_client_comes_again(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench()
+    assert hold(b).cancel()
+    b.gate.set()
+    until(lambda: b.engine.stats().reuse.kept == 1)
+    again = reply_of(send(b))
+    assert again.reused is True
+    read(b, again)
+    idle(b)
+
+
+def test_those_that_wait_for_a_window_that_fails_are_encoded_themselves(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench()
+    b.poison = len(PCM)
+    leader = hold(b)
+    follower = send(b)
+    passed: list[int] = []
+    leader.add_done_callback(lambda _: setattr(b, "poison", None) or passed.append(1))
+    b.gate.set()
+    with pytest.raises(SequenceFailedError):
+        reply_of(leader)
+    reply = reply_of(follower)
+    assert reply.reused is False
+    read(b, reply)
+    assert passed
+    idle(b)
+
+
+def test_one_that_waits_has_its_own_deadline(bench: Callable[..., Bench]) -> None:
+    b = bench()
+    blocker = b.hold()
+    hurried, patient = send(b, remaining_s=0.05), send(b)
+    until(lambda: b.engine.stats().slack_s < 0)
+    b.gate.set()
+    with pytest.raises(DeadlineExceededError):
+        reply_of(hurried)
+    read(b, reply_of(patient))
+    b.engine.revoke(reply_of(blocker).handle)
+    idle(b)
+
+
+def test_a_fresh_encode_replaces_what_was_kept(bench: Callable[..., Bench]) -> None:
+    """A decoder could not read the KV: whatever was wrong with it, nobody gets it again."""
+    b = bench()
+    lost = read(b, reply_of(send(b)))
+    fresh = reply_of(send(b, fresh=True))
+    assert fresh.reused is False
+    assert counts(b) == (0, 2)
+    handle = read(b, fresh)
+    assert b.exporter._counters.value(b.exporter.pool.page_at(lost.addresses[0])) != lost.generation
+    again = reply_of(send(b))
+    assert again.reused is True
+    assert read(b, again).addresses == handle.addresses
+    idle(b)
+
+
+def test_kept_windows_give_way_to_new_ones_and_leave_in_order_of_release(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench(n_windows=2)
+    audio = {bytes([n]): make_pcm(0.2, seed=n) for n in range(3)}
+    for key, pcm in audio.items():
+        read(b, reply_of(send(b, key, pcm)), pcm)
+    stats = b.engine.stats()
+    assert (stats.reuse.kept, stats.reuse.evicted) == (2, 1)
+    assert stats.pages_free == stats.pages_total
+    for n, reused in ((1, True), (0, False), (1, True)):
+        reply = reply_of(send(b, bytes([n]), audio[bytes([n])]))
+        assert reply.reused is reused
+        read(b, reply, audio[bytes([n])])
+    idle(b)
+
+
+def test_a_full_pool_still_answers_what_it_holds(bench: Callable[..., Bench]) -> None:
+    """A further lease takes no page, so it does not wait behind windows that need some."""
+    b = bench(n_windows=1)
+    first = reply_of(send(b))
+    waiting = send(b, b"b", OTHER)
+    again = reply_of(send(b))
+    assert again.reused is True
+    assert b.engine.stats().signals(0.0).unread == 1.0
+    assert not waiting.done()
+    for reply in (first, again):
+        read(b, reply)
+    read(b, reply_of(waiting), OTHER)
+    idle(b)
