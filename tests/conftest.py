@@ -2,13 +2,15 @@
 
 OpenMP threads that wait must sleep, or tests on a busy machine crawl. Ctrl-C must work in the
 processes that tests start: a shell makes its background jobs ignore it, and their children inherit
-that. Tests marked `gpu` are skipped where torch sees no CUDA device.
+that. Tests marked `gpu` are skipped where torch sees no CUDA device; `pytest -m gpu` imports their
+files only, since a GPU machine may have nothing that the others need (`tests.gpu_kit.bare`).
 """
 
 from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +18,21 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if config.option.markexpr != "gpu":
+        return None
+    whole = [collection_path] if collection_path.is_file() else collection_path.rglob("test_*.py")
+    return None if any(map(may_hold_gpu_tests, whole)) else True
+
+
+def may_hold_gpu_tests(file: Path) -> bool:
+    """Whether the file names the mark, or its room does so for its fixtures."""
+    return any(
+        place.exists() and "mark.gpu" in place.read_text()
+        for place in (file, file.with_name("conftest.py"))
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
