@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from cluster.messages import Location
 from cluster.metrics import MetricSpec, Recorder
 
 Counted = dict[tuple[str, ...], float]  # by name and the values of its tags
@@ -39,6 +40,7 @@ def as_replica(monkeypatch: pytest.MonkeyPatch) -> Counted:
         "cluster.serve.replicas.pool_worker",
     ):
         monkeypatch.setattr(f"{module}.start_replica", start)
+    monkeypatch.setattr("cluster.serve.replicas.pool_worker.own_location", Location)
     for module in (
         "cluster.serve.replicas.encoder_replica",
         "cluster.serve.replicas.decoder_replica",
