@@ -9,11 +9,12 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
 
 from cluster.errors import ConfigurationError
 from cluster.kv.payloads import make_exporters, make_handoff_importer
 from cluster.kv.wires.gpu_memory import gpu_budget
-from cluster.messages import WorkerStatus
+from cluster.messages import Role, WorkerStatus
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_device
@@ -59,10 +60,24 @@ def on_one_device(settings: Settings) -> Settings:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class LocalEngines:
+    """Both roles in this process; `settings` as they were resolved for its device."""
+
+    checkpoint: Checkpoint
+    settings: Settings
+    encoder: EncoderEngine
+    decoder: DecoderEngine
+
+    def pool(self, role: Role) -> EnginePool:
+        """One engine as a pool of one worker."""
+        engine = self.encoder if role == "encoder" else self.decoder
+        status = _status_of(engine, self.checkpoint, self.settings.encoder.device)
+        return EnginePool(engine.submit, status)
+
+
 @asynccontextmanager
-async def local_transcriber(
-    settings: Settings, recorder: Recorder | None = None
-) -> AsyncIterator[RequestTranscriber]:
+async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
     """Both roles in this process, KV moved in memory; closed cleanly at the end.
 
     Raises:
@@ -84,17 +99,31 @@ async def local_transcriber(
         started.push_async_callback(asyncio.to_thread, encoder.close)
         decoder = DecoderEngine(checkpoint, importer, settings.decoder)
         started.push_async_callback(asyncio.to_thread, decoder.close)
-        audio = AudioPool(settings.router)
+        yield LocalEngines(checkpoint, settings, encoder, decoder)
+
+
+@asynccontextmanager
+async def local_transcriber(
+    settings: Settings, recorder: Recorder | None = None
+) -> AsyncIterator[RequestTranscriber]:
+    """The whole way of a request in this process: audio workers and `local_engines`.
+
+    Raises:
+        ConfigurationError: settings and checkpoint do not fit each other or this machine.
+    """
+    async with local_engines(settings) as engines, AsyncExitStack() as started:
+        own = engines.settings.router
+        audio = AudioPool(own)
         await audio.start()
         started.push_async_callback(audio.close)
         yield RequestTranscriber(
             audio,
-            EnginePool(encoder.submit, _status_of(encoder, checkpoint, device)),
-            EnginePool(decoder.submit, _status_of(decoder, checkpoint, device)),
-            WhisperTokenizer.from_checkpoint(checkpoint),
-            settings.router,
+            engines.pool("encoder"),
+            engines.pool("decoder"),
+            WhisperTokenizer.from_checkpoint(engines.checkpoint),
+            own,
             recorder,
-            dims=checkpoint.dims,
+            dims=engines.checkpoint.dims,
         )
 
 
