@@ -26,17 +26,31 @@ N_MELS = 80
 WRONG_WORDS = 0.12  # of the words given to the decoder, in most windows
 IGNORED = -100  # a target that does not count
 MAX_MISSES = 12  # utterances drawn in vain before a window counts as full
+TRIMMED_LONG = 500  # steps from which a trimmed context is called long
 _TIMESTAMP_BAND = (12, 6)  # frames around a boundary that a timestamp's attention may use
 _WORD_BAND = (2, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowShape:
-    """A slice of `frames` encoder steps, `batch` at once; a `lone` one holds one utterance."""
+    """A slice of `frames` encoder steps, `batch` at once; a `lone` one holds one utterance.
+
+    slack: None for a slice from anywhere in the frame. A number for the frame's beginning alone, as
+    a trimmed encoder context has it: the content ends up to so many steps before the slice does,
+    and digital silence follows.
+    """
 
     frames: int
     batch: int
     lone: bool = False
+    slack: int | None = None
+
+    @property
+    def label(self) -> str:
+        """For a log: trimmed contexts together, of short and of long windows."""
+        if self.slack is not None:
+            return "trimmed short" if self.frames < TRIMMED_LONG else "trimmed long"
+        return f"{self.frames}{' lone' if self.lone else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +95,10 @@ class Batch:
 
 @dataclass(slots=True)
 class Canvas:
-    """The audio of a slice while it is filled, with its per-frame labels and segments."""
+    """The audio of a slice while it is filled, with its per-frame labels and segments.
+
+    content: frames before the digital silence that a trimmed context has at its end.
+    """
 
     audio: npt.NDArray[np.float32]
     sounds: npt.NDArray[np.int64]
@@ -89,6 +106,7 @@ class Canvas:
     segments: list[Segment]
     utterances: list[Utterance]
     end: int  # frames used so far
+    content: int
 
 
 class WindowMaker:
@@ -108,8 +126,7 @@ class WindowMaker:
         """A batch of windows of one shape, augmented."""
         canvases, rows, offsets = [], [], []
         for _ in range(shape.batch):
-            spare = FULL_FRAMES - shape.frames
-            offset = 0 if self.rng.random() < 0.3 else self.rng.randint(0, spare)
+            offset = self.offset(shape)
             empty = self.rng.random() < 0.03
             canvas = self.blank(shape.frames) if empty else self.fill(shape)
             self.add_noise(canvas)
@@ -129,26 +146,47 @@ class WindowMaker:
             torch.from_numpy(np.stack([c.words for c in canvases])),
         )
 
+    def offset(self, shape: WindowShape) -> int:
+        """Where in the 30 s frame a slice begins."""
+        if shape.slack is not None or self.rng.random() < 0.3:
+            return 0
+        return self.rng.randint(0, FULL_FRAMES - shape.frames)
+
     def blank(self, frames: int) -> Canvas:
         """A slice of nothing."""
         zeros = np.zeros(frames, dtype=np.int64)
-        return Canvas(np.zeros(frames * FRAME_SAMPLES, np.float32), zeros, zeros.copy(), [], [], 0)
+        audio = np.zeros(frames * FRAME_SAMPLES, np.float32)
+        return Canvas(audio, zeros, zeros.copy(), [], [], 0, frames)
 
     def fill(self, shape: WindowShape) -> Canvas:
         """Utterances one after the other, with silence before, between and after."""
         rng = self.rng
         canvas = self.blank(shape.frames)
+        if shape.slack is not None:
+            canvas.content -= rng.randint(0, min(shape.slack, shape.frames // 3))
         canvas.end = rng.randint(0, 45) if rng.random() < 0.25 else rng.randint(0, 15)
         limit = 1 if shape.lone else (99 if rng.random() < 0.8 else rng.randint(1, 8))
+        if shape.lone and shape.slack is not None:
+            limit = 0
+            self._place_longest(canvas)
         misses = 0
         while len(canvas.segments) < limit and misses < MAX_MISSES:
             utterance = self.store.draw(rng)
-            if canvas.end + len(utterance.sounds) > shape.frames:
+            if canvas.end + len(utterance.sounds) > canvas.content:
                 misses += 1
                 continue
             self.place(canvas, utterance, 10 ** (rng.uniform(-12, 6) / 20))
             canvas.end += rng.randint(1, 40) if rng.random() < 0.9 else rng.randint(40, 110)
         return canvas
+
+    def _place_longest(self, canvas: Canvas) -> None:
+        """Of a few utterances the longest that fits: its content reaches far into the slice."""
+        room = canvas.content - canvas.end
+        drawn = (self.store.draw(self.rng) for _ in range(MAX_MISSES))
+        fitting = [utterance for utterance in drawn if len(utterance.sounds) <= room]
+        if fitting:
+            longest = max(fitting, key=lambda utterance: len(utterance.sounds))
+            self.place(canvas, longest, 10 ** (self.rng.uniform(-12, 6) / 20))
 
     def place(self, canvas: Canvas, utterance: Utterance, gain: float) -> None:
         """Lay one utterance at the canvas's end."""
@@ -168,10 +206,10 @@ class WindowMaker:
         """White or coloured noise in most windows; then the padding behind, if any, is silent."""
         rng = self.rng
         n = len(canvas.audio)
-        end = n
+        end = canvas.content * FRAME_SAMPLES
         if canvas.segments and rng.random() < 0.6:
             last = canvas.segments[-1].end * FRAME_SAMPLES
-            end = min(n, last + rng.randint(0, 16_000))
+            end = min(end, last + rng.randint(0, 16_000))
         shift = rng.randint(0, 159)  # the audio need not fall on the grid of frames
         canvas.audio[shift:] = canvas.audio[: n - shift].copy()
         if rng.random() < 0.25:
