@@ -1,8 +1,9 @@
 """How a worker computes its decoder, chosen once when the worker is built.
 
 Attention runs on flashinfer's kernels on a GPU and on our own on a CPU; torch's is the reference,
-and what remains where neither fits. The layers around it are torch's, but on a CPU the whole
-forward of a few rows is one compiled program, and so is the choice of tokens.
+and what remains where neither fits. The layers around it are torch's operations, or kernels of ours
+that take several of them along: on a CPU the whole forward of a few rows is one compiled program,
+and so is the choice of tokens; on a GPU see `decoder_worker.gpu.layers`.
 """
 
 from __future__ import annotations
@@ -17,14 +18,16 @@ import torch
 from torch import Tensor
 
 from cluster.errors import ConfigurationError
+from cluster.gpu.kernels import has_triton
 from cluster.model.checkpoint import Checkpoint
 from cluster.settings import Attention
-from decoder_worker.attention.base import AttentionBackend, AttentionBatch
+from decoder_worker.attention.base import AttentionBackend, AttentionBatch, ProjectedAttention
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.cpu.attention import CpuAttention, fits_kernels
 from decoder_worker.cpu.fused import FusedDecoder, fits_layers
 from decoder_worker.cpu.sampler import CompiledSampler
 from decoder_worker.cpu.step_team import StepTeam
+from decoder_worker.gpu.decoder import GpuDecoder, takes
 from decoder_worker.model import TextDecoder, TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampler, TorchSampler
@@ -46,11 +49,14 @@ class Attentions:
     fixed: makes a backend for forwards of so many rows, each with a window of its own, of so many
         tokens each (one: decode steps), which may be captured. None: such forwards are ragged too.
     team: the threads of a CPU whose compiled kernels take these pools; else None.
+    projected: `ragged`, where it takes a projection as the product leaves it, and `fixed` makes
+        such backends too; else None.
     """
 
     ragged: AttentionBackend
-    fixed: Callable[[int, int], AttentionBackend] | None = None
+    fixed: Callable[[int, int], ProjectedAttention] | None = None
     team: StepTeam | None = None
+    projected: ProjectedAttention | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +116,8 @@ def choose_attention(
         from decoder_worker.attention.flashinfer_backend import FlashInfer
 
         kernels = FlashInfer(self_pool, cross_pool)
-        return Attentions(kernels.ragged(), kernels.fixed)
+        ragged = kernels.ragged()
+        return Attentions(ragged, kernels.fixed, projected=ragged)
     if setting == "flashinfer":
         raise ConfigurationError(f"decoder.attention is 'flashinfer', but {why_not}")
     logger.warning("attention by torch, far slower than flashinfer's: %s", why_not)
@@ -144,15 +151,29 @@ def load_decoders(
     if team is None or not fits_layers(checkpoint.dims):
         tensors = DecoderTensors.load(checkpoint, dtype, self_pool.device)
         decoder = TorchDecoder.of(tensors, attentions.ragged, int8=int8)
-        fixed = attentions.fixed
-        if fixed is None:
-            return Decoders(decoder, decoder)
-        return Decoders(decoder, decoder, lambda *sizes: decoder.over(fixed(*sizes)))
+        return _over(decoder, attentions)
     halves = dtype == torch.bfloat16 and not int8
     tensors = DecoderTensors.load(checkpoint, dtype, "cpu", torch.float16 if halves else None)
     many = TorchDecoder.of(tensors, attentions.ragged, int8=int8)
     few = FusedDecoder(tensors, many.embed, (self_pool, cross_pool), team, int8=int8)
     return Decoders(DecoderByRows(few, many), many)
+
+
+def _over(decoder: TorchDecoder, attentions: Attentions) -> Decoders:
+    """The decoder by kernels of ours where they load and take its sizes, else by torch's."""
+    fixed = attentions.fixed
+    if attentions.projected is not None:
+        if takes(decoder) and has_triton():
+            fewer = GpuDecoder.of(decoder, attentions.projected)
+            fixed_fewer = None if fixed is None else lambda *sizes: fewer.over(fixed(*sizes))
+            return Decoders(fewer, decoder, fixed_fewer)
+        logger.warning(
+            "the decoder's layers run by torch, in more kernels: Triton does not load, or does not "
+            "take their sizes"
+        )
+    return Decoders(
+        decoder, decoder, None if fixed is None else lambda *sizes: decoder.over(fixed(*sizes))
+    )
 
 
 def choose_sampler(rules: LogitRules, slots: SlotTable) -> Sampler:

@@ -116,3 +116,18 @@ class AttentionBackend(Protocol):
 
     def cross_attention(self, layer: int, q: Tensor) -> Tensor:
         """Attend to the window's cross-attention pages; q and result as in `self_attention`."""
+
+
+class ProjectedAttention(AttentionBackend, Protocol):
+    """A backend that takes a self-attention's projection as the product leaves it."""
+
+    def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
+        """Add the bias, write the new tokens' k and v into the self pool, then attend causally.
+
+        Args:
+            qkv: [n_tokens, 3 * head * head_dim], contiguous, order q, k, v.
+            bias: [3 * head * head_dim], or None where the product has it already.
+
+        Returns:
+            [n_tokens, head, head_dim], in the dtype of qkv.
+        """

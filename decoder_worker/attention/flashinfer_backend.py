@@ -28,7 +28,8 @@ from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from torch import Tensor
 
 from cluster.model.streams import new_event
-from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
+from decoder_worker.attention.append import Places, append_qkv, empty_queries
+from decoder_worker.attention.base import AttentionBatch, PagedKV, ProjectedAttention
 from decoder_worker.attention.operators import (
     Planned,
     append_to_pages,
@@ -51,10 +52,10 @@ class FlashInfer:
         self._pools = self_pool, cross_pool
         self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self_pool.device)
 
-    def ragged(self) -> AttentionBackend:
+    def ragged(self) -> ProjectedAttention:
         return RaggedAttention(*self._pools, self._workspace)
 
-    def fixed(self, n_rows: int, n_tokens: int) -> AttentionBackend:
+    def fixed(self, n_rows: int, n_tokens: int) -> ProjectedAttention:
         """A backend for forwards of `n_rows` rows with a window each; one token: decode steps."""
         if n_tokens == 1:
             return StepAttention(*self._pools, self._workspace, n_rows)
@@ -62,7 +63,7 @@ class FlashInfer:
 
 
 class RaggedAttention:
-    """Implements `AttentionBackend` with the prefill kernels: entries of any number of rows."""
+    """Implements `ProjectedAttention` with the prefill kernels: entries of any number of rows."""
 
     def __init__(self, self_pool: Tensor, cross_pool: Tensor, workspace: Tensor) -> None:
         dtype = self_pool.dtype
@@ -84,12 +85,16 @@ class RaggedAttention:
         self._self.append(layer, k, v, self._entries, self._positions)
         return self._self.run(layer, q)
 
+    def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
+        q = self._self.append_projected(layer, qkv, bias, self._entries, self._positions)
+        return self._self.run(layer, q)
+
     def cross_attention(self, layer: int, q: Tensor) -> Tensor:
         return self._cross.run(layer, q)
 
 
 class StepAttention:
-    """Implements `AttentionBackend` for decode steps: `n_rows` entries of one row each.
+    """Implements `ProjectedAttention` for decode steps: `n_rows` entries of one row each.
 
     `plan` does something only where pages have changed: a row came or went, or began a page.
     """
@@ -121,12 +126,16 @@ class StepAttention:
         self._self.append(layer, k, v, self._entries, self._positions)
         return self._self.run(layer, q)
 
+    def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
+        q = self._self.append_projected(layer, qkv, bias, self._entries, self._positions)
+        return self._self.run(layer, q)
+
     def cross_attention(self, layer: int, q: Tensor) -> Tensor:
         return self._cross.run(layer, q)
 
 
 class PromptAttention:
-    """Implements `AttentionBackend` for prompts: `n_rows` entries of `n_tokens` tokens each."""
+    """Implements `ProjectedAttention` for prompts: `n_rows` entries of `n_tokens` tokens each."""
 
     def __init__(
         self, self_pool: Tensor, cross_pool: Tensor, workspace: Tensor, n_rows: int, n_tokens: int
@@ -150,6 +159,10 @@ class PromptAttention:
         self._self.append(layer, k, v, self._entries, self._positions)
         return self._self.run(layer, q)
 
+    def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
+        q = self._self.append_projected(layer, qkv, bias, self._entries, self._positions)
+        return self._self.run(layer, q)
+
     def cross_attention(self, layer: int, q: Tensor) -> Tensor:
         return self._cross.run(layer, q)
 
@@ -162,6 +175,7 @@ class _Table:
         self._workspace = workspace
         self.page_size, n_head, head_dim = pool.shape[3:]
         self._sizes = (n_head, n_head, head_dim, self.page_size)  # as every plan takes them
+        self._pool = pool
         self._layers = [(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(pool.shape[1])]
         self.indptr = self.indices = self.last_page_len = torch.empty(0)  # int32, set below
         # Recorded when the last plan's copy out of its pinned buffer was queued.
@@ -183,6 +197,15 @@ class _Table:
         """What a kernel of a layer's attention reads and writes, but for the result."""
         table = (self.indptr, self.indices, self.last_page_len)
         return (q, *self._layers[layer], *table, self._workspace)
+
+    def append_projected(
+        self, layer: int, qkv: Tensor, bias: Tensor | None, entries: Tensor, positions: Tensor
+    ) -> Tensor:
+        """The same of a fused projection whose bias is still to be added; returns its queries."""
+        q = empty_queries(qkv, self._pool)
+        places = Places(entries, positions, self.indptr, self.indices)
+        append_qkv(qkv, bias, places, self._pool, layer, q)
+        return q
 
 
 class _PrefillTable(_Table):

@@ -31,7 +31,7 @@ class _Entry:
 
 
 class TorchAttention:
-    """Implements `AttentionBackend`.
+    """Implements `ProjectedAttention`.
 
     self_pool [page, layer, 2, page_tokens, head, head_dim], written by `self_attention`.
     cross_pool [page, layer, 2, page_frames, head, head_dim], only read; its dtype may differ
@@ -71,6 +71,12 @@ class TorchAttention:
         kv[:, 0].index_put_(where, k)
         kv[:, 1].index_put_(where, v)
         return _attend(kv, self._self_entries, q)
+
+    def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
+        n_head, head_dim = self._self_pool.shape[4:]
+        summed = qkv if bias is None else qkv + bias
+        q, k, v = summed.view(len(qkv), 3, n_head, head_dim).unbind(1)
+        return self.self_attention(layer, q, k, v)
 
     def cross_attention(self, layer: int, q: Tensor) -> Tensor:
         kv = self._cross_pool[:, layer]  # [page, 2, page_frames, head, head_dim]

@@ -1,0 +1,74 @@
+"""Residual add, layer norm and, for products in 8 bits, the rows' scales: one kernel.
+
+A layer's half ends with a product whose result is still to be added to the residual stream, and the
+next half begins with a norm of that sum. Between the two nothing else needs it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.gpu.kernels import launcher
+from cluster.model.layers import LAYER_NORM_EPS, LayerNorm
+from cluster.model.operators import define, nothing
+
+LEAST_SCALE = 1e-12  # of a row of zeros
+
+
+def add_norm(
+    x: Tensor,
+    delta: Tensor | None,
+    bias: Tensor | None,
+    norm: LayerNorm,
+    out: Tensor,
+    scale: Tensor | None = None,
+) -> None:
+    """x += delta + bias, rounded once; then out = norm(x). Mutates x, out and scale.
+
+    Args:
+        x: [n, d], contiguous like all others: the residual stream, of any float dtype.
+        delta: [n, d], what is added; None adds nothing.
+        bias: [d], added with it.
+        out: [n, d], of any float dtype. float8_e4m3fn holds `norm(x) / scale`.
+        scale: float32 [n], written where `out` has 8 bits: a row's largest number becomes the
+            dtype's largest. None otherwise.
+    """
+    _operator(x, delta, bias, norm.weight, norm.bias, out, scale)
+
+
+def _plain(
+    x: Tensor,
+    delta: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    shift: Tensor,
+    out: Tensor,
+    scale: Tensor | None,
+) -> None:
+    if delta is not None:
+        added = delta.float() if bias is None else delta.float() + bias.float()
+        x.copy_(x.float() + added)
+    normed = F.layer_norm(x.float(), weight.shape, weight.float(), shift.float(), LAYER_NORM_EPS)
+    if scale is None:
+        out.copy_(normed)
+    else:
+        store_scaled(normed, out, scale)
+
+
+def store_scaled(values: Tensor, out: Tensor, scale: Tensor) -> None:
+    """values float32 [n, d] into out float8_e4m3fn [n, d] and their rows' scales, float32 [n]."""
+    most = torch.finfo(out.dtype).max
+    torch.clamp(values.abs().amax(-1) / most, min=LEAST_SCALE, out=scale)
+    # The quotient may round to just above the largest number, of which a cast makes NaN.
+    out.copy_((values / scale[:, None]).clamp_(-most, most))
+
+
+_operator = define(
+    "add_norm(Tensor(a!) x, Tensor? delta, Tensor? bias, Tensor weight, Tensor shift,"
+    " Tensor(b!) out, Tensor(c!)? scale) -> ()",
+    cuda=launcher("cluster.gpu.norm_kernel"),
+    cpu=_plain,
+    shapes=nothing,
+)

@@ -1,0 +1,88 @@
+"""Each kernel of ours on a GPU equals its plain twin on the CPU, in bfloat16."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cluster.gpu.norm import add_norm
+from cluster.gpu.product import MAX_ROWS, FewRows
+from cluster.model.layers import LayerNorm
+from cluster.model.linear import Linear
+from decoder_worker.attention.append import Places, append_qkv
+from decoder_worker.gpu.embed import embed
+
+pytestmark = pytest.mark.gpu
+
+SHARE = 0.02  # of the range: two roundings to bfloat16
+WIDTHS = (384, 1280)
+
+
+def rand(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(torch.bfloat16)
+
+
+def assert_near(on_gpu: Tensor, expected: Tensor) -> None:
+    largest = (on_gpu.cpu().float() - expected.float()).abs().max().item()
+    assert largest <= SHARE * expected.float().abs().max().item(), f"differs by {largest}"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("stream", [torch.float32, torch.bfloat16])
+def test_the_norm(width: int, stream: torch.dtype) -> None:
+    x, delta, bias = rand(9, width).to(stream), rand(9, width, seed=1), rand(width, seed=2)
+    found = []
+    for device in ("cpu", "cuda"):
+        norm = LayerNorm(rand(width, seed=3).to(device), rand(width, seed=4).to(device), x.dtype)
+        own, out = x.to(device, copy=True), torch.empty(9, width, dtype=delta.dtype, device=device)
+        add_norm(own, delta.to(device), bias.to(device), norm, out)
+        found.append((own, out))
+    for expected, on_gpu in zip(*found, strict=True):
+        assert_near(on_gpu, expected)
+
+
+@pytest.mark.parametrize("n", [1, 7, 16, 33, MAX_ROWS])
+@pytest.mark.parametrize(("n_in", "n_out"), [(384, 1152), (1280, 3840), (1280, 5120), (5120, 1280)])
+def test_the_product_of_few_rows(n: int, n_in: int, n_out: int) -> None:
+    x, weight = rand(n, n_in), rand(n_out, n_in, seed=1) * n_in**-0.5
+    found = []
+    for device in ("cpu", "cuda"):
+        linear = Linear(weight.to(device), rand(n_out, seed=2).to(device))
+        norm = LayerNorm(rand(n_in, seed=3).to(device), rand(n_in, seed=4).to(device), x.dtype)
+        outs = [torch.ones(n, n_out, dtype=x.dtype, device=device) for _ in range(3)]
+        own = x.to(device)
+        FewRows.of(linear)(own, outs[0])
+        FewRows.of(linear, norm).gelu(own, outs[1])
+        FewRows.of(linear).add_to(outs[2], own)
+        found.append(outs)
+    for expected, on_gpu in zip(*found, strict=True):
+        assert_near(on_gpu, expected)
+
+
+@pytest.mark.parametrize("heads", [6, 20])
+def test_the_append(heads: int) -> None:
+    width = 64 * heads
+    numbers = ([0, 0, 0, 1, 1], [7, 8, 9, 0, 5], [0, 3, 5], [6, 2, 9, 1, 4])
+    found = []
+    for device in ("cpu", "cuda"):
+        table = [torch.tensor(column, dtype=torch.int32, device=device) for column in numbers]
+        pool = torch.zeros(11, 2, 2, 4, heads, 64, dtype=torch.bfloat16, device=device)
+        q = torch.empty(5, heads, 64, dtype=torch.bfloat16, device=device)
+        qkv, bias = rand(5, 3 * width).to(device), rand(3 * width, seed=1).to(device)
+        append_qkv(qkv, bias, Places(*table), pool, 1, q)
+        found.append((pool, q))
+    for expected, on_gpu in zip(*found, strict=True):
+        assert torch.equal(on_gpu.cpu(), expected)
+
+
+def test_embeddings() -> None:
+    found = []
+    for device in ("cpu", "cuda"):
+        table = torch.tensor([[3, 19, 0], [89, 0, 0], [3, 7, 0]], device=device)
+        out = torch.empty(3, 384, dtype=torch.bfloat16, device=device)
+        by_token, by_position = rand(90, 384).to(device), rand(20, 384, seed=1).to(device)
+        embed(table[:, 0], table[:, 1], by_token, by_position, out)
+        found.append(out.cpu())
+    assert torch.equal(*found)

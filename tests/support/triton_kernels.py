@@ -1,0 +1,119 @@
+"""Triton kernels where there is no GPU: interpreted, and compiled for one."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Self
+from unittest.mock import patch
+
+import pytest
+import torch
+
+ARCHITECTURES = (80, 89, 90)
+TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float16: "*fp16",
+    torch.float32: "*fp32",
+    torch.float8_e4m3fn: "*fp8e4nv",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+}
+
+
+def load_kernel(monkeypatch: pytest.MonkeyPatch, name: str, *, interpreted: bool) -> ModuleType:
+    """A kernel's module in a copy of its own, for one test.
+
+    Whether functions are interpreted is settled where they are made, those of Triton's own library
+    at its import: so there are two Tritons in the process, and one of them at a time is `triton`.
+    """
+    pytest.importorskip("triton")
+    monkeypatch.setenv("TRITON_INTERPRET", str(int(interpreted)))
+    for found in [one for one in sys.modules if _is_triton(one)]:
+        monkeypatch.delitem(sys.modules, found)
+    for found, module in _tritons(interpreted).items():
+        monkeypatch.setitem(sys.modules, found, module)
+    spec = importlib.util.find_spec(name)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@functools.cache
+def _tritons(interpreted: bool) -> dict[str, ModuleType]:
+    """The modules of one of the two; TRITON_INTERPRET is set as it wants it."""
+    importlib.import_module("triton.language")
+    importlib.import_module("triton.compiler")
+    importlib.import_module("triton.backends.compiler")
+    return {name: module for name, module in sys.modules.items() if _is_triton(name)}
+
+
+def _is_triton(name: str) -> bool:
+    """Whether a module is one of Triton's that there are two of: what is in C there is once."""
+    return name.partition(".")[0] == "triton" and not name.startswith("triton._C")
+
+
+class _Recorded:
+    """Stands for a kernel, and keeps what it would have been launched with."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.grid: tuple[int, ...] = ()
+        self.args: tuple[Any, ...] = ()
+        self.options: dict[str, Any] = {}
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Self:
+        self.grid = grid
+        return self
+
+    def __call__(self, *args: Any, **options: Any) -> None:
+        self.args, self.options = args, options
+
+
+@contextmanager
+def _recorded(module: ModuleType, kernel: str) -> Iterator[_Recorded]:
+    recorded = _Recorded(getattr(module, kernel))
+    with patch.object(module, kernel, recorded):
+        yield recorded
+
+
+def compiled(
+    module: ModuleType, kernel: str, architecture: int, launch: Callable[[], None]
+) -> dict[str, Any]:
+    """What `launch` would run, compiled: "ptx" to its text, "shared" to bytes of shared memory.
+
+    Args:
+        module: from `load_kernel`, not interpreted.
+        launch: calls the module's launcher, with meta tensors.
+    """
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    with _recorded(module, kernel) as recorded:
+        launch()
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    divisible: dict[tuple[int, ...], Any] = {}
+    for place, (parameter, value) in enumerate(
+        zip(recorded.function.params, recorded.args, strict=True)
+    ):
+        if parameter.is_constexpr or value is None or (isinstance(value, int) and value == 1):
+            signature[parameter.name] = "constexpr"
+            constants[(place,)] = value
+        elif isinstance(value, torch.Tensor):
+            signature[parameter.name] = TYPES[value.dtype]
+            divisible[(place,)] = [["tt.divisibility", 16]]
+        else:
+            signature[parameter.name] = "i32"
+    source = ASTSource(recorded.function, signature, constexprs=constants, attrs=divisible)
+    target = GPUTarget("cuda", architecture, 32)
+    built = triton.compile(source, target=target, options=recorded.options)
+    return {"ptx": built.asm["ptx"], "shared": built.metadata.shared}

@@ -1,0 +1,153 @@
+"""The GPU's forward of few kernels, by their plain twins, gives what torch's layers give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.linear import as_it_is
+from decoder_worker import backends
+from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.attention.torch_backend import TorchAttention
+from decoder_worker.backends import Attentions, load_decoders
+from decoder_worker.gpu.decoder import GpuDecoder
+from decoder_worker.model import DecoderLayer, TextDecoder, TorchDecoder
+from decoder_worker.tensors import DecoderTensors
+from tests.support import fake_flashinfer as fake
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.reference import assert_close
+
+PAGE, FRAMES = 8, 30
+SLOW = ("tiny.en", "small", "medium", "large-v2", "large-v3", "large-v3-turbo", "distil")
+SHAPES = ["tiny", "base", *(pytest.param(shape, marks=pytest.mark.slow) for shape in SLOW)]
+
+
+def as_on_a_gpu(decoder: TorchDecoder, tensors: DecoderTensors) -> TorchDecoder:
+    """The same with products that are as they were loaded, and a residual stream in their dtype."""
+    layers = range(tensors.dims.n_text_layer)
+    plain = tuple(DecoderLayer.load(tensors.by_name, layer, as_it_is) for layer in layers)
+    return replace(decoder, layers=plain)
+
+
+def make_batch(counts: list[int], lengths: list[int]) -> AttentionBatch:
+    """Entries with a window each."""
+    n = len(counts)
+    own = [[4 * row + page for page in range(4)] for row in range(n)]
+    return AttentionBatch(
+        PagedKV.make(counts, own, lengths, PAGE),
+        PagedKV.make(
+            counts, [[row % 3] for row in range(n)], [FRAMES - row for row in range(n)], FRAMES
+        ),
+    )
+
+
+def rows_of(batch: AttentionBatch) -> tuple[Tensor, Tensor]:
+    kv = batch.self_kv
+    lengths = (kv.kv_indptr.diff() - 1) * PAGE + kv.kv_last_page_len
+    spans = zip(lengths.tolist(), kv.qo_indptr.diff().tolist(), strict=True)
+    positions = [place for length, n in spans for place in range(length - n, length)]
+    return torch.arange(len(positions)) + 11, torch.tensor(positions)
+
+
+@torch.inference_mode()
+def forward(decoder: TextDecoder, batch: AttentionBatch) -> Tensor:
+    decoder.plan(batch)
+    return decoder.states(*rows_of(batch))
+
+
+STEPS = make_batch([1] * 5, [1, 9, 30, 8, 17])
+MANY_STEPS = make_batch([1] * 18, [1 + row for row in range(18)])
+PROMPTS = make_batch([3, 1, 20], [3, 19, 29])
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_layers_equal_torch_at_every_published_size(shape: str) -> None:
+    """Few rows by the nine kernels, more by the twelve; in float32."""
+    checkpoint = open_checkpoint(str(cached_checkpoint(shape)))
+    dims = checkpoint.dims
+    tensors = DecoderTensors.load(checkpoint, torch.float32, "cpu")
+    kv = (dims.n_text_layer, 2)
+    heads = (dims.n_text_head, dims.text_head_dim)
+    generator = torch.Generator().manual_seed(5)
+    own = torch.randn(76, *kv, PAGE, *heads, generator=generator)
+    cross = torch.randn(3, *kv, FRAMES, *heads, generator=generator)
+    expected_own = own.clone()
+    reference = TorchDecoder.of(tensors, TorchAttention(expected_own, cross))
+    made = GpuDecoder.of(as_on_a_gpu(reference, tensors), TorchAttention(own, cross))
+    for batch in (STEPS, MANY_STEPS, PROMPTS):
+        assert_close("states", forward(made, batch), forward(reference, batch), share=2e-5)
+        assert_close("pages", own, expected_own, share=2e-5)
+
+
+def test_both_ways_round_as_torch_does_in_bfloat16() -> None:
+    """Nearer to float32 than twice what torch's layers in bfloat16 are."""
+    checkpoint = open_checkpoint(str(cached_checkpoint("tiny")))
+    dims = checkpoint.dims
+    heads = (dims.n_text_head, dims.text_head_dim)
+    generator = torch.Generator().manual_seed(5)
+    own = torch.randn(76, dims.n_text_layer, 2, PAGE, *heads, generator=generator)
+    cross = torch.randn(3, dims.n_text_layer, 2, FRAMES, *heads, generator=generator)
+    errors = []
+    for batch in (STEPS, MANY_STEPS):
+        states = {}
+        for dtype in (torch.float32, torch.bfloat16):
+            tensors = DecoderTensors.load(checkpoint, dtype, "cpu")
+            pools = [(own.to(dtype, copy=True), cross.to(dtype)) for _ in range(2)]
+            attention = TorchAttention(*pools[0])
+            decoder = as_on_a_gpu(TorchDecoder.of(tensors, attention), tensors)
+            states[dtype] = forward(decoder, batch)
+        made = forward(GpuDecoder.of(decoder, TorchAttention(*pools[1])), batch)
+        exact = states[torch.float32]
+        errors.append([(x - exact).norm() / exact.norm() for x in (made, states[torch.bfloat16])])
+    for ours, plain in errors:
+        assert ours < 2 * plain < 0.05, errors
+
+
+@pytest.fixture
+def flashinfer() -> Iterator[ModuleType]:
+    with fake.fake_flashinfer() as module:
+        yield module
+
+
+@pytest.mark.parametrize("n_tokens", [1, 3])
+def test_a_worker_with_flashinfer_takes_these_layers(flashinfer: ModuleType, n_tokens: int) -> None:
+    """The append finds its pages in the backend's own table, in steps, prompts and ragged ones."""
+    checkpoint = open_checkpoint(str(cached_checkpoint("tiny")))
+    dims = checkpoint.dims
+    shape = (dims.n_text_layer, 2)
+    heads = (dims.n_text_head, dims.text_head_dim)
+    own = torch.randn(76, *shape, PAGE, *heads)
+    cross = torch.randn(3, *shape, FRAMES, *heads)
+    kernels = flashinfer.FlashInfer(own, cross)
+    ragged = kernels.ragged()
+    attentions = Attentions(ragged, kernels.fixed, projected=ragged)
+
+    def plain(decoder: TorchDecoder, chosen: Attentions) -> Any:
+        tensors = DecoderTensors.load(checkpoint, torch.float32, "cpu")
+        return over(as_on_a_gpu(decoder, tensors), chosen)
+
+    over = backends._over
+    with patch.object(backends, "_over", plain):
+        decoders = load_decoders(checkpoint, attentions, own, cross)
+    assert isinstance(decoders.ragged, GpuDecoder)
+    assert decoders.fixed is not None
+    batch = make_batch([n_tokens] * 4, [n_tokens] * 4)
+    expected_own = own.clone()
+    reference = decoders.torch.over(TorchAttention(expected_own, cross))
+    expected = forward(reference, batch)
+    for decoder in (decoders.ragged, decoders.fixed(4, n_tokens)):
+        own.zero_()
+        assert_close("states", forward(decoder, batch), expected, share=2e-5)
+        written = own[[0, 4, 8, 12], :, :, :n_tokens]
+        assert_close("pages", written, expected_own[[0, 4, 8, 12], :, :, :n_tokens], share=2e-5)
+    with patch.object(backends, "has_triton", lambda: False):
+        fallback = load_decoders(checkpoint, attentions, own, cross)
+    assert fallback.ragged is fallback.torch

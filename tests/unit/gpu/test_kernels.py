@@ -1,0 +1,225 @@
+"""Each kernel of ours equals its plain twin, at the sizes of every published model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.gpu.norm import add_norm
+from cluster.gpu.product import MAX_ROWS, FewRows
+from cluster.model.layers import LAYER_NORM_EPS, LayerNorm
+from cluster.model.linear import Linear
+from decoder_worker.attention.append import Places, append_qkv
+from decoder_worker.gpu.embed import embed
+from tests.support.triton_kernels import ARCHITECTURES, compiled, load_kernel
+
+WIDTHS = (384, 512, 768, 1024, 1280)  # of tiny, base, small, medium and all larger ones
+FLOATS = (torch.float32, torch.float16)  # NumPy, which interprets, has no bfloat16
+SHARES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
+UNTOUCHED = -7.0
+
+NORM, PRODUCT = "cluster.gpu.norm_kernel", "cluster.gpu.product_kernel"
+APPEND, EMBED = "decoder_worker.attention.append_kernel", "decoder_worker.gpu.embed_kernel"
+
+
+def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def make_norm(width: int, dtype: torch.dtype) -> LayerNorm:
+    gain = 1 + 0.1 * rand(width, seed=1)
+    return LayerNorm(gain.to(dtype), 0.1 * rand(width, seed=2).to(dtype), dtype)
+
+
+def make_linear(n_in: int, n_out: int, dtype: torch.dtype) -> Linear:
+    weight = rand(n_out, n_in, seed=3) * n_in**-0.5
+    return Linear(weight.to(dtype), 0.1 * rand(n_out, seed=4).to(dtype))
+
+
+def assert_near(ours: Tensor, expected: Tensor, share: float) -> None:
+    largest = (ours.float() - expected.float()).abs().max().item()
+    assert largest <= share * expected.float().abs().max().item(), f"differs by {largest}"
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[..., None]]:
+    """The launcher of a kernel's module, interpreted."""
+
+    def load(name: str) -> Callable[..., None]:
+        launch: Callable[..., None] = load_kernel(monkeypatch, name, interpreted=True).launch
+        return launch
+
+    return load
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_norm_takes_sum_and_bias_along(
+    interpreted: Callable[[str], Callable[..., None]], width: int, dtype: torch.dtype
+) -> None:
+    norm, x, delta = make_norm(width, dtype), rand(3, width), rand(3, width, seed=5, dtype=dtype)
+    bias = rand(width, seed=6, dtype=dtype)
+    for added, offset in ((None, None), (delta, None), (delta, bias)):
+        plain, ours = x.clone(), x.clone()
+        expected, out = torch.empty(2, 3, width, dtype=dtype).unbind()
+        add_norm(plain, added, offset, norm, expected)
+        interpreted(NORM)(ours, added, offset, norm.weight, norm.bias, out, None)
+        assert_near(ours, plain, 1e-6)
+        assert_near(out, expected, SHARES[dtype])
+        moved = torch.zeros(()) if added is None else added.float()
+        sums = x + (moved if offset is None else moved + offset.float())
+        assert torch.equal(plain, sums)
+        two = (norm.weight.float(), norm.bias.float())
+        assert_near(expected, F.layer_norm(sums, (width,), *two, LAYER_NORM_EPS), SHARES[dtype])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("n", [1, 5])
+def test_the_product_of_few_rows_takes_its_surroundings_along(
+    interpreted: Callable[[str], Callable[..., None]], width: int, dtype: torch.dtype, n: int
+) -> None:
+    """Norm in front and GELU behind; and a sum with the residual stream, of another dtype."""
+    launch = interpreted(PRODUCT)
+    norm, linear, x = make_norm(width, dtype), make_linear(width, 80, dtype), rand(n, width)
+    x = x + 0.5  # rows have a mean
+    fused = FewRows.of(linear, norm)
+    expected, out = torch.empty(2, n, 80, dtype=dtype).unbind()
+    fused.gelu(x, expected)
+    launch(x, fused.weight, fused.bias, fused.gain, fused.sums, True, False, out)
+    assert_near(out, expected, SHARES[dtype])
+    two = (norm.weight.float(), norm.bias.float())
+    normed = F.layer_norm(x, (width,), *two, LAYER_NORM_EPS)
+    exact = F.gelu(F.linear(normed, linear.weight.float(), None) + linear.bias.float())
+    assert_near(expected, exact, SHARES[dtype])
+
+    plain, fed = FewRows.of(linear), rand(n, width, seed=8, dtype=dtype)
+    summed = rand(n, 80, seed=9)
+    ours = summed.clone()
+    exact = summed + F.linear(fed.float(), linear.weight.float(), linear.bias.float())
+    plain.add_to(summed, fed)
+    launch(fed, plain.weight, plain.bias, None, None, False, True, ours)
+    assert_near(ours, summed, 1e-5)
+    assert_near(summed, exact, 1e-5)
+
+
+@pytest.mark.parametrize("n", [16, 17, MAX_ROWS])
+def test_a_product_of_as_many_rows_as_it_takes(
+    interpreted: Callable[[str], Callable[..., None]], n: int
+) -> None:
+    """Outputs that are no multiple of a program's, and rows that fill one tile and exceed it."""
+    linear, x = make_linear(64, 50, torch.float32), rand(n, 64)
+    fused = FewRows.of(linear)
+    expected, out = torch.empty(2, n, 50).unbind()
+    fused(x, expected)
+    interpreted(PRODUCT)(x, fused.weight, fused.bias, None, None, False, False, out)
+    assert_near(out, expected, 1e-5)
+    assert_near(expected, F.linear(x, linear.weight, linear.bias), 1e-5)
+
+
+@pytest.mark.parametrize("heads", [width // 64 for width in WIDTHS])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_the_append_splits_and_finds_its_pages(
+    interpreted: Callable[[str], Callable[..., None]], heads: int, dtype: torch.dtype
+) -> None:
+    """Two entries of 3 and 2 pages of 4; tokens at a page's first and last place, and between."""
+    width, page_size, layer = 64 * heads, 4, 1
+    qkv, bias = rand(5, 3 * width, dtype=dtype), rand(3 * width, seed=1, dtype=dtype)
+    numbers = ([0, 0, 0, 1, 1], [7, 8, 9, 0, 5], [0, 3, 5], [6, 2, 9, 1, 4])
+    table = [torch.tensor(column, dtype=torch.int32) for column in numbers]
+    expected = torch.full((11, 2, 2, page_size, heads, 64), UNTOUCHED, dtype=dtype)
+    pool = expected.clone()
+    plain_q, q = torch.empty(2, 5, heads, 64, dtype=dtype).unbind()
+    append_qkv(qkv, bias, Places(*table), expected, layer, plain_q)
+    interpreted(APPEND)(qkv, bias, *table, pool, layer, q)
+    assert torch.equal(pool, expected)
+    assert torch.equal(q, plain_q)
+    queries, keys, values = (qkv + bias).view(5, 3, heads, 64).unbind(1)
+    assert torch.equal(q, queries)
+    for token, (page, place) in enumerate([(2, 3), (9, 0), (9, 1), (1, 0), (4, 1)]):
+        assert torch.equal(pool[page, layer, 0, place], keys[token])
+        assert torch.equal(pool[page, layer, 1, place], values[token])
+    assert (pool == UNTOUCHED).sum() == pool.numel() - 2 * qkv.shape[0] * width
+
+
+def test_embeddings_are_summed(interpreted: Callable[[str], Callable[..., None]]) -> None:
+    """Tokens and positions are columns of one table, as a decode step reads them."""
+    by_token, by_position = rand(90, 384), rand(20, 384, seed=1)
+    table = torch.tensor([[3, 19, 0], [89, 0, 0], [3, 7, 0]])
+    expected, out = torch.empty(2, 3, 384).unbind()
+    embed(table[:, 0], table[:, 1], by_token, by_position, expected)
+    interpreted(EMBED)(table[:, 0], table[:, 1], by_token, by_position, out)
+    assert torch.equal(out, expected)
+    assert torch.equal(out, by_token[[3, 89, 3]] + by_position[[19, 0, 7]])
+
+
+def on_meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_every_kernel_compiles_for_gpus(
+    monkeypatch: pytest.MonkeyPatch, architecture: int, width: int
+) -> None:
+    """In bfloat16, for one row and for many; with wide accesses, and within shared memory."""
+    norm = load_kernel(monkeypatch, NORM, interpreted=False)
+    rows, vector = on_meta(8, width), on_meta(width)
+    for delta in (None, rows):
+        args = (rows, delta, None if delta is None else vector, vector, vector, rows, None)
+        built = compiled(norm, "add_norm", architecture, lambda args=args: norm.launch(*args))
+        assert "ld.global.v" in built["ptx"]
+        assert "st.global.v" in built["ptx"]
+    append = load_kernel(monkeypatch, APPEND, interpreted=False)
+    table = [on_meta(9, dtype=torch.int32)] * 4
+    pool, q = on_meta(90, 32, 2, 64, width // 64, 64), on_meta(8, width // 64, 64)
+    built = compiled(
+        append,
+        "append_qkv",
+        architecture,
+        lambda: append.launch(on_meta(8, 3 * width), on_meta(3 * width), *table, pool, 5, q),
+    )
+    assert "st.global.v" in built["ptx"]
+    lookup = load_kernel(monkeypatch, EMBED, interpreted=False)
+    index = on_meta(8, dtype=torch.int64)
+    built = compiled(
+        lookup,
+        "embed",
+        architecture,
+        lambda: lookup.launch(index, index, on_meta(51_866, width), on_meta(448, width), rows),
+    )
+    assert "ld.global.v" in built["ptx"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("n", [1, 16, MAX_ROWS])
+@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
+def test_every_product_of_a_layer_compiles_for_gpus(
+    monkeypatch: pytest.MonkeyPatch, architecture: int, width: int, n: int
+) -> None:
+    """On the tensor cores, with loads ahead into shared memory; of which an SM has 99 KiB (8.9)."""
+    module = load_kernel(monkeypatch, PRODUCT, interpreted=False)
+    sums, gain = on_meta(5 * width, dtype=torch.float32), on_meta(width)
+    wide, narrow = 4 * width, width
+    products = [
+        (width, 3 * width, False, False, True),
+        (width, wide, True, False, True),
+        (width, narrow, False, True, False),
+        (wide, narrow, False, True, False),
+    ]
+    for n_in, n_out, gelu, add, normed in products:
+        front = (gain, sums[:n_out]) if normed else (None, None)
+        bias = sums[:n_out] if normed else on_meta(n_out)
+        args = (on_meta(n, n_in), on_meta(n_out, n_in), bias, *front, gelu, add, on_meta(n, n_out))
+        built = compiled(module, "few_rows", architecture, lambda args=args: module.launch(*args))
+        assert "mma" in built["ptx"]
+        assert "cp.async" in built["ptx"]
+        assert built["shared"] <= 99 * 1024
