@@ -19,6 +19,7 @@ WINDOW_SAMPLES = WINDOW_S * SAMPLE_RATE  # 480000 samples
 HOP_LENGTH = 160  # samples from one mel frame to the next, 10 ms
 FRAMES_PER_S = SAMPLE_RATE // HOP_LENGTH  # 100 mel frames
 WINDOW_FRAMES = WINDOW_SAMPLES // HOP_LENGTH  # 3000 mel frames in a window
+WINDOW_POSITIONS = WINDOW_FRAMES // 2  # 1500 encoder positions of 20 ms
 MEL_CONTEXT_SAMPLES = 2 * HOP_LENGTH  # an n_fft of 400 looks 200 samples to each side
 
 NO_SLACK_S = 3600.0  # of a queue without windows
@@ -81,6 +82,11 @@ class EncodeRequest:
     def n_samples(self) -> int:
         return int(self.pcm.shape[0])
 
+    @property
+    def work(self) -> float:
+        """What it costs an encoder, in windows of all positions."""
+        return self.context / WINDOW_POSITIONS if self.context else 1.0
+
 
 @dataclass(frozen=True, slots=True)
 class CrossKVHandle:
@@ -92,7 +98,9 @@ class CrossKVHandle:
 
     agent, metadata: the exporter's transfer agent and its connection data.
     addresses: byte address of each page in the exporter's pool, in frame order.
-    page_bytes: bytes of each page; frames: encoder frames that hold content (<= 1500).
+    page_bytes: bytes of each page.
+    frames: encoder frames that there are, 1500, or fewer where the context was trimmed: what
+        cross-attention attends to.
     counter_address: where the lease's 64-bit generation counter lives (host memory).
     generation: the value that counter must still have after the payload was read.
     lease: nonce that names the lease in notifications.
@@ -331,9 +339,11 @@ class WorkerStatus:
 class WorkerLoad:
     """What a worker reports of itself to those who choose a worker.
 
-    work: windows in an encoder, hypotheses in a decoder, waiting ones included.
+    work: windows in an encoder (a trimmed one counts by its share of a window's positions),
+        hypotheses in a decoder, waiting ones included.
     capacity: of them that it works on at once; more only wait.
-    window_s: encoder seconds for one window; 0 where there was none yet, and of a decoder.
+    window_s: encoder seconds for one window of all positions; 0 where there was none yet, and of a
+        decoder.
     """
 
     work: float = 0.0

@@ -24,6 +24,8 @@ from cluster.errors import CheckpointError, SequenceFailedError
 from cluster.kv.pool import PagePool
 from cluster.messages import WINDOW_S, Task, TokenAlignment
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.cross_kv import packed_page
+from cluster.model.encoder_context import MEL_PER_POSITION
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 from decoder_worker.model import TextDecoder, TorchDecoder
@@ -37,6 +39,7 @@ class AlignmentItem:
     cross_pages: hold its KV. self_pages: room for the text, overwritten.
     tokens: text tokens in order; with start sequence and end they must fit the text context.
     content_frames: mel frames that are audio and not padding.
+    n_positions: encoder positions whose KV there is.
     """
 
     cross_pages: Sequence[int]
@@ -45,6 +48,7 @@ class AlignmentItem:
     task: Task
     tokens: tuple[int, ...]
     content_frames: int
+    n_positions: int
 
 
 class QueryTap:
@@ -135,7 +139,7 @@ class Aligner:
     ) -> Tensor:
         """Feed all texts from position 0 on; states [n_tokens, n_text_state]."""
         counts = [len(text) for text in texts]
-        n_frames = [self._dims.n_audio_ctx] * len(items)
+        n_frames = [item.n_positions for item in items]
         own, cross = [item.self_pages for item in items], [item.cross_pages for item in items]
         own_size = self._self_pool.layout.page_frames
         cross_size = self._cross_pool.layout.page_frames
@@ -156,25 +160,28 @@ class Aligner:
         Returns:
             float32 [n_tokens, n_frames], the mean over the alignment heads.
         """
-        n_frames = self._n_frames(item.content_frames)
+        n_frames = self._n_frames(item)
         total = None
         for layer, q in queries.items():
-            keys = self._keys(item.cross_pages, layer, n_frames)
+            keys = self._keys(item, layer, n_frames)
             weights = (q @ keys.transpose(1, 2) * q.shape[-1] ** -0.5).softmax(-1)
             sharp = median_filter(standardise(weights)).sum(0)
             total = sharp if total is None else total + sharp
         assert total is not None
         return total / sum(len(heads) for heads in self._heads.values())
 
-    def _n_frames(self, content_frames: int) -> int:
+    def _n_frames(self, item: AlignmentItem) -> int:
         """Encoder frames of the audio: a mel frame alone still has one to look at."""
-        n_mel_per_frame = self._dims.n_mel_frames // self._dims.n_audio_ctx
-        return min(max(1, content_frames // n_mel_per_frame), self._dims.n_audio_ctx)
+        return min(max(1, item.content_frames // MEL_PER_POSITION), item.n_positions)
 
-    def _keys(self, pages: Sequence[int], layer: int, n_frames: int) -> Tensor:
+    def _keys(self, item: AlignmentItem, layer: int, n_frames: int) -> Tensor:
         """The alignment heads' keys, copied out of the pages: float32 [n, n_frames, head_dim]."""
-        layout = self._cross_pool.layout
-        own = self._indices(list(pages[: layout.pages_for(n_frames)]))
+        if self._cross_pool.packs:
+            page = packed_page(self._cross_pool.tensor[item.cross_pages[0]], item.n_positions)
+            keys = page[layer, 0, :n_frames].index_select(1, self._heads[layer])
+            return keys.transpose(0, 1).float()
+        n_pages = self._cross_pool.layout.pages_for(n_frames)
+        own = self._indices(list(item.cross_pages[:n_pages]))
         keys = self._cross_pool.tensor[:, layer, 0]  # [page, page_frames, head, head_dim]
         chosen = keys[own[:, None], :, self._heads[layer]]  # [n_pages, n, page_frames, head_dim]
         return chosen.transpose(0, 1).flatten(1, 2)[:, :n_frames].float()

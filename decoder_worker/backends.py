@@ -95,22 +95,28 @@ class DecoderByRows:
 
 
 def choose_attention(
-    setting: Attention, self_pool: Tensor, cross_pool: Tensor, threads: int = 1
+    setting: Attention,
+    self_pool: Tensor,
+    cross_pool: Tensor,
+    threads: int = 1,
+    *,
+    packed: bool = False,
 ) -> Attentions:
     """The attention backends for two pools, which are as in `TorchAttention`.
 
     Args:
         setting: as in DecoderSettings.
         threads: that share out forwards of few rows (CPU).
+        packed: as in `TorchAttention`; only on a CPU.
 
     Raises:
         ConfigurationError: flashinfer was asked for and cannot serve these pools.
     """
     if setting == "auto" and fits_kernels(self_pool, cross_pool):
         team = StepTeam(threads - 1)
-        return Attentions(CpuAttention(self_pool, cross_pool, team), team=team)
+        return Attentions(CpuAttention(self_pool, cross_pool, team, packed=packed), team=team)
     if setting == "torch" or (setting == "auto" and self_pool.device.type == "cpu"):
-        return torch_attention(self_pool, cross_pool)
+        return torch_attention(self_pool, cross_pool, packed=packed)
     why_not = _why_no_flashinfer(self_pool, cross_pool)
     if why_not is None:
         from decoder_worker.attention.flashinfer_backend import FlashInfer
@@ -124,9 +130,11 @@ def choose_attention(
     return torch_attention(self_pool, cross_pool)
 
 
-def torch_attention(self_pool: Tensor, cross_pool: Tensor, *, bucketed: bool = False) -> Attentions:
-    """bucketed: with backends for fixed sizes too, as on a GPU."""
-    make = partial(TorchAttention, self_pool, cross_pool)
+def torch_attention(
+    self_pool: Tensor, cross_pool: Tensor, *, bucketed: bool = False, packed: bool = False
+) -> Attentions:
+    """bucketed: with backends for fixed sizes too, as on a GPU. packed: as in `TorchAttention`."""
+    make = partial(TorchAttention, self_pool, cross_pool, packed=packed)
     return Attentions(make(), (lambda n_rows, n_tokens: make()) if bucketed else None)
 
 
@@ -137,12 +145,14 @@ def load_decoders(
     cross_pool: Tensor,
     *,
     int8: bool = False,
+    packed: bool = False,
 ) -> Decoders:
     """Load a checkpoint's decoder, which computes in the self pool's dtype, on its device.
 
     Args:
         attentions: over these pools.
         int8: hold the weights of matrix products in 8 bits (CPU).
+        packed: as in `TorchAttention`.
 
     Raises:
         CheckpointError: a tensor is missing or has another shape than config.json says.
@@ -155,7 +165,8 @@ def load_decoders(
     halves = dtype == torch.bfloat16 and not int8
     tensors = DecoderTensors.load(checkpoint, dtype, "cpu", torch.float16 if halves else None)
     many = TorchDecoder.of(tensors, attentions.ragged, int8=int8)
-    few = FusedDecoder(tensors, many.embed, (self_pool, cross_pool), team, int8=int8)
+    pools = (self_pool, cross_pool)
+    few = FusedDecoder(tensors, many.embed, pools, team, int8=int8, packed=packed)
     return Decoders(DecoderByRows(few, many), many)
 
 

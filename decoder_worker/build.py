@@ -49,12 +49,13 @@ def build_parts(
     # One page more, which the runner takes for the rows that fill up a batch.
     self_pool = PagePool(layout, settings.max_batch * layout.pages_per_window + 1, device)
     pools = (self_pool.tensor, cross_pool.tensor)
-    attentions = choose_attention(settings.attention, *pools, step_threads(settings.threads))
-    decoders = load_decoders(checkpoint, attentions, *pools, int8=settings.dtype == "int8")
+    packed, int8 = cross_pool.packs, settings.dtype == "int8"
+    threads = step_threads(settings.threads)
+    attentions = choose_attention(settings.attention, *pools, threads, packed=packed)
+    decoders = load_decoders(checkpoint, attentions, *pools, int8=int8, packed=packed)
     runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, settings.max_batch, decoders)
     scheduler = Scheduler(
         cross_pool,
-        importer.layout.pages_per_window,
         self_pool,
         layout.pages_per_window,
         settings.max_batch,

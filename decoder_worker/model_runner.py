@@ -193,6 +193,7 @@ class ModelRunner:
                 task=s.options.task,
                 tokens=text,
                 content_frames=s.request.content_frames,
+                n_positions=s.n_positions,
             )
             for s, text in texts
             if text
@@ -264,7 +265,7 @@ class ModelRunner:
                 cross_kv=PagedKV.make(
                     list(windows.values()),
                     [sequence.cross_pages for sequence in windows],
-                    [self._cross_layout.n_frames] * len(windows),
+                    [sequence.n_positions for sequence in windows],
                     self._cross_layout.page_frames,
                 ),
             )

@@ -24,20 +24,18 @@ READ_AHEAD = 0.5  # of the batch: sequences whose KV may be read before there ar
 class Scheduler:
     """One worker's queues. Used by the engine's thread alone.
 
-    cross_pages: pages of one window in `cross_pool`; self_pages: of one row in `self_pool`. Pages
-    of that one that are taken already are somebody else's for good.
+    self_pages: pages of one row in `self_pool`. Pages of that one that are taken already are
+    somebody else's for good.
     """
 
     def __init__(
         self,
         cross_pool: PagePool,
-        cross_pages: int,
         self_pool: PagePool,
         self_pages: int,
         max_batch: int,
     ) -> None:
         self._cross_pool = cross_pool
-        self._cross_pages = cross_pages
         self._self_pool = self_pool
         self._self_pages = self_pages
         self._n_foreign = self_pool.n_used
@@ -104,7 +102,7 @@ class Scheduler:
 
     def _reserve(self, sequence: DecodeSequence) -> bool:
         """Give it cross-attention and landing pages, or neither."""
-        cross = self._cross_pool.allocate(self._cross_pages)
+        cross = self._cross_pool.allocate(self._n_cross_pages(sequence))
         if cross is None:
             return False
         if (landing := sequence.landing_pool) is not None:
@@ -115,6 +113,12 @@ class Scheduler:
             sequence.landing_pages = landed
         sequence.cross_pages = cross
         return True
+
+    def _n_cross_pages(self, sequence: DecodeSequence) -> int:
+        """As many as its KV lies in at the encoder; of states as many as theirs will take."""
+        if sequence.landing_pool is None:
+            return len(sequence.request.handle.addresses)
+        return self._cross_pool.layout.pages_for(sequence.n_positions)
 
     def _new_row(self, candidate: int) -> Row:
         own = self._self_pool.allocate(self._self_pages)

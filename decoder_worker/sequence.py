@@ -117,6 +117,11 @@ class DecodeSequence:
         return self.request.options
 
     @property
+    def n_positions(self) -> int:
+        """Encoder positions that its queries attend to."""
+        return self.request.handle.frames
+
+    @property
     def fetched_pages(self) -> tuple[int, ...]:
         """What the READ writes to: landing pages for states, else its cross-attention pages."""
         return self.cross_pages if self.landing_pool is None else self.landing_pages

@@ -29,7 +29,9 @@ class StatesProjection:
         self._checkpoint = checkpoint
         self._cross_pool = cross_pool
         self._projections: dict[torch.dtype, CrossKVProjection] = {}
-        self.projection_s = 0.0  # of one window, a running mean; 0.0 before the first
+        self.projection_s = (
+            0.0  # of one window of all positions, a running mean; 0.0 before the first
+        )
         self.n_projected = 0
 
     def load(self, dtype: torch.dtype) -> CrossKVProjection:
@@ -53,19 +55,23 @@ class StatesProjection:
         assert pool is not None
         projection = self.load(pool.tensor.dtype)
         begun = time.monotonic()
-        landed = [page for sequence in sequences for page in sequence.landing_pages]
         if self._cross_pool.device.type == "cpu":
-            for page, sequence in zip(landed, sequences, strict=True):  # views, without a gather
-                states = pool.tensor[page][None]
-                projection.write(states, self._cross_pool.tensor, [sequence.cross_pages])
+            for sequence in sequences:  # views, without a gather
+                states = pool.tensor[sequence.landing_pages[0], : sequence.n_positions]
+                projection.write(states[None], self._cross_pool.tensor, [sequence.cross_pages])
         else:
-            states = pool.tensor[torch.tensor(landed, device=pool.device)]
-            pages = [sequence.cross_pages for sequence in sequences]
-            projection.write(states, self._cross_pool.tensor, pages)
+            for n_positions in sorted({sequence.n_positions for sequence in sequences}):
+                alike = [one for one in sequences if one.n_positions == n_positions]
+                landed = torch.tensor([s.landing_pages[0] for s in alike], device=pool.device)
+                pages = [sequence.cross_pages for sequence in alike]
+                states = pool.tensor[landed, :n_positions]
+                projection.write(states, self._cross_pool.tensor, pages)
             # On the default stream, so that decode steps in flight go on. The wait puts what is
             # launched next behind it, and the next READ into these pages, which knows no stream.
             default_stream(pool.device).synchronize()
-        self._note((time.monotonic() - begun) / len(sequences))
+        n_positions = sum(sequence.n_positions for sequence in sequences)
+        work = n_positions / pool.layout.n_frames  # in windows of all positions
+        self._note((time.monotonic() - begun) / work)
         self.n_projected += len(sequences)
         return [None] * len(sequences)
 

@@ -3,7 +3,8 @@
 Order: windows whose time runs out first; the others by arrival, where late windows of a request and
 long ones count as having come some seconds later: so a two-second clip passes a two-hour file, and
 no stream of clips, however dense, keeps a window waiting for longer than that. A batch is closed
-when it is full or its oldest window has waited long enough; after an idle time, at once. Of windows
+when it is full or its oldest window has waited long enough; after an idle time, at once. Its
+windows are all of one context (`EncodeRequest`): that of the window whose turn it is. Of windows
 with the same key one goes, and the others wait for what becomes of it: `take_twins` takes them out
 when they need no encode any more; if it failed, the next of them goes. Thread-safe; knows no torch.
 """
@@ -71,6 +72,7 @@ class Batcher:
         self._queue: list[QueuedWindow] = []
         self._in_flight: Counter[str] = Counter()
         self._keys_in_flight: Counter[bytes] = Counter()
+        self._work_in_flight = 0.0
         self._idle = True
         self._woken = False
         self._changed = threading.Condition()
@@ -88,6 +90,23 @@ class Batcher:
     def queued_audio_s(self) -> float:
         with self._changed:
             return sum(window.request.n_samples for window in self._queue) / SAMPLE_RATE
+
+    @property
+    def queued_work(self) -> float:
+        """Of the waiting windows that need an encode of their own, as in `WorkerLoad`."""
+        with self._changed:
+            return sum(window.request.work for window in self._distinct(self._queue))
+
+    @property
+    def work(self) -> float:
+        """Of all windows that wait or are in flight."""
+        return self.queued_work + self._work_in_flight
+
+    @property
+    def has_full_batch(self) -> bool:
+        """Whether windows of some context wait that fill a batch."""
+        with self._changed:
+            return self._fills_a_batch(self._distinct(self._queue))
 
     @property
     def slack_s(self) -> float:
@@ -156,15 +175,16 @@ class Batcher:
             if not waiting:
                 self._idle = self._idle or not self._queue
                 return None
-            if self._idle or len(waiting) >= self._max_batch:
+            if self._idle or self._fills_a_batch(waiting):
                 return 0.0
             oldest_s = min(window.arrived_s for window in waiting)
             return max(0.0, oldest_s + self._batch_wait_s - self._clock())
 
     def pop(self, n_windows: int) -> list[QueuedWindow]:
-        """Take the next windows, at most `n_windows`; they are in flight until `finish`.
+        """Take the next windows of one context, at most `n_windows`.
 
-        Expired ones are left for `expire`, and those whose twin is in flight for `take_twins`.
+        They are in flight until `finish`. Expired ones are left for `expire`, and those whose twin
+        is in flight for `take_twins`.
         """
         now = self._clock()
         with self._changed:
@@ -173,11 +193,15 @@ class Batcher:
                 key=lambda window: _order(window, now),
             )
             ordered = self._distinct(ordered)
-            taken = self._within_cap(ordered)[:n_windows]
-            others = [window for window in ordered if window not in taken]
+            capped = self._within_cap(ordered)
+            first = (capped or ordered)[:1]
+            alike = [one for one in ordered if one.request.context == first[0].request.context]
+            taken = [window for window in capped if window in alike][:n_windows]
+            others = [window for window in alike if window not in taken]
             taken += others[: n_windows - len(taken)]  # better than leaving room empty
             self._queue = [window for window in self._queue if window not in taken]
             self._in_flight.update(window.request.request_id for window in taken)
+            self._work_in_flight += sum(window.request.work for window in taken)
             self._keys_in_flight.update(window.key for window in taken if window.key)
             self._idle = False
             return taken
@@ -189,6 +213,9 @@ class Batcher:
             self._in_flight = +self._in_flight  # drops requests at zero
             self._keys_in_flight.subtract(window.key for window in windows if window.key)
             self._keys_in_flight = +self._keys_in_flight
+            self._work_in_flight -= sum(window.request.work for window in windows)
+            if not self._in_flight:
+                self._work_in_flight = 0.0  # what rounding left
 
     def take_twins(self, key: bytes) -> list[QueuedWindow]:
         """Take out the waiting windows with this key, for which its KV will do."""
@@ -217,6 +244,11 @@ class Batcher:
                 taken.add(window.key)
             distinct.append(window)
         return distinct
+
+    def _fills_a_batch(self, windows: Sequence[QueuedWindow]) -> bool:
+        """Whether so many of these have one context."""
+        contexts = Counter(window.request.context for window in windows)
+        return max(contexts.values(), default=0) >= self._max_batch
 
     def _within_cap(self, ordered: list[QueuedWindow]) -> list[QueuedWindow]:
         counts = self._in_flight.copy()

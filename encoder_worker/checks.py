@@ -23,10 +23,22 @@ from cluster.messages import (
     Pcm,
 )
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.encoder_context import SAMPLES_PER_POSITION
 
 
-def check_pcm(request: EncodeRequest) -> None:
-    """Raise InvalidAudioError unless the samples are what `EncodeRequest` promises."""
+def check_request(request: EncodeRequest, n_audio_ctx: int) -> None:
+    """Raise InvalidAudioError unless samples and context are what `EncodeRequest` promises."""
+    _check_pcm(request)
+    context = request.context
+    if not 0 <= context <= n_audio_ctx:
+        raise InvalidAudioError(f"a context has 0 to {n_audio_ctx} positions, got {context}")
+    if context and request.n_samples > context * SAMPLES_PER_POSITION:
+        raise InvalidAudioError(
+            f"{request.n_samples} samples do not fit a context of {context} positions"
+        )
+
+
+def _check_pcm(request: EncodeRequest) -> None:
     pcm = request.pcm
     if request.file_mel is not None:
         _check_slice(pcm, request.file_mel)

@@ -28,7 +28,7 @@ from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_device, resolve_dtype, usable_cores, use_threads
 from cluster.settings import EncoderSettings
 from encoder_worker.batcher import Batcher, QueuedWindow
-from encoder_worker.checks import check_pcm
+from encoder_worker.checks import check_request
 from encoder_worker.exports import Exports
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.loop import EncodeLoop
@@ -77,6 +77,7 @@ class EncoderEngine:
             ConfigurationError: checkpoint, device or layout do not fit each other.
         """
         self._exports = Exports(checkpoint, exporter, other)
+        self._n_audio_ctx = checkpoint.dims.n_audio_ctx
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
         forward = WindowEncoder(
@@ -118,7 +119,7 @@ class EncoderEngine:
             WorkerDrainingError: the engine takes nothing new.
             WorkerError: the engine has failed.
         """
-        check_pcm(request)
+        check_request(request, self._n_audio_ctx)
         if self._draining or self._closing:
             raise WorkerDrainingError("this encoder worker is shutting down")
         if reason := self.healthy():
@@ -156,6 +157,8 @@ class EncoderEngine:
             expired=counts.expired,
             encode_s=counts.encode_s,
             window_s=counts.window_s,
+            work=self._batcher.work,
+            queued_work=self._batcher.queued_work,
             sends_states=self._exports.next().layout.payload == "encoder_states",
             reuse=self._reuse.stats(),
         )

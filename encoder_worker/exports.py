@@ -106,3 +106,11 @@ def reserve(exporter: KVExporter, n_windows: int, wait_s: float) -> list[Pages]:
             break
         reserved.append(pages)
     return reserved
+
+
+def give_back_surplus(exporter: KVExporter, pages: Pages, n_frames: int) -> Pages:
+    """Of a whole window's reserved pages those that `n_frames` take; the others are free again."""
+    n_pages = exporter.layout.pages_for(n_frames)
+    if surplus := pages[n_pages:]:
+        exporter.abandon(surplus)
+    return pages[:n_pages]

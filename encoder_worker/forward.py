@@ -130,12 +130,10 @@ class WindowEncoder:
             What to wait for before anyone may read the pages: a reader comes as soon as its
             handle is out, past any stream's order.
         """
-        n_positions = context or self._dims.n_audio_ctx
-        static = self._static.get(pool.dim())
-        if static is not None and n_positions == self._dims.n_audio_ctx:
-            return static(windows, pages, file_mels)
+        if static := self._static.get(pool.dim()):
+            return static(windows, pages, file_mels, context)
         projection, paged = self._output(pool)
-        n_frames = MEL_PER_POSITION * n_positions
+        n_frames = MEL_PER_POSITION * (context or self._dims.n_audio_ctx)
         if self._stream is None:
             mel = self._mel(windows, file_mels)[:, :, :n_frames]
             if team := self._find_team():

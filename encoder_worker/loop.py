@@ -23,7 +23,7 @@ from cluster.messages import WINDOW_SAMPLES, EncodeTimings
 from cluster.metrics import Recorder
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error
-from encoder_worker.exports import Exports, Pages, reserve
+from encoder_worker.exports import Exports, Pages, give_back_surplus, reserve
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu.static_encoder import Ready
 from encoder_worker.publisher import Publisher
@@ -36,11 +36,25 @@ PAGE_WAIT_S = 0.05  # how long it waits for pages before it looks for expired wi
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Windows, and the pages of `exporter` that each of them will fill."""
+    """Windows of one context, and the pages of `exporter` that each of them will fill."""
 
     exporter: KVExporter
     windows: list[QueuedWindow]
     reserved: list[Pages]
+
+    @property
+    def context(self) -> int:
+        return self.windows[0].request.context
+
+    @property
+    def n_frames(self) -> int:
+        """Encoder positions that each of them gets."""
+        return self.context or self.exporter.layout.n_frames
+
+    @property
+    def work(self) -> float:
+        """In windows of all positions."""
+        return sum(window.request.work for window in self.windows)
 
     def one_by_one(self) -> list[_Batch]:
         pairs = zip(self.windows, self.reserved, strict=True)
@@ -110,7 +124,7 @@ class EncodeLoop:
             # The device goes on with a full batch while the host publishes this one. A batch that
             # is not full has nothing to gain from an early start: it may still grow.
             self._fail_expired()
-            full = self.forward.is_async and self._batcher.n_distinct >= self._max_batch
+            full = self.forward.is_async and self._batcher.has_full_batch
             goes_on = full and not self._stopping
             following = self._take(self._max_batch, 0.0) if goes_on else None
             self._complete(launched)
@@ -143,6 +157,8 @@ class EncodeLoop:
             return None
         self._running += windows
         batch = _Batch(exporter, windows, reserved[: len(windows)])
+        for index, pages in enumerate(batch.reserved):
+            batch.reserved[index] = give_back_surplus(exporter, pages, batch.n_frames)
         try:
             return self._launch(batch)
         except Exception as error:
@@ -159,7 +175,8 @@ class EncodeLoop:
         started_s = self._clock()
         pcm = [window.request.pcm for window in batch.windows]
         file_mels = [window.request.file_mel for window in batch.windows]
-        ready = self.forward(pcm, batch.exporter.pool.tensor, batch.reserved, file_mels)
+        pool = batch.exporter.pool.tensor
+        ready = self.forward(pcm, pool, batch.reserved, file_mels, batch.context)
         return _Launched(batch, started_s, ready)
 
     def _complete(self, launched: _Launched) -> None:
@@ -191,7 +208,7 @@ class EncodeLoop:
         batch, now = launched.batch, self._clock()
         encode_s = now - max(launched.started_s, self._done_s)  # not while it stood behind another
         self._done_s = now
-        self.counts.add_batch(len(batch.windows), encode_s)
+        self.counts.add_batch(len(batch.windows), batch.work, encode_s)
         self._recorder.observe("splitscribe_encode_seconds", encode_s)
         self._recorder.observe("splitscribe_encoder_batch_windows", len(batch.windows))
         for window, pages in zip(batch.windows, batch.reserved, strict=True):

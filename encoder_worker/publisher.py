@@ -88,7 +88,8 @@ class Publisher:
     ) -> EncodeReply | None:
         """None where the window was cancelled: its twins wait, or its client may come again."""
         request, key = window.request, window.key
-        frames = exporter.layout.n_frames  # Whisper attends to the padding too
+        # Whisper attends to the padding too, as far as it was encoded.
+        frames = request.context or exporter.layout.n_frames
         if window.future.cancelled():
             if key:
                 exporter.keep(pages, frames=frames, key=key)

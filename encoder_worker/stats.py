@@ -29,19 +29,21 @@ class EncoderStats:
     failed: int  # expired ones included
     expired: int
     encode_s: float  # of all batches; times in which two overlap count once
-    window_s: float  # of that for one window, of late
+    window_s: float  # of that for one window of all positions, of late
+    work: float  # of the queued and running windows, as in `WorkerLoad`
+    queued_work: float  # of the queued ones
     sends_states: bool  # the next batch is handed over as encoder states
     reuse: ReuseStats
 
     @property
     def load(self) -> WorkerLoad:
-        return WorkerLoad(self.queued + self.running, window_s=self.window_s)
+        return WorkerLoad(self.work, window_s=self.window_s)
 
     def signals(self, busy: float) -> EncoderSignals:
         """busy: as in `EncoderSignals`."""
         return EncoderSignals(
             busy,
-            self.queued * (self.window_s or UNKNOWN_WINDOW_S),
+            self.queued_work * (self.window_s or UNKNOWN_WINDOW_S),
             min(self.slack_s, NO_SLACK_S),
             self.read / self.windows_exported,
         )
@@ -81,9 +83,10 @@ class Counts:
     encode_s: float = 0.0
     window_s: float = 0.0
 
-    def add_batch(self, n_windows: int, encode_s: float) -> None:
+    def add_batch(self, n_windows: int, work: float, encode_s: float) -> None:
+        """work: as in `WorkerLoad`."""
         self.batches += 1
         self.windows += n_windows
         self.encode_s += encode_s
-        window_s = encode_s / n_windows
+        window_s = encode_s / work
         self.window_s += (window_s - self.window_s) * (RECENT if self.window_s else 1.0)

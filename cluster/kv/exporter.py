@@ -226,10 +226,10 @@ class KVExporter:
             elif message.kind == "REN":
                 self._leases.renew(message.leases)
             elif (pages := self._leases.end(message.leases[0])) is not None:
+                of_page = self.pool.filled_bytes(self.published.frames_in(pages))
                 self._close(pages)
                 if message.times_s is not None and self.on_read is not None:
-                    n_bytes = len(pages) * self.pool.page_bytes
-                    self.on_read(ReadReport(n_bytes, *message.times_s))
+                    self.on_read(ReadReport(len(pages) * of_page, *message.times_s))
 
     def _open(self) -> None:
         self._wire.open(self.pool, self._counters.array)

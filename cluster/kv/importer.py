@@ -174,14 +174,16 @@ class KVImporter:
 
     def _check_layout(self, handle: CrossKVHandle) -> None:
         expected = (self.layout.payload, self._layout_hash)
-        fits = self.layout.pages_for(handle.frames) <= len(handle.addresses)
+        n_pages, most = len(handle.addresses), self.layout.pages_per_window
+        fits = 1 <= handle.frames <= self.layout.n_frames
+        fits = fits and self.layout.pages_for(handle.frames) <= n_pages <= most
         if (handle.payload, handle.layout_hash) != expected:
             problem = (
                 f"the KV handle of {handle.agent} is for {handle.payload} in layout "
                 f"{handle.layout_hash}, expected {expected[0]} in {expected[1]}: encoder and "
                 f"decoder run different models or settings"
             )
-        elif handle.page_bytes != self.pool.page_bytes or not fits or handle.frames < 1:
+        elif handle.page_bytes != self.pool.page_bytes or not fits:
             problem = (
                 f"the KV handle has {len(handle.addresses)} pages of {handle.page_bytes} bytes "
                 f"for {handle.frames} frames, which does not fit its layout"

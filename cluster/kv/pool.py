@@ -33,6 +33,8 @@ class PagePool:
 
     tensor: [n_pages, *layout.page_shape], `layout.dtype`, on `device`, contiguous. Of KV that is
         [n_pages, layer, 2, page_frames, head, head_dim]; on axis 2, index 0 is K and 1 is V.
+    packs: a window of fewer frames than a page has lies contiguous in the page's beginning. So do
+        states, and KV on a CPU with a page per window (`cluster.model.cross_kv.packed_page`).
     """
 
     def __init__(self, layout: PageLayout, n_pages: int, device: str = "cpu") -> None:
@@ -43,6 +45,7 @@ class PagePool:
         self.page_bytes = layout.page_bytes
         self.n_bytes = n_pages * layout.page_bytes
         self.device = torch.device(device)
+        self.packs = _packs(layout, self.device)
         self.tensor = _make_tensor(layout, n_pages, self.device)
         self.base_address = self.tensor.data_ptr()
         self._state = bytearray(n_pages)
@@ -81,6 +84,23 @@ class PagePool:
         if rest or not 0 <= page < self.n_pages:
             raise ValueError(f"no page of this pool begins at {address:#x}")
         return page
+
+    def filled_bytes(self, frames: int) -> int:
+        """Bytes of each of its pages that a window of so many frames fills, from the beginning."""
+        if not self.packs:
+            return self.page_bytes
+        return self.page_bytes // self.layout.n_frames * frames
+
+    def bytes_at(self, address: int, n_bytes: int) -> torch.Tensor:
+        """So much of the pool from a page's beginning on, as uint8, a view.
+
+        Raises:
+            ValueError: no page begins there, or the pool ends before.
+        """
+        begin = self.page_at(address) * self.page_bytes
+        if not 0 < n_bytes <= self.n_bytes - begin:
+            raise ValueError(f"the pool has no {n_bytes} bytes at {address:#x}")
+        return self.tensor.view(torch.uint8).flatten()[begin : begin + n_bytes]
 
     def allocate(
         self,
@@ -201,6 +221,12 @@ class PagePool:
             self._state[page] = _FREE
         self._n_free += len(pages)
         self._freed.notify_all()
+
+
+def _packs(layout: PageLayout, device: torch.device) -> bool:
+    if layout.payload == "encoder_states":
+        return True
+    return device.type == "cpu" and layout.page_frames == layout.n_frames
 
 
 def _make_tensor(layout: PageLayout, n_pages: int, device: torch.device) -> torch.Tensor:

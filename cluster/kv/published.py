@@ -92,6 +92,11 @@ class PublishedWindows:
                 self._kept.pop(key, None)
             return window
 
+    def frames_in(self, pages: Sequence[int]) -> int:
+        """Frames of the window in these pages, which somebody reads."""
+        with self._lock:
+            return self._by_page[pages[0]].frames
+
     def close(self, pages: Sequence[int]) -> Pages:
         """Count one reader of these pages less; the pages to be freed, if any.
 

@@ -114,7 +114,8 @@ class Reader:
             if peer.overdue:
                 raise PeerLostError(f"encoder {peer.agent} does not answer")
             local = [self._pool.address(page) for page in fetch.pages]
-            descs = descriptors(local, fetch.handle.addresses, self._pool.page_bytes)
+            of_page = self._pool.filled_bytes(fetch.handle.frames)
+            descs = descriptors(local, fetch.handle.addresses, of_page)
             read = partial(self._wire.read_pages, peer.agent, descs)
             self._post(read, peer, fetch, partial(self._read_counter, fetch, peer))
         except WorkerError as error:
@@ -199,7 +200,7 @@ class Reader:
             )
             self._fail(fetch, error)
             return
-        n_bytes = len(fetch.pages) * self._pool.page_bytes
+        n_bytes = len(fetch.pages) * self._pool.filled_bytes(fetch.handle.frames)
         seconds = self._clock() - fetch.posted
         self._fetches.discard(fetch)
         fetch.future.set_result(FetchStats(n_bytes, seconds, self._wire.transport))

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import CheckpointError
-from cluster.messages import FRAMES_PER_S, WINDOW_S
+from cluster.messages import FRAMES_PER_S, HOP_LENGTH, WINDOW_S
 from cluster.model.checkpoint import Checkpoint
 from cluster.settings import EncoderSettings
 
 FILE = "encoder_context.json"
 FULL = 0  # of a request: all positions that the checkpoint has
 MEL_PER_POSITION = 2  # mel frames of 10 ms in a position of 20 ms
+SAMPLES_PER_POSITION = MEL_PER_POSITION * HOP_LENGTH
 
 # The lengths that there are below the full one, in positions: few, so that windows share batches
 # and a GPU has a graph for each; multiples of 64, which suit the products and attention kernels of

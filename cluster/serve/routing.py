@@ -112,7 +112,7 @@ def key_of(request: EncodeRequest | DecodeRequest) -> Hashable:
 def work_of(request: Any) -> float:
     """What a request adds to a worker's `WorkerLoad.work`; 0 for one that is no window."""
     if isinstance(request, EncodeRequest):
-        return 1.0
+        return request.work
     return float(request.options.n_rows) if isinstance(request, DecodeRequest) else 0.0
 
 
@@ -125,13 +125,13 @@ def ranked(request: Any, candidates: Iterable[Candidate], chance: random.Random)
     elif isinstance(request, EncodeRequest):
         told_s = [worker.load.window_s for worker in workers if worker.load.window_s]
         usual_s = sorted(told_s)[len(told_s) // 2] if told_s else 1.0
-        workers.sort(key=lambda worker: _encoder_cost(worker, usual_s))
+        workers.sort(key=lambda worker: _encoder_cost(worker, request.work, usual_s))
     return [worker.key for worker in workers]
 
 
-def _encoder_cost(worker: Candidate, usual_s: float) -> float:
-    """Seconds until it would be done with one window more."""
-    return (worker.work + 1.0) * (worker.load.window_s or usual_s)
+def _encoder_cost(worker: Candidate, work: float, usual_s: float) -> float:
+    """Seconds until it would be done with this window more."""
+    return (worker.work + work) * (worker.load.window_s or usual_s)
 
 
 def _decoder_cost(worker: Candidate, kv_location: Location) -> float:

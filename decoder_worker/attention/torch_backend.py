@@ -7,12 +7,14 @@ several pages is gathered first.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cluster.model.cross_kv import packed_page
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 
 
@@ -37,11 +39,14 @@ class TorchAttention:
     cross_pool [page, layer, 2, page_frames, head, head_dim], only read; its dtype may differ
         from the model's: queries are then converted to it and results back. An 8-bit one has no
         arithmetic: what is read of it is converted to the model's dtype instead.
+    packed: a window lies packed in its cross page (`cluster.model.cross_kv.packed_page`), so its
+        entry has one page, and its length says for how many positions that is laid out.
     """
 
-    def __init__(self, self_pool: Tensor, cross_pool: Tensor) -> None:
+    def __init__(self, self_pool: Tensor, cross_pool: Tensor, *, packed: bool = False) -> None:
         self._self_pool = self_pool
         self._cross_pool = cross_pool
+        self._packed = packed
         self._self_entries: list[_Entry] = []
         self._cross_entries: list[_Entry] = []
         self._write_pages = torch.empty(0, dtype=torch.int64)
@@ -70,7 +75,7 @@ class TorchAttention:
         where = (self._write_pages, self._write_offsets)
         kv[:, 0].index_put_(where, k)
         kv[:, 1].index_put_(where, v)
-        return _attend(kv, self._self_entries, q)
+        return _attend([_read(kv, entry) for entry in self._self_entries], self._self_entries, q)
 
     def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
         n_head, head_dim = self._self_pool.shape[4:]
@@ -79,10 +84,14 @@ class TorchAttention:
         return self.self_attention(layer, q, k, v)
 
     def cross_attention(self, layer: int, q: Tensor) -> Tensor:
-        kv = self._cross_pool[:, layer]  # [page, 2, page_frames, head, head_dim]
-        if kv.dtype.itemsize == 1:
-            return _attend(kv, self._cross_entries, q)
-        return _attend(kv, self._cross_entries, q.to(kv.dtype)).to(q.dtype)
+        pool, entries = self._cross_pool, self._cross_entries
+        if self._packed:
+            kvs = [packed_page(pool[entry.pages[0]], entry.length)[layer] for entry in entries]
+        else:
+            kvs = [_read(pool[:, layer], entry) for entry in entries]
+        if pool.dtype.itemsize == 1:
+            return _attend(kvs, entries, q)
+        return _attend(kvs, entries, q.to(pool.dtype)).to(q.dtype)
 
 
 def _entries(kv: PagedKV, page_size: int, causal: bool, device: torch.device) -> list[_Entry]:
@@ -101,15 +110,19 @@ def _entries(kv: PagedKV, page_size: int, causal: bool, device: torch.device) ->
     return entries
 
 
-def _attend(kv: Tensor, entries: list[_Entry], q: Tensor) -> Tensor:
+def _read(kv: Tensor, entry: _Entry) -> Tensor:
+    """kv [page, 2, page size, head, head_dim] -> [2, length, head, head_dim]."""
+    if len(entry.pages) == 1:
+        return kv[entry.pages[0], :, : entry.length]  # a view
+    return kv[entry.pages].transpose(0, 1).flatten(1, 2)[:, : entry.length]
+
+
+def _attend(kvs: Sequence[Tensor], entries: Sequence[_Entry], q: Tensor) -> Tensor:
+    """kvs: of each entry, [2, length, head, head_dim]."""
     out = torch.empty_like(q)
-    for entry in entries:
-        if len(entry.pages) == 1:
-            own = kv[entry.pages[0], :, : entry.length]  # a view
-        else:
-            own = kv[entry.pages].transpose(0, 1).flatten(1, 2)[:, : entry.length]
-        own = own.to(q.dtype)  # a view still, unless the pool's dtype is another
-        # own [2, length, head, head_dim]; SDPA takes [1, head, length, head_dim]
+    for kv, entry in zip(kvs, entries, strict=True):
+        own = kv.to(q.dtype)  # a view still, unless the pool's dtype is another
+        # SDPA takes [1, head, length, head_dim]
         mixed = F.scaled_dot_product_attention(
             q[entry.begin : entry.end].transpose(0, 1).unsqueeze(0),
             own[0].transpose(0, 1).unsqueeze(0),

@@ -44,10 +44,13 @@ class _Plan:
 
 
 class CpuAttention:
-    """Implements `AttentionBackend` over CPU pools, which are as in `TorchAttention`."""
+    """Implements `AttentionBackend` over CPU pools; arguments as in `TorchAttention`."""
 
-    def __init__(self, self_pool: Tensor, cross_pool: Tensor, team: StepTeam) -> None:
-        self._reference = TorchAttention(self_pool, cross_pool)
+    def __init__(
+        self, self_pool: Tensor, cross_pool: Tensor, team: StepTeam, *, packed: bool = False
+    ) -> None:
+        self._reference = TorchAttention(self_pool, cross_pool, packed=packed)
+        self._packed = packed
         self._self_pool, self._cross_pool = as_array(self_pool), as_array(cross_pool)
         self._team = team
         dtypes = (self._self_pool.dtype.type, self._cross_pool.dtype.type)
@@ -68,7 +71,9 @@ class CpuAttention:
             return
         cut = self._running.cut
         self._self_plan = _plan(cut, batch.self_kv, self._self_pool, causal=True)
-        self._cross_plan = _plan(cut, batch.cross_kv, self._cross_pool, causal=False)
+        self._cross_plan = _plan(
+            cut, batch.cross_kv, self._cross_pool, causal=False, packed=self._packed
+        )
 
     def begin(self, positions: Tensor) -> None:
         """Lengths and places came with the plan."""
@@ -106,19 +111,24 @@ def fits_kernels(self_pool: Tensor, cross_pool: Tensor) -> bool:
     return on_cpu and all(p.dtype in DTYPES and p.shape[-1] == HEAD_DIM for p in pools)
 
 
-def cut_pages(cut: Callable[..., int], kv: PagedKV, pool: Any, *, causal: bool) -> Pages:
+def cut_pages(
+    cut: Callable[..., int], kv: PagedKV, pool: Any, *, causal: bool, packed: bool = False
+) -> Pages:
     """What the rows of a `PagedKV` attend to in a pool; `cut` is the kernel."""
     page_size, n_rows = pool.shape[3], kv.n_rows
     most = -(-page_size // PIECE) * len(kv.kv_indices) * (n_rows if causal else 1)
-    pieces = np.empty((most, 6), np.int32)
+    pieces = np.empty((most, 7), np.int32)
     n_pieces, last = np.empty(n_rows, np.int32), np.empty((n_rows, 2), np.int32)
     indices = (kv.qo_indptr, kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len)
-    n = cut(*(index.numpy() for index in indices), page_size, causal, pieces, n_pieces, last)
+    arrays = (index.numpy() for index in indices)
+    n = cut(*arrays, page_size, causal, packed, pieces, n_pieces, last)
     return Pages(pool, pieces[:n], n_pieces, last)
 
 
-def _plan(cut: Callable[..., int], kv: PagedKV, pool: Any, *, causal: bool) -> _Plan:
-    pages, n_head = cut_pages(cut, kv, pool, causal=causal), pool.shape[4]
+def _plan(
+    cut: Callable[..., int], kv: PagedKV, pool: Any, *, causal: bool, packed: bool = False
+) -> _Plan:
+    pages, n_head = cut_pages(cut, kv, pool, causal=causal, packed=packed), pool.shape[4]
     shape = (kv.n_rows, int(pages.n_pieces.max()), n_head)
     results = (np.empty(shape, np.float32), np.empty(shape, np.float32))
     n_positions = int((pages.pieces[:, 4] - pages.pieces[:, 3]).sum())

@@ -136,6 +136,7 @@ def cut(
     last_page_len: Any,
     page_size: Any,
     causal: Any,
+    packed: Any,
     pieces: Any,
     n_pieces: Any,
     last: Any,
@@ -160,10 +161,20 @@ def cut(
                     piece = pieces[filled]
                     piece[0], piece[1], piece[2] = begin, end, page
                     piece[3], piece[4], piece[5] = first, min(n, first + PIECE), index
+                    piece[6] = n if packed else page_size
                     index += 1
                     filled += 1
             n_pieces[begin:end] = index
     return filled
+
+
+@njit(nogil=True, cache=True)
+def _of_layer(page: Any, index: Any, n: Any) -> Any:
+    """Keys or values [n, H, HEAD_DIM], block `index` of a page laid out for `n` positions."""
+    shape = (np.int64(n), np.int64(page.shape[3]), np.int64(HEAD_DIM))  # of one type, for numba
+    size = shape[0] * shape[1] * shape[2]
+    flat = page.reshape(page.size)
+    return flat[index * size : (index + 1) * size].reshape(shape)
 
 
 @njit(nogil=True, cache=True)
@@ -180,8 +191,9 @@ def attend_pieces(
         if unit < 0:
             return n_done == end
         piece = pieces[unit - begin]
-        page = pool[piece[2], layer]
-        attend_piece(query, piece, page[0], page[1], results)
+        keys = _of_layer(pool[piece[2]], 2 * layer, piece[6])
+        values = _of_layer(pool[piece[2]], 2 * layer + 1, piece[6])
+        attend_piece(query, piece, keys, values, results)
         n_done = finish(counters)
 
 
@@ -205,9 +217,10 @@ def _attend(
 
 @dataclass(frozen=True, slots=True)
 class AttentionKernels:
-    """cut(qo_indptr, kv_indptr, kv_indices, last_page_len, page_size, causal, pieces, n_pieces,
-        last): `Pages` of a `PagedKV`, with room enough in the last three; the number of pieces.
-        causal: each entry's rows are its last positions, and see none behind their own.
+    """cut(qo_indptr, kv_indptr, kv_indices, last_page_len, page_size, causal, packed, pieces,
+        n_pieces, last): `Pages` of a `PagedKV`, with room enough in the last three; the number of
+        pieces. causal: each entry's rows are its last positions, and see none behind their own.
+        packed: as in `TorchAttention`.
     append(qkv, pool, last, layer): the keys and values in qkv, float32 [n, 3 * d], to their places.
     attend(query, pages, layer, results, attended, counters, begin, leads): attended float32 [n, d]
         of query float32 [n, at least d]; results are `Memory`'s highest, total and mixed; begin is
@@ -235,6 +248,6 @@ def build(own: Any, cross: Any) -> AttentionKernels:
 def empty_pages(dtype: Any, causal: bool) -> Pages:
     """One row that attends to one position, to compile for."""
     indptr, zero, one = np.array([0, 1], np.int32), np.zeros(1, np.int32), np.ones(1, np.int32)
-    pieces, last = np.zeros((1, 6), np.int32), np.zeros((1, 2), np.int32)
-    cut(indptr, indptr, zero, one, 2, causal, pieces, one.copy(), last)
+    pieces, last = np.zeros((1, 7), np.int32), np.zeros((1, 2), np.int32)
+    cut(indptr, indptr, zero, one, 2, causal, False, pieces, one.copy(), last)
     return Pages(np.zeros((1, 1, 2, 2, 1, HEAD_DIM), dtype), pieces, one, last)

@@ -60,6 +60,7 @@ class FusedDecoder:
         team: StepTeam,
         *,
         int8: bool,
+        packed: bool = False,
     ) -> None:
         """Begin to build.
 
@@ -68,6 +69,7 @@ class FusedDecoder:
             embed: from tokens and positions to the first layer's rows, float32 [n, d].
             team: its threads share a forward out.
             int8: hold the weights in 8 bits.
+            packed: as in `TorchAttention`.
         """
         self._dims = tensors.dims
         self._embed = embed
@@ -78,6 +80,7 @@ class FusedDecoder:
         is_half = self._head.weight.dtype == np.int16
         self._most_logit_rows = sys.maxsize if is_half else MAX_ROWS
         self._team = team
+        self._packed = packed
         self._memory: Memory | None = None
         self._planned: tuple[Pages, Pages] | None = None
         read = (self._layers.qkv.weight, self._own, self._cross, self._head.weight)
@@ -100,7 +103,7 @@ class FusedDecoder:
         cut = self._built.cut
         self._planned = (
             cut_pages(cut, batch.self_kv, self._own, causal=True),
-            cut_pages(cut, batch.cross_kv, self._cross, causal=False),
+            cut_pages(cut, batch.cross_kv, self._cross, causal=False, packed=self._packed),
         )
 
     def states(self, tokens: Tensor, positions: Tensor) -> Tensor:

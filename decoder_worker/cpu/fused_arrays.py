@@ -60,8 +60,9 @@ class Pages(NamedTuple):
     """What rows attend to in one pool.
 
     pool: [page, L, 2, page_size, H, HEAD_DIM].
-    pieces: int32 [n, 6]: first row and behind the last, page, first position and behind the last,
-        number among the pieces of these rows. n_pieces: int32 [n rows].
+    pieces: int32 [n, 7]: first row and behind the last, page, first position and behind the last,
+        number among the pieces of these rows, positions that the page is laid out for (its size, or
+        fewer where a window lies packed in its beginning). n_pieces: int32 [n rows].
     last: int32 [n rows, 2], page and position where a row's own key and value belong (self pool).
     """
 

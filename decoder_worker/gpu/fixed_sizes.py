@@ -103,7 +103,7 @@ class FixedSizes:
             self_pages=row.self_pages,
             length=n_tokens or sequence.n_cached(row) + sequence.n_ahead + 1,
             cross_pages=sequence.cross_pages,
-            n_frames=self._window[1],
+            n_frames=sequence.n_positions,
             tokens=sequence.prompt.tokens if n_tokens else (),
         )
 

@@ -38,7 +38,9 @@ def processes() -> Iterator[list[WorkerProcess]]:
     params=[
         "memory",
         "memory-states",
+        "memory-whole",
         "nixl",
+        pytest.param("nixl-whole", marks=pytest.mark.slow),
         pytest.param("nixl-states", marks=pytest.mark.slow),
         pytest.param("nixl-tcp", marks=pytest.mark.slow),
         pytest.param("memory-cuda", marks=pytest.mark.gpu),
@@ -62,7 +64,8 @@ def transport(mode: str) -> str:
 
 @pytest.fixture
 def payload(mode: str) -> str:
-    return "encoder_states" if mode.endswith("-states") else "cross_kv"
+    kinds = {"states": "encoder_states", "whole": "cross_kv whole"}
+    return kinds.get(mode.partition("-")[2], "cross_kv")
 
 
 @pytest.fixture

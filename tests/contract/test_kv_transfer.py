@@ -11,12 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.errors import HandleRefusedError, KVLostError, StaleGenerationError
+from cluster.errors import (
+    HandleRefusedError,
+    KVLostError,
+    LayoutMismatchError,
+    StaleGenerationError,
+)
 from cluster.kv.handles import sign
 from cluster.kv.layout import window_bytes
 from cluster.kv.transfer_config import LEASE_S
 from tests.support.kv_host import (
     DEADLINE_S,
+    KEY,
     MakeHost,
     allocate,
     kv_of,
@@ -37,6 +43,54 @@ def test_bytes_are_equal_and_the_release_frees(make_host: MakeHost, make_reader:
     assert host.state().n_ignored == 0
     assert len(importer._held) == 0
     importer.pool.check_integrity()
+
+
+@pytest.mark.parametrize("frames", [1, 320, 375, 1499])
+def test_a_trimmed_window_moves_only_what_it_fills(
+    make_host: MakeHost, make_reader: MakeHost, frames: int
+) -> None:
+    """A prefix of a window's only page, or some of its pages; everything else stays untouched."""
+    host, importer = make_host(), make_reader()
+    layout, pool = importer.layout, importer.pool
+    pool.tensor.fill_(torch.nan)
+    handle = host.publish_short(3, frames)
+    assert handle.frames == frames
+    importer.accept(handle)
+    pages = pool.allocate(layout.pages_for(frames))
+    stats = importer.fetch(handle, pages).result(DEADLINE_S)
+    of_page = layout.page_bytes
+    if layout.pages_per_window == 1:
+        of_page = of_page * frames // layout.n_frames
+    assert stats.n_bytes == len(pages) * of_page
+    n_items = of_page // pool.tensor.itemsize
+    found, sent = pages_of(importer, pages).flatten(1), kv_of(3, layout)[: len(pages)].flatten(1)
+    assert torch.equal(found[:, :n_items], sent[:, :n_items])
+    assert found[:, n_items:].isnan().all()
+    untouched = sorted(set(range(pool.n_pages)) - set(pages))
+    assert pages_of(importer, untouched).isnan().all()
+    wait_for(lambda: host.state().n_windows_free == 4, "all pages free after the release")
+    wait_for(lambda: len(host.state().reports) == 1, "a report")
+    assert host.state().reports[0].n_bytes == stats.n_bytes
+    pool.release(pages)
+    pool.check_integrity()
+
+
+def test_handles_of_impossible_lengths_are_refused(
+    make_host: MakeHost, make_reader: MakeHost
+) -> None:
+    """Signed, so by a faulty encoder."""
+    host, importer = make_host(), make_reader()
+    handle = host.publish(1)
+    for changed in (
+        replace(handle, frames=0),
+        replace(handle, frames=1501),
+        replace(handle, addresses=(*handle.addresses, handle.addresses[0])),
+        replace(handle, addresses=()),
+    ):
+        with pytest.raises(LayoutMismatchError, match="frames"):
+            importer.accept(sign(changed, KEY))
+    with pytest.raises(HandleRefusedError, match="signature"):
+        importer.accept(replace(handle, frames=320))
 
 
 def test_many_transfers_at_once_into_scattered_pages(

@@ -64,6 +64,7 @@ class Bench:
             task="transcribe",
             tokens=tokens,
             content_frames=content_frames,
+            n_positions=self.cross_pool.layout.n_frames,
         )
 
 

@@ -142,6 +142,12 @@ def make_stand(
 
 
 def _torch_attention(
-    bucketed: bool, setting: str, own: torch.Tensor, cross: torch.Tensor, threads: int
+    bucketed: bool,
+    setting: str,
+    own: torch.Tensor,
+    cross: torch.Tensor,
+    threads: int,
+    *,
+    packed: bool,
 ) -> Any:
-    return torch_attention(own, cross, bucketed=bucketed)
+    return torch_attention(own, cross, bucketed=bucketed, packed=packed)

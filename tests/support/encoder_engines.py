@@ -16,7 +16,8 @@ from cluster.kv.layout_for import kv_layout
 from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.cross_kv import CrossKVProjection
+from cluster.model.cross_kv import CrossKVProjection, packed_page
+from cluster.model.encoder_context import FULL
 from cluster.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
 from encoder_worker.gpu.static_encoder import Ready
@@ -76,13 +77,14 @@ class Bench:
         pool: torch.Tensor,
         pages: Sequence[Sequence[int]],
         file_mels: Sequence[FileMel | None] | None = None,
+        context: int = FULL,
     ) -> Ready:
         self.batch_sizes.append(len(windows))
         self.entered.set()
         assert self.gate.wait(PATIENCE_S)
         if any(len(window) == self.poison for window in windows):
             raise self.poisoned_by
-        return self._forward(windows, pool, pages, file_mels)
+        return self._forward(windows, pool, pages, file_mels, context)
 
     def submit(
         self,
@@ -91,8 +93,11 @@ class Bench:
         window: int = 0,
         remaining_s: float = 60.0,
         file_mel: FileMel | None = None,
+        context: int = FULL,
     ) -> Future[EncodeReply]:
-        return self.engine.submit(EncodeRequest(name, window, 0, pcm, remaining_s, file_mel))
+        return self.engine.submit(
+            EncodeRequest(name, window, 0, pcm, remaining_s, file_mel, context=context)
+        )
 
     def hold(self, name: str = "held") -> Future[EncodeReply]:
         """Send a window and keep the engine inside of its forward pass until `gate.set()`."""
@@ -106,11 +111,15 @@ class Bench:
         """[T, L, 2, H, Dh] as it lies in the handle's pages."""
         pool = self.exporter.pool
         pages = [pool.tensor[pool.page_at(address)] for address in handle.addresses]
-        return torch.cat([page.permute(2, 0, 1, 3, 4) for page in pages])
+        if pool.packs:
+            pages = [packed_page(pages[0], handle.frames)]
+        return torch.cat([page.permute(2, 0, 1, 3, 4) for page in pages])[: handle.frames]
 
-    def expected_kv(self, pcm: NDArray[np.int16], file_mel: FileMel | None = None) -> torch.Tensor:
+    def expected_kv(
+        self, pcm: NDArray[np.int16], file_mel: FileMel | None = None, context: int = 1500
+    ) -> torch.Tensor:
         with torch.inference_mode():
-            mel = LogMel(self.checkpoint.dims.n_mels)([pcm], [file_mel])
+            mel = LogMel(self.checkpoint.dims.n_mels)([pcm], [file_mel])[:, :, : 2 * context]
             states = AudioEncoder(self.checkpoint)(mel)
             return CrossKVProjection(self.checkpoint).project(states)[0]
 

@@ -31,6 +31,7 @@ KEY = b"the cluster's key"
 LAYOUTS: dict[str, PageLayout] = {
     "cross_kv": KVLayout("contract", 2, 2, 16, 1500, 125, "float32"),  # 12 pages of 64 kB
     "encoder_states": StatesLayout("contract", 64, 1500, "float32"),  # one of 384 kB
+    "cross_kv whole": KVLayout("contract", 2, 2, 16, 1500, 1500, "float32"),  # one of 768 kB
 }
 # Where sockets differ most: what is in flight when a process stops or dies.
 over_sockets_too = pytest.mark.parametrize(
@@ -121,6 +122,19 @@ class ExporterService:
             pages, request_id=f"request-{seed}", window=seed, attempt=0, frames=1500
         )
 
+    def publish_short(self, seed: int, frames: int) -> CrossKVHandle:
+        """The same of so many frames; the other pages go back unused."""
+        pages = self.exporter.reserve(self._window, timeout_s=10.0)
+        assert pages is not None, f"no pages: {self.exporter.pool!r}"
+        n_pages = self._layout.pages_for(frames)
+        if surplus := pages[n_pages:]:
+            self.exporter.abandon(surplus)
+        pages = pages[:n_pages]
+        self._write(pages, seed)
+        return self.exporter.publish(
+            pages, request_id=f"request-{seed}", window=seed, attempt=0, frames=frames
+        )
+
     def publish_stale(self, seed: int) -> CrossKVHandle:
         """A handle whose pages went back and were written for another window."""
         handle = self.publish(seed)
@@ -132,7 +146,7 @@ class ExporterService:
 
     def _write(self, pages: Any, seed: int) -> None:
         pool = self.exporter.pool
-        pool.tensor[list(pages)] = kv_of(seed, self._layout).to(pool.device)
+        pool.tensor[list(pages)] = kv_of(seed, self._layout)[: len(pages)].to(pool.device)
         if pool.device.type == "cuda":
             torch.cuda.synchronize()
 

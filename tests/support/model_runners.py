@@ -46,15 +46,16 @@ class RunnerBench:
             self._windows.append(pages)
             self._rows.append((slot, own_pages))
         pools = (self_pool.tensor, cross_pool.tensor)
-        attentions = choose_attention("auto", *pools)
+        packed = cross_pool.packs
+        attentions = choose_attention("auto", *pools, packed=packed)
         if bucketed and device == "cpu":
-            attentions = torch_attention(*pools, bucketed=True)
-        decoders = load_decoders(checkpoint, attentions, *pools)
+            attentions = torch_attention(*pools, bucketed=True, packed=packed)
+        decoders = load_decoders(checkpoint, attentions, *pools, packed=packed)
         self.runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, n_slots, decoders)
 
     def sequence(self, slot: int, options: DecodeOptions) -> DecodeSequence:
         """Ready for its prompt, in `slot`."""
-        handle = CrossKVHandle("r", slot, 0, "agent", b"", "", (), 0, 0, 0, 0, "lease", 1.0)
+        handle = CrossKVHandle("r", slot, 0, "agent", b"", "", (), 0, 1500, 0, 0, "lease", 1.0)
         sequence = DecodeSequence(
             DecodeRequest("r", slot, 0, handle, options, 1.0),
             Future(),

@@ -116,14 +116,12 @@ class MemoryWire:
 
     def _copy_pages(self, peer: MemoryWire, descs: Sequence[Descriptor]) -> None:
         for desc in descs:
-            n_pages = desc.n_bytes // self._pool.page_bytes
-            here = self._pool.page_at(desc.local)
+            here = self._pool.bytes_at(desc.local, desc.n_bytes)
             try:
-                there = peer._pool.page_at(desc.remote)
+                there = peer._pool.bytes_at(desc.remote, desc.n_bytes)
             except ValueError as error:
                 raise HandleRefusedError(f"exporter {peer.agent}: {error}") from error
-            source = peer._pool.tensor[there : there + n_pages]
-            self._pool.tensor[here : here + n_pages].copy_(source)
+            here.copy_(there)
         if self._pool.device.type == "cuda":
             current_stream(self._pool.device).synchronize()
 

@@ -29,6 +29,8 @@ class Descriptor:
 def descriptors(local: Sequence[int], remote: Sequence[int], page_bytes: int) -> list[Descriptor]:
     """Pair the pages at these addresses, and merge pages that are neighbours on both sides.
 
+    page_bytes: to be read of each page from its beginning on; less than a page of the only one.
+
     Example: local pages at 0, 100, 200 and remote at 500, 600, 900, of 100 bytes: two descriptors,
     200 bytes from 500 to 0 and 100 bytes from 900 to 200.
     """

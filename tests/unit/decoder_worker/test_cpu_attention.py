@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cluster.model.cross_kv import packed_page
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import choose_attention
@@ -86,6 +87,28 @@ def test_kernels_give_what_the_reference_gives(
             largest = (got.float() - reference.float()).abs().max().item()
             assert largest <= most, f"differs by {largest}"
     assert torch.equal(own, theirs_pool), "the new keys and values lie elsewhere"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_packed_windows_give_what_paged_ones_give(dtype: torch.dtype) -> None:
+    """Short windows packed in the beginning of their page, by torch and by the kernels."""
+    own, shared = make_pools(dtype, dtype, 100)
+    batch = steps(100)
+    expected = run(TorchAttention(own.clone(), shared), batch, dtype)
+    packed = torch.full_like(shared, torch.nan)  # what no window wrote reaches nothing
+    for page, length in ((0, 100), (3, 70), (6, 1), (9, 100)):
+        packed_page(packed[page], length).copy_(shared[page][:, :, :length])
+    batch = AttentionBatch(
+        self_kv=batch.self_kv,
+        cross_kv=PagedKV.make([1, 1, 1, 3], [[0], [3], [6], [9]], [100, 70, 1, 100], 100),
+    )
+    ours = choose_attention("auto", own.clone(), packed, threads=2, packed=True).ragged
+    assert isinstance(ours, CpuAttention)
+    assert ours.wait(BUILD_S)
+    for backend in (TorchAttention(own.clone(), packed, packed=True), ours):
+        for got, reference in zip(run(backend, batch, dtype), expected, strict=True):
+            largest = (got.float() - reference.float()).abs().max().item()
+            assert largest <= (1e-5 if dtype is torch.float32 else 0.02), f"differs by {largest}"
 
 
 def test_a_sequence_s_result_does_not_depend_on_its_batch() -> None:

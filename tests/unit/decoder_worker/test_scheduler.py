@@ -23,11 +23,11 @@ def make_scheduler(windows: int = 2, max_batch: int = 3) -> Scheduler:
     """Cross pages for `windows`, three a window; self pages two a sequence."""
     cross = PagePool(KVLayout("m", 1, 1, 4, 6, 2, "float32"), 3 * windows)
     own = PagePool(KVLayout("m", 1, 1, 4, 4, 2, "float32"), 2 * max_batch)
-    return Scheduler(cross, 3, own, 2, max_batch)
+    return Scheduler(cross, own, 2, max_batch)
 
 
-def make_sequence(deadline: float = 1.0, n_prompt: int = 0) -> DecodeSequence:
-    handle = CrossKVHandle("r", 0, 0, "agent", b"", "", (), 0, 0, 0, 0, "lease", 1.0)
+def make_sequence(deadline: float = 1.0, n_prompt: int = 0, n_pages: int = 3) -> DecodeSequence:
+    handle = CrossKVHandle("r", 0, 0, "agent", b"", "", (0,) * n_pages, 0, 6, 0, 0, "lease", 1.0)
     options = DecodeOptions(prompt_tokens=(0,) * n_prompt)
     request = DecodeRequest("r", 0, 0, handle, options, 1.0)
     return DecodeSequence(
@@ -47,6 +47,20 @@ def test_the_earliest_deadline_is_admitted_first() -> None:
     assert scheduler.next_deadline() == 1.0
     scheduler.release(early)
     assert scheduler.admit() == [late]
+
+
+def test_a_trimmed_window_takes_as_many_pages_as_its_handle_has() -> None:
+    scheduler = make_scheduler(windows=2, max_batch=4)
+    for n_pages in (1, 2, 3, 1):
+        scheduler.add(make_sequence(n_pages=n_pages))
+    admitted = scheduler.admit()
+    assert [len(sequence.cross_pages) for sequence in admitted] == [1, 2, 3]
+    assert scheduler.n_waiting == 1  # six pages are out
+    for sequence in admitted:
+        scheduler.release(sequence)
+    (last,) = scheduler.admit()
+    scheduler.release(last)
+    scheduler.check_integrity()
 
 
 def test_kv_is_read_ahead_of_free_rows_up_to_a_bound() -> None:

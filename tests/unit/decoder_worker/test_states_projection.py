@@ -134,17 +134,26 @@ def test_a_batch_is_projected_into_its_own_pages(
     states = torch.randn(3, 1500, 32, generator=torch.Generator().manual_seed(5))
     landing_pool.tensor[1:] = states.to(device)
     order = torch.randperm(3 * n, generator=torch.Generator().manual_seed(6)).tolist()
-    pages = [tuple(order[:n]), tuple(order[n : 2 * n])]
+    lengths = (1500, 320, 1500)  # the second one's context was trimmed
+    of_short = layout.pages_for(lengths[1])
+    pages = [tuple(order[:n]), tuple(order[n : n + of_short]), tuple(order[2 * n :])]
     sequences: Any = [
-        SimpleNamespace(landing_pool=landing_pool, landing_pages=(page,), cross_pages=own)
-        for page, own in zip((3, 1), pages, strict=True)
+        SimpleNamespace(
+            landing_pool=landing_pool,
+            landing_pages=(page,),
+            cross_pages=own,
+            n_positions=length,
+        )
+        for page, own, length in zip((3, 1, 2), pages, lengths, strict=True)
     ]
     landing = StatesProjection(checkpoint, cross)
-    assert landing.project(sequences) == [None, None]
-    assert (landing.n_projected, landing.projection_s > 0) == (2, True)
+    assert landing.project(sequences) == [None, None, None]
+    assert (landing.n_projected, landing.projection_s > 0) == (3, True)
     expected = torch.full((3 * n, *layout.page_shape), -7.0).to(cross.tensor.dtype)
     with torch.inference_mode():
-        CrossKVProjection(checkpoint).write(states[[2, 0]], expected, pages)
+        projection = CrossKVProjection(checkpoint)
+        for row, own, length in zip((2, 0, 1), pages, lengths, strict=True):
+            projection.write(states[row : row + 1, :length], expected, [own])
     gap = (cross.tensor.cpu().float() - expected.float()).abs()
     share = 0.0 if device == "cpu" else 1e-3 if kv_dtype == "float32" else 2**-3
     largest = (gap - share * expected.float().abs()).max().item()

@@ -37,9 +37,10 @@ def put(
     remaining_s: float = 60.0,
     key: bytes = b"",
     fresh: bool = False,
+    context: int = 0,
 ) -> QueuedWindow:
     pcm = np.zeros(n_samples, dtype=np.int16)
-    request = EncodeRequest(request_id, window, 0, pcm, remaining_s, fresh=fresh)
+    request = EncodeRequest(request_id, window, 0, pcm, remaining_s, fresh=fresh, context=context)
     return batcher.put(request, Future(), key)
 
 
@@ -271,3 +272,32 @@ def test_without_a_key_there_are_no_twins(clock: Clock) -> None:
     batcher = make_batcher(clock)
     put(batcher, "a")
     assert batcher.take_twins(b"") == []
+
+
+def test_a_batch_holds_windows_of_one_context(clock: Clock) -> None:
+    """That of the window whose turn it is; the others stay in their order."""
+    batcher = make_batcher(clock, max_batch=3)
+    contexts = {"a": 320, "b": 384, "c": 320, "d": 0, "e": 384, "f": 320, "g": 320}
+    for name, context in contexts.items():
+        put(batcher, name, context=context)
+        clock.now += 0.001
+    assert batcher.has_full_batch
+    assert batcher.work == pytest.approx(1 + (4 * 320 + 2 * 384) / 1500)
+    first = batcher.pop(3)
+    assert names(first) == ["a0", "c0", "f0"]
+    assert not batcher.has_full_batch
+    assert batcher.work == pytest.approx(1 + (4 * 320 + 2 * 384) / 1500)
+    assert batcher.queued_work == pytest.approx(1 + (320 + 2 * 384) / 1500)
+    batcher.finish(first)
+    assert [names(batcher.pop(3)) for _ in range(3)] == [["b0", "e0"], ["d0"], ["g0"]]
+
+
+def test_windows_of_many_contexts_do_not_make_a_full_batch(clock: Clock) -> None:
+    batcher = make_batcher(clock, max_batch=2)
+    put(batcher, "a")
+    batcher.pop(1)
+    for name, context in (("b", 320), ("c", 384), ("d", 0)):
+        put(batcher, name, context=context)
+    assert batcher.ready_in_s() == pytest.approx(0.005)
+    put(batcher, "e", context=384)
+    assert batcher.ready_in_s() == 0.0

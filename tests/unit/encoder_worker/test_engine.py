@@ -7,8 +7,9 @@ from concurrent.futures import wait
 from typing import Any
 
 import pytest
+import torch
 
-from cluster.errors import DeadlineExceededError
+from cluster.errors import DeadlineExceededError, InvalidAudioError
 from cluster.messages import CrossKVHandle, FileMel
 from cluster.metrics import ENCODER_METRICS, Recorder
 from tests.support.encoder_engines import PATIENCE_S, Bench, until
@@ -33,6 +34,49 @@ def test_each_window_s_kv_is_in_the_pages_of_its_handle(
         assert reply.timings.encode_s > 0
         assert b.engine.revoke(handle)
     b.exporter.pool.check_integrity()
+
+
+@pytest.mark.parametrize("page_frames", [0, 125])
+def test_a_trimmed_window_fills_as_much_as_its_context(
+    bench: Callable[..., Bench], page_frames: int
+) -> None:
+    """In batches of one context each, and with the same KV as alone, to the bit."""
+    b = bench(n_windows=6, page_frames=page_frames)
+    contexts = (320, 0, 192, 320, 192)
+    windows = [make_pcm(0.3 + 0.6 * n, seed=n) for n in range(5)]
+    alone = []
+    for pcm, context in zip(windows, contexts, strict=True):
+        handle = b.submit(pcm, context=context).result(PATIENCE_S).handle
+        alone.append(b.kv(handle).clone())
+        b.engine.revoke(handle)
+    held = b.hold()
+    futures = [
+        b.submit(pcm, f"r{n}", context=context)
+        for n, (pcm, context) in enumerate(zip(windows, contexts, strict=True))
+    ]
+    assert b.engine.stats().load.work == pytest.approx(1 + (320 + 1500 + 192 + 320 + 192) / 1500)
+    b.gate.set()
+    for n, (pcm, future) in enumerate(zip(windows, futures, strict=True)):
+        handle, n_positions = future.result(PATIENCE_S).handle, contexts[n] or 1500
+        assert handle.frames == n_positions
+        assert len(handle.addresses) == b.exporter.layout.pages_for(n_positions)
+        expected = b.expected_kv(pcm, context=n_positions)
+        largest = (b.kv(handle) - expected).abs().max().item()
+        assert largest < 1e-5, f"window {n} differs by {largest}"
+        assert torch.equal(b.kv(handle), alone[n]), "its neighbours changed it"
+        b.engine.revoke(handle)
+    assert b.batch_sizes[5:] == [1, 2, 1, 2]
+    b.engine.revoke(held.result(PATIENCE_S).handle)
+    until(lambda: b.engine.stats().running == 0)
+    assert b.engine.stats().load.work == 0
+    b.exporter.pool.check_integrity()
+
+
+@pytest.mark.parametrize("context", [-1, 1501, 128])
+def test_an_impossible_context_is_refused(bench: Callable[..., Bench], context: int) -> None:
+    b = bench()
+    with pytest.raises(InvalidAudioError, match="context"):
+        b.submit(make_pcm(2.6), context=context)
 
 
 def test_a_slice_of_a_file_shares_a_batch_with_windows(bench: Callable[..., Bench]) -> None:
