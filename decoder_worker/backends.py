@@ -21,7 +21,12 @@ from cluster.errors import ConfigurationError
 from cluster.gpu.kernels import has_triton
 from cluster.model.checkpoint import Checkpoint
 from cluster.settings import Attention
-from decoder_worker.attention.base import AttentionBackend, AttentionBatch, ProjectedAttention
+from decoder_worker.attention.base import (
+    AttentionBackend,
+    AttentionBatch,
+    MakeFixed,
+    ProjectedAttention,
+)
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.cpu.attention import CpuAttention, fits_kernels
 from decoder_worker.cpu.fused import FusedDecoder, fits_layers
@@ -46,15 +51,14 @@ class Attentions:
     """Backends over one pair of pools.
 
     ragged: for any forward.
-    fixed: makes a backend for forwards of so many rows, each with a window of its own, of so many
-        tokens each (one: decode steps), which may be captured. None: such forwards are ragged too.
+    fixed: makes a backend for forwards of fixed sizes. None: such forwards are ragged too.
     team: the threads of a CPU whose compiled kernels take these pools; else None.
     projected: `ragged`, where it takes a projection as the product leaves it, and `fixed` makes
         such backends too; else None.
     """
 
     ragged: AttentionBackend
-    fixed: Callable[[int, int], ProjectedAttention] | None = None
+    fixed: MakeFixed | None = None
     team: StepTeam | None = None
     projected: ProjectedAttention | None = None
 
@@ -69,7 +73,7 @@ class Decoders:
 
     ragged: TextDecoder
     torch: TorchDecoder
-    fixed: Callable[[int, int], TextDecoder] | None = None
+    fixed: Callable[[int, int, int], TextDecoder] | None = None
 
 
 class DecoderByRows:
@@ -135,7 +139,7 @@ def torch_attention(
 ) -> Attentions:
     """bucketed: with backends for fixed sizes too, as on a GPU. packed: as in `TorchAttention`."""
     make = partial(TorchAttention, self_pool, cross_pool, packed=packed)
-    return Attentions(make(), (lambda n_rows, n_tokens: make()) if bucketed else None)
+    return Attentions(make(), (lambda n_rows, n_tokens, n_sharing=1: make()) if bucketed else None)
 
 
 def load_decoders(

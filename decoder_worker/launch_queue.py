@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 
 class Kind(Enum):
+    LANGUAGE = "language"
     PREFILL = "prefill"
     DECODE = "decode"
 
@@ -77,7 +78,10 @@ class LaunchQueue:
         self._in_flight: deque[_InFlight] = deque()
 
     def launch(self, kind: Kind, sequences: Sequence[DecodeSequence]) -> None:
-        """Launch a forward of sequences of which each may step; at depth 0 collect it as well."""
+        """Launch a forward of sequences of which each may step, or lacks its language.
+
+        At depth 0 collect it as well.
+        """
         if not sequences:
             return
         begun = self._clock()
@@ -132,6 +136,8 @@ class LaunchQueue:
             oldest.leave()
 
     def _run(self, kind: Kind, sequences: Sequence[DecodeSequence]) -> Launched:
+        if kind is Kind.LANGUAGE:
+            return self._runner.detect_language(sequences)
         run = self._runner.prefill if kind is Kind.PREFILL else self._runner.decode
         return run(sequences)
 
@@ -146,14 +152,16 @@ class LaunchQueue:
 
     def _run_each_alone(self, sequences: Sequence[DecodeSequence], error: Exception) -> None:
         for sequence in sequences:
-            if not sequence.can_step:
+            if not (sequence.can_step or sequence.lacks_language):
                 self._retire_if_done(sequence)
-        steppable = [sequence for sequence in sequences if sequence.can_step]
+        steppable = [s for s in sequences if s.can_step or s.lacks_language]
         for sequence, (kind, outputs) in run_alone(error, steppable, self._step_alone, self._fail):
             self._take(kind, sequence, outputs)
 
     def _step_alone(self, sequence: DecodeSequence) -> tuple[Kind, list[StepOutput]]:
         """One forward of one sequence, from what the host knows of it."""
+        if sequence.lacks_language:
+            return Kind.LANGUAGE, self._runner.collect(self._run(Kind.LANGUAGE, [sequence]))[0]
         begins = not any(row.tokens for row in sequence.live)
         kind = Kind.PREFILL if begins else Kind.DECODE
         self._runner.restore(sequence)
@@ -165,7 +173,7 @@ class LaunchQueue:
 
     def _count(self, kind: Kind, begun: float) -> None:
         seconds = self._clock() - begun
-        if kind is Kind.PREFILL:
-            self._counters.prefill_s += seconds
-        else:
+        if kind is Kind.DECODE:
             self._counters.step_s += seconds
+        else:
+            self._counters.prefill_s += seconds

@@ -74,6 +74,7 @@ class DecodeLoop:
         self._runner = runner
         self._post = post
         self._unaligned: list[DecodeSequence] = []  # decoded, their words not yet found
+        self._told: list[DecodeSequence] = []  # their languages were found, their prompts not run
         self._on_leave = on_leave
         self._clock = clock
         self._launches = LaunchQueue(
@@ -93,7 +94,7 @@ class DecodeLoop:
         self._expire()
         self._start_loading()
         started = self.scheduler.start_running()
-        if started:
+        if started or self._told:
             self._prefill(started)
         running = [s for s in self.scheduler.running if s.can_step]
         if running:
@@ -104,7 +105,7 @@ class DecodeLoop:
         if unaligned := self._unaligned:
             self._unaligned = []
             self._align([s for s in unaligned if s.state is SequenceState.RUNNING])
-        return bool(started or running or unaligned)
+        return bool(started or running or unaligned or self._told)
 
     def sleep_s(self) -> float:
         """How long the loop may sleep after a step that had nothing to run."""
@@ -157,20 +158,23 @@ class DecodeLoop:
             self._retire(sequence)
 
     def _prefill(self, started: list[DecodeSequence]) -> None:
-        """Find the languages that are not known, then run the prompts."""
+        """Run the prompts of those whose language is known, and ask for the others' languages.
+
+        These come with the results of a later forward, so that nobody waits for them; where no
+        step runs ahead, at once.
+        """
         begun = self._clock()
         started = self._land(started)
-        unknown = [sequence for sequence in started if sequence.language is None]
-        for sequence, output in run_batch(unknown, self._runner.detect_language, self._fail):
-            if not math.isfinite(output.logprob):
-                self._end(sequence, SequenceFailedError(NO_PROBABILITY))
-            else:
-                sequence.language = self._prompts.language_of(output.token)
+        for sequence in started:
+            sequence.prefill_started = sequence.prefill_started or begun
+        self.counters.prefill_s += self._clock() - begun  # launches count their own time
+        known = [sequence for sequence in started if sequence.language is not None]
+        self._launches.launch(Kind.LANGUAGE, [s for s in started if s.lacks_language])
+        known, self._told = [*known, *self._told], []
         # A resolved sequence is retired later, when nothing of it is in flight any more.
-        ready = [s for s in started if s.state is SequenceState.RUNNING and not s.resolved]
+        ready = [s for s in known if s.state is SequenceState.RUNNING and not s.resolved]
         for sequence in ready:
             assert sequence.language is not None
-            sequence.prefill_started = sequence.prefill_started or begun
             if sequence.options.detect_only:
                 self._end(sequence, language_result(sequence, self._clock()))
                 continue
@@ -178,7 +182,6 @@ class DecodeLoop:
             sequence.begin_attempt(self._prompts.eot)
         ready = [s for s in ready if s.search is not None]
         self.counters.prefills += len(ready)
-        self.counters.prefill_s += self._clock() - begun
         self._launches.launch(Kind.PREFILL, ready)
 
     def _land(self, started: list[DecodeSequence]) -> list[DecodeSequence]:
@@ -192,12 +195,22 @@ class DecodeLoop:
 
     def _take(self, kind: Kind, sequence: DecodeSequence, rows: list[StepOutput]) -> None:
         """What a forward gave for a sequence's live rows."""
+        if kind is Kind.LANGUAGE:
+            self._take_language(sequence, rows[0])
+            return
         if kind is Kind.PREFILL:
             sequence.decode_started = sequence.decode_started or self._clock()
             sequence.no_speech_prob = rows[0].no_speech_prob
         else:
             sequence.steps += 1
         self._take_outputs(sequence, rows)
+
+    def _take_language(self, sequence: DecodeSequence, output: StepOutput) -> None:
+        if not math.isfinite(output.logprob):
+            self._end(sequence, SequenceFailedError(NO_PROBABILITY))
+            return
+        sequence.language = self._prompts.language_of(output.token)
+        self._told.append(sequence)
 
     def _fail(self, sequence: DecodeSequence, error: Exception) -> None:
         self._end(sequence, _as_failure("decoding failed", error))

@@ -113,7 +113,13 @@ class ModelRunner:
         self._fixed: FixedSizes | None = None
         if decoders.fixed is not None:
             self._fixed = FixedSizes(
-                decoders.fixed, self._step, self._slots, tokenizer, cross_pool.layout, self_pool
+                decoders.fixed,
+                self._step,
+                self._slots,
+                tokenizer,
+                cross_pool.layout,
+                self_pool,
+                self._sample,
             )
         # All of this was made on another stream, the buffers of the buckets too. From here on
         # only the runner's own stream touches it.
@@ -123,15 +129,19 @@ class ModelRunner:
             with self._on_device():
                 self._fixed.capture()
 
-    def detect_language(self, sequences: Sequence[DecodeSequence]) -> list[StepOutput]:
-        """The likeliest language token after `<|startoftranscript|>` alone.
+    def detect_language(self, sequences: Sequence[DecodeSequence]) -> Launched:
+        """The likeliest language token after `<|startoftranscript|>` alone, one output for each.
 
         Overwrites the first position of the sequences' self-attention KV.
         """
         with self._on_device():
-            fed = [Feed(s, s.rows[0], (self._tokenizer.special.sot,), 0) for s in sequences]
-            logits = self._decoder.logits(self._forward(fed))
-            return list(outputs_of(read_back(best_of(logits, self._language_tokens))))
+            if self._fixed is not None:
+                readbacks = self._fixed.languages(sequences)
+            else:
+                fed = [Feed(s, s.rows[0], (self._tokenizer.special.sot,), 0) for s in sequences]
+                logits = self._decoder.logits(self._forward(fed))
+                readbacks = [read_back(best_of(logits, self._language_tokens))]
+            return Launched(tuple(sequences), (1,) * len(sequences), tuple(readbacks))
 
     def prefill(self, sequences: Sequence[DecodeSequence]) -> Launched:
         """Run the prompts of any lengths, each in its sequence's first live row.
@@ -142,7 +152,7 @@ class ModelRunner:
         with self._on_device():
             self._restore(sequences)
             if self._fixed is not None:
-                return self._fixed.prefill(sequences, self._prefill_ragged)
+                return self._fixed.prefill(sequences)
             return launched(sequences, self._prefill_ragged(sequences))
 
     def decode(self, sequences: Sequence[DecodeSequence]) -> Launched:
@@ -160,19 +170,30 @@ class ModelRunner:
         lasts = [end - 1 for end in begins[1:]]
         # Both in one pass over the weights.
         both = self._decoder.logits(states[self._indices([*sots, *lasts])])
-        no_speech, logits = self._step.no_speech_probs(both[: len(fed)]), both[len(fed) :]
-        repeats = [len(s.live) for s in sequences]
-        if max(repeats) > 1:
-            sources = self._indices([i for i, n in enumerate(repeats) for _ in range(n)])
-            logits, no_speech = logits[sources], no_speech[sources]
-        slots, noisy, n_top = self._sampling(sequences)
-        return read_back(self._step.sample(logits, slots, noisy, n_top), no_speech)
+        no_speech = self._step.no_speech_probs(both[: len(fed)])
+        return self._sample(sequences, both[len(fed) :], no_speech)
 
     def _decode_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
         rows = [(s, row) for s in sequences for row in s.live]
         self._plan([(s, row, s.n_cached(row) + s.n_ahead + 1) for s, row in rows], [1] * len(rows))
         slots, noisy, n_top = self._sampling(sequences)
         return read_back(self._step(slots, self._decoder, noisy, n_top))
+
+    def _sample(
+        self, sequences: Sequence[DecodeSequence], logits: Tensor, no_speech: Tensor | None
+    ) -> Readback:
+        """Sample the next token of every live row.
+
+        Args:
+            logits: float32 [n, n_vocab], of each live row; of prompts, of each sequence. Changed.
+            no_speech: float32 [len(sequences)] of prompts, None of decode steps.
+        """
+        repeats = [len(s.live) for s in sequences]
+        if no_speech is not None and max(repeats) > 1:
+            sources = self._indices([i for i, n in enumerate(repeats) for _ in range(n)])
+            logits, no_speech = logits[sources], no_speech[sources]
+        slots, noisy, n_top = self._sampling(sequences)
+        return read_back(self._step.sample(logits, slots, noisy, n_top), no_speech)
 
     def collect(self, launch: Launched) -> list[list[StepOutput]]:
         """The outputs of a launch, by sequence; waits for the device."""

@@ -160,6 +160,12 @@ class DecodeSequence:
         return self.runs_ahead and len(self.live[0].tokens) + self.n_ahead < self.n_new_max
 
     @property
+    def lacks_language(self) -> bool:
+        """It runs, and nobody knows its language yet."""
+        is_open = self.state is SequenceState.RUNNING and not self.resolved
+        return is_open and self.search is None and self.language is None
+
+    @property
     def temperature(self) -> float:
         """Of the attempt that runs."""
         return self.options.temperatures[len(self.attempts)]

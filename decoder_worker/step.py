@@ -7,12 +7,28 @@ replayed. Knows no sequences, no pages and no graphs.
 
 from __future__ import annotations
 
-import torch
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from decoder_worker.model import TextDecoder
-from decoder_worker.sampling.sampler import Sampled, Sampler
-from decoder_worker.sampling.slots import SlotTable
+from decoder_worker.sampling.sampler import Sampled, Sampler, best_of
+from decoder_worker.sampling.slots import SlotRows, SlotTable
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """Prompts one after the other, on the device; int64.
+
+    tokens, positions [n_tokens]. read [2 n]: where among them the starts of transcript of the n
+    prompts stand, then where their last tokens do. Behind a last token there may be others, which
+    fill a prompt up: no token before them sees them, and what they leave in the pages is written
+    over before it is read.
+    """
+
+    tokens: Tensor
+    positions: Tensor
+    read: Tensor
 
 
 class DecodeStep:
@@ -36,27 +52,42 @@ class DecodeStep:
             noisy, n_top: as in `Sampler`.
         """
         rows = self._slots.rows(index)
-        states = decoder.states(rows.token, rows.position)
-        return self._sampler(decoder.logits(states), rows, noisy, n_top)
+        return self._sampler(self._logits(rows, decoder), rows, noisy, n_top)
+
+    def logits(self, index: Tensor, decoder: TextDecoder) -> Tensor:
+        """Feed the slots' tokens; float32 [n, n_vocab]. The slots stay as they are."""
+        return self._logits(self._slots.rows(index), decoder)
+
+    def prompt_logits(self, prompts: Prompts, decoder: TextDecoder) -> tuple[Tensor, Tensor]:
+        """Run prompts; logits at their starts of transcript and last tokens, [n, n_vocab] each."""
+        states = decoder.states(prompts.tokens, prompts.positions)
+        both = decoder.logits(states[prompts.read])  # in one pass over the weights
+        n = len(prompts.read) // 2
+        return both[:n], both[n:]
 
     def start(
-        self, tokens: Tensor, index: Tensor, decoder: TextDecoder, noisy: Tensor | None
+        self, prompts: Prompts, index: Tensor, decoder: TextDecoder, noisy: Tensor | None
     ) -> tuple[Sampled, Tensor]:
-        """Run prompts that are start sequences of one length, and sample the first tokens.
+        """Run prompts, and sample the first token of each.
 
         Args:
-            tokens: int64 [n * length], the slots' prompts one after the other, from position 0.
-            index, decoder, noisy: as above.
+            index, decoder, noisy: as above; a slot for each prompt.
 
         Returns:
             What was sampled, and the probabilities of no speech, float32 [n].
         """
-        n = len(index)
-        positions = torch.arange(len(tokens) // n, device=tokens.device).repeat(n)
-        states = decoder.states(tokens, positions)
-        states = states.view(n, len(tokens) // n, states.shape[1])
-        both = decoder.logits(torch.cat((states[:, 0], states[:, -1])))  # one pass over the weights
-        return self.sample(both[n:], index, noisy), self.no_speech_probs(both[:n])
+        sots, lasts = self.prompt_logits(prompts, decoder)
+        return self.sample(lasts, index, noisy), self.no_speech_probs(sots)
+
+    def language(self, prompts: Prompts, decoder: TextDecoder, languages: Tensor) -> Sampled:
+        """The likeliest of the language tokens (int64 [m]) after the start of transcript alone.
+
+        Touches no slot.
+        """
+        return best_of(self.prompt_logits(prompts, decoder)[1], languages)
+
+    def _logits(self, rows: SlotRows, decoder: TextDecoder) -> Tensor:
+        return decoder.logits(decoder.states(rows.token, rows.position))
 
     def no_speech_probs(self, logits: Tensor) -> Tensor:
         """float32 [n] of logits [n, n_vocab] at the start of transcript, before any rule."""

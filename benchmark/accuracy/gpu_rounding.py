@@ -188,7 +188,7 @@ class Hearing:
         return found
 
     def _sequence(self, slot: int) -> DecodeSequence:
-        handle = CrossKVHandle("r", slot, 0, "agent", b"", "", (), 0, 0, 0, 0, "lease", 1.0)
+        handle = CrossKVHandle("r", slot, 0, "agent", b"", "", (), 0, 1500, 0, 0, "lease", 1.0)
         sequence = DecodeSequence(
             DecodeRequest("r", slot, 0, handle, OPTIONS, 1.0),
             Future(),

@@ -89,6 +89,16 @@ class AttentionBatch:
         return self.self_kv.n_rows
 
 
+class MakeFixed(Protocol):
+    """Makes what computes forwards of fixed sizes, which may be captured."""
+
+    def __call__(self, n_rows: int, n_tokens: int, n_sharing: int = 1) -> ProjectedAttention:
+        """Of `n_rows` rows of `n_tokens` tokens each; one token: decode steps.
+
+        n_sharing: so many neighbouring rows, of a decode step, have one window together.
+        """
+
+
 class AttentionBackend(Protocol):
     """Paged attention over the pools that the backend was made with."""
 

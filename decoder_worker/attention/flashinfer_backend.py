@@ -55,10 +55,14 @@ class FlashInfer:
     def ragged(self) -> ProjectedAttention:
         return RaggedAttention(*self._pools, self._workspace)
 
-    def fixed(self, n_rows: int, n_tokens: int) -> ProjectedAttention:
-        """A backend for forwards of `n_rows` rows with a window each; one token: decode steps."""
+    def fixed(self, n_rows: int, n_tokens: int, n_sharing: int = 1) -> ProjectedAttention:
+        """A backend for forwards of `n_rows` rows of `n_tokens` tokens; one token: decode steps.
+
+        n_sharing: so many neighbouring rows, of a decode step, have one window together.
+        """
         if n_tokens == 1:
-            return StepAttention(*self._pools, self._workspace, n_rows)
+            return StepAttention(*self._pools, self._workspace, n_rows, n_sharing)
+        assert n_sharing == 1
         return PromptAttention(*self._pools, self._workspace, n_rows, n_tokens)
 
 
@@ -97,13 +101,27 @@ class StepAttention:
     """Implements `ProjectedAttention` for decode steps: `n_rows` entries of one row each.
 
     `plan` does something only where pages have changed: a row came or went, or began a page.
+    Rows that share a window are queries of one entry, so that its pages are read once.
     """
 
     def __init__(
-        self, self_pool: Tensor, cross_pool: Tensor, workspace: Tensor, n_rows: int
+        self,
+        self_pool: Tensor,
+        cross_pool: Tensor,
+        workspace: Tensor,
+        n_rows: int,
+        n_sharing: int = 1,
     ) -> None:
-        self._self = _StepTable(self_pool, self_pool.dtype, workspace, n_rows)
-        self._cross = _StepTable(cross_pool, self_pool.dtype, workspace, n_rows)
+        dtype = self_pool.dtype
+        self._self = _StepTable(self_pool, dtype, workspace, n_rows)
+        self._cross: _StepTable | _PrefillTable
+        if n_sharing == 1:
+            self._cross = _StepTable(cross_pool, dtype, workspace, n_rows)
+        else:
+            n_windows = n_rows // n_sharing
+            self._cross = _PrefillTable(
+                cross_pool, dtype, workspace, causal=False, n_rows=n_windows
+            )
         device = self_pool.device
         self._entries = torch.arange(n_rows, dtype=torch.int32, device=device)
         self._positions = torch.zeros(n_rows, dtype=torch.int32, device=device)
@@ -237,8 +255,12 @@ class _PrefillTable(_Table):
         self._is_fixed = n_rows > 0
         self._causal = causal
         self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
+        self._kv: PagedKV | None = None
 
-    def plan(self, kv: PagedKV) -> None:
+    def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool] | None = None) -> bool:
+        """Plan, and bring the table to the device; False when the last one will do."""
+        if self._kv is not None and is_same is not None and is_same(self._kv, kv):
+            return False
         self._planned.synchronize()
         indices = _on(kv.kv_indices, self.device)  # from the host, a plan would wait for the device
         if not self._is_fixed:
@@ -254,6 +276,8 @@ class _PrefillTable(_Table):
             **self._dtypes,
         )
         self._planned.record()
+        self._kv = kv
+        return True
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         # Given, since one of the wrapper's own is filled with zeros by one more kernel.

@@ -1,111 +1,184 @@
 """Which sequences of a forward run at fixed sizes, and their launches.
 
-Decode steps, and prompts that are a start sequence and nothing else, run in the buckets of
-`decoder_worker.gpu.graphs`. What a search decides about runs beside them, so that its rows share
-their window's pages, and so do prompts with context.
+All prompts do: a start sequence at its own length, a prompt with context filled up to one of a few
+lengths; and so does the detection of languages, whose prompt is one token. Of decode steps those of
+single rows do, and those of searches whose rows share their window's pages, filled up to one of a
+few numbers of rows. What a search decides about is sampled outside of the captured part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import torch
+
 from cluster.kv.layout import PageLayout
 from cluster.kv.pool import PagePool
 from cluster.model.tokenizer import WhisperTokenizer
-from decoder_worker.gpu.graphs import BatchRow, Buckets
+from decoder_worker.gpu.graphs import BatchRow, Buckets, Common, Form, Outcome, capture_on
 from decoder_worker.launched import Launched, launched
 from decoder_worker.model import TextDecoder
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.slots import SlotTable
-from decoder_worker.sequence import DecodeSequence
+from decoder_worker.sequence import SOT_TOKENS, DecodeSequence
 from decoder_worker.step import DecodeStep
 
 MAX_PROMPTS = 16  # in the largest bucket of prompts: more arrive at once only where many waited
+MAX_PROMPT_TOKENS = 512  # in one bucket
+CONTEXT_LENGTHS = (32, 64, 128)  # of prompts with context; the longest that there may be on top
+SHARING = (2, 5, 8)  # rows of a window: five beams or candidates is what is usually asked for
 
 Ragged = Callable[[Sequence[DecodeSequence]], Readback]
+SAMPLED = (Outcome.GREEDY, Outcome.NOISY)
 
 
 class FixedSizes:
-    """Buckets for decode steps and for start sequences. For one thread and one stream at a time."""
+    """Buckets for prompts, languages and decode steps. For one thread and one stream at a time."""
 
     def __init__(
         self,
-        decoder_for: Callable[[int, int], TextDecoder],
+        decoder_for: Callable[[int, int, int], TextDecoder],
         step: DecodeStep,
         slots: SlotTable,
         tokenizer: WhisperTokenizer,
         cross_layout: PageLayout,
         self_pool: PagePool,
+        sample: Callable[..., Readback],
     ) -> None:
         """Takes one page of the self pool for good.
 
-        decoder_for: makes the decoder of so many rows, of so many tokens each.
+        Args:
+            decoder_for: makes the decoder of so many rows, of so many tokens each, of which so
+                many share a window.
+            sample: `ModelRunner.sample`.
         """
         scratch = self_pool.allocate(1)
         assert scratch is not None, "the self pool has no page for inert rows"
+        n_slots, layout = slots.inert, self_pool.layout
+        self._sot = (tokenizer.special.sot,)
+        self._sample = sample
         self._window = (cross_layout.pages_per_window, cross_layout.n_frames)
-        self._buckets: dict[int, Buckets] = {}  # by the tokens of a prompt; 0: decode steps
-        for n_tokens in (0, *_start_lengths(tokenizer)):
-            n_slots = slots.inert
-            self._buckets[n_tokens] = Buckets(
-                step,
-                lambda n_rows, n=n_tokens: decoder_for(n_rows, max(1, n)),  # type: ignore[misc]
-                inert=BatchRow(
-                    slot=slots.inert,
-                    self_pages=scratch,
-                    length=max(1, n_tokens),
-                    cross_pages=(0,),
-                    n_frames=1,
-                    tokens=(0,) * n_tokens,
-                ),
-                page_sizes=(self_pool.layout.page_frames, cross_layout.page_frames),
-                max_batch=min(n_slots, MAX_PROMPTS) if n_tokens else n_slots,
-                device=self_pool.device,
+        rows = max(n_slots, MAX_PROMPTS)
+        common = Common(
+            step=step,
+            inert=BatchRow(slots.inert, scratch * layout.pages_per_window, 1, (0,), 1),
+            page_sizes=(layout.page_frames, cross_layout.page_frames),
+            languages=torch.tensor(
+                list(tokenizer.special.languages.values()), dtype=torch.int64, device=slots.device
+            ),
+            logits=torch.zeros(rows, tokenizer.n_vocab, dtype=torch.float32, device=slots.device),
+            device=slots.device,
+            capture=capture_on(slots.device),
+        )
+
+        def make(form: Form, max_windows: int) -> Buckets:
+            n_tokens, sharing = max(1, form.n_tokens), form.n_sharing
+            return Buckets(
+                common, form, lambda n_rows: decoder_for(n_rows, n_tokens, sharing), max_windows
             )
+
+        everything = (*SAMPLED, Outcome.LOGITS)
+        self._steps = {1: make(Form(0, everything), n_slots)}
+        for n in SHARING:
+            if n <= n_slots:
+                self._steps[n] = make(Form(0, (Outcome.LOGITS,), n), n_slots // n)
+        self._prompts: dict[int, Buckets] = {}  # by their tokens, the shortest first
+        for n in _start_lengths(tokenizer):
+            self._prompts[n] = make(Form(n, everything), min(n_slots, MAX_PROMPTS))
+        longest = layout.n_frames // 2 + SOT_TOKENS + 1
+        for n in (*(n for n in CONTEXT_LENGTHS if n < longest), longest):
+            most = min(n_slots, MAX_PROMPTS, max(1, MAX_PROMPT_TOKENS // n))
+            self._prompts[n] = make(Form(n, (Outcome.LOGITS,)), most)
+        self._languages = make(Form(1, (Outcome.LANGUAGE,)), min(n_slots, MAX_PROMPTS))
 
     def capture(self) -> None:
         """Capture every bucket; before the first launch."""
-        for buckets in self._buckets.values():
+        for buckets in (*self._steps.values(), *self._prompts.values(), self._languages):
             buckets.capture_all(*self._window)
 
-    def prefill(self, sequences: Sequence[DecodeSequence], ragged: Ragged) -> Launched:
-        """Launch prompts; `ragged` launches those that have no bucket."""
-        return self._launch(sequences, _start_length, ragged)
+    def languages(self, sequences: Sequence[DecodeSequence]) -> list[Readback]:
+        """Launch the detection of each one's language, in order."""
+        found = []
+        for part in _parts(sequences, self._languages.max_windows):
+            windows = [[self._row(sequence, self._sot)] for sequence in part]
+            found.append(self._languages.launch(windows, Outcome.LANGUAGE))
+        return found
+
+    def prefill(self, sequences: Sequence[DecodeSequence]) -> Launched:
+        """Launch prompts."""
+
+        def bucket_of(sequence: DecodeSequence) -> Buckets:
+            n_tokens = len(sequence.prompt.tokens)
+            return next(buckets for n, buckets in self._prompts.items() if n >= n_tokens)
+
+        def rows_of(sequence: DecodeSequence) -> list[BatchRow]:
+            prompt = sequence.prompt
+            return [self._row(sequence, prompt.tokens, prompt.sot)]
+
+        return self._launch(sequences, bucket_of, rows_of, None)
 
     def decode(self, sequences: Sequence[DecodeSequence], ragged: Ragged) -> Launched:
-        """The same of a decode step."""
-        return self._launch(sequences, lambda s: 0 if s.runs_ahead else None, ragged)
+        """Launch a decode step; `ragged` launches those that have too many rows for any bucket."""
+
+        def bucket_of(sequence: DecodeSequence) -> Buckets | None:
+            n_rows = len(sequence.live)
+            return next((buckets for n, buckets in self._steps.items() if n >= n_rows), None)
+
+        return self._launch(sequences, bucket_of, self._live_rows, ragged)
 
     def _launch(
         self,
         sequences: Sequence[DecodeSequence],
-        key: Callable[[DecodeSequence], int | None],
-        ragged: Ragged,
+        bucket_of: Callable[[DecodeSequence], Buckets | None],
+        rows_of: Callable[[DecodeSequence], list[BatchRow]],
+        ragged: Ragged | None,
     ) -> Launched:
+        parts: dict[tuple[Buckets | None, bool], list[DecodeSequence]] = {}
+        for sequence in sequences:
+            buckets = bucket_of(sequence)
+            samples = buckets is not None and Outcome.GREEDY in buckets.form.outcomes
+            key = (buckets, samples and sequence.runs_ahead)
+            parts.setdefault(key, []).append(sequence)
         order: list[DecodeSequence] = []
         readbacks = []
-        for n_tokens, buckets in self._buckets.items():
-            own = [s for s in sequences if key(s) == n_tokens]
-            for begin in range(0, len(own), buckets.max_batch):
-                part = own[begin : begin + buckets.max_batch]
-                rows = [self._batch_row(s, n_tokens) for s in part]
-                readbacks.append(buckets.launch(rows, any(s.temperature > 0 for s in part)))
-                order += part
-        if others := [s for s in sequences if key(s) not in self._buckets]:
-            readbacks.append(ragged(others))
-            order += others
+        for (buckets, samples), own in parts.items():
+            order += own
+            if buckets is None:
+                assert ragged is not None
+                readbacks.append(ragged(own))
+                continue
+            for part in _parts(own, buckets.max_windows):
+                windows = [rows_of(sequence) for sequence in part]
+                if samples:
+                    noisy = any(sequence.temperature > 0 for sequence in part)
+                    readbacks.append(buckets.launch(windows, SAMPLED[noisy]))
+                else:
+                    readbacks.append(self._sample(part, *buckets.logits(windows)))
         return launched(order, *readbacks)
 
-    def _batch_row(self, sequence: DecodeSequence, n_tokens: int) -> BatchRow:
-        row = sequence.live[0]
+    def _live_rows(self, sequence: DecodeSequence) -> list[BatchRow]:
+        return [
+            BatchRow(
+                slot=row.slot,
+                self_pages=row.self_pages,
+                length=sequence.n_cached(row) + sequence.n_ahead + 1,
+                cross_pages=sequence.cross_pages,
+                n_frames=sequence.n_positions,
+            )
+            for row in sequence.live
+        ]
+
+    def _row(self, sequence: DecodeSequence, tokens: tuple[int, ...], sot: int = 0) -> BatchRow:
+        """Of a prompt, which runs in the first row that is live; at first all are."""
+        row = sequence.rows[0]
         return BatchRow(
-            slot=row.slot,
-            self_pages=row.self_pages,
-            length=n_tokens or sequence.n_cached(row) + sequence.n_ahead + 1,
-            cross_pages=sequence.cross_pages,
-            n_frames=sequence.n_positions,
-            tokens=sequence.prompt.tokens if n_tokens else (),
+            row.slot, row.self_pages, 0, sequence.cross_pages, sequence.n_positions, tokens, sot
         )
+
+
+def _parts(sequences: Sequence[DecodeSequence], n: int) -> list[Sequence[DecodeSequence]]:
+    """Of `n` each, but for the last."""
+    return [sequences[begin : begin + n] for begin in range(0, len(sequences), n)]
 
 
 def _start_lengths(tokenizer: WhisperTokenizer) -> list[int]:
@@ -113,9 +186,3 @@ def _start_lengths(tokenizer: WhisperTokenizer) -> list[int]:
     language = tokenizer.languages[0]
     starts = {len(tokenizer.sot_sequence(language, "transcribe", timed)) for timed in (True, False)}
     return sorted(starts)
-
-
-def _start_length(sequence: DecodeSequence) -> int | None:
-    """The length of a prompt that is a start sequence; None for others."""
-    prompt = sequence.prompt
-    return len(prompt.tokens) if sequence.runs_ahead and prompt.sot == 0 else None

@@ -1,10 +1,12 @@
 """Decode steps and prompts at a few fixed sizes, each captured once and replayed from then on.
 
-A forward of n rows runs in the smallest bucket that holds them, filled up with inert rows, whose
-slot and page belong to no sequence and whose outcome is not read. Everything that a captured
+A forward of n windows runs in the smallest bucket that holds them, filled up with inert rows, whose
+slot and pages belong to no sequence and whose outcome is not read. Everything that a captured
 forward reads lies in buffers made here or planned by the bucket's own decoder, and the host writes
 to them only in the order of the stream. What "captured" means is a seam: a CUDA graph, or on a CPU
 the same forward called again, which is how the tests run this file.
+
+Positions are no part of a size: a plan says how many pages each row has, and a graph follows it.
 
 Knows no sequences and no searches: rows only.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -24,17 +27,39 @@ from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.model import TextDecoder
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.slots import upload
-from decoder_worker.step import DecodeStep
+from decoder_worker.step import DecodeStep, Prompts
 
 Capture = Callable[[Body], Body]
+
+
+class Outcome(Enum):
+    """What a forward leaves: a token of each row, or the logits, of which others sample."""
+
+    GREEDY = "greedy"
+    NOISY = "noisy"  # some of the rows have a temperature above 0
+    LOGITS = "logits"
+    LANGUAGE = "language"  # the likeliest language token of each
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What a kind of forwards is captured for.
+
+    n_tokens: of a prompt, with what fills it up; 0: decode steps, which feed what the slots say.
+    n_sharing: rows of one window.
+    """
+
+    n_tokens: int
+    outcomes: tuple[Outcome, ...]
+    n_sharing: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
     """A row of a forward.
 
-    length: positions of self-attention with the tokens that are fed. n_frames: of the window, in
-    `cross_pages`. tokens: what a prompt feeds; a decode step feeds what the slot says.
+    length: positions of self-attention with the token that a decode step feeds. n_frames: of the
+    window, in `cross_pages`. tokens: what a prompt feeds, with the start of transcript at `sot`.
     """
 
     slot: int
@@ -43,127 +68,204 @@ class BatchRow:
     cross_pages: tuple[int, ...]
     n_frames: int
     tokens: tuple[int, ...] = ()
+    sot: int = 0
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """A batch size: its buffers on the device, and what the host put into them last."""
+    """A number of windows: its buffers on the device, and what the host put into them last.
+
+    index, every int64 [rows]: slots, and 0 to rows - 1. prompts: of a prompt's form. tokens int64,
+    logprobs float32 [rows]: sampled. no_speech float32 [rows], of a prompt.
+    """
 
     decoder: TextDecoder
-    index: Tensor  # int64 [size], slots
-    every: Tensor  # int64 [size], 0 to size - 1
-    fed: Tensor  # int64 [size * n_tokens] of a prompt
-    tokens: Tensor  # int64 [size], sampled
-    logprobs: Tensor  # float32 [size]
-    no_speech: Tensor  # float32 [size], of a prompt
-    replays: dict[bool, Body] = field(default_factory=dict)  # by whether there is noise
+    index: Tensor
+    every: Tensor
+    prompts: Prompts
+    tokens: Tensor
+    logprobs: Tensor
+    no_speech: Tensor
+    replays: dict[Outcome, Body] = field(default_factory=dict)
     slots: tuple[int, ...] = ()
     windows: list[tuple[tuple[int, ...], int]] = field(default_factory=list)
     cross_kv: PagedKV | None = None  # of `windows`: the same object while they are the same
 
 
+@dataclass(frozen=True, slots=True)
+class Common:
+    """What all buckets of a worker share.
+
+    inert: its slot and its pages of self-attention belong to no sequence; of its window only a
+        frame or so is read, so that any page will do.
+    page_sizes: positions in a page of the self pool, frames in one of the cross pool.
+    languages: int64 [m], the language tokens. logits: float32 [rows, n_vocab], of the last forward
+        that left any.
+    """
+
+    step: DecodeStep
+    inert: BatchRow
+    page_sizes: tuple[int, int]
+    languages: Tensor
+    logits: Tensor
+    device: torch.device
+    capture: Capture
+
+
 class Buckets:
-    """Launches forwards of one kind by bucket. For one thread and one stream at a time."""
+    """Launches forwards of one form by bucket. For one thread and one stream at a time."""
 
     def __init__(
         self,
-        step: DecodeStep,
+        common: Common,
+        form: Form,
         decoder_for: Callable[[int], TextDecoder],
-        inert: BatchRow,
-        page_sizes: tuple[int, int],
-        max_batch: int,
-        device: torch.device,
+        max_windows: int,
     ) -> None:
-        """
-        Args:
-            decoder_for: makes the decoder of a bucket of so many rows.
-            inert: its slot and its page of self-attention belong to no sequence; of its window only
-                a frame or so is read, so that any page will do. Its tokens are a prompt as long as
-                those of all rows, or none: decode steps.
-            page_sizes: positions in a page of the self pool, frames in one of the cross pool.
-        """
-        self._step = step
-        self._inert = inert
-        self._page_tokens, self._page_frames = page_sizes
-        self._device = device
-        self._capture: Capture = _call_again
-        if device.type == "cuda":
-            self._capture = partial(_capture_graph, new_graph_memory())
-        self.max_batch = max_batch
+        """decoder_for: makes the decoder of a bucket of so many rows."""
+        self.form = form
+        self.max_windows = max_windows
+        self._common = common
         self._buckets = {
-            size: _Bucket(
-                decoder=decoder_for(size),
-                index=torch.full((size,), inert.slot, device=device),
-                every=torch.arange(size, device=device),
-                fed=torch.zeros(size * len(inert.tokens), dtype=torch.int64, device=device),
-                tokens=torch.zeros(size, dtype=torch.int64, device=device),
-                logprobs=torch.zeros(size, dtype=torch.float32, device=device),
-                no_speech=torch.zeros(size, dtype=torch.float32, device=device),
-            )
-            for size in reversed(bucket_sizes(max_batch))  # the largest first: others fit its pool
+            size: _make_bucket(decoder_for(size * form.n_sharing), common, form, size)
+            for size in reversed(
+                bucket_sizes(max_windows)
+            )  # the largest first: others fit its pool
         }
 
     def capture_all(self, cross_pages: int, n_frames: int) -> None:
-        """Capture every bucket, with and without noise; before the first launch.
+        """Capture every bucket with every outcome; before the first launch.
 
         On inert rows alone, since a capture runs them: they are planned as windows of
         `cross_pages` pages of all `n_frames` frames. A graph captured over empty windows would
         have no cross-attention in it.
         """
-        full = replace(self._inert, cross_pages=(0,) * cross_pages, n_frames=n_frames)
+        pages = (0,) * cross_pages
+        full = [replace(self._common.inert, cross_pages=pages, n_frames=n_frames)]
         for size, bucket in self._buckets.items():
-            for noisy in (False, True):
+            for outcome in self.form.outcomes:
                 self._fill(bucket, [full] * size)
-                bucket.replays[noisy] = self._capture(partial(self._run, bucket, noisy))
+                body = partial(self._run, bucket, outcome)
+                bucket.replays[outcome] = self._common.capture(body)
 
-    def launch(self, rows: Sequence[BatchRow], noisy: bool) -> Readback:
-        """Run a forward of at most `max_batch` rows; noisy: some have a temperature above 0.
+    def launch(self, windows: Sequence[Sequence[BatchRow]], outcome: Outcome) -> Readback:
+        """Run a forward of at most `max_windows`, of at most `n_sharing` rows each.
 
         Returns:
-            tokens int64 and logprobs float32, [len(rows)] each; of prompts also the probabilities
-            of no speech, float32.
+            tokens int64 and logprobs float32, [len(windows)] each; of prompts also the
+            probabilities of no speech, float32. Of forms whose rows share no window.
         """
-        n = len(rows)
-        size = min(size for size in self._buckets if size >= n)
-        bucket = self._buckets[size]
-        self._fill(bucket, [*rows, *[self._inert] * (size - n)])
-        bucket.replays[noisy]()
-        no_speech = bucket.no_speech[:n] if self._inert.tokens else None
+        n, bucket = len(windows), self._launch(windows, outcome)
+        no_speech = None
+        if self.form.n_tokens and outcome is not Outcome.LANGUAGE:
+            no_speech = bucket.no_speech[:n]
         return Readback((bucket.tokens[:n], bucket.logprobs[:n], no_speech), reused=True)
 
-    def _fill(self, bucket: _Bucket, rows: Sequence[BatchRow]) -> None:
+    def logits(self, windows: Sequence[Sequence[BatchRow]]) -> tuple[Tensor, Tensor | None]:
+        """Run a forward as `launch`, and sample nothing.
+
+        Returns:
+            float32 [rows of the windows, n_vocab] of the rows in order, the caller's until the
+            next forward; of prompts also the probabilities of no speech, float32 [len(windows)].
+        """
+        n, bucket = len(windows), self._launch(windows, Outcome.LOGITS)
+        logits = self._common.logits
+        if self.form.n_tokens:
+            return logits[:n], bucket.no_speech[:n].clone()
+        if self.form.n_sharing == 1:
+            return logits[:n], None
+        begins = range(0, n * self.form.n_sharing, self.form.n_sharing)
+        rows = [
+            begin + i for begin, own in zip(begins, windows, strict=True) for i in range(len(own))
+        ]
+        return logits[upload(rows, torch.int64, self._common.device)], None
+
+    def _launch(self, windows: Sequence[Sequence[BatchRow]], outcome: Outcome) -> _Bucket:
+        size = min(size for size in self._buckets if size >= len(windows))
+        bucket = self._buckets[size]
+        self._fill(bucket, [*windows, *[[self._common.inert]] * (size - len(windows))])
+        bucket.replays[outcome]()
+        return bucket
+
+    def _fill(self, bucket: _Bucket, windows: Sequence[Sequence[BatchRow]]) -> None:
         """Bring the rows into the bucket's buffers and plan; what has not changed stays."""
+        form, inert = self.form, self._common.inert
+        page_tokens, page_frames = self._common.page_sizes
+        rows = [row for own in windows for row in (*own, *[inert] * (form.n_sharing - len(own)))]
         slots = tuple(row.slot for row in rows)
         if slots != bucket.slots:
             bucket.slots = slots
-            bucket.index.copy_(upload(slots, torch.int64, self._device), non_blocking=True)
-        if self._inert.tokens:
-            flat = [token for row in rows for token in row.tokens]
-            bucket.fed.copy_(upload(flat, torch.int64, self._device), non_blocking=True)
-        counts = [len(self._inert.tokens) or 1] * len(rows)
-        windows = [(row.cross_pages, row.n_frames) for row in rows]
-        if bucket.cross_kv is None or windows != bucket.windows:
-            bucket.windows = windows
-            pages, frames = zip(*windows, strict=True)
-            bucket.cross_kv = PagedKV.make(counts, pages, frames, self._page_frames)
+            self._put(bucket.index, slots)
+        if form.n_tokens:
+            self._put_prompts(bucket.prompts, rows)
+        now = [(own[0].cross_pages, own[0].n_frames) for own in windows]
+        if bucket.cross_kv is None or now != bucket.windows:
+            bucket.windows = now
+            counts = [(form.n_tokens or 1) * form.n_sharing] * len(windows)
+            pages, frames = zip(*now, strict=True)
+            bucket.cross_kv = PagedKV.make(counts, pages, frames, page_frames)
         self_kv = PagedKV.make(
-            counts,
+            [form.n_tokens or 1] * len(rows),
             [row.self_pages for row in rows],
-            [row.length for row in rows],
-            self._page_tokens,
+            [form.n_tokens or row.length for row in rows],
+            page_tokens,
         )
         bucket.decoder.plan(AttentionBatch(self_kv, bucket.cross_kv))
 
-    def _run(self, bucket: _Bucket, noisy: bool) -> None:
+    def _put_prompts(self, prompts: Prompts, rows: Sequence[BatchRow]) -> None:
+        n_tokens = self.form.n_tokens
+        flat = [
+            token for row in rows for token in (*row.tokens, *[0] * (n_tokens - len(row.tokens)))
+        ]
+        begins = range(0, n_tokens * len(rows), n_tokens)
+        pairs = list(zip(begins, rows, strict=True))
+        lasts = [begin + max(1, len(row.tokens)) - 1 for begin, row in pairs]
+        self._put(prompts.tokens, flat)
+        self._put(prompts.read, [*(begin + row.sot for begin, row in pairs), *lasts])
+
+    def _put(self, buffer: Tensor, values: Sequence[int]) -> None:
+        buffer.copy_(upload(values, buffer.dtype, buffer.device), non_blocking=True)
+
+    def _run(self, bucket: _Bucket, outcome: Outcome) -> None:
         """The captured part."""
-        every = bucket.every if noisy else None
-        if self._inert.tokens:
-            sampled, no_speech = self._step.start(bucket.fed, bucket.index, bucket.decoder, every)
+        step, decoder, prompts = self._common.step, bucket.decoder, bucket.prompts
+        every = bucket.every if outcome is Outcome.NOISY else None
+        if outcome is Outcome.LOGITS:
+            if self.form.n_tokens:
+                sots, logits = step.prompt_logits(prompts, decoder)
+                bucket.no_speech.copy_(step.no_speech_probs(sots))
+            else:
+                logits = step.logits(bucket.index, decoder)
+            self._common.logits[: len(logits)].copy_(logits)
+            return
+        if outcome is Outcome.LANGUAGE:
+            sampled = step.language(prompts, decoder, self._common.languages)
+        elif self.form.n_tokens:
+            sampled, no_speech = step.start(prompts, bucket.index, decoder, every)
             bucket.no_speech.copy_(no_speech)
         else:
-            sampled = self._step(bucket.index, bucket.decoder, every)
+            sampled = step(bucket.index, decoder, every)
         bucket.tokens.copy_(sampled.tokens)
         bucket.logprobs.copy_(sampled.logprobs)
+
+
+def _make_bucket(decoder: TextDecoder, common: Common, form: Form, n_windows: int) -> _Bucket:
+    rows, device = n_windows * form.n_sharing, common.device
+    int64: dict[str, Any] = {"dtype": torch.int64, "device": device}
+    float32: dict[str, Any] = {"dtype": torch.float32, "device": device}
+    return _Bucket(
+        decoder=decoder,
+        index=torch.full((rows,), common.inert.slot, device=device),
+        every=torch.arange(rows, device=device),
+        prompts=Prompts(
+            tokens=torch.zeros(rows * form.n_tokens, **int64),
+            positions=torch.arange(form.n_tokens, device=device).repeat(rows),
+            read=torch.zeros(2 * rows, **int64),
+        ),
+        tokens=torch.zeros(rows, **int64),
+        logprobs=torch.zeros(rows, **float32),
+        no_speech=torch.zeros(rows, **float32),
+    )
 
 
 def bucket_sizes(max_batch: int) -> list[int]:
@@ -173,6 +275,13 @@ def bucket_sizes(max_batch: int) -> list[int]:
         sizes.append(min(sizes[-1] + step, max_batch))
         step = max(1, 2 ** (sizes[-1].bit_length() - 1) // (2 if sizes[-1] >= 8 else 1))
     return sizes
+
+
+def capture_on(device: torch.device) -> Capture:
+    """How buckets on a device are captured: as CUDA graphs that share memory, or not at all."""
+    if device.type == "cuda":
+        return partial(_capture_graph, new_graph_memory())
+    return _call_again
 
 
 def _call_again(body: Body) -> Body:

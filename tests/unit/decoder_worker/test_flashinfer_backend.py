@@ -126,6 +126,29 @@ def test_steps_follow_positions_and_plan_only_what_changed(backend: ModuleType) 
     assert [cross for _, cross in plans] == [1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3]
 
 
+def test_rows_that_share_a_window_are_queries_of_one_entry(backend: ModuleType) -> None:
+    """Three beams of two windows: each window's pages are planned once, not once for each beam."""
+    own, cross = make_pools(4, 20)
+    steps = backend.FlashInfer(own, cross).fixed(6, 1, 3)
+    reference = TorchAttention(own.clone(), cross)
+    (window_wrapper,) = fake.BatchPrefillWithPagedKVCacheWrapper.made
+    for step in range(6):
+        batch = AttentionBatch(
+            PagedKV.make([1] * 6, [[2 * row, 2 * row + 1] for row in range(6)], [step + 1] * 6, 4),
+            PagedKV.make([3, 3], [[0, 1, 2], [5, 4, 3]], [FRAMES, 43], 20),
+        )
+        steps.plan(batch)
+        steps.begin(torch.full((6,), step))
+        reference.plan(batch)
+        q, k, v = torch.randn(3, 6, N_HEAD, HEAD_DIM)
+        mixed = steps.self_attention(1, q, k, v)
+        torch.testing.assert_close(mixed, reference.self_attention(1, q, k, v))
+        looked = steps.cross_attention(1, q)
+        torch.testing.assert_close(looked, reference.cross_attention(1, q))
+    assert window_wrapper.n_plans == 1
+    assert window_wrapper.counts == [3, 3]
+
+
 def decode_all(stand: Stand) -> list[DecodeResult]:
     futures = [stand.engine.submit(stand.request(**options)) for options in REQUESTS]
     return [future.result(ANSWER_S) for future in futures]

@@ -15,7 +15,7 @@ from decoder_worker.model import TorchDecoder, WideHead
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler
 from decoder_worker.sampling.slots import SlotTable
-from decoder_worker.step import DecodeStep
+from decoder_worker.step import DecodeStep, Prompts
 from decoder_worker.tensors import DecoderTensors
 from tests.support.checkpoints import cached_checkpoint
 
@@ -81,9 +81,12 @@ def test_a_prompt_reads_the_heads_weights_once() -> None:
             return every[states.squeeze(1).long()].clone()
 
     decoder: Any = Decoder()
-    sampled, no_speech = step.start(
-        torch.zeros(8, dtype=torch.int64), torch.tensor([0, 1]), decoder, None
+    prompts = Prompts(
+        tokens=torch.zeros(8, dtype=torch.int64),
+        positions=torch.arange(4).repeat(2),
+        read=torch.tensor([0, 4, 3, 7]),
     )
+    sampled, no_speech = step.start(prompts, torch.tensor([0, 1]), decoder, None)
     assert [states.squeeze(1).tolist() for states in asked] == [[0, 4, 3, 7]]
     expected = every[[0, 4]].softmax(-1)[:, tokenizer.special.no_speech]
     torch.testing.assert_close(no_speech, expected)

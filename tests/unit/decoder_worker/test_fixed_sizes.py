@@ -1,0 +1,116 @@
+"""At fixed sizes nothing is computed eagerly but what no bucket holds, and nothing waits for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.messages import DecodeResult, QualityGates
+from decoder_worker.launched import Launched
+from decoder_worker.sequence import DecodeSequence
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
+
+NEVER_GOOD = QualityGates(avg_logprob=0.0)
+REQUESTS: dict[str, dict[str, Any]] = {
+    "an unknown language": {"seed": 0, "language": None},
+    "a language and nothing else": {"seed": 1, "language": None, "detect_only": True},
+    "five beams": {"seed": 2, "beam_size": 5},
+    "two beams": {"seed": 3, "beam_size": 2, "timestamps": False},
+    "three candidates": {"seed": 4, "temperatures": (0.7,), "best_of": 3},
+    "eight candidates after a greedy attempt": {
+        "seed": 5,
+        "temperatures": (0.0, 0.6),
+        "best_of": 8,
+        "gates": NEVER_GOOD,
+    },
+    "a short context": {"seed": 6, "prompt_tokens": tuple(range(10))},
+    "the longest context": {"seed": 7, "prompt_tokens": tuple(range(300))},
+    "beams and a context": {"seed": 8, "prompt_tokens": tuple(range(70)), "beam_size": 4},
+    "noise and a context": {"seed": 9, "prompt_tokens": (5, 6), "temperatures": (0.9,)},
+}
+
+
+def decode_all(stand: Stand) -> list[DecodeResult]:
+    futures = [stand.engine.submit(stand.request(**options)) for options in REQUESTS.values()]
+    return [future.result(ANSWER_S) for future in futures]
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[DecodeResult]:
+    """Each of REQUESTS by itself, without buckets."""
+    with make_stand(cached_checkpoint(), max_batch=8, kv_windows=8) as stand:
+        return [
+            stand.engine.submit(stand.request(**options)).result(ANSWER_S)
+            for options in REQUESTS.values()
+        ]
+
+
+@pytest.mark.parametrize("sizes", [{}, {"page_tokens": 16, "page_frames": 100}])
+def test_no_forward_is_ragged(alone: list[DecodeResult], sizes: dict[str, int]) -> None:
+    """Languages, searches and contexts have buckets too, in which texts are the same."""
+    options: dict[str, Any] = {
+        "max_batch": 20,
+        "kv_windows": 20,
+        "bucketed": True,
+        "export_windows": 16,
+    }
+    with make_stand(cached_checkpoint(), **options, **sizes) as stand:
+        runner = stand.engine._loop._runner
+
+        def refused(*args: Any) -> Any:
+            raise AssertionError("a forward outside of the buckets")
+
+        runner._forward = runner._plan = refused  # type: ignore[method-assign]
+        results = decode_all(stand)
+        stand.assert_all_returned()
+    for name, result, expected in zip(REQUESTS, results, alone, strict=True):
+        assert (result.tokens, result.language) == (expected.tokens, expected.language), name
+        assert result.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-4), name
+
+
+def test_more_candidates_than_any_bucket_has_run_all_the_same() -> None:
+    options: dict[str, Any] = {"seed": 1, "temperatures": (0.8,), "best_of": 9}
+    found = []
+    for bucketed in (False, True):
+        with make_stand(cached_checkpoint(), max_batch=9, bucketed=bucketed) as stand:
+            found.append(stand.engine.submit(stand.request(**options)).result(ANSWER_S))
+            stand.assert_all_returned()
+    assert found[0].tokens == found[1].tokens
+
+
+def test_the_language_of_one_makes_no_other_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode step of those that run is launched before the language's forward is waited for."""
+    with make_stand(cached_checkpoint(), steps_ahead=1, bucketed=True) as stand:
+        runner = stand.engine._loop._runner
+        events: list[tuple[str, int]] = []
+        launches: dict[int, int] = {}
+
+        def noting(name: str, launch: Any) -> Any:
+            def called(sequences: list[DecodeSequence]) -> Launched:
+                result: Launched = launch(sequences)
+                launches[id(result)] = len(events)
+                events.append((name, len(events)))
+                return result
+
+            return called
+
+        def collect(launched: Launched, collect: Any = runner.collect) -> Any:
+            events.append(("collect", launches[id(launched)]))
+            return collect(launched)
+
+        for name in ("detect_language", "prefill", "decode"):
+            monkeypatch.setattr(runner, name, noting(name, getattr(runner, name)))
+        monkeypatch.setattr(runner, "collect", collect)
+        running = stand.engine.submit(stand.request(0, max_new_tokens=200))
+        while not any(name == "decode" for name, _ in events):
+            pass
+        unknown = stand.engine.submit(stand.request(1, language=None))
+        assert unknown.result(ANSWER_S).language
+        assert running.result(ANSWER_S).tokens
+        stand.assert_all_returned()
+    asked = next(i for i, (name, _) in enumerate(events) if name == "detect_language")
+    told = events.index(("collect", asked))
+    between = [name for name, _ in events[asked + 1 : told]]
+    assert "decode" in between
