@@ -167,7 +167,9 @@ def test_the_engine_gives_the_same_texts(pages: tuple[int, int], backend: Module
     with make() as stand:
         expected = decode_all(stand)
     with (
-        patch("tests.support.decoder_engines._torch_attention", lambda _, *rest: choose(*rest)),
+        patch(
+            "tests.support.decoder_engines._torch_attention", lambda _, *rest, packed: choose(*rest)
+        ),
         make(steps_ahead=1) as stand,
     ):
         for result, other in zip(decode_all(stand), expected, strict=True):
