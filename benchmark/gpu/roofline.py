@@ -1,14 +1,23 @@
-"""The least time that a GPU can take for Whisper: operations over its rate, bytes over bandwidth.
+"""The least time that a GPU can take for Whisper, and what is predicted for the code as it is.
 
+    python -m benchmark.gpu.roofline [--launch-us 2.0]
+
+The least time is operations over the device's rate, or bytes over its bandwidth.
 Counts matrix products and attention of the encoder as operations, weights and KV that a decode step
 reads as bytes; whatever else a kernel does is free. So no program is faster, and the distance to
-it is what there is to gain. Knows shapes and two rates, no torch.
+it is what there is to gain. The formulas know shapes and two rates, no torch.
+
+The prediction adds up the kernels that `benchmark.gpu.launches` counts in the served code, each
+with the time that a kernel takes however little it does. That time is assumed: 2 us within a CUDA
+graph. Nothing of it has been measured on a GPU.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+from benchmark.shared.command import make_parser
 from benchmark.shared.flops import FRAMES, encoder_flops, projection_flops
 from tests.support.checkpoints import ModelShape
 
@@ -18,13 +27,18 @@ ITEM_BYTES = 2  # of every number: weights and KV are in 16 bit
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """flops: of a dense bf16 matrix product, per second; bytes_per_s: of its memory."""
+    """flops: of a dense bf16 matrix product, per second; bytes_per_s: of its memory.
+
+    cached_per_s: bytes of its second-level cache.
+    """
 
     flops: float
     bytes_per_s: float
+    cached_per_s: float = 5.5e12
 
 
 H200 = Gpu(790e12, 4.3e12)  # as measured, not the data sheet's 989e12 and 4.8e12
+LAUNCH_S = 2e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,3 +88,25 @@ def time_sliced(shape: ModelShape, gpu: Gpu, work: Work) -> float:
 def overlapped(shape: ModelShape, gpu: Gpu, work: Work) -> float:
     """Windows per second where arithmetic and memory traffic overlap fully."""
     return 1 / max(encode_s(shape, gpu), decode_s(shape, gpu, work))
+
+
+def predicted_s(launches: Iterable[tuple[float, float, float]], gpu: Gpu, launch_s: float) -> float:
+    """Of kernels one after the other: bytes, bytes from the cache, operations of each."""
+    return sum(
+        launch_s + max(n_bytes / gpu.bytes_per_s, cached / gpu.cached_per_s, flops / gpu.flops)
+        for n_bytes, cached, flops in launches
+    )
+
+
+def main() -> None:
+    from benchmark.gpu.predictions import print_predictions  # imports torch
+
+    parser = make_parser(__doc__)
+    parser.add_argument(
+        "--launch-us", type=float, default=1e6 * LAUNCH_S, help="assumed of every kernel"
+    )
+    print_predictions(H200, parser.parse_args().launch_us / 1e6)
+
+
+if __name__ == "__main__":
+    main()

@@ -25,6 +25,8 @@ from cluster.model.operators import define, nothing
 
 MAX_ROWS = 64  # more are a matrix product of their own right: cuBLAS's
 INNER_MULTIPLE = 16  # what n_in must be a multiple of, for tensor cores take so many at once
+PROGRAMS = 128  # wanted at least: an H100 has 132 multiprocessors
+OUTER_BLOCKS = (64, 32, 16)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,11 @@ class FewRows:
     def add_to(self, out: Tensor, x: Tensor) -> None:
         """out += the product, rounded once. No program reads what another one writes."""
         _operator(x, self.weight, self.bias, self.gain, self.sums, False, True, out)
+
+
+def outer_block(n_out: int) -> int:
+    """Outputs of a program: as many as leave PROGRAMS programs, or the fewest there may be."""
+    return next((size for size in OUTER_BLOCKS if n_out >= size * PROGRAMS), OUTER_BLOCKS[-1])
 
 
 def _plain(

@@ -13,14 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cluster.gpu.product import MAX_ROWS
+from cluster.gpu.product import MAX_ROWS, outer_block
 from cluster.model.layers import LAYER_NORM_EPS
 
 LEAST_ROWS = 16  # of a tile: what tensor cores take at once
-PROGRAMS = 128  # wanted at least: an H100 has 132 multiprocessors
 STAGES = 4  # steps of a program's loop that are loaded ahead
 INNER_BLOCKS = (256, 128, 64, 32, 16)
-OUTER_BLOCKS = (64, 32, 16)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -81,11 +79,6 @@ def few_rows(  # type: ignore[no-untyped-def]  # Triton reads annotations, and k
     if add:
         total += tl.load(place, mask=inside, other=0.0).to(tl.float32)
     tl.store(place, total.to(out.dtype.element_ty), mask=inside)
-
-
-def outer_block(n_out: int) -> int:
-    """Outputs of a program: as many as leave PROGRAMS programs, or the fewest there may be."""
-    return next((size for size in OUTER_BLOCKS if n_out >= size * PROGRAMS), OUTER_BLOCKS[-1])
 
 
 def inner_block(n_in: int) -> int:

@@ -18,9 +18,9 @@ from decoder_worker.gpu.embed import embed
 from decoder_worker.gpu.layers import FewRowsLayer, ManyRowsLayer, Pending
 from decoder_worker.model import TorchDecoder
 
-# As many rows as one tile of the tensor cores takes. Beyond that every program of `FewRows` reads
-# more rows than it saves kernels (`python -m benchmark.gpu.roofline` has the prediction).
-FEW_ROWS = 16
+# Beyond so many rows every program of `FewRows` reads more of them than the kernels that it saves
+# would take: predicted by `python -m benchmark.gpu.roofline`, not measured on a GPU.
+FEW_ROWS = 32
 
 
 @dataclass(frozen=True, slots=True)

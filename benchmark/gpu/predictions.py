@@ -1,0 +1,86 @@
+"""The tables of `benchmark.gpu.roofline`: floor, torch's layers and ours, counted and predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmark.gpu import roofline
+from benchmark.gpu.launches import Work, count
+from benchmark.gpu.meta_models import decode_step
+from benchmark.gpu.roofline import Gpu
+from benchmark.shared.command import print_result
+from benchmark.shared.shapes import SHAPES
+
+MODELS = ("large-v3", "large-v3-turbo")
+ROWS = (1, 8, 32, 64)
+CONTEXTS = (1500, 350)
+SELF_CONTEXT = 64  # positions of self-attention: the middle of a text of 120 tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """Seconds that no program is faster than; and of what is launched, kernels and seconds."""
+
+    floor_s: float
+    before: Work
+    before_s: float
+    after: Work
+    after_s: float
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "floor_ms": round(1e3 * self.floor_s, 3),
+            "torch_kernels": self.before.n_kernels,
+            "torch_ms": round(1e3 * self.before_s, 3),
+            "ours_kernels": self.after.n_kernels,
+            "ours_ms": round(1e3 * self.after_s, 3),
+        }
+
+
+def predict_step(model: str, n_rows: int, context: int, gpu: Gpu, launch_s: float) -> Predicted:
+    """One decode step of `n_rows` windows of which each has `context` encoder positions."""
+    shape = SHAPES[model]
+    kv = roofline.kv_bytes(shape, context + SELF_CONTEXT)
+    floor_s = (roofline.weight_bytes(shape) + n_rows * kv) / gpu.bytes_per_s
+    works = [
+        count(decode_step(model, n_rows, fused=fused), context=context, self_context=SELF_CONTEXT)
+        for fused in (False, True)
+    ]
+    before_s, after_s = (roofline.predicted_s(w.launches, gpu, launch_s) for w in works)
+    return Predicted(floor_s, works[0], before_s, works[1], after_s)
+
+
+def print_predictions(gpu: Gpu, launch_s: float) -> None:
+    steps = {
+        (model, n_rows, context): predict_step(model, n_rows, context, gpu, launch_s)
+        for model in MODELS
+        for context in CONTEXTS
+        for n_rows in ROWS
+    }
+    assumed = f"predicted with {1e6 * launch_s:g} us a kernel; none of it measured on a GPU"
+    columns = ("model", "context", "rows", "floor, ms", "torch's layers", "ms", "ours", "ms")
+    table = Table(
+        *columns, title=f"One decode step, sampling included: kernels and time, {assumed}"
+    )
+    for (model, n_rows, context), found in steps.items():
+        table.add_row(model, str(context), str(n_rows), *_cells(found))
+    Console(width=120).print(table)
+    figures = {"launch_us": 1e6 * launch_s, "steps": {}}
+    figures["steps"] = {
+        f"{model}, {n_rows} rows, {context} positions": found.as_json()
+        for (model, n_rows, context), found in steps.items()
+    }
+    print_result("gpu.roofline", figures)
+
+
+def _cells(found: Predicted) -> tuple[str, ...]:
+    row = found.as_json()
+    return (
+        f"{row['floor_ms']:.2f}",
+        *(str(row["torch_kernels"]), f"{row['torch_ms']:.2f}"),
+        *(str(row["ours_kernels"]), f"{row['ours_ms']:.2f}"),
+    )

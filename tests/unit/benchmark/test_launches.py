@@ -1,0 +1,78 @@
+"""The kernels that a GPU would be given, counted: a change that adds one is seen here."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from benchmark.gpu.launches import Work, count
+from benchmark.gpu.meta_models import decode_step
+from benchmark.gpu.predictions import predict_step
+from benchmark.gpu.roofline import H200, LAUNCH_S
+
+OUTSIDE = 75  # of a step: embedding, lengths, head, rules, sampling and slots
+
+
+def layer_of(n_rows: int, *, fused: bool) -> Counter[str]:
+    """Kernels of one layer: what 28 more layers launch, by name."""
+    works = [
+        count(decode_step(model, n_rows, fused=fused), context=1500, self_context=64)
+        for model in ("large-v3-turbo", "large-v3")
+    ]
+    few, many = (work.kernels for work in works)
+    assert sum(few.values()) - 4 * (sum(many.values()) - sum(few.values())) // 28 <= OUTSIDE
+    each = {name: divmod(many[name] - few[name], 28) for name in many}
+    assert not any(rest for _, rest in each.values())
+    return Counter({name: n for name, (n, _) in each.items() if n})
+
+
+def test_few_rows_take_nine_kernels_a_layer() -> None:
+    """And two that merge attention, whose rows alone do not occupy a GPU."""
+    assert layer_of(8, fused=True) == {"few_rows": 6, "append_qkv": 1, "attention": 4}
+
+
+def test_more_rows_take_twelve() -> None:
+    """Three of the products are split up by the library below 65 rows; above GELU is its own."""
+    found = layer_of(64, fused=True)
+    split = {"mm": 3, "linear": 1}  # of the outputs' width
+    assert found - Counter(split) == {
+        "add_norm": 3,
+        "mm": 4,
+        "linear": 1,
+        "few_rows": 1,
+        "append_qkv": 1,
+        "attention": 2,
+    }
+    assert layer_of(96, fused=True) == {
+        "add_norm": 3,
+        "mm": 4,
+        "linear": 2,
+        "gelu": 1,
+        "append_qkv": 1,
+        "attention": 2,
+    }
+
+
+def test_torch_layers_take_sixteen() -> None:
+    found = layer_of(96, fused=False)
+    assert sum(found.values()) == 16
+    assert found["add"] == found["layer_norm"] == 3
+
+
+def test_a_step_reads_its_weights_and_its_kv_and_little_else() -> None:
+    for n_rows in (1, 8, 64):
+        found = predict_step("large-v3", n_rows, 1500, H200, LAUNCH_S)
+        floor_bytes = found.floor_s * H200.bytes_per_s
+        assert floor_bytes < found.after.n_bytes < 1.15 * floor_bytes + 0.01e9
+        assert found.after.n_bytes < found.before.n_bytes + 0.02e9
+        assert found.after.n_kernels < found.before.n_kernels
+        assert found.floor_s < found.after_s < found.before_s
+
+
+def test_a_launch_costs_its_time_and_the_slower_of_its_two() -> None:
+    work = Work()
+    work.add("one", 2, n_bytes=4.3e12)
+    assert work.n_kernels == 2
+    assert len(work.launches) == 2
+    assert work.n_bytes == pytest.approx(4.3e12)
