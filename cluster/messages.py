@@ -104,7 +104,7 @@ class CrossKVHandle:
     counter_address: where the lease's 64-bit generation counter lives (host memory).
     generation: the value that counter must still have after the payload was read.
     lease: nonce that names the lease in notifications.
-    remaining_s: lease time left when the handle was made.
+    remaining_s: lease time left when the handle was made; who holds it renews in good time.
     payload: what the pages hold; `layout_hash` is that of its layout.
     signature: HMAC-SHA256 over all other fields.
     """

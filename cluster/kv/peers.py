@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 # After a handle is accepted. It may have waited in a router for nearly as long as its lease lasts,
 # and nothing tells for how long. One that is fetched earlier than this needs no renewal.
 FIRST_RENEWAL_S = 0.2
+RENEWALS_PER_LEASE = 3  # at least: an exporter of another version may lease for less time
 IDLE_PEER_S = 600.0  # a peer that was not read from for so long is forgotten
 
 _T = TypeVar("_T")
@@ -35,11 +36,13 @@ _T = TypeVar("_T")
 class Peer:
     """An exporter that this importer is connected to. All times are of the importer's clock.
 
+    renew_s: between two renewals of its leases.
     overdue: how many of its reads in flight timed out; above 0 the peer is suspect.
     lost: an operation on it failed; it is removed once nothing of it is in flight.
     """
 
     agent: str
+    renew_s: float
     next_renewal: float
     last_used: float
     in_flight: int = 0
@@ -69,7 +72,7 @@ class Peers:
         now = self._clock()
         self._forget_idle(now)
         self._wire.connect(agent, metadata)
-        peer = Peer(agent, next_renewal=now + self._renew_s, last_used=now)
+        peer = Peer(agent, self._renew_s, next_renewal=now + self._renew_s, last_used=now)
         self._peers[agent] = peer
         return peer
 
@@ -96,15 +99,19 @@ class Peers:
         if peer := self._peers.get(handle.agent):
             self._notify(peer, release_message(handle.lease))
 
-    def renew_soon(self, peer: Peer) -> None:
-        """Bring the next renewal forward, for a handle of this peer that was just accepted."""
+    def renew_soon(self, peer: Peer, lease_s: float) -> None:
+        """Bring the next renewal forward, for a handle of this peer that was just accepted.
+
+        lease_s: how long its exporter leases for; for a shorter time all renewals are closer.
+        """
+        peer.renew_s = min(peer.renew_s, max(FIRST_RENEWAL_S, lease_s / RENEWALS_PER_LEASE))
         peer.next_renewal = min(peer.next_renewal, self._clock() + FIRST_RENEWAL_S)
 
     def renew(self, now: float) -> None:
         """Renew the leases of each peer whose renewal is due."""
         for peer in tuple(self._peers.values()):
             if now >= peer.next_renewal:
-                peer.next_renewal = now + self._renew_s
+                peer.next_renewal = now + peer.renew_s
                 for message in renewal_messages(self._held.leases_of(peer.agent)):
                     self._notify(peer, message)
 

@@ -98,7 +98,7 @@ class Reader:
         if self._closed:
             return
         try:
-            self._peers.renew_soon(self._peer_of(handle))
+            self._peers.renew_soon(self._peer_of(handle), handle.remaining_s)
         except WorkerError as error:  # the fetch will meet it again and report it
             fields = log_fields(handle.request_id, window=handle.window, peer=handle.agent)
             logger.warning("cannot connect to %s: %s", handle.agent, error, extra=fields)

@@ -93,6 +93,17 @@ def test_many_leases_are_renewed_in_few_notifications(importer: KVImporter, wire
     assert sorted(message[1][0] for message in released) == [h.lease for h in handles]
 
 
+def test_short_leases_are_renewed_in_good_time(wire: StubWire) -> None:
+    """As an exporter of another version may have them: the handle says how long they last."""
+    config = TransferConfig(KEY, "decoder", renew_s=3600.0)
+    importer = KVImporter(LAYOUT, 8, config, wire)
+    try:
+        importer.accept(sign(replace(make_handle(), remaining_s=0.6), KEY))
+        wait_until(lambda: sum(payload.startswith(b"REN:") for payload in wire.sent) >= 3)
+    finally:
+        importer.close()
+
+
 def test_a_lost_peer_is_removed_only_when_nothing_of_it_is_in_flight(
     importer: KVImporter, wire: StubWire
 ) -> None:
