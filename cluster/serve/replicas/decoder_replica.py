@@ -119,12 +119,15 @@ class DecoderWorker(PoolWorker):
         if timings.steps:
             record.observe("splitscribe_decode_step_seconds", timings.decode_s / timings.steps)
         logger.info(
-            "window %d decoded at attempt %d: %d tokens in %d steps, KV from %s in %.1f ms, "
-            "%.0f ms in queue, %.0f ms",
+            "window %d decoded at attempt %d: %d tokens in %d steps, ended by %s, at temperature "
+            "%g after %d others, KV from %s in %.1f ms, %.0f ms in queue, %.0f ms",
             result.window,
             request.attempt,
             len(result.tokens),
             timings.steps,
+            result.finish_reason,
+            result.temperature,
+            result.attempt,
             request.handle.agent,
             1000 * timings.transfer_s,
             1000 * timings.waited_s,
@@ -134,6 +137,9 @@ class DecoderWorker(PoolWorker):
                 attempt=request.attempt,
                 peer=request.handle.agent,
                 tokens=len(result.tokens),
+                finish_reason=result.finish_reason,
+                temperature=result.temperature,
+                fallbacks=result.attempt,
                 **asdict(timings),
             ),
         )

@@ -38,7 +38,10 @@ class Handle:
 
 
 @pytest.mark.usefixtures("as_replica")
-async def test_one_worker_encodes_decodes_streams_and_drains() -> None:
+async def test_one_worker_encodes_decodes_streams_and_drains(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "cluster.serve")
     settings = load_settings(
         None,
         {
@@ -58,6 +61,10 @@ async def test_one_worker_encodes_decodes_streams_and_drains() -> None:
 
     plain = await worker.decode(await handed_over())
     assert plain.timings.transport == "memory"
+    (told,) = (one for one in caplog.records if "decoded at attempt" in one.getMessage())
+    fields = told.__dict__["log_fields"]
+    expected = {"finish_reason": plain.finish_reason, "temperature": 0.0, "fallbacks": 0}
+    assert expected.items() <= fields.items()
     streamed = [group async for group in worker.decode_stream(await handed_over())]
     result = streamed[-1]
     assert isinstance(result, DecodeResult)
