@@ -26,7 +26,8 @@ class StageTimings:
     audio_s: the upload's decoding and cutting; queue_s: waiting in both pools' workers;
     encode_s: encoder batches; transfer_s and transfer_bytes: reading the KV; decode_s: prefill
     and decode steps; steps: decode steps; windows: windows decoded; attempts: encodes sent,
-    more than `windows` where a worker failed.
+    more than `windows` where a worker failed; cache_hits, cache_misses: of them those that were
+    answered with KV that was there, and those that were not; both 0 where nothing is kept.
     """
 
     audio_s: float = 0.0
@@ -38,6 +39,8 @@ class StageTimings:
     steps: int = 0
     windows: int = 0
     attempts: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +119,9 @@ class RequestContext:
 
     The deadline counts from `started_s` (the clock's, when the upload was complete). It grows as
     audio is found.
+
+    owner: whose audio it is, for those who keep its KV: opaque, and never an API key; empty where
+        the API needs none.
     """
 
     request_id: str
@@ -126,6 +132,7 @@ class RequestContext:
     started_s: float = field(init=False)
     finished_s: float = 0.0
     span: Span = NO_SPAN  # of the whole request
+    owner: bytes = field(default=b"", repr=False)
     on_progress: Callable[[float, float], None] | None = None  # gets (finished_s, audio_s)
     on_update: Callable[[Update], None] | None = None  # gets, in order, what is certain
 

@@ -32,7 +32,6 @@ from cluster.messages import (
     DecodeResult,
     EncodeReply,
     EncodeRequest,
-    EncodeTimings,
     FileMel,
     OnToken,
     Pcm,
@@ -42,6 +41,7 @@ from cluster.messages import (
 from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
 from cluster.tracing import NO_TRACER, Span, Tracer
+from router.audio_key import audio_key
 from router.clients import DecoderClient, EncoderClient
 from router.interface import RequestContext, StageTimings
 
@@ -85,6 +85,8 @@ class RequestRun:
     encodes: int = 0
     encode_s: float = 0.0
     encode_queue_s: float = 0.0
+    cache_hits: int = 0
+    cache_misses: int = 0
 
     def remaining_s(self) -> float:
         remaining_s = self.context.remaining_s()
@@ -92,9 +94,12 @@ class RequestRun:
             raise DeadlineExceededError(f"the request's {self.context.deadline_s:.0f} s ran out")
         return remaining_s
 
-    def add_encode(self, timings: EncodeTimings) -> None:
-        self.encode_s += timings.encode_s
-        self.encode_queue_s += timings.queue_s
+    def add_encode(self, reply: EncodeReply) -> None:
+        self.encode_s += reply.timings.encode_s
+        self.encode_queue_s += reply.timings.queue_s
+        if reply.reused is not None:
+            self.cache_hits += reply.reused
+            self.cache_misses += not reply.reused
 
     def timings(self, audio_s: float) -> StageTimings:
         done = [result.timings for result in self.results]
@@ -108,6 +113,8 @@ class RequestRun:
             steps=sum(t.steps for t in done),
             windows=len(done),
             attempts=self.encodes,
+            cache_hits=self.cache_hits,
+            cache_misses=self.cache_misses,
         )
 
 
@@ -138,6 +145,8 @@ class WindowRun:
 
     attempt: number of its last encode among all of the request's, as in `EncodeRequest`.
     encoded: the encoder's answer, while its KV may still be there.
+    audio_key: as in `EncodeRequest`; made with the first encode.
+    is_lost: its KV could not be decoded, so that it has to be encoded anew, kept or not.
     """
 
     request: RequestRun
@@ -148,6 +157,8 @@ class WindowRun:
     attempt: int = 0
     encoded: EncodeReply | None = None
     failures: int = 0
+    audio_key: bytes = b""
+    is_lost: bool = False
 
 
 class Pipeline:
@@ -161,7 +172,11 @@ class Pipeline:
         recorder: Recorder,
         tracer: Tracer = NO_TRACER,
         clock: Clock = SYSTEM_CLOCK,
+        *,
+        reuses_kv: bool = True,
     ) -> None:
+        """reuses_kv: tell encoders which windows have the same audio: they encode it once."""
+        self._reuses_kv = reuses_kv
         self._encoders = encoders
         self._decoders = decoders
         self._settings = settings
@@ -209,6 +224,7 @@ class Pipeline:
                 self._note_retry(window, type(error).__name__, str(error))
                 if isinstance(error, RETRIED):
                     window.encoded = None  # encode again
+                    window.is_lost = True
                 if window.failures >= self._settings.max_attempts:
                     raise _given_up(error, window.failures) from error
             pause_s = min(backoff_s, request.remaining_s())
@@ -226,6 +242,8 @@ class Pipeline:
         request, audio = window.request, window.audio
         request.encodes += 1
         window.attempt = request.encodes
+        if self._reuses_kv and not window.audio_key:
+            window.audio_key = audio_key(audio.pcm, audio.file_mel, request.context.owner)
         called_s = self._clock.monotonic()
         with self._call("encoder", window, window.attempt) as call:
             reply = await self._encoders.encode(
@@ -237,10 +255,12 @@ class Pipeline:
                     remaining_s=request.remaining_s(),
                     file_mel=audio.file_mel,
                     traceparent=call.traceparent,
+                    audio_key=window.audio_key,
+                    fresh=window.is_lost,
                 )
             )
         spent = reply.timings
-        request.add_encode(spent)
+        request.add_encode(reply)
         self._record_hop("encoder", called_s, spent.queue_s + spent.encode_s)
         return reply
 

@@ -62,8 +62,14 @@ class RequestTranscriber:
         tracer: Tracer = NO_TRACER,
         clock: Clock = SYSTEM_CLOCK,
         may_sleep: Collection[Role] = (),
+        reuses_kv: bool = True,
     ) -> None:
-        """may_sleep: pools that are healthy without a worker, since a request starts one."""
+        """The parts that do the work, and how.
+
+        Args:
+            may_sleep: pools that are healthy without a worker, since a request starts one.
+            reuses_kv: as in `Pipeline`.
+        """
         self._may_sleep = may_sleep
         self._audio = audio
         self._encoders = encoders
@@ -73,7 +79,9 @@ class RequestTranscriber:
         self._settings = settings
         self._clock = clock
         self._recorder = recorder or silent_recorder(ROUTER_METRICS)
-        self._pipeline = Pipeline(encoders, decoders, settings, self._recorder, tracer, clock)
+        self._pipeline = Pipeline(
+            encoders, decoders, settings, self._recorder, tracer, clock, reuses_kv=reuses_kv
+        )
 
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext

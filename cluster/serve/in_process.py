@@ -124,6 +124,7 @@ async def local_transcriber(
             own,
             recorder,
             dims=engines.checkpoint.dims,
+            reuses_kv=settings.encoder.cache,
         )
 
 

@@ -1,18 +1,21 @@
 """Which worker of a pool gets a window: what each is known to hold, and the order to ask them in.
 
 An encoder goes through windows one batch after another, so the best one is done with its queue
-first. A decoder holds the KV of all its sequences at once, so the best one has the emptiest pool,
-and of those about as empty the one next to the encoder that holds the KV. Workers report their
-load twice a second; what this process has sent since then it knows itself. Knows nothing of Serve:
-`cluster.serve.hooks.replica_choice` calls it.
+first; of those that are done about as soon, each audio prefers one by rendezvous hashing: there its
+KV may be kept, and nobody has to tell what is kept where. A decoder holds the KV of all its
+sequences at once, so the best one has the emptiest pool, and of those about as empty the one next
+to the encoder that holds the KV. Workers report their load twice a second; what this process has
+sent since then it knows itself. Knows nothing of Serve: `cluster.serve.hooks.replica_choice` calls
+it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 import threading
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.messages import DecodeRequest, EncodeRequest, Location, WorkerLoad
@@ -21,6 +24,9 @@ from cluster.messages import DecodeRequest, EncodeRequest, Location, WorkerLoad
 # much emptier.
 SAME_DOMAIN = 0.1
 ELSEWHERE = 0.25
+# How much later than the first, in parts of the time that the window takes there, an encoder may be
+# done and still be preferred for its kept KV: so never one that has such a window more to do.
+ABOUT_AS_FREE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,15 @@ class Candidate:
     work: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A call in progress: its worker, None until the choice, and what it counts for there."""
+
+    worker: Hashable = None
+    work: float = 0.0
+    audio_key: bytes = b""
+
+
 class WorkLedger:
     """Work of this process at each worker, and what others have there, as far as it is known.
 
@@ -43,31 +58,39 @@ class WorkLedger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        # Calls in progress, by request: worker and work; the worker is None until the choice.
-        self._sent: dict[Hashable, tuple[Hashable, float]] = {}
+        self._sent: dict[Hashable, _Sent] = {}  # by request
         self._own: dict[Hashable, float] = {}
         self._peaks: dict[Hashable, tuple[float, float]] = {}  # of the last two intervals
         self._others: dict[Hashable, float] = {}
+        self._same: dict[bytes, list[Hashable]] = {}  # requests that were sent, by their audio
 
     def begin(self, request: Hashable) -> None:
         """A call begins: what is sent for it counts from now on, until `end`."""
         with self._lock:
-            self._sent.setdefault(request, (None, 0.0))
+            self._sent.setdefault(request, _Sent())
 
-    def send(self, worker: Hashable, request: Hashable, work: float) -> None:
+    def send(
+        self, worker: Hashable, request: Hashable, work: float, audio_key: bytes = b""
+    ) -> None:
         """Count `work` there until `end`; a request is at one worker at a time.
 
         Nothing where the call has ended: Serve may still choose for one that was just cancelled.
         """
         with self._lock:
             if request in self._sent:
-                self._send(worker, request, work)
+                self._send(request, _Sent(worker, work, audio_key))
+
+    def place_of(self, audio_key: bytes, request: Hashable) -> Hashable:
+        """Where the same audio is being encoded for another call of this process; None: nowhere."""
+        with self._lock:
+            same = (one for one in self._same.get(audio_key, ()) if one != request)
+            return next((self._sent[one].worker for one in same), None)
 
     def move(self, worker: Hashable, request: Hashable) -> None:
         """It went to this worker instead; nothing where it has ended."""
         with self._lock:
-            if (sent := self._sent.get(request)) is not None and sent[0] != worker:
-                self._send(worker, request, sent[1])
+            if (sent := self._sent.get(request)) is not None and sent.worker != worker:
+                self._send(request, replace(sent, worker=worker))
 
     def end(self, request: Hashable) -> None:
         """It has its answer, or will have none."""
@@ -91,22 +114,35 @@ class WorkLedger:
             for known in (self._own, self._peaks, self._others):
                 known.pop(worker, None)
 
-    def _send(self, worker: Hashable, request: Hashable, work: float) -> None:
+    def _send(self, request: Hashable, sent: _Sent) -> None:
         self._end(request)
-        self._sent[request] = (worker, work)
-        own = self._own[worker] = self._own.get(worker, 0.0) + work
-        before, now = self._peaks.get(worker, (0.0, 0.0))
-        self._peaks[worker] = (before, max(now, own))
+        self._sent[request] = sent
+        if sent.audio_key:
+            self._same.setdefault(sent.audio_key, []).append(request)
+        own = self._own[sent.worker] = self._own.get(sent.worker, 0.0) + sent.work
+        before, now = self._peaks.get(sent.worker, (0.0, 0.0))
+        self._peaks[sent.worker] = (before, max(now, own))
 
     def _end(self, request: Hashable) -> None:
-        worker, work = self._sent.pop(request, (None, 0.0))
-        if worker in self._own:
-            self._own[worker] -= work
+        sent = self._sent.pop(request, _Sent())
+        if sent.worker in self._own:
+            self._own[sent.worker] -= sent.work
+        if same := self._same.get(sent.audio_key):
+            same.remove(request)
+            if not same:
+                del self._same[sent.audio_key]
 
 
 def key_of(request: EncodeRequest | DecodeRequest) -> Hashable:
     """One call of a worker; Serve's own id is shared by all calls of one HTTP request."""
     return type(request), request.request_id, request.window, request.attempt
+
+
+def shared_key(request: Any) -> bytes:
+    """Names the audio of a window that need not be encoded twice; empty for all else."""
+    if isinstance(request, EncodeRequest) and not request.fresh:
+        return request.audio_key
+    return b""
 
 
 def work_of(request: Any) -> float:
@@ -123,10 +159,28 @@ def ranked(request: Any, candidates: Iterable[Candidate], chance: random.Random)
     if isinstance(request, DecodeRequest):
         workers.sort(key=lambda worker: _decoder_cost(worker, request.kv_location))
     elif isinstance(request, EncodeRequest):
-        told_s = [worker.load.window_s for worker in workers if worker.load.window_s]
-        usual_s = sorted(told_s)[len(told_s) // 2] if told_s else 1.0
-        workers.sort(key=lambda worker: _encoder_cost(worker, request.work, usual_s))
+        workers = _encoders_ranked(request, workers)
     return [worker.key for worker in workers]
+
+
+def _encoders_ranked(request: EncodeRequest, workers: list[Candidate]) -> list[Candidate]:
+    """By when they are done; of those that are done about first, the audio's own before them."""
+    told_s = [worker.load.window_s for worker in workers if worker.load.window_s]
+    usual_s = sorted(told_s)[len(told_s) // 2] if told_s else 1.0
+    cost_s = {worker.key: _encoder_cost(worker, request.work, usual_s) for worker in workers}
+    workers = sorted(workers, key=lambda worker: cost_s[worker.key])
+    if audio_key := shared_key(request):
+        later_s = ABOUT_AS_FREE * request.work * (workers[0].load.window_s or usual_s)
+        limit_s = cost_s[workers[0].key] + later_s
+        free = [worker for worker in workers if cost_s[worker.key] < limit_s]
+        own = max(free, key=lambda worker: _affinity(audio_key, worker.key))
+        return [own, *(worker for worker in workers if worker is not own)]
+    return workers
+
+
+def _affinity(audio_key: bytes, worker: Hashable) -> bytes:
+    """The same in every process; each audio orders workers in its own way."""
+    return hashlib.blake2b(str(worker).encode(), digest_size=8, key=audio_key).digest()
 
 
 def _encoder_cost(worker: Candidate, work: float, usual_s: float) -> float:

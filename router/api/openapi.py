@@ -135,7 +135,10 @@ _EVENTS: Schema = {
     '"input_token_details":{"text_tokens":0,"audio_tokens":75},"seconds":2}}\n\n'
     "data: [DONE]\n\n",
 }
-_TIMING = "Header `server-timing` says where the time went, in ms."
+_TIMING = (
+    "Header `server-timing` says where the time went, in ms, and `x-splitscribe-cache` whether the "
+    "same audio had been encoded before."
+)
 
 TRANSCRIPTION_OK: Schema = {
     "description": f"The transcript. {_TIMING}",

@@ -1,8 +1,9 @@
 """API keys: who may come in, and how many requests each key may have at once.
 
 Keys are compared as digests, each in constant time and all of them every time, so that the time
-of an answer tells nothing about them; they are never logged. Each router replica counts for
-itself.
+of an answer tells nothing about them; they are never logged. What becomes of a request's audio is
+kept for the owner of its key, who is named by a digest: nobody behind the router needs the key.
+Each router replica counts for itself.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ class KeyRing:
     def __init__(self, keys: Sequence[str], max_requests: int = 0) -> None:
         """`max_requests`: of one key at once; 0 sets no limit."""
         self._digests = [_digest(key.encode()) for key in keys]
+        self._owners = [_owner(key.encode()) for key in keys]
         self._max_requests = max_requests
         self._running = [0] * len(keys)
 
@@ -42,6 +44,10 @@ class KeyRing:
         if True not in equal:
             raise AuthenticationError("the API key is not right")
         return equal.index(True)
+
+    def owner_digest(self, owner: int | None) -> bytes:
+        """What tells the audio of one key from another's: opaque; empty where there are no keys."""
+        return b"" if owner is None else self._owners[owner]
 
     @contextmanager
     def request_of(self, owner: int | None) -> Iterator[None]:
@@ -64,6 +70,10 @@ class KeyRing:
             yield
         finally:
             self._running[owner] -= 1
+
+
+def _owner(key: bytes) -> bytes:
+    return hashlib.blake2b(key, digest_size=32, person=b"audio's owner").digest()
 
 
 def _digest(key: bytes) -> bytes:

@@ -55,7 +55,13 @@ from router.interface import HealthReport
 logger = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_S = 5.0
-EXPOSED_HEADERS = ("x-request-id", "server-timing", "openai-processing-ms", "retry-after")
+EXPOSED_HEADERS = (
+    "x-request-id",
+    "server-timing",
+    "openai-processing-ms",
+    "retry-after",
+    "x-splitscribe-cache",
+)
 
 
 def create_app(

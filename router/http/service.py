@@ -116,7 +116,7 @@ class TranscriptionService:
         """Let the request in, read its form and check it; what it holds goes onto `stack`."""
         limit = self._settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
-        stack.enter_context(self._keys.request_of(getattr(request.state, "key_owner", None)))
+        stack.enter_context(self._keys.request_of(_key_owner(request)))
         share = stack.enter_context(self.admission.admit(length or 0))
         form = await stack.enter_async_context(
             receive_form(
@@ -154,9 +154,8 @@ class TranscriptionService:
             upload_s=checked.upload_s,
             total_s=self._clock.monotonic() - checked.started_s,
         )
-        return Response(
-            rendered.body, media_type=rendered.media_type, headers={"server-timing": timing}
-        )
+        headers = {"server-timing": timing, **cache_header(result.timings)}
+        return Response(rendered.body, media_type=rendered.media_type, headers=headers)
 
     async def _begin_stream(self, checked: CheckedRequest, stack: AsyncExitStack) -> Response:
         stream = EventStream(checked.params, self._heartbeat_s)
@@ -187,7 +186,26 @@ class TranscriptionService:
             "share": checked.share,
             "deadline": self._deadline,
             "clock": self._clock,
+            "owner": self._keys.owner_digest(_key_owner(checked.request)),
         }
+
+
+def cache_header(timings: StageTimings) -> dict[str, str]:
+    """Whether the windows' KV was there already: hit (of all), miss (of none) or partial.
+
+    Empty where nothing is kept.
+    """
+    hits, windows = timings.cache_hits, timings.cache_hits + timings.cache_misses
+    if not windows:
+        return {}
+    found = "hit" if hits == windows else "partial" if hits else "miss"
+    return {"x-splitscribe-cache": f"{found};hits={hits};windows={windows}"}
+
+
+def _key_owner(request: Request) -> int | None:
+    """Number of the API key that it came with; None where none is needed."""
+    owner: int | None = getattr(request.state, "key_owner", None)
+    return owner
 
 
 def server_timing(timings: StageTimings, *, upload_s: float, total_s: float) -> str:

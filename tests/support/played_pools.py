@@ -82,6 +82,8 @@ class PlayedPools:
         self.delay_s: Callable[[int], float] = lambda window: 0.0
         self.encodes: dict[int, int] = {}
         self.lengths: dict[int, list[int]] = {}
+        self.encoded: list[EncodeRequest] = []
+        self.reused: bool | None = None
         self.decodes: dict[int, int] = {}
         self.languages: dict[int, str | None] = {}
         self.options: dict[int, DecodeOptions] = {}
@@ -95,13 +97,14 @@ class PlayedPools:
         nth = self.encodes[request.window] = self.encodes.get(request.window, 0) + 1
         self.traceparents.append(request.traceparent)
         self.lengths.setdefault(request.window, []).append(request.n_samples)
+        self.encoded.append(request)
         if error := self.encode_fault(request.window, nth):
             raise error
         handle = CrossKVHandle(
             request.request_id, request.window, request.attempt, "agent", b"", "", (1,), 1, 1500,
             1, 1, f"lease-{request.window}-{nth}", 10.0,
         )  # fmt: skip
-        return EncodeReply(handle, EncodeTimings(0.01, 0.02, 1))
+        return EncodeReply(handle, EncodeTimings(0.01, 0.02, 1), reused=self.reused)
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
         nth = self.decodes[request.window] = self.decodes.get(request.window, 0) + 1

@@ -121,6 +121,7 @@ class FakeTranscriber:
         self.ready = True
         self.language = "en"
         self.texts: tuple[str, ...] = (" Hello there.", " General.")
+        self.timings = TIMINGS
 
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
@@ -146,7 +147,7 @@ class FakeTranscriber:
         except asyncio.CancelledError:
             self.cancelled.set()
             raise
-        return TranscriptionResult(transcript, TIMINGS)
+        return TranscriptionResult(transcript, self.timings)
 
     async def health(self) -> HealthReport:
         if self.health_error is not None:

@@ -23,7 +23,7 @@ from ray.serve.request_router import (
 
 from cluster.messages import Location, WorkerLoad
 from cluster.serve.hooks import ledger as process  # looked up in it: by value it would be a copy
-from cluster.serve.routing import Candidate, WorkLedger, key_of, ranked, work_of
+from cluster.serve.routing import Candidate, WorkLedger, key_of, ranked, shared_key, work_of
 
 logger = logging.getLogger("ray.serve")
 
@@ -81,8 +81,13 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         candidates = [self._candidate(replica) for replica in replicas.values()]
         order = ranked(request, candidates, self._chance)
         if work := work_of(request):
+            audio_key, call = shared_key(request), key_of(request)
+            if (place := self._ledger.place_of(audio_key, call)) in replicas:
+                order.remove(place)  # there it is encoded already, so it is no more work
+                order.insert(0, place)
+                work = 0.0
             # Counted before it is sent: of windows that come together, the next must see it.
-            self._ledger.send(order[0], key_of(request), work)
+            self._ledger.send(order[0], call, work, audio_key)
         return order
 
     def _candidate(self, replica: RunningReplica) -> Candidate:

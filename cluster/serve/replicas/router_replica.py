@@ -63,6 +63,7 @@ class Router:
                 dims=checkpoint.dims,
                 tracer=self._tracer,
                 may_sleep=[role for role in ROLES if getattr(own, role).fewest == 0],
+                reuses_kv=own.encoder.cache,
             )
             models.append(served_model(settings, name, transcriber))
             logger.info("ready: model %s as %s", checkpoint.name, name)

@@ -150,6 +150,44 @@ async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
     assert pools.encodes == {0: 1, 1: 3, 2: 1}
 
 
+async def test_lost_kv_is_encoded_anew_though_it_may_be_kept(pools: PlayedPools) -> None:
+    pools.decode_fault = lambda window, nth: KVLostError("gone") if nth == 1 else None
+    await run(pools, 1)
+    lost, again = pools.encoded
+    assert (lost.fresh, again.fresh) == (False, True)
+    assert lost.audio_key == again.audio_key != b""
+
+
+async def test_each_audio_has_its_own_name_and_each_owner_too(pools: PlayedPools) -> None:
+    for owner in (b"", b"", b"one", b"another"):
+        context = RequestContext.unlimited("r1", 30.0, virtual_clock())
+        context.owner = owner
+        await make_transcriber(PlayedAudio(3), pools).transcribe(Path("none"), PARAMS, context)
+    requests = [pools.encoded[n : n + 3] for n in range(0, 12, 3)]
+    names = [{one.window: one.audio_key for one in windows} for windows in requests]
+    assert names[0] == names[1]
+    assert len({name for each in names for name in each.values()}) == 9
+
+
+async def test_where_nothing_is_kept_no_audio_is_named(pools: PlayedPools) -> None:
+    parts: Any = (PlayedAudio(1), pools, pools, pools.tokenizer, SETTINGS)
+    transcriber = RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock(), reuses_kv=False)
+    context = RequestContext.unlimited("r1", 30.0, virtual_clock())
+    await transcriber.transcribe(Path("none"), PARAMS, context)
+    assert [one.audio_key for one in pools.encoded] == [b""]
+
+
+@pytest.mark.parametrize(("reused", "counts"), [(None, (0, 0)), (True, (3, 0)), (False, (0, 3))])
+async def test_what_was_reused_is_counted(
+    pools: PlayedPools, reused: bool | None, counts: tuple[int, int]
+) -> None:
+    pools.reused = reused
+    context = RequestContext.unlimited("r1", 30.0, virtual_clock())
+    transcriber = make_transcriber(PlayedAudio(3), pools)
+    timings = (await transcriber.transcribe(Path("none"), PARAMS, context)).timings
+    assert (timings.cache_hits, timings.cache_misses) == counts
+
+
 async def test_a_dead_decoder_costs_no_encode(pools: PlayedPools) -> None:
     """The handle is still good: another decoder pulls the same KV."""
     pools.decode_fault = lambda window, nth: WorkerGoneError("died") if nth == 1 else None

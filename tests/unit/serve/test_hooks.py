@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -67,6 +68,24 @@ async def test_a_full_pool_costs_few_questions() -> None:
     replicas = [make_replica(f"many-{index}", {}) for index in range(50)]
     order = await make_router().choose_replicas(replicas, make_pending(request(0)))
     assert [len(rank) for rank in order] == [1, 1, 1]
+
+
+async def test_the_same_audio_in_flight_goes_to_one_encoder_and_counts_once() -> None:
+    ledger = WorkLedger()
+    router = make_router(ledger)
+    replicas = [make_replica(f"same-{index}", {}) for index in range(3)]
+    firsts = []
+    for window in range(4):
+        same = replace(request(window), audio_key=b"k")
+        ledger.begin(key_of(same))
+        order = await router.choose_replicas(replicas, make_pending(same))
+        firsts.append(order[0][0].replica_id)
+    assert len(set(firsts)) == 1
+    assert ledger.work(firsts[0]) == 1.0
+    order = await router.choose_replicas(
+        [one for one in replicas if one.replica_id != firsts[0]], make_pending(same)
+    )
+    assert order[0][0].replica_id != firsts[0], "that one is gone"
 
 
 async def test_a_window_counts_where_it_went() -> None:

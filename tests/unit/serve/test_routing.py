@@ -18,15 +18,18 @@ from cluster.messages import (
     Location,
     WorkerLoad,
 )
-from cluster.serve.routing import Candidate, WorkLedger, key_of, ranked, work_of
+from cluster.serve.routing import Candidate, WorkLedger, key_of, ranked, shared_key, work_of
 
 CHANCE = random.Random(0)
 HERE, NEAR, FAR = Location("a", "rack"), Location("b", "rack"), Location("c", "other")
 HANDLE = CrossKVHandle("r", 0, 1, "e", b"", "", (), 0, 0, 0, 0, "", 10.0)
 
 
-def encode_request(window: int = 0) -> EncodeRequest:
-    return EncodeRequest("r", window, 1, np.zeros(16, np.int16), 30.0)
+def encode_request(
+    window: int = 0, audio_key: bytes = b"", *, fresh: bool = False
+) -> EncodeRequest:
+    pcm = np.zeros(16, np.int16)
+    return EncodeRequest("r", window, 1, pcm, 30.0, audio_key=audio_key, fresh=fresh)
 
 
 def decode_request(beam_size: int = 1, kv_location: Location = HERE) -> DecodeRequest:
@@ -58,6 +61,60 @@ def test_equal_workers_share_the_work() -> None:
     workers = [encoder(name, 0, 0.1) for name in "abc"]
     firsts = Counter(ranked(encode_request(), workers, CHANCE)[0] for _ in range(300))
     assert set(firsts) == set("abc")
+
+
+def preferred(workers: list[Candidate], audio: int, **options: bool) -> Hashable:
+    request = encode_request(0, audio.to_bytes(32, "big"), **options)
+    return ranked(request, workers, CHANCE)[0]
+
+
+def test_the_same_audio_goes_to_the_same_of_the_free_encoders() -> None:
+    workers = [encoder(name, 0, 0.1) for name in "abc"]
+    own = {audio: preferred(workers, audio) for audio in range(300)}
+    assert all(preferred(workers[::-1], audio) == place for audio, place in own.items())
+    assert min(Counter(own.values()).values()) > 60, "each has its share"
+    fewer = workers[:2]
+    assert all(preferred(fewer, a) == place for a, place in own.items() if place != "c")
+
+
+def test_no_encoder_is_preferred_at_the_price_of_balance() -> None:
+    """Times that workers measured differ a little; a window more is more than that."""
+    for work in (0, 1, 7):
+        busy, free = encoder("busy", work + 1, 0.1), encoder("free", work, 0.1)
+        assert {preferred([busy, free], audio) for audio in range(30)} == {"free"}
+    quick, slow = encoder("quick", 0, 0.1), encoder("slow", 0, 0.14)
+    assert {preferred([quick, slow], audio) for audio in range(30)} == {"quick", "slow"}
+    slow = encoder("slow", 0, 0.16)
+    assert {preferred([quick, slow], audio) for audio in range(30)} == {"quick"}
+
+
+def test_unique_audio_is_spread_as_evenly_as_without_preference() -> None:
+    """Windows arrive at random, and each is at its encoder for a while."""
+    peaks = []
+    for keyed in (False, True):
+        chance, ledger = random.Random(3), WorkLedger()
+        running: list[int] = []
+        spread = []
+        for window in range(2000):
+            ledger.begin(window)
+            workers = [encoder(name, ledger.work(name), 0.1) for name in "abcd"]
+            key = window.to_bytes(32, "big") if keyed else b""
+            first = ranked(encode_request(window, key), workers, chance)[0]
+            assert ledger.work(first) == min(ledger.work(name) for name in "abcd")
+            ledger.send(first, window, 1.0, key)
+            running.append(window)
+            while len(running) > 10 or (running and chance.random() < 0.3):
+                ledger.end(running.pop(chance.randrange(len(running))))
+            spread.append(max(ledger.work(name) for name in "abcd"))
+        peaks.append(sum(spread) / len(spread))
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.05)
+
+
+def test_what_must_be_encoded_anew_goes_to_any_free_encoder() -> None:
+    workers = [encoder(name, 0, 0.1) for name in "ab"]
+    assert {preferred(workers, 1, fresh=True) for _ in range(50)} == {"a", "b"}
+    assert shared_key(encode_request(0, b"k", fresh=True)) == b""
+    assert shared_key(decode_request()) == b""
 
 
 def test_a_decoder_next_to_the_kv_is_first_while_about_as_empty() -> None:
@@ -145,6 +202,23 @@ def test_work_of_others_is_what_is_beyond_ones_own() -> None:
     assert counted(ledger, "a") == [6.0]
     ledger.report("a", 0.0)
     assert counted(ledger, "a") == [0.0]
+
+
+def test_it_is_known_where_the_same_audio_is_encoded() -> None:
+    ledger = make_ledger(1, 2, 3)
+    assert ledger.place_of(b"k", 1) is None
+    ledger.send("a", 1, 1.0, b"k")
+    assert ledger.place_of(b"k", 1) is None, "its own call tells nothing"
+    assert ledger.place_of(b"k", 2) == "a"
+    assert ledger.place_of(b"", 2) is None
+    ledger.move("b", 1)
+    assert ledger.place_of(b"k", 2) == "b"
+    ledger.send("b", 2, 0.0, b"k")
+    ledger.end(1)
+    assert ledger.place_of(b"k", 3) == "b"
+    ledger.end(2)
+    assert ledger.place_of(b"k", 3) is None
+    assert not ledger._same
 
 
 def test_a_worker_that_is_gone_leaves_nothing() -> None:

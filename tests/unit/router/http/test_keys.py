@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from typing import Any
 
@@ -27,6 +28,29 @@ def test_any_key_opens_and_says_whose_it_is() -> None:
     keys = KeyRing(("one", "zwölf"))
     assert keys.owner(b"one") == 0
     assert keys.owner("zwölf".encode()) == 1
+
+
+def test_an_owner_is_told_by_what_is_no_key_and_always_by_the_same() -> None:
+    one, two = (KeyRing(("one", "two")).owner_digest(owner) for owner in (0, 1))
+    assert one != two
+    assert KeyRing(("three", "one")).owner_digest(1) == one, "in every router"
+    assert KeyRing(()).owner_digest(None) == b""
+    assert one not in (b"one", hashlib.sha256(b"one").digest())
+    assert len(one) == 32
+
+
+async def test_the_owner_goes_with_the_request() -> None:
+    transcriber = FakeTranscriber()
+    for keys in ((), ("one", "two")):
+        app = create_app(make_registry(transcriber), make_settings(api_key=keys))
+        async with client_of(app) as client:
+            for key in keys or ("any",):
+                headers = {"authorization": f"Bearer {key}"}
+                files = {"file": ("a", AUDIO)}
+                await client.post(URL, data=MODEL_FORM, files=files, headers=headers)
+    owners = [context.owner for context in transcriber.contexts]
+    ring = KeyRing(("one", "two"))
+    assert owners == [b"", ring.owner_digest(0), ring.owner_digest(1)]
 
 
 @pytest.mark.parametrize("sent", [None, b"", b"on", b"one ", b"onetwo", b"\xff"])

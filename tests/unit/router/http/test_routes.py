@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -15,6 +16,7 @@ from tests.support.router_fakes import (
     AUDIO,
     MODEL_FORM,
     NAMES,
+    TIMINGS,
     TRANSLATIONS_URL,
     URL,
     FakeTranscriber,
@@ -66,6 +68,27 @@ async def test_the_stages_are_in_server_timing(client: httpx.AsyncClient) -> Non
     assert (stages["audio"], stages["encode"], stages["decode"]) == ("1.0", "3.0", "5.0")
     assert 'transfer;dur=4.0;desc="1024 bytes"' in answer.headers["server-timing"]
     assert answer.headers["openai-processing-ms"].isdigit()
+
+
+@pytest.mark.parametrize(
+    ("hits", "misses", "header"),
+    [
+        (0, 0, None),
+        (2, 0, "hit;hits=2;windows=2"),
+        (0, 3, "miss;hits=0;windows=3"),
+        (1, 2, "partial;hits=1;windows=3"),
+    ],
+)
+async def test_a_header_tells_what_was_encoded_before(
+    client: httpx.AsyncClient,
+    transcriber: FakeTranscriber,
+    hits: int,
+    misses: int,
+    header: str | None,
+) -> None:
+    transcriber.timings = replace(TIMINGS, cache_hits=hits, cache_misses=misses)
+    answer = await post(client)
+    assert answer.headers.get("x-splitscribe-cache") == header
 
 
 async def test_the_spool_file_lives_exactly_as_long_as_the_work(
