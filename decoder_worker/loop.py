@@ -31,6 +31,7 @@ from cluster.messages import DecodeResult, SampledToken
 from cluster.model.quality import compression_ratio
 from decoder_worker.answers import finished_result, language_result
 from decoder_worker.fallback import is_final
+from decoder_worker.landing import Landing
 from decoder_worker.launch_queue import Kind, LaunchQueue
 from decoder_worker.model_runner import ModelRunner
 from decoder_worker.sampling.search import StepOutput
@@ -77,6 +78,9 @@ class DecodeLoop:
         self._told: list[DecodeSequence] = []  # their languages were found, their prompts not run
         self._on_leave = on_leave
         self._clock = clock
+        self._landing = Landing(
+            runner.states_projection, scheduler.release_landing, self._fail, self._retire
+        )
         self._launches = LaunchQueue(
             runner, steps_ahead, self.counters, self._take, self._fail, self._retire, clock
         )
@@ -93,6 +97,9 @@ class DecodeLoop:
         """Schedule, run, post-process. False when nothing could run."""
         self._expire()
         self._start_loading()
+        self._landing.step()
+        was_landing = len(self._landing) > 0
+        self._importer.projection_s = self._runner.states_projection.projection_s
         started = self.scheduler.start_running()
         if started or self._told:
             self._prefill(started)
@@ -102,10 +109,12 @@ class DecodeLoop:
             self._launches.collect_all_but_last()
         else:
             self._launches.collect()
+            if not started:
+                self._landing.wait()
         if unaligned := self._unaligned:
             self._unaligned = []
             self._align([s for s in unaligned if s.state is SequenceState.RUNNING])
-        return bool(started or running or unaligned or self._told)
+        return bool(started or running or unaligned or self._told or was_landing)
 
     def sleep_s(self) -> float:
         """How long the loop may sleep after a step that had nothing to run."""
@@ -113,6 +122,7 @@ class DecodeLoop:
 
     def fail_all(self, error: Exception) -> None:
         """Answer every sequence with `error`; those whose READ is in flight are retired later."""
+        self._landing.finish()
         self._launches.abandon()
         for sequence in self.scheduler.everything():
             try:
@@ -156,6 +166,8 @@ class DecodeLoop:
         self.counters.transfer_s += stats.seconds
         if sequence.resolved:  # cancelled, or past its deadline, while its KV was in flight
             self._retire(sequence)
+        elif sequence.landing_pool is not None:
+            self._landing.add(sequence)
 
     def _prefill(self, started: list[DecodeSequence]) -> None:
         """Run the prompts of those whose language is known, and ask for the others' languages.
@@ -164,7 +176,6 @@ class DecodeLoop:
         step runs ahead, at once.
         """
         begun = self._clock()
-        started = self._land(started)
         for sequence in started:
             sequence.prefill_started = sequence.prefill_started or begun
         self.counters.prefill_s += self._clock() - begun  # launches count their own time
@@ -183,15 +194,6 @@ class DecodeLoop:
         ready = [s for s in ready if s.search is not None]
         self.counters.prefills += len(ready)
         self._launches.launch(Kind.PREFILL, ready)
-
-    def _land(self, started: list[DecodeSequence]) -> list[DecodeSequence]:
-        """Project the states that arrived, and give their pages back; those still running."""
-        landed = [sequence for sequence in started if sequence.landing_pages]
-        for sequence, _ in run_batch(landed, self._runner.states_projection.project, self._fail):
-            self.scheduler.release_landing(sequence)
-        if landed:
-            self._importer.projection_s = self._runner.states_projection.projection_s
-        return [sequence for sequence in started if sequence.state is SequenceState.RUNNING]
 
     def _take(self, kind: Kind, sequence: DecodeSequence, rows: list[StepOutput]) -> None:
         """What a forward gave for a sequence's live rows."""

@@ -126,7 +126,7 @@ class Scheduler:
         return Row(self._free_slots.pop(), own, candidate)
 
     def start_running(self) -> list[DecodeSequence]:
-        """Move sequences whose KV has arrived to RUNNING, up to a budget of prompt tokens.
+        """Move sequences whose KV is in their pages to RUNNING, up to a budget of prompt tokens.
 
         In order of admission: where one needs more rows than are free, later ones wait behind it,
         so that many small ones do not keep it waiting for ever.
@@ -134,7 +134,7 @@ class Scheduler:
         started: list[DecodeSequence] = []
         n_tokens, rows_left = 0, True
         for sequence in list(self._loading):
-            if sequence.fetched is None:
+            if sequence.fetched is None or sequence.landing_pages:
                 continue
             rows_left = rows_left and sequence.options.n_rows <= len(self._free_slots)
             if not sequence.rows and not rows_left:

@@ -26,6 +26,7 @@ from cluster.messages import (
 from cluster.metrics import ENCODER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_device, resolve_dtype, usable_cores, use_threads
+from cluster.model.encoder_context import chosen_context
 from cluster.settings import EncoderSettings
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import check_request
@@ -80,12 +81,14 @@ class EncoderEngine:
         self._n_audio_ctx = checkpoint.dims.n_audio_ctx
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
+        rule = chosen_context(checkpoint, settings)
         forward = WindowEncoder(
             checkpoint,
             self.dtype,
             self.device,
             projects=self._exports.has_kv,
             int8=settings.dtype == "int8",
+            contexts=() if rule is None else rule.lengths(checkpoint.dims.n_audio_ctx),
         )
         self._threads = settings.threads
         max_batch = settings.max_batch or auto_batch(self.device)

@@ -65,16 +65,19 @@ class WindowEncoder:
         *,
         projects: bool = True,
         int8: bool = False,
+        contexts: Sequence[int] = (),
     ) -> None:
         """Load onto `device` ("cpu" or "cuda"), computing in `dtype`, a key of TORCH_DTYPES.
 
         projects: whether K/V will be asked for; the weights for it are large.
         int8: hold the encoder's weights in 8 bits (CPU).
+        contexts: positions below the full number that windows may have; on a GPU, with graphs.
         """
         torch_dtype = TORCH_DTYPES[dtype]
         self.device = device
         self.dtype = dtype
         self._dims = checkpoint.dims
+        self._contexts = contexts
         self._mel = LogMel(checkpoint.dims.n_mels, device)
         self._encoder = AudioEncoder(checkpoint, torch_dtype, device, int8=int8)
         self._projection = CrossKVProjection(checkpoint, torch_dtype, device) if projects else None
@@ -103,7 +106,15 @@ class WindowEncoder:
             logger.warning("Triton does not load: the encoder runs without CUDA graphs")
             return
         projection, paged = self._output(pool)
-        static = StaticEncoder(self._mel, self._encoder, projection, paged, max_batch, self._stream)
+        static = StaticEncoder(
+            self._mel,
+            self._encoder,
+            projection,
+            paged,
+            max_batch,
+            self._stream,
+            self._contexts,
+        )
         self._static[pool.dim()] = static
         logger.info("%d CUDA graphs of the encoder", len(static.graphs.captured))
 

@@ -61,6 +61,12 @@ class EncoderContext:
         least = positions_of(content_frames) + self.slack
         return next((n for n in LENGTHS if least <= n < n_audio_ctx), FULL)
 
+    def lengths(self, n_audio_ctx: int) -> tuple[int, ...]:
+        """All that `positions_for` gives below the full length, the shortest first."""
+        contents = range(round(self.max_content_s * FRAMES_PER_S) + 1)
+        found = {self.positions_for(frames, n_audio_ctx) for frames in contents}
+        return tuple(sorted(found - {FULL}))
+
 
 def positions_of(content_frames: int) -> int:
     """Encoder positions that `content_frames` mel frames reach into."""

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 ENCODE_PRIORITY = 0  # CUDA's lowest; smaller goes first
+PROJECT_PRIORITY = 0  # of states into KV, beside decode steps
 DECODE_PRIORITY = -1
 
 WARM_UPS = 2  # runs before a capture
@@ -88,6 +89,11 @@ def new_stream(device: torch.device | str, priority: int = 0) -> torch.cuda.Stre
 def new_event(blocking: bool = False) -> torch.cuda.Event:
     """blocking: who waits for it sleeps instead of spinning."""
     return _runtime.new_event(blocking)
+
+
+def has_come(event: torch.cuda.Event) -> bool:
+    """Whether the device has come to where an event was recorded; does not wait."""
+    return bool(event.query())  # type: ignore[no-untyped-call]
 
 
 def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:

@@ -54,7 +54,9 @@ def test_every_call_binds_and_the_engine_gives_the_same_texts(asked: OnCpu) -> N
     with make() as stand:
         expected = decode_all(stand)
     with (
-        patch("tests.support.decoder_engines._torch_attention", lambda _, *rest: choose(*rest)),
+        patch(
+            "tests.support.decoder_engines._torch_attention", lambda _, *rest, packed: choose(*rest)
+        ),
         make(steps_ahead=1) as stand,
     ):
         for result, other in zip(decode_all(stand), expected, strict=True):

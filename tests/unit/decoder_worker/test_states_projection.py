@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -147,7 +148,9 @@ def test_a_batch_is_projected_into_its_own_pages(
         for page, own, length in zip((3, 1, 2), pages, lengths, strict=True)
     ]
     landing = StatesProjection(checkpoint, cross)
-    assert landing.project(sequences) == [None, None, None]
+    for projected in landing.project(sequences):
+        projected.wait()
+        landing.note(projected)
     assert (landing.n_projected, landing.projection_s > 0) == (3, True)
     expected = torch.full((3 * n, *layout.page_shape), -7.0).to(cross.tensor.dtype)
     with torch.inference_mode():
@@ -226,6 +229,61 @@ def test_a_projection_that_raises_costs_only_the_culprit(monkeypatch: pytest.Mon
             bad.result(ANSWER_S)
         assert [content(result) for result in good] == [content(result) for result in expected]
         made.assert_all_returned()
+
+
+class Slow:
+    """A projection that the device is done with when the test says so."""
+
+    def __init__(self, landing: StatesProjection, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.launched = threading.Event()
+        self._done = threading.Event()
+        self._project = landing.project
+        monkeypatch.setattr(landing, "project", self._launch)
+
+    def _launch(self, sequences: Any) -> Any:
+        self.launched.set()
+        projected = self._project(sequences)
+        for one in projected:
+            one.is_done = self._done.is_set  # type: ignore[method-assign]
+            one.wait = lambda: self._done.wait(ANSWER_S)  # type: ignore[assignment,method-assign]
+        return projected
+
+    def end(self) -> None:
+        self._done.set()
+
+
+def test_nobody_waits_for_a_projection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that run go on, and the sequence begins once its KV is there."""
+    with make_landing(max_batch=2, kv_windows=2) as made:
+        (expected,) = made.decode(made.request(0))
+        slow = Slow(made.engine._loop._runner.states_projection, monkeypatch)
+        running = made.engine.submit(made.request(1, "cross_kv", max_new_tokens=200))
+        wait_until(lambda: made.engine.stats().running == 1, "not running")
+        landed = made.engine.submit(made.request(0))
+        assert slow.launched.wait(ANSWER_S)
+        assert running.result(ANSWER_S).tokens
+        assert not landed.done()
+        landing = made.importer.landing_pool
+        assert landing is not None
+        assert landing.n_used == 1
+        slow.end()
+        assert content(landed.result(ANSWER_S)) == content(expected)
+        made.assert_all_returned()
+
+
+def test_pages_are_held_until_a_projection_that_nobody_wants_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with make_landing() as made:
+        slow = Slow(made.engine._loop._runner.states_projection, monkeypatch)
+        future = made.engine.submit(made.request(0))
+        assert slow.launched.wait(ANSWER_S)
+        assert future.cancel()
+        slow.end()
+        made.assert_all_returned()
+        landing = made.importer.landing_pool
+        assert landing is not None
+        assert landing.n_used == 0
 
 
 def test_states_that_are_no_numbers_fail_their_sequence_alone() -> None:

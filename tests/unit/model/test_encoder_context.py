@@ -104,3 +104,10 @@ def test_settings_go_before_the_declaration_and_that_before_the_usual(
     assert chosen() == chosen(context="trimmed") == EncoderContext(64, 30.0)
     assert chosen(context_max_s=5.0) == EncoderContext(64, 5.0)
     assert chosen(context="full") is None
+
+
+def test_the_lengths_are_those_that_windows_may_have() -> None:
+    """A GPU has a graph for each of them, and none for lengths that no window has."""
+    assert EncoderContext(64, 5.0).lengths(1500) == (128, 192, 256, 320)
+    assert EncoderContext(128, 8.0).lengths(1500) == (128, 192, 256, 320, 384, 448, 512, 640)
+    assert EncoderContext(64, 30.0).lengths(300) == (128, 192, 256)
