@@ -46,7 +46,8 @@ from benchmark.cpu.report import (
 from benchmark.cpu.systems import Splitscribe, System, by_dtype, our_server
 from benchmark.rivals.engines import RivalProcess, RivalSpec, rival_specs
 from benchmark.shared import command
-from benchmark.shared.clips import CACHE, demo_utterances, make_files
+from benchmark.shared.clips import demo_clips, make_files
+from benchmark.shared.demo_speech import CACHE
 from benchmark.shared.flops import window_flops
 from benchmark.shared.forced_length import forced_checkpoint
 from benchmark.shared.machine import (
@@ -85,7 +86,7 @@ def word_errors(plan: Plan, n: int) -> dict[str, list[WordErrors]]:
     """Of every system on the bundled weights, by its name; empty where n is 0."""
     if not n:
         return {}
-    clips = demo_utterances(n, plan.cache)
+    clips = demo_clips("short", n, plan.cache)
     files = [clip.audio for clip in clips if isinstance(clip.audio, Path)]
     said = [clip.reference or "" for clip in clips]
     demo = plan.cache / "demo-checkpoint"  # its conversions stand beside it

@@ -2,6 +2,7 @@
 
     folder    name.wav beside name.txt; or references.tsv (file, tab, text; no heading), or
               references.jsonl ({"file": ..., "text": ...} a line) beside the files
+    manifest  such a .tsv or .jsonl of any name; its files are found from its own folder
     dataset   any on the Hub or in a local folder that `datasets` loads; needs that package
     demo      the recordings that ship with the package, or new utterances by the demo model's own
               voices (needs espeak-ng and flite), made once and kept in a cache folder
@@ -15,7 +16,6 @@ import argparse
 import csv
 import io
 import json
-import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,8 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.demo.recipe.wav import to_pcm, wav_bytes
+from benchmark.shared.demo_speech import CACHE, demo_clip_files
+from cluster.demo.recipe.wav import wav_bytes
 from cluster.demo.samples import SAMPLES, sample_path, sample_text
 from cluster.messages import SAMPLE_RATE
 
@@ -34,7 +35,7 @@ AUDIO_SUFFIXES = frozenset(
 )
 FILE_KEYS = ("file", "audio", "audio_filepath", "path")
 TEXT_KEYS = ("text", "sentence", "transcription", "transcript", "normalized_text")
-CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "splitscribe/benchmark"
+MANIFESTS = ("references.tsv", "references.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ def add_clip_flags(parser: argparse._ActionsContainer) -> None:
     """The flags that `clips_of` reads."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--folder", type=Path, help="audio files with their references")
+    source.add_argument("--manifest", type=Path, metavar="FILE", help="a .tsv or .jsonl of files")
     source.add_argument("--hf-dataset", metavar="NAME", help="on the Hub, or a local folder")
     source.add_argument("--demo", type=int, metavar="N", help="that many demo utterances")
     parser.add_argument("--hf-config", metavar="NAME", help="configuration of the dataset")
@@ -83,6 +85,8 @@ def clips_of(args: argparse.Namespace, limit: int | None = None) -> list[Clip]:
     """
     if args.folder:
         found = folder_clips(args.folder)
+    elif args.manifest:
+        found = manifest_clips(args.manifest)
     elif args.hf_dataset:
         found = list(
             dataset_clips(
@@ -90,7 +94,7 @@ def clips_of(args: argparse.Namespace, limit: int | None = None) -> list[Clip]:
             )
         )
     elif args.demo:
-        found = demo_utterances(args.demo, args.cache)
+        found = demo_clips("short", args.demo, args.cache)
     else:
         found = [Clip(name, sample_path(name), sample_text(name)) for name in SAMPLES]
     if not found:
@@ -102,12 +106,9 @@ def folder_clips(folder: Path) -> list[Clip]:
     """Every audio file under `folder`, by name; the reference where there is one."""
     if not folder.is_dir():
         raise SystemExit(f"{folder} is no folder")
-    listed = _listed_references(folder)
-    if listed:
-        missing = [name for name in listed if not (folder / name).is_file()]
-        if missing:
-            raise SystemExit(f"{folder} has references of files that are not there: {missing[:3]}")
-        return [Clip(name, folder / name, text) for name, text in listed.items()]
+    for name in MANIFESTS:
+        if (folder / name).is_file():
+            return manifest_clips(folder / name)
     clips = []
     for file in sorted(folder.rglob("*")):
         if file.suffix.lower() in AUDIO_SUFFIXES:
@@ -117,19 +118,38 @@ def folder_clips(folder: Path) -> list[Clip]:
     return clips
 
 
-def _listed_references(folder: Path) -> dict[str, str]:
-    """File name to text, of references.tsv or references.jsonl; empty when there is neither."""
-    if (table := folder / "references.tsv").is_file():
-        with table.open(newline="") as lines:
+def manifest_clips(manifest: Path) -> list[Clip]:
+    """The recordings that a table lists, in its order; paths are relative to its folder.
+
+    Raises:
+        SystemExit: it cannot be read, or a recording is not there.
+    """
+    if not manifest.is_file():
+        raise SystemExit(f"{manifest} is no file")
+    listed = _read_manifest(manifest)
+    folder = manifest.parent
+    missing = [name for name in listed if not (folder / name).is_file()]
+    if missing:
+        raise SystemExit(f"{manifest} lists files that are not there: {', '.join(missing[:3])}")
+    return [Clip(name, folder / name, text) for name, text in listed.items()]
+
+
+def _read_manifest(manifest: Path) -> dict[str, str]:
+    """File name to text."""
+    if manifest.suffix == ".tsv":
+        with manifest.open(newline="") as lines:
             rows = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
         return {row[0]: row[1].strip() for row in rows if len(row) > 1}
-    if (table := folder / "references.jsonl").is_file():
-        rows_json = [json.loads(line) for line in table.read_text().splitlines() if line.strip()]
-        return {
-            str(_first(row, FILE_KEYS, str(table))): str(_first(row, TEXT_KEYS, str(table)))
-            for row in rows_json
-        }
-    return {}
+    try:
+        rows_json = [json.loads(line) for line in manifest.read_text().splitlines() if line.strip()]
+    except ValueError as error:
+        raise SystemExit(
+            f"{manifest} is neither a .tsv nor a JSON object a line: {error}"
+        ) from None
+    where = str(manifest)
+    return {
+        str(_first(row, FILE_KEYS, where)): str(_first(row, TEXT_KEYS, where)) for row in rows_json
+    }
 
 
 def _first(row: Mapping[str, Any], keys: tuple[str, ...], where: str) -> Any:
@@ -161,35 +181,10 @@ def dataset_clips(
         yield Clip(f"{index:05}{suffix}", data, str(text))
 
 
-def demo_utterances(n: int, cache: Path) -> list[Clip]:
-    """Utterances from the seed of `cluster.demo.recipe.evaluate`, which training never used.
-
-    Made sentences and words in free order take turns. They are made in order, so that fewer of
-    them are the first of more; what is missing in the cache is made with all before it.
-    """
-    folder = cache / "demo-utterances"
-    files = [folder / f"{index:05}.wav" for index in range(n)]
-    if not all(file.with_suffix(".txt").is_file() for file in files):
-        _make_utterances(files)
+def demo_clips(name: str, n: int, cache: Path) -> list[Clip]:
+    """New speech for the demo model: the first `n` of a set of `benchmark.shared.demo_speech`."""
+    files = demo_clip_files(name, n, cache)
     return [Clip(file.name, file, file.with_suffix(".txt").read_text()) for file in files]
-
-
-def _make_utterances(files: list[Path]) -> None:
-    from cluster.demo.recipe import corpus
-    from cluster.demo.recipe.examples import ExampleMaker
-    from cluster.demo.recipe.synthesis import SynthesisError
-
-    print(f"making {len(files)} demo utterances in {files[0].parent}", flush=True)
-    files[0].parent.mkdir(parents=True, exist_ok=True)
-    made, free = ExampleMaker("made"), ExampleMaker("free")
-    for index, file in enumerate(files):
-        maker, source = ((made, corpus.made_sentence), (free, corpus.free_order))[index % 2]
-        try:
-            example = maker.alone(source)
-        except SynthesisError as error:
-            raise SystemExit(str(error)) from error
-        file.write_bytes(wav_bytes(to_pcm(example.audio)))
-        file.with_suffix(".txt").write_text(example.text)  # last: it says that the clip is whole
 
 
 def make_files(folder: Path, recording: str, n: int) -> list[Path]:
