@@ -80,7 +80,7 @@ def running_cluster(
     ):
         check_stop(stop)
         say("starting Ray" if address is None else f"joining Ray at {address}")
-        with ray_session(address, log_to_driver) as context:
+        with ray_session(address, log_to_driver, settings.ray_dashboard) as context:
             check_stop(stop)
             if placement is None:
                 resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]

@@ -35,3 +35,10 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
+
+# Of Ray that `serve` starts for itself: no worker process waits idle (46 MB each, by default one
+# for every core). Those that Ray starts ahead are kept until the replicas take them.
+ONE_MACHINE_ENVIRONMENT = {
+    "RAY_num_workers_soft_limit": "0",
+    "RAY_idle_worker_killing_time_threshold_ms": "20000",
+}

@@ -22,6 +22,9 @@ KEEP_SIGNALS = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 # Set to "0", Ray runs on one machine alone, at the loopback address; on a Mac it is so by default.
 ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 ANY_ADDRESS = "[::]:"
+# What Ray's dashboard is asked for here: its pages of nodes, actors, logs and Serve, and our own
+# commands. Each part is a process of 20 MB; others show jobs, events, Grafana, Data and Train.
+DASHBOARD_PARTS = ("NodeHead", "ServeHead", "StateHead")
 
 AddPort = Callable[[Any, str], int]
 
@@ -45,6 +48,31 @@ def ray_on_loopback() -> Iterator[None]:
     finally:
         del os.environ[ONE_MACHINE]
         ray_constants.ENABLE_RAY_CLUSTER = usual
+
+
+@contextmanager
+def small_ray_head() -> Iterator[None]:
+    """While open, Ray that starts here has `DASHBOARD_PARTS` alone, and nothing that adds machines.
+
+    `ray.init` has no such options. What adds machines has none to add where there is one, and takes
+    50 MB.
+    """
+    from ray._private import node, ray_constants, services
+
+    head: Any = node.Node
+    usual_start, usual_monitor = services.start_ray_process, head.start_monitor
+
+    def start(command: list[str], process_type: str, *args: Any, **options: Any) -> Any:
+        if process_type == ray_constants.PROCESS_TYPE_DASHBOARD:
+            command = [*command, f"--modules-to-load={','.join(DASHBOARD_PARTS)}"]
+        return usual_start(command, process_type, *args, **options)
+
+    services.start_ray_process = start
+    head.start_monitor = lambda node: None
+    try:
+        yield
+    finally:
+        services.start_ray_process, head.start_monitor = usual_start, usual_monitor
 
 
 def bind_replica_port(address: str) -> None:

@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +18,26 @@ from ray import serve
 
 from cluster.errors import ConfigurationError
 from cluster.serve.distribution import package_root
-from cluster.serve.ray_environment import APP_NAME
-from cluster.serve.ray_internals import ray_on_loopback
+from cluster.serve.ray_environment import APP_NAME, ONE_MACHINE_ENVIRONMENT
+from cluster.serve.ray_internals import ray_on_loopback, small_ray_head
+from cluster.settings import RayDashboard
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # audio and KV do not pass through it
 
 
 @contextmanager
-def ray_session(address: str | None, log_to_driver: bool) -> Iterator[Any]:
+def ray_session(
+    address: str | None, log_to_driver: bool, dashboard: RayDashboard = "serve"
+) -> Iterator[Any]:
     """Ray's context, of a cluster at `address` or of one that lives as long as this is open.
+
+    dashboard: as in `Settings`, for the latter.
 
     Raises:
         ConfigurationError: Ray did not start, or is not there.
     """
     _put_packages_on_path()
-    context = _start(address, log_to_driver)
+    context = _start(address, log_to_driver, dashboard)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield context
@@ -41,13 +46,15 @@ def ray_session(address: str | None, log_to_driver: bool) -> Iterator[Any]:
             ray.shutdown(wait_for_processes=True)
 
 
-def _start(address: str | None, log_to_driver: bool) -> Any:
+def _start(address: str | None, log_to_driver: bool, dashboard: RayDashboard) -> Any:
     logging.getLogger("ray").setLevel(logging.ERROR)  # of what it says before it reads the options
     common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": log_to_driver}
     try:
         if address is not None:
             return ray.init(address=address, **common)
-        with ray_on_loopback():
+        for name, value in ONE_MACHINE_ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        with ray_on_loopback(), small_ray_head() if dashboard == "serve" else nullcontext():
             return ray.init(
                 address="local",
                 include_dashboard=True,

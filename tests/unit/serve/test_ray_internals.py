@@ -13,15 +13,20 @@ import ray
 
 from cluster.serve.distribution import CODE_PACKAGES, package_root
 from cluster.serve.ray_internals import (
+    DASHBOARD_PARTS,
     KEEP_SIGNALS,
     ONE_MACHINE,
     bind_replica_port,
     ray_on_loopback,
+    small_ray_head,
 )
 
 HERE = Path("cluster/serve/ray_internals.py")
 NAMES = (
     "ray._private.ray_constants.ENABLE_RAY_CLUSTER",
+    "ray._private.ray_constants.PROCESS_TYPE_DASHBOARD",
+    "ray._private.services.start_ray_process",
+    "ray._private.services.start_monitor",
     "ray.serve._private.replica.add_port_to_grpc_server",
     "ray.autoscaler._private.util.prepare_config",
     "ray.autoscaler._private.util.validate_config",
@@ -64,6 +69,32 @@ def test_ray_of_one_machine_has_the_loopback_address(monkeypatch: pytest.MonkeyP
         assert os.environ[ONE_MACHINE] == "0"
     assert get_node_ip_address() == before
     assert ONE_MACHINE not in os.environ
+
+
+def test_ray_still_has_the_parts_of_its_dashboard() -> None:
+    """It does not start with a part that it does not know."""
+    from ray.dashboard.subprocesses.module import SubprocessModule
+    from ray.dashboard.utils import get_all_modules
+
+    assert set(DASHBOARD_PARTS) <= {part.__name__ for part in get_all_modules(SubprocessModule)}
+
+
+def test_a_small_head_is_told_its_parts_and_adds_no_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ray._private import node, services
+
+    started: list[list[str]] = []
+    monkeypatch.setattr(
+        services, "start_ray_process", lambda command, kind, **_: started.append(command)
+    )
+    usual = services.start_ray_process, node.Node.start_monitor
+    with small_ray_head():
+        services.start_ray_process(["one"], "dashboard", fate_share=True)
+        services.start_ray_process(["two"], "raylet")
+        assert node.Node.start_monitor(None) is None
+    assert started == [["one", "--modules-to-load=NodeHead,ServeHead,StateHead"], ["two"]]
+    assert (services.start_ray_process, node.Node.start_monitor) == usual
 
 
 def test_serve_s_port_between_replicas_has_the_node_s_address(
