@@ -23,6 +23,8 @@ PlacementName = Literal["auto", "split", "colocated"]
 Attention = Literal["auto", "flashinfer", "torch"]
 Listener = Literal["auto", "router", "serve"]
 Context = Literal["auto", "full", "trimmed"]
+Kernels = Literal["wait", "background"]
+RayDashboard = Literal["serve", "all"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
@@ -276,6 +278,17 @@ class Settings(_Frozen):
         ge=0,
         le=1,
         description="share of the requests traced, where clients do not say",
+    )
+    kernels: Kernels = Field(
+        "wait",
+        description="a CPU worker is ready once its kernels are compiled, or after 20 s (wait), or "
+        "at once, with torch's operations until then (background); these round otherwise, so the "
+        "same audio may get another timestamp",
+    )
+    ray_dashboard: RayDashboard = Field(
+        "serve",
+        description="parts of Ray's dashboard that serve starts: serve (nodes, actors, logs, "
+        "Serve), or all (also jobs, events, profiles, Grafana, Ray's own autoscaler)",
     )
     router: RouterSettings = RouterSettings()
     encoder: EncoderSettings = EncoderSettings()

@@ -15,7 +15,6 @@ from concurrent.futures import Future, wait
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -39,7 +38,7 @@ from cluster.model.streams import (
     synchronize,
 )
 from cluster.model.weights import TORCH_DTYPES
-from encoder_worker.cpu.sources import KERNEL_SOURCES
+from encoder_worker.cpu.compiled import DTYPES, team_kernels
 from encoder_worker.gpu.scatter import has_kernel
 from encoder_worker.gpu.static_encoder import AlreadyDone, EventReady, Ready, StaticEncoder
 from encoder_worker.mel import LogMel
@@ -85,10 +84,8 @@ class WindowEncoder:
         self._static: dict[int, StaticEncoder] = {}  # by dimensions of the pool; see `prepare`
         self._kernels: InBackground[TeamKernels] | None = None
         self._team: TeamEncoder | None = None  # made where its kernels are first found built
-        if device == "cpu" and torch_dtype in (torch.float32, torch.bfloat16):
-            self._kernels = InBackground(
-                "encoder", partial(_build_kernels, torch_dtype), KERNEL_SOURCES
-            )
+        if device == "cpu" and torch_dtype in DTYPES:
+            self._kernels = team_kernels(torch_dtype)
 
     @property
     def is_async(self) -> bool:
@@ -233,9 +230,3 @@ class TeamReady:
 
 def _put_rows(states: Tensor, rows: Tensor, begin: int) -> None:
     states[begin : begin + len(rows)] = rows
-
-
-def _build_kernels(dtype: torch.dtype) -> TeamKernels:
-    from encoder_worker.cpu.team_kernels import build
-
-    return build(np.uint16 if dtype == torch.bfloat16 else np.float32)

@@ -16,10 +16,14 @@ from cluster.serve.distribution import build_id, package_root
 Row = tuple[str, str, bool]  # what, finding, whether it is well
 
 
-def check_machine(console: Console) -> int:
-    """Print a table; 0 when a cluster can run here, else 1."""
+def check_machine(console: Console, *, compile_kernels: bool = False) -> int:
+    """Print a table; 0 when a cluster can run here, else 1.
+
+    compile_kernels: compile those of a CPU's workers, in every precision; they are kept.
+    """
     rows: list[Row] = []
-    for probe in (_system, _packages, _torch, _attention, _transport, _placement, _model, _memory):
+    probes = [_system, _packages, _torch, _attention, _transport, _placement, _model, _memory]
+    for probe in [*probes, _kernels] if compile_kernels else probes:
         try:
             rows.extend(probe())
         except SplitscribeError as error:
@@ -69,7 +73,7 @@ def _attention() -> list[Row]:
     import torch
 
     if not torch.cuda.is_available():
-        return [("attention", "compiled kernels (CPU); torch until they are ready", True)]
+        return [("attention", "compiled kernels (CPU); torch where they do not build", True)]
     if importlib.util.find_spec("flashinfer") is None:
         return [("attention", "torch; for flashinfer: pip install 'splitscribe[gpu]'", True)]
     return [("attention", "flashinfer", True)]
@@ -107,3 +111,14 @@ def _memory() -> list[Row]:
         return []
     free_gib = pages * size / 2**30
     return [("free memory", f"{free_gib:.1f} GiB (the demo takes about 3)", free_gib > 1.5)]
+
+
+def _kernels() -> list[Row]:
+    """Compile what workers of any precision compute with here, unless it is kept already."""
+    from cluster.cli.compile import compile_kernels
+
+    rows: list[Row] = []
+    for one in compile_kernels():
+        took = "not compiled: see above" if one.took_s is None else f"{one.took_s:.1f} s"
+        rows.append(("kernels", f"{one.name}, {took}", one.took_s is not None))
+    return rows

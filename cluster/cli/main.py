@@ -119,11 +119,18 @@ def demo(
 
 
 @app.command()
-def check() -> None:
+def check(
+    compile_kernels: Annotated[
+        bool,
+        typer.Option(
+            "--compile", help="compile what a CPU's workers need, so that no start waits for it"
+        ),
+    ] = False,
+) -> None:
     """Tell what this machine has, and which device and transport a cluster would use here."""
     from cluster.cli.check import check_machine
 
-    raise typer.Exit(check_machine(out))
+    raise typer.Exit(check_machine(out, compile_kernels=compile_kernels))
 
 
 def as_yaml(settings: Settings) -> str:

@@ -10,14 +10,17 @@ changes.
 from __future__ import annotations
 
 import atexit
+import fcntl
 import hashlib
 import importlib.util
 import logging
 import os
+import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -29,6 +32,7 @@ SHARED_SOURCES = (  # what both roles' kernels are made of
     _FLOOR / "jit" / "rows.py",
     _FLOOR / "model" / "layers.py",
 )
+LOCK = "kernels.lock"  # held by the process that compiles
 MARK = "kernels-"  # and a digest of their sources: the name of an empty file beside what is kept
 
 
@@ -65,8 +69,7 @@ def forget_stale_kernels(sources: Sequence[Path], called: Sequence[Path] = ()) -
 
     A process that is compiling meanwhile loses nothing but what it kept for later ones.
     """
-    contents = b"".join(file.read_bytes() for file in (*sources, *called))
-    digest = hashlib.sha256(contents).hexdigest()[:16]
+    digest = _digest(sources, called)
     for folder in sorted({_kept_in(file.parent) for file in sources}):
         if (folder / (MARK + digest)).exists():
             continue
@@ -77,6 +80,54 @@ def forget_stale_kernels(sources: Sequence[Path], called: Sequence[Path] = ()) -
             (folder / (MARK + digest)).touch()
         except OSError:  # read-only: nothing is kept there
             continue
+
+
+@contextmanager
+def one_builder(what: str, sources: Sequence[Path]) -> Iterator[None]:
+    """While open, no other process of this machine builds `what`, unless it was built before.
+
+    Who comes second waits, and then loads what the first has compiled. What was compiled once is
+    noted by a file, so that later starts load side by side. Where nothing can be kept nobody waits.
+
+    Args:
+        what: names the kernels and what they are compiled for.
+        sources: of the kernels, as of `ensure_jit_cache`; none: nobody else builds this.
+    """
+    lock = None
+    note = _note_of(what, sources) if sources else None
+    try:
+        if note is not None and not note.exists():
+            lock = (note.parent / LOCK).open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError:  # a file system without locks, or one that cannot be written
+        note = None
+    try:
+        yield
+        if note is not None:
+            with suppress(OSError):
+                note.touch()
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def _note_of(what: str, sources: Sequence[Path]) -> Path:
+    """A file that is there once `what` was compiled from these sources by this numba for this CPU.
+
+    `forget_stale_kernels` removes it with the kernels.
+    """
+    import llvmlite.binding as llvm
+    import numba
+
+    target = f"{what} {numba.__version__} {llvm.get_host_cpu_name()} {_digest(sources)}"
+    words = re.sub(r"[^a-z0-9]+", "-", what.lower()).strip("-")
+    folder = _kept_in(sources[0].parent)
+    return folder / f"{MARK}{words}-{hashlib.sha256(target.encode()).hexdigest()[:16]}"
+
+
+def _digest(sources: Sequence[Path], called: Sequence[Path] = SHARED_SOURCES) -> str:
+    contents = b"".join(file.read_bytes() for file in (*sources, *called))
+    return hashlib.sha256(contents).hexdigest()[:16]
 
 
 def _kept_in(folder: Path) -> Path:

@@ -12,6 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from cluster.errors import ConfigurationError
+from cluster.jit.background import wait_for_builds
 from cluster.kv.payloads import make_exporters, make_handoff_importer
 from cluster.kv.wires.gpu_memory import gpu_budget
 from cluster.messages import Role, WorkerStatus
@@ -99,6 +100,8 @@ async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
         started.push_async_callback(asyncio.to_thread, encoder.close)
         decoder = DecoderEngine(checkpoint, importer, settings.decoder)
         started.push_async_callback(asyncio.to_thread, decoder.close)
+        if settings.kernels == "wait" and device == "cpu":
+            await asyncio.to_thread(wait_for_builds)
         yield LocalEngines(checkpoint, settings, encoder, decoder)
 
 

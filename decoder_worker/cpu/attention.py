@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.jit.background import InBackground, as_array
+from cluster.jit.background import as_array
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
+from decoder_worker.cpu.compiled import attention_kernels
 from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE, Pages
-from decoder_worker.cpu.sources import KERNEL_SOURCES
 from decoder_worker.cpu.step_team import StepTeam
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class CpuAttention:
         self._self_pool, self._cross_pool = as_array(self_pool), as_array(cross_pool)
         self._team = team
         dtypes = (self._self_pool.dtype.type, self._cross_pool.dtype.type)
-        self._kernels = InBackground("decoder attention", partial(_build, *dtypes), KERNEL_SOURCES)
+        self._kernels = attention_kernels(*dtypes)
         self._running: AttentionKernels | None = None  # None: the reference computes this forward
         self._self_plan: _Plan | None = None
         self._cross_plan: _Plan | None = None
@@ -134,9 +134,3 @@ def _plan(
     n_positions = int((pages.pieces[:, 4] - pages.pieces[:, 3]).sum())
     alone = n_positions * 2 * n_head * HEAD_DIM * pool.itemsize <= ALONE_BYTES
     return _Plan(pages, (*results, np.empty((*shape, HEAD_DIM), np.float32)), alone)
-
-
-def _build(own: Any, cross: Any) -> AttentionKernels:
-    from decoder_worker.cpu.attention_kernels import build
-
-    return build(own, cross)

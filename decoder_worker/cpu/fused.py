@@ -10,16 +10,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.jit.background import InBackground, as_array
+from cluster.jit.background import as_array
 from cluster.model.dims import ModelDims
 from decoder_worker.attention.base import AttentionBatch
 from decoder_worker.cpu.attention import cut_pages
+from decoder_worker.cpu.compiled import layer_kernels
 from decoder_worker.cpu.fused_arrays import (
     HEAD_DIM,
     OUTPUTS,
@@ -31,7 +32,6 @@ from decoder_worker.cpu.fused_arrays import (
     plain_head,
     stack_layers,
 )
-from decoder_worker.cpu.sources import KERNEL_SOURCES
 from decoder_worker.cpu.step_team import StepTeam
 from decoder_worker.tensors import DecoderTensors
 
@@ -85,7 +85,7 @@ class FusedDecoder:
         self._planned: tuple[Pages, Pages] | None = None
         read = (self._layers.qkv.weight, self._own, self._cross, self._head.weight)
         dtypes = [array.dtype.type for array in read]
-        self._kernels = InBackground("decoder layers", partial(_build, *dtypes), KERNEL_SOURCES)
+        self._kernels = layer_kernels(*dtypes)
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the kernels are there, after at most `timeout_s`."""
@@ -143,9 +143,3 @@ class FusedDecoder:
             n_head = d // HEAD_DIM
             self._memory = new_memory(MAX_ROWS, most_pieces, n_head, d, dims.n_text_ffn)
         return Memory._make(array[:n_rows] for array in self._memory)
-
-
-def _build(*dtypes: Any) -> FusedKernels:
-    from decoder_worker.cpu.fused_kernels import build
-
-    return build(*dtypes)

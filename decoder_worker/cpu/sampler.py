@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from cluster.jit.background import InBackground, as_array
-from decoder_worker.cpu.sources import KERNEL_SOURCES
+from cluster.jit.background import as_array
+from decoder_worker.cpu.compiled import sampling_kernel
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampled, Sampler
 from decoder_worker.sampling.slots import SlotRows, SlotTable
@@ -22,7 +20,7 @@ class CompiledSampler:
         self._rules = rules
         self._slots = slots
         self._marks = rules.marks
-        self._kernel = InBackground("decoder sampling", _build, KERNEL_SOURCES)
+        self._kernel = sampling_kernel()
 
     def wait(self, timeout_s: float) -> bool:
         """Whether the kernel is there, after at most `timeout_s`."""
@@ -39,9 +37,3 @@ class CompiledSampler:
         read = (logits, rows.index, table, rules.suppressed, rules.begin)
         sample(*map(as_array, read), self._marks, as_array(tokens), as_array(logprobs))
         return Sampled(tokens, logprobs)
-
-
-def _build() -> Callable[..., None]:
-    from decoder_worker.cpu.sampling_kernels import build
-
-    return build()

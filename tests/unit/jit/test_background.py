@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cluster.jit.background import InBackground, as_array
+from cluster.jit.background import InBackground, as_array, wait_for_builds
 
 BUILD_S = 100.0
 
@@ -36,6 +36,30 @@ def test_a_failed_build_leaves_nothing_and_says_so(caplog: pytest.LogCaptureFixt
         assert InBackground("broken", build).wait(BUILD_S) is None
     assert "no broken kernels, torch's operations stay: no machine code today" in caplog.text
     assert "more lines" not in caplog.text
+
+
+def test_a_worker_waits_for_all_that_it_asked_for_and_for_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One that fails is waited for as well; one that is late is named, and comes later."""
+    may_end = threading.Event()
+
+    def build() -> int:
+        may_end.wait(BUILD_S)
+        return 7
+
+    def fail() -> int:
+        raise RuntimeError("no machine code today")
+
+    late, _ = InBackground("late", build), InBackground("broken", fail)
+    with caplog.at_level(logging.WARNING):
+        assert not wait_for_builds(0.2)
+    told = [record.getMessage() for record in caplog.records if "not compiled" in record.msg]
+    assert len(told) == 1
+    assert "the kernels of late; torch's operations" in told[0]
+    may_end.set()
+    assert wait_for_builds(BUILD_S)
+    assert late.get() == 7
 
 
 def test_numbers_go_to_bfloat16_and_back_as_torch_has_them() -> None:

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,12 @@ from numba.core.caching import _CacheLocator
 from cluster.demo.samples import sample_path, sample_text
 from cluster.jit import cache as jit_cache
 from cluster.jit.cache import (
+    MARK,
     SHARED_SOURCES,
     VARIABLE,
     ensure_jit_cache,
     forget_stale_kernels,
+    one_builder,
 )
 from cluster.serve.distribution import package_root
 from decoder_worker.cpu import sources as decoder_sources
@@ -190,3 +193,62 @@ def test_every_source_of_kernels_is_registered(package: str, registered: tuple[P
                 found.add(root / f"{module.replace('.', '/')}.py")
     assert found
     assert found <= {*registered, *SHARED_SOURCES}
+
+
+def test_one_process_builds_and_the_others_load_side_by_side(kept: Path, tmp_path: Path) -> None:
+    """The second waits for the first; once something was built nobody waits for anybody."""
+    source = tmp_path / "kernel.py"
+    source.write_text("x = 1")
+    forget_stale_kernels([source], SHARED_SOURCES)
+    inside, may_end, order = threading.Event(), threading.Event(), []
+
+    def first() -> None:
+        with one_builder("these uint16", [source]):
+            inside.set()
+            may_end.wait(60)
+            order.append("first")
+
+    def second() -> None:
+        with one_builder("these uint16", [source]):
+            order.append("second")
+
+    threads = [threading.Thread(target=build) for build in (first, second)]
+    threads[0].start()
+    inside.wait(60)
+    threads[1].start()
+    threads[1].join(0.1)
+    assert threads[1].is_alive()
+    may_end.set()
+    for thread in threads:
+        thread.join(60)
+    assert order == ["first", "second"]
+    with (
+        one_builder("others", [source]),
+        one_builder("these uint16", [source]),
+        one_builder("these uint16", [source]),
+    ):
+        pass  # neither waits for the one that builds others
+
+
+def test_what_was_not_built_is_built_by_the_next_one(kept: Path, tmp_path: Path) -> None:
+    source = tmp_path / "kernel.py"
+    source.write_text("x = 1")
+    forget_stale_kernels([source], SHARED_SOURCES)
+    notes = set(kept.rglob(f"{MARK}these*"))
+    with pytest.raises(RuntimeError), one_builder("these", [source]):
+        raise RuntimeError("no machine code today")
+    assert set(kept.rglob(f"{MARK}these*")) == notes == set()
+    with one_builder("these", [source]):
+        pass
+    assert len(set(kept.rglob(f"{MARK}these*"))) == 1
+    source.write_text("x = 2")
+    forget_stale_kernels([source], SHARED_SOURCES)
+    assert not set(kept.rglob(f"{MARK}these*"))
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where numba is told to keep what it compiles."""
+    folder = tmp_path / "kept"
+    monkeypatch.setenv(VARIABLE, str(folder))
+    return folder

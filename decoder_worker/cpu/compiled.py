@@ -1,0 +1,77 @@
+"""The decoder's kernels as a worker asks for them. Imports numba only where they are built.
+
+A dtype is NumPy's of what lies in memory: uint16 for the bits of a bfloat16, int16 for those of a
+float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cluster.jit.background import InBackground
+from decoder_worker.cpu.sources import KERNEL_SOURCES
+
+if TYPE_CHECKING:
+    from decoder_worker.cpu.attention_kernels import AttentionKernels
+    from decoder_worker.cpu.fused_kernels import FusedKernels
+
+
+def attention_kernels(own: Any, cross: Any) -> InBackground[AttentionKernels]:
+    """Over two pools of these dtypes; begins to build them."""
+    build = partial(_build_attention, own, cross)
+    return InBackground("decoder attention", build, KERNEL_SOURCES, _named(own, cross))
+
+
+def layer_kernels(weight: Any, own: Any, cross: Any, head: Any) -> InBackground[FusedKernels]:
+    """Of weights, two pools and a head of these dtypes; begins to build them."""
+    build = partial(_build_layers, weight, own, cross, head)
+    return InBackground("decoder layers", build, KERNEL_SOURCES, _named(weight, own, cross, head))
+
+
+def sampling_kernel() -> InBackground[Callable[..., None]]:
+    """Begins to build it."""
+    return InBackground("decoder sampling", _build_sampling, KERNEL_SOURCES)
+
+
+def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground[Any]], ...]:
+    """What begins each build of a decoder that computes in bfloat16 or float32.
+
+    Its pools have the dtype that it computes in, as they have unless `kv_dtype` says otherwise.
+
+    Args:
+        int8: its weights are held in 8 bits.
+    """
+    own = np.uint16 if bfloat16 else np.float32
+    weight = np.int8 if int8 else own
+    head = np.int16 if bfloat16 and not int8 else weight
+    return (
+        sampling_kernel,
+        partial(attention_kernels, own, own),
+        partial(layer_kernels, weight, own, own, head),
+    )
+
+
+def _named(*dtypes: Any) -> str:
+    return " ".join(dtype.__name__ for dtype in dtypes)
+
+
+def _build_attention(*dtypes: Any) -> AttentionKernels:
+    from decoder_worker.cpu.attention_kernels import build
+
+    return build(*dtypes)
+
+
+def _build_layers(*dtypes: Any) -> FusedKernels:
+    from decoder_worker.cpu.fused_kernels import build
+
+    return build(*dtypes)
+
+
+def _build_sampling() -> Callable[..., None]:
+    from decoder_worker.cpu.sampling_kernels import build
+
+    return build()

@@ -1,0 +1,29 @@
+"""The encoder's kernels as a worker asks for them. Imports numba only where they are built."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from cluster.jit.background import InBackground
+from encoder_worker.cpu.sources import KERNEL_SOURCES
+
+if TYPE_CHECKING:
+    from encoder_worker.cpu.team_kernels import TeamKernels
+
+DTYPES = (torch.float32, torch.bfloat16)  # that there are kernels for
+
+
+def team_kernels(dtype: torch.dtype) -> InBackground[TeamKernels]:
+    """Those of an encoder that computes in `dtype`, one of DTYPES; begins to build them."""
+    own = np.uint16 if dtype == torch.bfloat16 else np.float32
+    return InBackground("encoder", partial(_build, own), KERNEL_SOURCES, own.__name__)
+
+
+def _build(own: Any) -> TeamKernels:
+    from encoder_worker.cpu.team_kernels import build
+
+    return build(own)
