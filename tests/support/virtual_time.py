@@ -39,13 +39,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._virtual.now_s
 
 
-class VirtualTimePolicy(asyncio.DefaultEventLoopPolicy):
-    """For the fixture `event_loop_policy`: every test that sees it runs on virtual time."""
-
-    def new_event_loop(self) -> asyncio.AbstractEventLoop:
-        return VirtualTimeLoop()
-
-
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
     """Run `work` to its end on a virtual clock that begins at 0."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import httpx
@@ -14,6 +15,16 @@ from router.audio.pool import AudioPool
 from router.http.routes import create_app
 from tests.support.audio_pools import running
 from tests.support.router_fakes import FakeTranscriber, client_of, make_registry, make_settings
+from tests.support.virtual_time import VirtualTimeLoop
+
+
+def pytest_asyncio_loop_factories(
+    item: pytest.Item,
+) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Tests of a module that says ON_VIRTUAL_TIME run on virtual time, the others on real time."""
+    if getattr(item.getparent(pytest.Module).obj, "ON_VIRTUAL_TIME", False):  # type: ignore[union-attr]
+        return {"virtual": VirtualTimeLoop}
+    return {"real": asyncio.new_event_loop}
 
 
 @pytest.fixture

@@ -35,17 +35,14 @@ from router.request import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedAudio, PlayedPools
 from tests.support.traced import Traced, id_of, parent_of
-from tests.support.virtual_time import VirtualTimePolicy, virtual_clock
+from tests.support.virtual_time import virtual_clock
+
+ON_VIRTUAL_TIME = True  # read by this room's conftest.py
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> WhisperTokenizer:
     return WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("micro"))))
-
-
-@pytest.fixture(scope="module")
-def event_loop_policy() -> VirtualTimePolicy:
-    return VirtualTimePolicy()
 
 
 @pytest.fixture
