@@ -151,4 +151,9 @@ def _target(flags: Mapping[str, Any]) -> Target:
             "--device, --threads and --fp16 are for work in this process: "
             "where --server is, they are its own settings"
         )
+    if target.server and flags["task"] == "translate" and flags["word_timestamps"]:
+        raise InvalidRequestError(
+            "--word-timestamps of a translation is for work in this process: "
+            "servers answer /v1/audio/translations without words"
+        )
     return target

@@ -174,6 +174,7 @@ def test_what_parallel_mode_does_anyway_may_be_said(job_of: MakeJob) -> None:
         ("--language klingon", "klingon"),
         ("--server http://x --device cuda", "its own settings"),
         ("--server http://x --fp16 False", "its own settings"),
+        ("--server http://x --task translate --word_timestamps", "without words"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(job_of: MakeJob, line: str, says: str) -> None:
