@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from cluster.errors import ConfigurationError
 from cluster.jit.background import wait_for_builds
@@ -29,6 +30,8 @@ from encoder_worker.engine import EncoderEngine
 from router.audio.pool import AudioPool
 from router.clients import EnginePool
 from router.request import RequestTranscriber
+
+_T = TypeVar("_T")
 
 
 def sized_together(settings: Settings, checkpoint: Checkpoint, device: str) -> Settings:
@@ -91,18 +94,32 @@ async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
     own = settings.model_copy(update={"transport": "memory", "cluster_key": os.urandom(32).hex()})
     # Each part is closed after those that use it, also where a later one does not start.
     async with AsyncExitStack() as started:
-        exporters = make_exporters(checkpoint, own, device, "encoder")
-        for exporter in exporters:
-            started.push_async_callback(asyncio.to_thread, exporter.close)
-        importer = make_handoff_importer(checkpoint, own, device, "decoder")
-        started.push_async_callback(asyncio.to_thread, importer.close)
-        encoder = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
-        started.push_async_callback(asyncio.to_thread, encoder.close)
-        decoder = DecoderEngine(checkpoint, importer, settings.decoder)
-        started.push_async_callback(asyncio.to_thread, decoder.close)
+        exporters = await _made(started, make_exporters, checkpoint, own, device, "encoder")
+        importer = await _made(started, make_handoff_importer, checkpoint, own, device, "decoder")
+        parts = (checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
+        encoder = await _made(started, EncoderEngine, *parts)
+        decoder = await _made(started, DecoderEngine, checkpoint, importer, settings.decoder)
         if settings.kernels == "wait" and device == "cpu":
             await asyncio.to_thread(wait_for_builds)
         yield LocalEngines(checkpoint, settings, encoder, decoder)
+
+
+async def _made(started: AsyncExitStack, make: Callable[..., _T], *args: Any) -> _T:
+    """Make a part, or several, in a thread, since that reads weights for seconds.
+
+    `started` closes what was made, also where the caller was cancelled while it was being made.
+    """
+    making = asyncio.ensure_future(asyncio.to_thread(make, *args))
+
+    async def close() -> None:
+        await asyncio.wait([making])
+        if making.exception() is None:
+            made: Any = making.result()
+            for part in made if isinstance(made, Sequence) else (made,):
+                await asyncio.to_thread(part.close)
+
+    started.push_async_callback(close)
+    return await asyncio.shield(making)
 
 
 @asynccontextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from typing import Any, NoReturn
 
@@ -57,6 +58,33 @@ async def test_a_failed_start_leaves_no_part_running(
     with pytest.raises(ConfigurationError, match="does not start"):
         async with local_transcriber(make_settings("cpu", "cpu")):
             pass
+    assert running() == before
+
+
+async def test_a_start_that_is_cancelled_leaves_no_part_running(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While weights are read, which keeps nobody else of the loop waiting."""
+    before, begun, go_on = running(), asyncio.Event(), threading.Event()
+    loop, real = asyncio.get_running_loop(), in_process.DecoderEngine
+
+    def slow(*args: Any) -> Any:
+        loop.call_soon_threadsafe(begun.set)
+        assert go_on.wait(60.0)
+        return real(*args)
+
+    monkeypatch.setattr(in_process, "DecoderEngine", slow)
+
+    async def start() -> None:
+        async with local_transcriber(make_settings("cpu", "cpu")):
+            pytest.fail("it was cancelled before")
+
+    starting = asyncio.ensure_future(start())
+    await asyncio.wait_for(begun.wait(), 60.0)
+    starting.cancel()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
     assert running() == before
 
 
