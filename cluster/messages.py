@@ -301,6 +301,8 @@ class DecodeResult:
         temperatures.
     compression_ratio: of the attempt's text.
     alignment: None unless it was asked for and there is text.
+    doubted: its encoder context was trimmed, and the first attempt is not to be trusted: the window
+        is to be encoded in full. Later temperatures were not tried, and words not aligned.
     """
 
     request_id: str
@@ -316,6 +318,7 @@ class DecodeResult:
     compression_ratio: float = 0.0
     attempt: int = 0
     alignment: TokenAlignment | None = None
+    doubted: bool = False
 
 
 @dataclass(frozen=True, slots=True)

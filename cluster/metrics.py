@@ -64,6 +64,8 @@ ROUTER_METRICS = (
     counter("splitscribe_transcripts_total", "Requests transcribed to their end"),
     counter("splitscribe_transcribed_audio_seconds_total", "Seconds of audio in transcripts"),
     counter("splitscribe_windows_total", "Windows finished"),
+    counter("splitscribe_trimmed_windows_total", "Windows first encoded in a trimmed context"),
+    counter("splitscribe_doubted_windows_total", "Of them those encoded once more in full"),
     counter("splitscribe_window_retries_total", "Tries repeated", "reason"),
     histogram("splitscribe_audio_decode_seconds", "Upload to PCM", _SECONDS),
     histogram(

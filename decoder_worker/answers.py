@@ -7,8 +7,11 @@ from decoder_worker.fallback import chosen_attempt
 from decoder_worker.sequence import DecodeSequence
 
 
-def finished_result(sequence: DecodeSequence, now: float) -> DecodeResult:
-    """`now` is monotonic seconds; the sequence is RUNNING, its attempts are made."""
+def finished_result(sequence: DecodeSequence, now: float, *, doubted: bool = False) -> DecodeResult:
+    """The sequence is RUNNING, its attempts are made.
+
+    now: monotonic seconds. doubted: as in `DecodeResult`.
+    """
     assert sequence.language is not None
     index = chosen_attempt(sequence)
     attempt = sequence.attempts[index]
@@ -27,6 +30,7 @@ def finished_result(sequence: DecodeSequence, now: float) -> DecodeResult:
         compression_ratio=attempt.compression_ratio,
         attempt=index,
         alignment=sequence.alignment,
+        doubted=doubted,
     )
 
 

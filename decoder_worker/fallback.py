@@ -1,7 +1,8 @@
 """After each attempt at a window: whether another temperature is tried, and which attempt stands.
 
 openai/whisper's temperature fallback (`transcribe.py`), with faster-whisper's choice among failed
-attempts as a setting. Knows texts and scores, nothing of rows and pages.
+attempts as a setting. Where the encoder's context was trimmed, a first attempt that fails asks for
+the full one instead. Knows texts and scores, nothing of rows and pages.
 """
 
 from __future__ import annotations
@@ -9,8 +10,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cluster.messages import QualityGates
+from cluster.model.encoder_context import positions_of
 from cluster.model.quality import needs_fallback, repeats_itself
 from decoder_worker.sequence import Attempt, DecodeSequence
+
+
+def is_doubted(sequence: DecodeSequence, timestamp_begin: int) -> bool:
+    """Whether the last attempt, from a trimmed context, asks for the full one.
+
+    Where it fails by the usual gates, or where it has a timestamp past the audio: a decoder that
+    misses the rest of the padding tends to say the last sentence once more, and stamps it there.
+    The gates hardly see that, and to forbid such timestamps would only hide it.
+    """
+    attempt = sequence.attempts[-1]
+    last = timestamp_begin + positions_of(sequence.request.content_frames)
+    if any(token > last for token in attempt.hypothesis.tokens):
+        return True
+    return _failed(attempt, sequence.options.gates, sequence.no_speech_prob)
 
 
 def is_final(sequence: DecodeSequence) -> bool:

@@ -30,7 +30,7 @@ from cluster.kv.transfer_config import FetchStats
 from cluster.messages import DecodeResult, SampledToken
 from cluster.model.quality import compression_ratio
 from decoder_worker.answers import finished_result, language_result
-from decoder_worker.fallback import is_final
+from decoder_worker.fallback import is_doubted, is_final
 from decoder_worker.landing import Landing
 from decoder_worker.launch_queue import Kind, LaunchQueue
 from decoder_worker.model_runner import ModelRunner
@@ -245,20 +245,28 @@ class DecodeLoop:
             self._runner.restore(sequence)  # it chose otherwise than the sampler noted
 
     def _end_attempt(self, sequence: DecodeSequence) -> None:
-        """Note the attempt; try the next temperature, align the words, or answer."""
+        """Note the attempt; doubt, try the next temperature, align the words, or answer."""
         search = sequence.search
         assert search is not None
         hypothesis = search.best()
         ratio = compression_ratio(self._prompts.text_of(hypothesis.tokens))
         sequence.attempts.append(Attempt(hypothesis, sequence.temperature, ratio))
         sequence.search = None
-        if not is_final(sequence):
+        if self._is_doubted(sequence):
+            self.counters.doubted += 1
+            self._end(sequence, finished_result(sequence, self._clock(), doubted=True))
+        elif not is_final(sequence):
             self.counters.fallbacks += 1
             self.scheduler.repeat(sequence)
         elif sequence.options.words:
             self._unaligned.append(sequence)
         else:
             self._end(sequence, finished_result(sequence, self._clock()))
+
+    def _is_doubted(self, sequence: DecodeSequence) -> bool:
+        """Nothing is tried again from a trimmed context, so this is asked after each attempt."""
+        is_trimmed = sequence.n_positions < self._importer.layout.n_frames
+        return is_trimmed and is_doubted(sequence, self._prompts.timestamp_begin)
 
     def _end(self, sequence: DecodeSequence, outcome: DecodeResult | BaseException) -> None:
         """Take back what the sequence holds, then answer its caller, whatever happens."""

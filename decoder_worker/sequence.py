@@ -205,6 +205,10 @@ class PromptBuilder:
     def eot(self) -> int:
         return self._tokenizer.special.eot
 
+    @property
+    def timestamp_begin(self) -> int:
+        return self._tokenizer.special.timestamp_begin
+
     def language_of(self, token: int) -> str | None:
         return self._tokenizer.language_of(token)
 

@@ -23,6 +23,7 @@ class Counters:
     failed: int = 0
     cancelled: int = 0
     fallbacks: int = 0  # attempts beyond a sequence's first
+    doubted: int = 0  # sequences whose trimmed context did not suffice
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +57,7 @@ class DecoderStats:
     failed: int
     cancelled: int
     fallbacks: int
+    doubted: int
 
     @property
     def transfer_gb_per_s(self) -> float:

@@ -26,8 +26,9 @@ class StageTimings:
     audio_s: the upload's decoding and cutting; queue_s: waiting in both pools' workers;
     encode_s: encoder batches; transfer_s and transfer_bytes: reading the KV; decode_s: prefill
     and decode steps; steps: decode steps; windows: windows decoded; attempts: encodes sent,
-    more than `windows` where a worker failed; cache_hits, cache_misses: of them those that were
-    answered with KV that was there, and those that were not; both 0 where nothing is kept.
+    more than `windows` where a worker failed, or where a trimmed context did not suffice;
+    cache_hits, cache_misses: of them those that were answered with KV that was there, and those
+    that were not; both 0 where nothing is kept.
     """
 
     audio_s: float = 0.0

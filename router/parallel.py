@@ -12,6 +12,7 @@ left out. `router.doubt` decides which text needs the support of the voice detec
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -36,6 +37,8 @@ class ParallelRun:
 
     options: their language is set once it is known. logprobs: send those of the tokens as well.
     by_token: send each token's text at once; only without fallback.
+    context_for: from a window's content, in mel frames, to the encoder positions that it gets at
+        first; None: all.
     """
 
     pipeline: Pipeline
@@ -45,6 +48,7 @@ class ParallelRun:
     builder: TranscriptBuilder
     logprobs: bool = False
     by_token: bool = False
+    context_for: Callable[[int], int] | None = None
 
     async def decode_all(self, stream: AudioStream, max_in_flight: int) -> None:
         """Decode every window of the stream."""
@@ -87,7 +91,7 @@ class ParallelRun:
         pcm = _samples_from(window, start_s)
         gates = gates_for(window, self.options.gates)
         options = replace(self.options, seed=self.options.seed + number, gates=gates)
-        audio = WindowAudio.of_samples(window.index, pcm)
+        audio = WindowAudio.of_samples(window.index, pcm, self.context_for)
         on_token = partial(self._send_token, window.index, gates) if self.by_token else None
         result = await self.pipeline.decode(self.run, audio, options, on_token)
         part = gather_window(

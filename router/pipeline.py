@@ -2,13 +2,16 @@
 
 What fails is tried again here and nowhere else: lost KV is encoded again, a dead or draining
 worker is replaced by another, and a full pool is asked again, all until the request's deadline.
-This module does not know where windows come from or what becomes of their tokens.
+A window whose encoder context was trimmed, and whose decoder doubts what came of it, is encoded
+once more in full. This module does not know where windows come from or what becomes of their
+tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cluster.clock import SYSTEM_CLOCK, Clock
@@ -39,6 +42,7 @@ from cluster.messages import (
     SampledToken,
 )
 from cluster.metrics import Recorder
+from cluster.model.encoder_context import FULL
 from cluster.settings import RouterSettings
 from cluster.tracing import NO_TRACER, Span, Tracer
 from router.audio_key import audio_key
@@ -62,18 +66,25 @@ class WindowAudio:
     index: its number within the request, which orders it in queues and seeds its sampling.
     pcm: int16 [n], as in `cluster.messages.EncodeRequest`.
     content_frames: mel frames of audio, the rest of the window is padding.
+    context: encoder positions to begin with, as in `cluster.messages.EncodeRequest`.
     """
 
     index: int
     pcm: Pcm
     content_frames: int
     file_mel: FileMel | None = None
+    context: int = FULL
 
     @classmethod
-    def of_samples(cls, index: int, pcm: Pcm) -> WindowAudio:
-        """A window that stands for itself, with its own log-mel maximum."""
+    def of_samples(
+        cls, index: int, pcm: Pcm, context_for: Callable[[int], int] | None = None
+    ) -> WindowAudio:
+        """A window that stands for itself, with its own log-mel maximum.
+
+        context_for: from `content_frames` to the context; None: full.
+        """
         frames = max(1, round(pcm.shape[0] * FRAMES_PER_S / SAMPLE_RATE))
-        return cls(index, pcm, frames)
+        return cls(index, pcm, frames, context=context_for(frames) if context_for else FULL)
 
 
 @dataclass(slots=True)
@@ -111,7 +122,7 @@ class RequestRun:
             decode_s=sum(t.prefill_s + t.decode_s for t in done),
             transfer_bytes=sum(t.transfer_bytes for t in done),
             steps=sum(t.steps for t in done),
-            windows=len(done),
+            windows=sum(not result.doubted for result in self.results),
             attempts=self.encodes,
             cache_hits=self.cache_hits,
             cache_misses=self.cache_misses,
@@ -143,6 +154,7 @@ class TokenRelay:
 class WindowRun:
     """One window on its way.
 
+    context: encoder positions that it gets; from a doubt on all.
     attempt: number of its last encode among all of the request's, as in `EncodeRequest`.
     encoded: the encoder's answer, while its KV may still be there.
     audio_key: as in `EncodeRequest`; made with the first encode.
@@ -154,6 +166,7 @@ class WindowRun:
     options: DecodeOptions
     relay: TokenRelay | None
     span: Span
+    context: int
     attempt: int = 0
     encoded: EncodeReply | None = None
     failures: int = 0
@@ -204,7 +217,10 @@ class Pipeline:
         """
         relay = TokenRelay(on_token) if on_token is not None else None
         with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
-            return await self._try_until_done(WindowRun(run, audio, options, relay, span))
+            window = WindowRun(run, audio, options, relay, span, audio.context)
+            if window.context != FULL:
+                self._recorder.add("splitscribe_trimmed_windows_total")
+            return await self._try_until_done(window)
 
     async def _try_until_done(self, window: WindowRun) -> DecodeResult:
         request, backoff_s = window.request, FIRST_BACKOFF_S
@@ -235,6 +251,11 @@ class Pipeline:
         if window.encoded is None:
             window.encoded = await self._encode(window)
         result = await self._decode(window, window.encoded)
+        if result.doubted:
+            self._note_doubt(window)
+            window.context, window.encoded = FULL, None
+            window.encoded = await self._encode(window)
+            result = await self._decode(window, window.encoded)
         self._recorder.add("splitscribe_windows_total")
         return result
 
@@ -257,6 +278,7 @@ class Pipeline:
                     traceparent=call.traceparent,
                     audio_key=window.audio_key,
                     fresh=window.is_lost,
+                    context=window.context,
                 )
             )
         spent = reply.timings
@@ -294,6 +316,16 @@ class Pipeline:
     def _record_hop(self, role: Role, called_s: float, worked_s: float) -> None:
         hop_s = self._clock.monotonic() - called_s - worked_s
         self._recorder.observe("splitscribe_hop_seconds", max(0.0, hop_s), role=role)
+
+    def _note_doubt(self, window: WindowRun) -> None:
+        self._recorder.add("splitscribe_doubted_windows_total")
+        window.span.event("doubt", context=window.context)
+        logger.info(
+            "window %d is encoded once more in full: %d positions were not enough",
+            window.audio.index,
+            window.context,
+            extra=log_fields(window=window.audio.index, attempt=window.attempt),
+        )
 
     def _note_retry(self, window: WindowRun, reason: str, message: str = "") -> None:
         self._recorder.add("splitscribe_window_retries_total", reason=reason)

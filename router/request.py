@@ -8,9 +8,10 @@ through the encoder and decoder pools by `router.pipeline`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.messages import HOP_LENGTH, DecodeOptions, Role, WorkerStatus
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.dims import ModelDims
+from cluster.model.encoder_context import EncoderContext
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from cluster.tracing import NO_TRACER, Tracer
@@ -59,6 +61,7 @@ class RequestTranscriber:
         recorder: Recorder | None = None,
         *,
         dims: ModelDims,
+        context: EncoderContext | None = None,
         tracer: Tracer = NO_TRACER,
         clock: Clock = SYSTEM_CLOCK,
         may_sleep: Collection[Role] = (),
@@ -67,6 +70,7 @@ class RequestTranscriber:
         """The parts that do the work, and how.
 
         Args:
+            context: by which windows' encoder contexts are trimmed; None: none are.
             may_sleep: pools that are healthy without a worker, since a request starts one.
             reuses_kv: as in `Pipeline`.
         """
@@ -76,6 +80,7 @@ class RequestTranscriber:
         self._decoders = decoders
         self.tokenizer = tokenizer
         self._dims = dims
+        self._trimmed = context
         self._settings = settings
         self._clock = clock
         self._recorder = recorder or silent_recorder(ROUTER_METRICS)
@@ -106,6 +111,7 @@ class RequestTranscriber:
         opened_s = self._clock.monotonic()
         builder = TranscriptBuilder(self.tokenizer)
         context, options = run.context, self._options(params)
+        by_token = _sends_tokens(params, options)
         work = ParallelRun(
             self._pipeline,
             run,
@@ -113,7 +119,8 @@ class RequestTranscriber:
             self.tokenizer,
             builder,
             logprobs=params.logprobs,
-            by_token=_sends_tokens(params, options),
+            by_token=by_token,
+            context_for=None if by_token else self._context_for(),
         )
         async with self._audio.open(
             upload,
@@ -180,6 +187,15 @@ class RequestTranscriber:
             hotwords=params.hotwords,
             carried=params.sequential.carry_initial_prompt,
         )
+
+    def _context_for(self) -> Callable[[int], int] | None:
+        """For windows of which nothing is sent before their last token.
+
+        A token that was sent is never taken back, so there would be no second look.
+        """
+        if self._trimmed is None:
+            return None
+        return partial(self._trimmed.positions_for, n_audio_ctx=self._dims.n_audio_ctx)
 
     def _record_audio(
         self, audio: AudioStream | WholeAudio, run: RequestRun, opened_s: float

@@ -20,6 +20,7 @@ from cluster.messages import Role, WorkerStatus
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_device
+from cluster.model.encoder_context import chosen_context
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.serve.replicas.colocated_replica import EXPORT_PORTION
 from cluster.settings import Settings
@@ -145,6 +146,7 @@ async def local_transcriber(
             recorder,
             dims=engines.checkpoint.dims,
             reuses_kv=settings.encoder.cache,
+            context=chosen_context(engines.checkpoint, engines.settings.encoder),
         )
 
 

@@ -49,7 +49,8 @@ class Listening:
 
 async def through_the_path(file: Path) -> Listening:
     exact = {"dtype": "float32"}
-    flags = {"router": {"audio_workers": 1}, "encoder": exact, "decoder": exact}
+    encoder = {**exact, "context": "full"}  # as the reference has it
+    flags = {"router": {"audio_workers": 1}, "encoder": encoder, "decoder": exact}
     settings = load_settings(None, flags, environ={})
     async with local_transcriber(settings) as transcriber:
         pipeline = transcriber._pipeline

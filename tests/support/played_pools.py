@@ -80,6 +80,8 @@ class PlayedPools:
         self.no_speech: Callable[[int], float] = lambda window: 0.0
         self.breaks_off: Callable[[int, int], bool] = lambda window, nth: False
         self.delay_s: Callable[[int], float] = lambda window: 0.0
+        self.doubts: Callable[[int], bool] = lambda window: False  # if its context was trimmed
+        self.contexts: dict[int, list[int]] = {}
         self.encodes: dict[int, int] = {}
         self.lengths: dict[int, list[int]] = {}
         self.encoded: list[EncodeRequest] = []
@@ -98,11 +100,12 @@ class PlayedPools:
         self.traceparents.append(request.traceparent)
         self.lengths.setdefault(request.window, []).append(request.n_samples)
         self.encoded.append(request)
+        self.contexts.setdefault(request.window, []).append(request.context)
         if error := self.encode_fault(request.window, nth):
             raise error
         handle = CrossKVHandle(
-            request.request_id, request.window, request.attempt, "agent", b"", "", (1,), 1, 1500,
-            1, 1, f"lease-{request.window}-{nth}", 10.0,
+            request.request_id, request.window, request.attempt, "agent", b"", "", (1,), 1,
+            request.context or 1500, 1, 1, f"lease-{request.window}-{nth}", 10.0,
         )  # fmt: skip
         return EncodeReply(handle, EncodeTimings(0.01, 0.02, 1), reused=self.reused)
 
@@ -134,6 +137,7 @@ class PlayedPools:
             if self.breaks_off(request.window, nth)
             else (begin, *text, begin + 50)
         )
+        doubted = request.handle.frames < 1500 and self.doubts(request.window)
         if len(tokens) > len(text) + 2:
             tokens += tuple(self.tokenizer.encode(" lost"))
         return DecodeResult(
@@ -141,6 +145,7 @@ class PlayedPools:
             -2.0 if self.no_speech(request.window) > 0.6 else -0.1,
             self.no_speech(request.window), request.options.language or "de", 0.0, "stop",
             DecodeTimings(0.01, 0.01, 100, "memory", 0.01, 0.01, 3),
+            doubted=doubted,
         )  # fmt: skip
 
     async def status(self) -> list[WorkerStatus]:

@@ -18,6 +18,7 @@ from cluster.errors import ConfigurationError
 from cluster.messages import ROLES
 from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
+from cluster.model.encoder_context import chosen_context
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.serve.clients import ServePool
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
@@ -61,6 +62,7 @@ class Router:
                 settings.router,
                 recorder,
                 dims=checkpoint.dims,
+                context=chosen_context(checkpoint, own.encoder),
                 tracer=self._tracer,
                 may_sleep=[role for role in ROLES if getattr(own, role).fewest == 0],
                 reuses_kv=own.encoder.cache,

@@ -25,12 +25,14 @@ from cluster.errors import (
 from cluster.messages import (
     SAMPLE_RATE,
 )
+from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
+from cluster.model.encoder_context import EncoderContext
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
-from router.interface import RequestContext, Update
+from router.interface import RequestContext, TranscriptionResult, Update
 from router.request import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedAudio, PlayedPools
@@ -48,6 +50,18 @@ def tokenizer() -> WhisperTokenizer:
 @pytest.fixture
 def pools(tokenizer: WhisperTokenizer) -> PlayedPools:
     return PlayedPools(tokenizer)
+
+
+class Total:
+    """A metric that sums up."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+
+    def inc(self, value: float, tags: dict[str, str] | None = None) -> None:
+        self.total += value
+
+    set = observe = inc
 
 
 DIMS = open_checkpoint(str(cached_checkpoint("micro"))).dims
@@ -221,6 +235,59 @@ async def test_a_trace_has_a_span_of_every_window_and_call_and_tells_of_retries(
         {"splitscribe.reason": "KVLostError"}
     ]
     assert [span.status.description for span in calls].count("KVLostError") == 1
+
+
+async def transcribe_trimmed(
+    pools: PlayedPools, params: TranscriptionParams = PARAMS, n: int = 3
+) -> tuple[TranscriptionResult, Traced, dict[str, float]]:
+    traced, totals = Traced(), {spec.name: Total() for spec in ROUTER_METRICS}
+    recorder = Recorder(ROUTER_METRICS, lambda spec: totals[spec.name])
+    parts: Any = (PlayedAudio(n), pools, pools, pools.tokenizer, SETTINGS, recorder)
+    transcriber = RequestTranscriber(
+        *parts,
+        dims=DIMS,
+        context=EncoderContext(64, 30.0),
+        clock=virtual_clock(),
+        tracer=traced.tracer,
+    )
+    with traced.tracer.root("request", "") as root:
+        context = replace(RequestContext.unlimited("r1", 30.0, virtual_clock()), span=root)
+        result = await transcriber.transcribe(Path("none"), params, context)
+    return result, traced, {name: metric.total for name, metric in totals.items()}
+
+
+async def test_a_doubted_window_is_encoded_once_more_in_full(pools: PlayedPools) -> None:
+    """Counted, in the trace, and whatever fails after the doubt is tried again in full."""
+    pools.doubts = lambda window: window > 0
+    pools.decode_fault = lambda window, nth: (
+        KVLostError("gone") if window == 2 and nth == 2 else None
+    )
+    result, traced, counted = await transcribe_trimmed(pools)
+    assert result.transcript.text == "word0 word1 word2"
+    assert pools.contexts == {0: [192], 1: [192, 0], 2: [192, 0, 0]}
+    assert pools.decodes == {0: 1, 1: 2, 2: 3}
+    assert (result.timings.windows, result.timings.attempts) == (3, 6)
+    assert counted["splitscribe_trimmed_windows_total"] == 3
+    assert counted["splitscribe_doubted_windows_total"] == 2
+    assert counted["splitscribe_windows_total"] == 3
+    doubts = [event for span in traced.all() for event in span.events if event.name == "doubt"]
+    assert [dict(event.attributes or {}) for event in doubts] == [{"splitscribe.context": 192}] * 2
+
+
+async def test_windows_whose_tokens_are_sent_at_once_get_all_positions(pools: PlayedPools) -> None:
+    """What was sent is never taken back, so there would be no second look."""
+    pools.doubts = lambda window: True
+    params = replace(PARAMS, stream=True, fallback=False)
+    result, _, counted = await transcribe_trimmed(pools, params)
+    assert result.transcript.text == "word0 word1 word2"
+    assert pools.contexts == {0: [0], 1: [0], 2: [0]}
+    assert counted["splitscribe_trimmed_windows_total"] == 0
+
+
+async def test_what_is_not_sent_at_once_is_trimmed_without_fallback_too(pools: PlayedPools) -> None:
+    pools.doubts = lambda window: window == 1
+    await transcribe_trimmed(pools, replace(PARAMS, fallback=False))
+    assert pools.contexts == {0: [192], 1: [192, 0], 2: [192]}
 
 
 async def test_a_dead_encoder_is_replaced(pools: PlayedPools) -> None:

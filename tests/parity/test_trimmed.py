@@ -1,0 +1,148 @@
+"""Windows of a trimmed encoder context through both engines, on the bundled checkpoint's speech."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from cluster.demo.samples import sample_path
+from cluster.messages import (
+    FRAMES_PER_S,
+    SAMPLE_RATE,
+    CrossKVHandle,
+    DecodeOptions,
+    DecodeRequest,
+    DecodeResult,
+    EncodeRequest,
+    Pcm,
+    QualityGates,
+)
+from cluster.model.encoder_context import EncoderContext
+from cluster.serve.in_process import LocalEngines, local_engines
+from cluster.settings_sources import load_settings
+
+ANSWER_S = 60.0
+RULE = EncoderContext(64, 30.0)
+
+
+def sentences() -> list[Pcm]:
+    """Sentences of the middle sample, with the pauses around them: 2.3 to 4.5 s each."""
+    pcm, _ = soundfile.read(sample_path("medium"), dtype="int16")
+    told = json.loads(sample_path("medium").with_suffix(".json").read_text())["sentences"]
+    cuts = [(a["end"] + b["start"]) / 2 for a, b in itertools.pairwise(told)]
+    return list(np.split(pcm, [round(at * SAMPLE_RATE) for at in cuts]))
+
+
+@asynccontextmanager
+async def engines(**settings: Any) -> AsyncIterator[LocalEngines]:
+    exact = {"dtype": "float32", "device": "cpu"}
+    flags = {"encoder": {**exact, "max_batch": 4}, "decoder": exact, **settings}
+    async with local_engines(load_settings(None, flags, environ={})) as made:
+        await asyncio.to_thread(made.encoder._loop.forward.wait_until_built, ANSWER_S)
+        yield made
+
+
+async def encode(made: LocalEngines, index: int, pcm: Pcm, context: int) -> CrossKVHandle:
+    request = EncodeRequest(f"r{index}-{context}", 0, 1, pcm, ANSWER_S, context=context)
+    reply = await asyncio.wrap_future(made.encoder.submit(request))
+    return reply.handle
+
+
+async def transcribe(
+    made: LocalEngines,
+    index: int,
+    pcm: Pcm,
+    context: int,
+    content_frames: int = 0,
+    **options: Any,
+) -> DecodeResult:
+    handle = await encode(made, index, pcm, context)
+    frames = content_frames or frames_of(pcm)
+    request = DecodeRequest(
+        handle.request_id, 0, 1, handle, DecodeOptions(**{"language": "en", **options}), ANSWER_S,
+        content_frames=frames,
+    )  # fmt: skip
+    return await asyncio.wrap_future(made.decoder.submit(request))
+
+
+def frames_of(pcm: Pcm) -> int:
+    return round(len(pcm) * FRAMES_PER_S / SAMPLE_RATE)
+
+
+def contexts(windows: list[Pcm]) -> list[int]:
+    return [RULE.positions_for(frames_of(pcm), 1500) for pcm in windows]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        pytest.param({"page_frames": 125}, marks=pytest.mark.slow),
+        pytest.param({"handoff": "encoder_states"}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+async def test_no_window_s_text_depends_on_its_neighbours(settings: dict[str, Any]) -> None:
+    """Each alone, then all at once, of several contexts and full ones between them."""
+    windows = sentences()
+    chosen = contexts(windows)
+    assert len(set(chosen)) > 1
+    chosen[1] = 0
+    async with engines(**settings) as made:
+        options = [{}, {"language": None}, {"beam_size": 3}, {"words": True}]
+        each = [
+            (index, pcm, context, options[index % len(options)])
+            for index, (pcm, context) in enumerate(zip(windows, chosen, strict=True))
+        ]
+        alone = [await transcribe(made, i, pcm, n, **more) for i, pcm, n, more in each]
+        calls = (transcribe(made, i + 100, pcm, n, **more) for i, pcm, n, more in each)
+        together = await asyncio.gather(*calls)
+        for one, other, context in zip(alone, together, chosen, strict=True):
+            assert other.tokens == one.tokens
+            assert (other.language, other.alignment) == (one.language, one.alignment)
+            assert other.timings.transfer_bytes == one.timings.transfer_bytes
+            assert one.language == "en"
+            assert not one.doubted
+            if context and "page_frames" not in settings:
+                full = alone[1].timings.transfer_bytes
+                assert one.timings.transfer_bytes == full * context // 1500
+        assert any(result.alignment for result in alone)
+        assert made.decoder.stats().doubted == 0
+
+
+@pytest.mark.parametrize("beam_size", [1, 2])
+async def test_a_timestamp_past_the_audio_is_doubted_at_once(beam_size: int) -> None:
+    """No temperature is tried, and no word aligned, from KV that does not suffice.
+
+    The decoder is told of less audio than there is, so that what it hears stands past the end.
+    """
+    pcm, ladder = sentences()[0], (0.0, 0.4, 0.8)
+    options = {"temperatures": ladder, "words": True, "beam_size": beam_size}
+    async with engines() as made:
+        trusted = await transcribe(made, 0, pcm, 256, **options)
+        doubted = await transcribe(made, 1, pcm, 256, content_frames=100, **options)
+        full = await transcribe(made, 2, pcm, 0, content_frames=100, **options)
+        assert (trusted.doubted, doubted.doubted, full.doubted) == (False, True, False)
+        assert doubted.tokens == trusted.tokens
+        assert (doubted.attempt, doubted.alignment) == (0, None)
+        assert trusted.alignment is not None
+        assert made.decoder.stats().doubted == 1
+
+
+async def test_a_first_attempt_that_fails_is_doubted_not_tried_again() -> None:
+    """By the usual gates; with all positions the ladder is gone up as ever."""
+    options = {"temperatures": (0.0, 0.4), "gates": QualityGates(avg_logprob=0.0)}
+    async with engines() as made:
+        trimmed = await transcribe(made, 0, sentences()[0], 256, **options)
+        assert (trimmed.doubted, trimmed.attempt) == (True, 0)
+        assert made.decoder.stats().fallbacks == 0
+        full = await transcribe(made, 1, sentences()[0], 0, **options)
+        assert (full.doubted, full.attempt) == (False, 1)
