@@ -7,9 +7,9 @@
 Ours: `splitscribe serve` with one model for each dtype, its clients in this process. Theirs, each
 in a process of its own and without HTTP: `benchmark.rivals.engines`. Random weights in published
 shapes, whose windows all take the same number of tokens (`benchmark.shared.forced_length`); every
-request is a recording of its own. In each round the systems take the same files in random order,
-first one at a time, then 8 in flight; all are loaded, and only one works. Ratios are taken within a
-round.
+request is a recording of its own, which no system has had before. In each round the systems take
+the same files in random order, first one at a time, then 8 in flight; all are loaded, and only one
+works. Ratios are taken within a round.
 
 Beside each speed stands the word error rate of the bundled weights in that dtype, with the same
 options, and the peak memory of its processes alone on the machine. Prints ceilings first, then the
@@ -46,7 +46,7 @@ from benchmark.cpu.report import (
 from benchmark.cpu.systems import Splitscribe, System, by_dtype, our_server
 from benchmark.rivals.engines import RivalProcess, RivalSpec, rival_specs
 from benchmark.shared import command
-from benchmark.shared.clips import demo_clips, make_files
+from benchmark.shared.clips import UniqueFiles, demo_clips
 from benchmark.shared.demo_speech import CACHE
 from benchmark.shared.flops import window_flops
 from benchmark.shared.forced_length import forced_checkpoint
@@ -111,7 +111,7 @@ def word_errors(plan: Plan, n: int) -> dict[str, list[WordErrors]]:
     return found
 
 
-def compare(shape: str, plan: Plan, files: Sequence[Path]) -> tuple[list[Row], float]:
+def compare(shape: str, plan: Plan, audio: UniqueFiles) -> tuple[list[Row], float]:
     """Every system on one shape: its rows, and the cores that our idle server takes."""
     weights = plan.cache / f"{shape}-{plan.n_tokens}-tokens"
     checkpoint = forced_checkpoint(weights, SHAPES[shape], plan.n_tokens)
@@ -125,27 +125,29 @@ def compare(shape: str, plan: Plan, files: Sequence[Path]) -> tuple[list[Row], f
         order: list[System] = [*ours, *rivals]
         rows = {system.name: Row(system.name) for system in order}
         # Warm-up, and what one file comes to; ours compiles in the background meanwhile.
+        warm_up = audio.take(max(IN_FLIGHT))
         for system in order:
-            heard = system.run(files[: max(IN_FLIGHT)], max(IN_FLIGHT))
+            heard = system.run(warm_up, max(IN_FLIGHT))
             rows[system.name].n_tokens = heard[0].n_tokens
-            system.run(files[:1], 1)
+            system.run(warm_up[:1], 1)
         for one in ours:
-            rows[one.name].n_tokens = one.n_tokens(files[0])
+            rows[one.name].n_tokens = one.n_tokens(warm_up[0])
         idle = _idle_cores(ours[0].server) if ours else 0.0
         for number in range(plan.rounds):
             random.Random(number).shuffle(order)
             for in_flight in IN_FLIGHT:
+                files = audio.take(plan.n_files)
                 for system in order:
                     _measure(system, rows[system.name], files, in_flight)
             print(f"{shape}: round {number + 1} of {plan.rounds} is done", flush=True)
         for rival in rivals:
             with MemoryWatch([rival.tree]) as watch:
-                rival.run(files[: max(IN_FLIGHT)], max(IN_FLIGHT))
+                rival.run(audio.take(max(IN_FLIGHT)), max(IN_FLIGHT))
             _set_memory(rows[rival.name], watch)
     for dtype in plan.dtypes:
         with our_server(by_dtype(shape, checkpoint, (dtype,))) as (alone,):
             with MemoryWatch([alone.server.process]) as watch:
-                alone.run(files[: 2 * max(IN_FLIGHT)], max(IN_FLIGHT))
+                alone.run(audio.take(2 * max(IN_FLIGHT)), max(IN_FLIGHT))
             _set_memory(rows[alone.name], watch)
     return list(rows.values()), idle
 
@@ -229,9 +231,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     rows: list[dict[str, Any]] = []
     compared: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        files = make_files(Path(folder), plan.recording, plan.n_files)
+        audio = UniqueFiles(Path(folder), plan.recording)
         for shape in args.shapes:
-            measured, idle = compare(shape, plan, files)
+            measured, idle = compare(shape, plan, audio)
             print_rows(shape, measured, errors, console)
             console.print(f"our idle server takes {idle:.2f} cores while the others work")
             found = comparisons(shape, measured)

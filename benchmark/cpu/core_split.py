@@ -22,8 +22,9 @@ from rich.table import Table
 
 from benchmark.cpu.report import IN_FLIGHT
 from benchmark.cpu.systems import Models, Splitscribe, our_server
-from benchmark.shared.clips import CACHE, make_files
+from benchmark.shared.clips import UniqueFiles
 from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.demo_speech import CACHE
 from benchmark.shared.forced_length import forced_checkpoint
 from benchmark.shared.machine import cpu_info, usable_cores
 from benchmark.shared.rounds import median_ratio
@@ -58,21 +59,22 @@ def models(checkpoint: Path) -> Models:
 
 
 def measure(
-    systems: Sequence[Splitscribe], files: Sequence[Path], n_rounds: int
+    systems: Sequence[Splitscribe], audio: UniqueFiles, n_files: int, n_rounds: int
 ) -> dict[tuple[str, int], list[float]]:
     """Files/s of each round, by name and files in flight."""
     rates: dict[tuple[str, int], list[float]] = {}
     order = list(systems)
     for system in order:  # warm-up: kernels are compiled beside the first requests
-        system.run(files, max(IN_FLIGHT))
-        system.run(files[:4], 1)
+        system.run(audio.take(n_files), max(IN_FLIGHT))
+        system.run(audio.take(4), 1)
     for number in range(n_rounds):
         random.Random(number).shuffle(order)
         for in_flight in IN_FLIGHT:
-            n = len(files) if in_flight > 1 else max(4, len(files) // 3)
+            n = n_files if in_flight > 1 else max(4, n_files // 3)
+            files = audio.take(n)
             for system in order:
                 began = time.perf_counter()
-                system.run(files[:n], in_flight)
+                system.run(files, in_flight)
                 rate = n / (time.perf_counter() - began)
                 rates.setdefault((system.name, in_flight), []).append(rate)
     return rates
@@ -90,9 +92,9 @@ def main() -> None:
     weights = args.cache / f"{args.shape}-{args.tokens}-tokens"
     checkpoint = forced_checkpoint(weights, SHAPES[args.shape], args.tokens)
     with tempfile.TemporaryDirectory() as folder:
-        files = make_files(Path(folder), "short", args.files)
+        audio = UniqueFiles(Path(folder), "short")
         with our_server(models(checkpoint)) as systems:
-            rates = measure(systems, files, args.rounds)
+            rates = measure(systems, audio, args.files, args.rounds)
     table = Table(title=f"whisper-{args.shape}, 5 s clips of {args.tokens} tokens, files/s")
     for column in ("threads", "in flight", "files/s", "of the split"):
         table.add_column(column)

@@ -7,9 +7,10 @@
 In a closed loop a request arrives when a slot is free; with a rate it arrives when its time has
 come, and what it then waits in this client counts as client queueing. No two requests have the same
 audio: each gets noise of at most one step of 16 bits, so that no cache of a server answers for its
-engine. Warm-up requests are dropped. Before all, the client's own ceiling is measured against a
-server that answers at once (`benchmark.shared.bare_server`); a run that comes near it says nothing
-of the server. Where recordings have references, the word error rate stands beside the speed.
+engine; a second run against the same server needs another `--seed` for that. Warm-up requests are
+dropped. Before all, the client's own ceiling is measured against a server that answers at once
+(`benchmark.shared.bare_server`); a run that comes near it says nothing of the server. Where
+recordings have references, the word error rate stands beside the speed.
 """
 
 from __future__ import annotations

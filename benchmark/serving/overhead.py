@@ -2,7 +2,8 @@
 
 Three clusters run side by side and take turns: Ray Serve's default mode and its
 throughput-optimised one, both behind Serve's proxy, and the latter with routers that listen
-themselves, which is what `splitscribe serve` does. The ceiling is a bare uvicorn + Starlette
+themselves, which is what `splitscribe serve` does. All requests have the same audio, and encoders
+keep nothing (`encoder.cache: false`). The ceiling is a bare uvicorn + Starlette
 process that reads the same upload.
 
     python -m benchmark.serving.overhead [--rounds 5] [--requests 40]
@@ -31,7 +32,11 @@ from cluster.demo.samples import sample_path
 from cluster.demo.showcase import STAGES, parse_server_timing
 
 MODES = {
-    mode: {"RAY_SERVE_THROUGHPUT_OPTIMIZED": optimised, "SPLITSCRIBE_ROUTER__LISTENER": listener}
+    mode: {
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": optimised,
+        "SPLITSCRIBE_ROUTER__LISTENER": listener,
+        "SPLITSCRIBE_ENCODER__CACHE": "false",  # the same clip each time, which is to be encoded
+    }
     for mode, optimised, listener in (
         ("default", "0", "serve"),
         ("throughput", "1", "serve"),

@@ -187,11 +187,25 @@ def demo_clips(name: str, n: int, cache: Path) -> list[Clip]:
     return [Clip(file.name, file, file.with_suffix(".txt").read_text()) for file in files]
 
 
-def make_files(folder: Path, recording: str, n: int) -> list[Path]:
-    """`n` files of one recording, each with noise of its own of at most one step of 16 bits."""
-    pcm = np.clip(Clip(recording, sample_path(recording)).pcm(), -32_767, 32_766)
-    rng = np.random.default_rng(0)
-    files = [folder / f"{index}.wav" for index in range(n)]
-    for file in files:
-        file.write_bytes(wav_bytes(pcm + rng.integers(-1, 2, len(pcm), dtype=np.int16)))
-    return files
+class UniqueFiles:
+    """Files of one recording that nobody has sent before.
+
+    Each has noise of its own of at most one step of 16 bits, so that no engine can answer for it
+    with what it kept of another. A benchmark takes new ones for every round.
+    """
+
+    def __init__(self, folder: Path, recording: str) -> None:
+        self._folder = folder
+        self._pcm = np.clip(Clip(recording, sample_path(recording)).pcm(), -32_767, 32_766)
+        self._rng = np.random.default_rng(0)
+        self._n_made = 0
+
+    def take(self, n: int) -> list[Path]:
+        """`n` new ones."""
+        files = []
+        for _ in range(n):
+            files.append(self._folder / f"{self._n_made}.wav")
+            noise = self._rng.integers(-1, 2, len(self._pcm), dtype=np.int16)
+            files[-1].write_bytes(wav_bytes(self._pcm + noise))
+            self._n_made += 1
+        return files
