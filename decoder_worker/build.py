@@ -22,6 +22,7 @@ class EngineParts:
     device: str
     runner: ModelRunner
     scheduler: Scheduler
+    self_pool: PagePool
     steps_ahead: int
 
 
@@ -63,7 +64,7 @@ def build_parts(
     if (landing := importer.landing_pool) is not None:
         runner.states_projection.load(landing.tensor.dtype)
     steps_ahead = int(device != "cpu") if settings.steps_ahead is None else settings.steps_ahead
-    return EngineParts(device, runner, scheduler, steps_ahead)
+    return EngineParts(device, runner, scheduler, self_pool, steps_ahead)
 
 
 def _check_layout(checkpoint: Checkpoint, importer: HandoffImporter) -> None:

@@ -17,16 +17,18 @@ from dataclasses import asdict
 from functools import partial
 
 from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
+from cluster.jit.background import wait_for_builds
 from cluster.kv.payloads import HandoffImporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import use_step_threads
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import DecoderSettings
-from decoder_worker.build import build_parts
+from decoder_worker.build import EngineParts, build_parts
 from decoder_worker.loop import IDLE_S, Call, DecodeLoop
 from decoder_worker.sequence import DecodeSequence, PromptBuilder, SequenceState
 from decoder_worker.stats import DecoderStats
+from decoder_worker.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
@@ -52,13 +54,15 @@ class DecoderEngine:
         settings: DecoderSettings,
         *,
         page_tokens: int = 0,
+        kernels_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Load the weights, allocate the self-attention pool and start the thread.
+        """Load the weights, allocate the self-attention pool, start the thread and warm up.
 
         Args:
             importer: stays its owner's, who closes it after the engine.
             page_tokens: positions in a page of self-attention KV; 0 takes what suits the device.
+            kernels_s: how long to wait for a CPU's compiled kernels before that.
             clock: monotonic seconds, of deadlines and of what is measured.
 
         Raises:
@@ -95,8 +99,13 @@ class DecoderEngine:
         self._closing = False
         self._fault: str | None = None
         self._heartbeat = self._clock()
-        self._thread = threading.Thread(target=self._main, name="decoder-engine", daemon=True)
+        started: Future[None] = Future()
+        prepare = partial(self._prepare, parts, kernels_s)
+        self._thread = threading.Thread(
+            target=self._main, args=(prepare, started), name="decoder-engine", daemon=True
+        )
         self._thread.start()
+        started.result()
 
     # Called from any thread.
 
@@ -232,8 +241,21 @@ class DecoderEngine:
 
     # Called on the engine's thread only.
 
-    def _main(self) -> None:
+    def _prepare(self, parts: EngineParts, kernels_s: float) -> None:
+        if parts.device != "cpu":
+            return  # its graphs were captured, which is a first call too
+        if kernels_s:
+            wait_for_builds(kernels_s)
+        warm_up(parts.runner, self._prompts, self._importer.pool, parts.self_pool)
+
+    def _main(self, prepare: Callable[[], None], started: Future[None]) -> None:
         use_step_threads(self._settings.threads)
+        try:
+            prepare()
+        except Exception as error:
+            started.set_exception(error)
+            return
+        started.set_result(None)
         try:
             while not self._closing:
                 self._heartbeat = self._clock()

@@ -218,7 +218,7 @@ class PromptBuilder:
 
     def check(self, options: DecodeOptions) -> None:
         """Raise UnsupportedValueError, naming the field, when the model cannot do this."""
-        language = options.language or self._any_language()
+        language = options.language or self.any_language
         self._tokenizer.sot_sequence(language, options.task, options.timestamps)
         n_vocab = self._tokenizer.n_vocab
         wrong = [token for token in options.prompt_tokens if not 0 <= token < n_vocab]
@@ -247,12 +247,12 @@ class PromptBuilder:
     def known_language(self, options: DecodeOptions) -> str | None:
         """What need not be detected: the language asked for, or the only one there is."""
         if options.language is None and not self._tokenizer.is_multilingual:
-            return self._any_language()
+            return self.any_language
         return options.language
 
     def n_new_max(self, options: DecodeOptions) -> int:
         """Tokens that may be sampled; the last one is never fed, so it needs no position."""
-        prompt = self.prompt(options, options.language or self._any_language())
+        prompt = self.prompt(options, options.language or self.any_language)
         wanted = options.max_new_tokens or self._dims.n_text_ctx // 2
         if options.words:
             # Their alignment feeds them between a start sequence, <|notimestamps|> and the end.
@@ -269,5 +269,6 @@ class PromptBuilder:
         before = (self._tokenizer.special.sot_prev, *context)
         return Prompt((*before, *start), sot=len(before))
 
-    def _any_language(self) -> str:
+    @property
+    def any_language(self) -> str:
         return self._tokenizer.languages[0]

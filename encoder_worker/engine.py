@@ -17,6 +17,7 @@ from cluster.errors import (
     WorkerDrainingError,
     WorkerError,
 )
+from cluster.jit.background import wait_for_builds
 from cluster.kv.exporter import KVExporter
 from cluster.messages import (
     CrossKVHandle,
@@ -65,6 +66,7 @@ class EncoderEngine:
         recorder: Recorder | None = None,
         other: KVExporter | None = None,
         *,
+        kernels_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load the weights, run one window to warm up, and start.
@@ -72,6 +74,7 @@ class EncoderEngine:
         Args:
             exporter: its pool's payload is what is published.
             other: of the other payload; given both, the measured links say which a batch takes.
+            kernels_s: how long to wait for a CPU's compiled kernels before that.
             clock: monotonic seconds, of deadlines and of what is measured.
 
         Raises:
@@ -103,7 +106,7 @@ class EncoderEngine:
         self._failure: str | None = None
         started: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._run, args=(started,), name="encoder-engine", daemon=True
+            target=self._run, args=(started, kernels_s), name="encoder-engine", daemon=True
         )
         self._thread.start()
         started.result()
@@ -195,9 +198,11 @@ class EncoderEngine:
     def _is_idle(self) -> bool:
         return not len(self._batcher) and not (self._batcher.n_in_flight or self._exports.n_leases)
 
-    def _run(self, started: Future[None]) -> None:
+    def _run(self, started: Future[None], kernels_s: float) -> None:
         try:
             use_threads(self._threads)
+            if kernels_s:
+                wait_for_builds(kernels_s)
             self._loop.warm_up()
         except Exception as error:
             started.set_exception(error)

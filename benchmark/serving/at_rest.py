@@ -1,10 +1,10 @@
 """What a server takes while nobody asks it anything: memory, processor time, its start.
 
 Starts `splitscribe serve` twice, the first time only so that compiled kernels are cached. Of the
-second start it measures the seconds until it is ready, the first request beside the second, and
-then, while nothing comes, the memory of every process (PSS: what several processes map counts in
-parts) and the processor time that each takes. There is no rival beside it: compare the figures with
-those of another version, on the same machine.
+second start it measures the seconds until it is ready, the first request beside later ones, of
+which no two have the same audio, and then, while nothing comes, the memory of every process (PSS:
+what several processes map counts in parts) and the processor time that each takes. There is no
+rival beside it: compare the figures with those of another version, on the same machine.
 
     python -m benchmark.serving.at_rest [--seconds 60] [--model DIR] [-- SERVE FLAGS]
 
@@ -26,9 +26,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmark.shared.clips import Clip
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, process_kind, serving
+from cluster.demo.recipe.wav import wav_bytes
 from cluster.demo.samples import sample_path
 
 SETTLE_S = 15.0  # from the last request: what ends a while after work has ended by then
@@ -57,7 +59,7 @@ def main() -> None:
     flags = [*([args.model] if args.model else []), *args.flags]
     if not args.cold:
         with serving(*flags) as server:
-            ask(server.url)
+            ask(server.url, 0)
     figures = measure(flags, args.seconds, args.requests)
     show(figures)
     print_result("at_rest", {**cpu_info(), **versions("ray", "torch"), **figures}, args.json)
@@ -68,7 +70,7 @@ def measure(flags: Sequence[str], seconds: float, n_requests: int) -> dict[str, 
     began_s = time.monotonic()
     with serving(*flags) as server:
         ready_s = time.monotonic() - began_s
-        latencies_ms = [1000 * ask(server.url) for _ in range(n_requests)]
+        latencies_ms = [1000 * ask(server.url, number) for number in range(n_requests)]
         time.sleep(SETTLE_S)
         kinds = at_rest(server, seconds)
     return {
@@ -83,16 +85,17 @@ def measure(flags: Sequence[str], seconds: float, n_requests: int) -> dict[str, 
     }
 
 
-def ask(url: str) -> float:
-    """Seconds that the short recording takes."""
-    began_s = time.perf_counter()
-    with sample_path("short").open("rb") as file:
-        answer = httpx.post(
-            f"{url}/v1/audio/transcriptions",
-            data={"model": "whisper-1", "language": "en"},
-            files={"file": file},
-            timeout=300,
-        )
+def ask(url: str, number: int) -> float:
+    """Seconds that the short recording takes, which is another one by a click for each number."""
+    pcm = Clip("short", sample_path("short")).pcm()
+    pcm[number] ^= 1
+    audio, began_s = wav_bytes(pcm), time.perf_counter()
+    answer = httpx.post(
+        f"{url}/v1/audio/transcriptions",
+        data={"model": "whisper-1", "language": "en"},
+        files={"file": ("short.wav", audio)},
+        timeout=300,
+    )
     answer.raise_for_status()
     return time.perf_counter() - began_s
 

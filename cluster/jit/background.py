@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from cluster.jit.cache import ensure_jit_cache, one_builder
+from cluster.settings import Kernels
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,12 @@ class InBackground(Generic[T]):
             self._done.set()
 
 
-def wait_for_builds(timeout_s: float = BUILDS_S) -> bool:
+def longest_wait_s(kernels: Kernels) -> float:
+    """For what a worker computes with, by the setting of that name."""
+    return BUILDS_S if kernels == "wait" else 0.0
+
+
+def wait_for_builds(timeout_s: float) -> bool:
     """Wait until all that this process has begun to build is there, or has failed.
 
     Returns:

@@ -10,10 +10,11 @@ import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from cluster.errors import ConfigurationError
-from cluster.jit.background import wait_for_builds
+from cluster.jit.background import longest_wait_s
 from cluster.kv.payloads import make_exporters, make_handoff_importer
 from cluster.kv.wires.gpu_memory import gpu_budget
 from cluster.messages import Role, WorkerStatus
@@ -98,10 +99,15 @@ async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
         exporters = await _made(started, make_exporters, checkpoint, own, device, "encoder")
         importer = await _made(started, make_handoff_importer, checkpoint, own, device, "decoder")
         parts = (checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
-        encoder = await _made(started, EncoderEngine, *parts)
-        decoder = await _made(started, DecoderEngine, checkpoint, importer, settings.decoder)
-        if settings.kernels == "wait" and device == "cpu":
-            await asyncio.to_thread(wait_for_builds)
+        kernels_s = longest_wait_s(settings.kernels)
+        encoder = await _made(started, partial(EncoderEngine, kernels_s=kernels_s), *parts)
+        decoder = await _made(
+            started,
+            partial(DecoderEngine, kernels_s=kernels_s),
+            checkpoint,
+            importer,
+            settings.decoder,
+        )
         yield LocalEngines(checkpoint, settings, encoder, decoder)
 
 

@@ -30,11 +30,12 @@ class RunnerBench:
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
-        self._prompts = PromptBuilder(tokenizer, checkpoint.dims)
+        self.prompts = PromptBuilder(tokenizer, checkpoint.dims)
         layout = kv_layout(checkpoint, 0, dtype, device)
         own = self_kv_layout(checkpoint, dtype)
         cross_pool = PagePool(layout, n_slots * layout.pages_per_window, device)
         self_pool = PagePool(own, n_slots * own.pages_per_window + 1, device)
+        self.pools = (cross_pool, self_pool)
         self._rows, self._windows = [], []
         for slot in range(n_slots):
             pages = cross_pool.allocate(layout.pages_per_window)
@@ -53,6 +54,13 @@ class RunnerBench:
         decoders = load_decoders(checkpoint, attentions, *pools, packed=packed)
         self.runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, n_slots, decoders)
 
+    def free(self) -> None:
+        """Give all pages back, as before an engine's first window."""
+        cross_pool, self_pool = self.pools
+        for pages, (_, own) in zip(self._windows, self._rows, strict=True):
+            cross_pool.release(pages)
+            self_pool.release(own)
+
     def sequence(self, slot: int, options: DecodeOptions) -> DecodeSequence:
         """Ready for its prompt, in `slot`."""
         handle = CrossKVHandle("r", slot, 0, "agent", b"", "", (), 0, 1500, 0, 0, "lease", 1.0)
@@ -66,7 +74,7 @@ class RunnerBench:
             rows=[Row(*self._rows[slot])],
             cross_pages=self._windows[slot],
         )
-        sequence.begin_attempt(self._prompts.eot)
+        sequence.begin_attempt(self.prompts.eot)
         assert options.language is not None
-        sequence.prompt = self._prompts.prompt(options, options.language)
+        sequence.prompt = self.prompts.prompt(options, options.language)
         return sequence

@@ -37,6 +37,7 @@ class DecoderWorker(PoolWorker):
 
     def __init__(self, settings: Settings, build: str) -> None:
         self._start(settings, build)
+        from cluster.jit.background import longest_wait_s
         from cluster.kv.payloads import make_handoff_importer
         from cluster.kv.wires.gpu_memory import gpu_budget
         from cluster.model.device import resolve_device
@@ -49,7 +50,9 @@ class DecoderWorker(PoolWorker):
         settings = sized(settings, checkpoint, device, budget)
         role = settings.decoder
         self._importer = make_handoff_importer(checkpoint, settings, device, self._name)
-        self._engine = DecoderEngine(checkpoint, self._importer, role)
+        self._engine = DecoderEngine(
+            checkpoint, self._importer, role, kernels_s=longest_wait_s(settings.kernels)
+        )
         self._ready(settings, checkpoint.name, device)
 
     async def decode(self, request: DecodeRequest) -> DecodeResult:

@@ -38,6 +38,7 @@ class EncoderWorker(PoolWorker):
     def __init__(self, settings: Settings, build: str, portion: float = 1.0) -> None:
         """portion: see `encoder_worker.sizing.sized`."""
         self._start(settings, build)
+        from cluster.jit.background import longest_wait_s
         from cluster.kv.payloads import make_exporters
         from cluster.kv.wires.gpu_memory import gpu_budget
         from cluster.model.device import resolve_device
@@ -51,7 +52,12 @@ class EncoderWorker(PoolWorker):
         role = settings.encoder
         self._exporters = make_exporters(checkpoint, settings, device, self._name)
         self._engine = EncoderEngine(
-            checkpoint, self._exporters[0], role, self._recorder, *self._exporters[1:]
+            checkpoint,
+            self._exporters[0],
+            role,
+            self._recorder,
+            *self._exporters[1:],
+            kernels_s=longest_wait_s(settings.kernels),
         )
         self._busy = BusyShare()
         self._ready(settings, checkpoint.name, device)

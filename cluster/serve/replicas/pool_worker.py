@@ -56,8 +56,8 @@ class Engine(Protocol):
 class PoolWorker:
     """One role's engine, its metrics, its traces and its end.
 
-    A subclass's constructor calls `_start`, makes its engine, and calls `_ready`, which waits for
-    what the worker will compute with.
+    A subclass's constructor calls `_start`, makes its engine, which waits for what it will compute
+    with, and calls `_ready`.
     """
 
     ROLE: ClassVar[str]
@@ -71,10 +71,6 @@ class PoolWorker:
 
     def _ready(self, settings: Settings, model: str, device: str) -> None:
         self._model, self._device, self._location = model, device, own_location()
-        if settings.kernels == "wait" and device == "cpu":
-            from cluster.jit.background import wait_for_builds  # imports torch
-
-            wait_for_builds()
         self._tracer = make_tracer(settings, self.ROLE, self._name)
         self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
         logger.info("ready: %s on %s, KV by %s", model, device, self._transport())

@@ -37,7 +37,7 @@ async def fails(*args: Any) -> NoReturn:
     raise ConfigurationError("does not start")
 
 
-def fails_when_made(*args: Any) -> NoReturn:
+def fails_when_made(*args: Any, **options: Any) -> NoReturn:
     raise ConfigurationError("does not start")
 
 
@@ -68,10 +68,10 @@ async def test_a_start_that_is_cancelled_leaves_no_part_running(
     before, begun, go_on = running(), asyncio.Event(), threading.Event()
     loop, real = asyncio.get_running_loop(), in_process.DecoderEngine
 
-    def slow(*args: Any) -> Any:
+    def slow(*args: Any, **options: Any) -> Any:
         loop.call_soon_threadsafe(begun.set)
         assert go_on.wait(60.0)
-        return real(*args)
+        return real(*args, **options)
 
     monkeypatch.setattr(in_process, "DecoderEngine", slow)
 
