@@ -20,6 +20,7 @@ from torch import Tensor
 from cluster.errors import ConfigurationError
 from cluster.gpu.kernels import has_triton
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.kv_scales import kv_scales
 from cluster.settings import Attention
 from decoder_worker.attention.base import (
     AttentionBackend,
@@ -162,12 +163,14 @@ def load_decoders(
         CheckpointError: a tensor is missing or has another shape than config.json says.
     """
     dtype, team = self_pool.dtype, attentions.team
+    scales = kv_scales(checkpoint, cross_pool.dtype)
     if team is None or not fits_layers(checkpoint.dims):
-        tensors = DecoderTensors.load(checkpoint, dtype, self_pool.device)
+        tensors = DecoderTensors.load(checkpoint, dtype, self_pool.device, scales=scales)
         decoder = TorchDecoder.of(tensors, attentions.ragged, int8=int8)
         return _over(decoder, attentions)
     halves = dtype == torch.bfloat16 and not int8
-    tensors = DecoderTensors.load(checkpoint, dtype, "cpu", torch.float16 if halves else None)
+    head_dtype = torch.float16 if halves else None
+    tensors = DecoderTensors.load(checkpoint, dtype, "cpu", head_dtype, scales)
     many = TorchDecoder.of(tensors, attentions.ragged, int8=int8)
     pools = (self_pool, cross_pool)
     few = FusedDecoder(tensors, many.embed, pools, team, int8=int8, packed=packed)

@@ -16,6 +16,7 @@ import torch
 from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.cross_kv import CrossKVProjection
+from cluster.model.kv_scales import kv_scales
 from cluster.model.streams import (
     PROJECT_PRIORITY,
     has_come,
@@ -51,7 +52,8 @@ class StatesProjection:
         """
         if dtype not in self._projections:
             device = self._cross_pool.device
-            self._projections[dtype] = CrossKVProjection(self._checkpoint, dtype, device)
+            scales = kv_scales(self._checkpoint, self._cross_pool.tensor.dtype)
+            self._projections[dtype] = CrossKVProjection(self._checkpoint, dtype, device, scales)
             synchronize(device)  # the weights were loaded on another stream than will read them
         return self._projections[dtype]
 

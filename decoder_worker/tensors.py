@@ -10,6 +10,7 @@ from torch import Tensor
 
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.dims import ModelDims
+from cluster.model.kv_scales import KVScales
 from cluster.model.layers import stream_dtype
 from cluster.model.shapes import decoder_shapes
 from cluster.model.weights import load_tensors, output_projection
@@ -36,10 +37,13 @@ class DecoderTensors:
         dtype: torch.dtype,
         device: torch.device | str,
         head_dtype: torch.dtype | None = None,
+        scales: KVScales | None = None,
     ) -> DecoderTensors:
         """Read the decoder's tensors of a checkpoint, no others.
 
-        head_dtype: None takes the residual stream's.
+        Args:
+            head_dtype: None takes the residual stream's.
+            scales: of the cross-attention KV in its pool, where that is of 8 bits.
 
         Raises:
             CheckpointError: a tensor is missing or has another shape than config.json says.
@@ -48,4 +52,6 @@ class DecoderTensors:
         kept = stream_dtype(device, dtype) if head_dtype is None else head_dtype
         head = load_tensors(checkpoint, {name: (dims.n_vocab, dims.n_text_state)}, kept, device)
         by_name = load_tensors(checkpoint, decoder_shapes(dims), dtype, device)
+        if scales is not None:
+            by_name = scales.grow(by_name)
         return cls(dims, dtype, by_name, head[name])

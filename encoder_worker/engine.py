@@ -90,6 +90,7 @@ class EncoderEngine:
             self.dtype,
             self.device,
             projects=self._exports.has_kv,
+            kv_dtype=self._exports.kv_dtype,
             int8=settings.dtype == "int8",
             contexts=() if rule is None else rule.lengths(checkpoint.dims.n_audio_ctx),
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from cluster.kv.exporter import KVExporter
 from cluster.messages import CrossKVHandle, EncodeRequest
 from cluster.model.checkpoint import Checkpoint
@@ -29,6 +31,12 @@ class Exports:
     @property
     def has_kv(self) -> bool:
         return "cross_kv" in self._by_payload
+
+    @property
+    def kv_dtype(self) -> torch.dtype | None:
+        """Of the pool that K and V go to; None without one."""
+        exporter = self._by_payload.get("cross_kv")
+        return None if exporter is None else exporter.pool.tensor.dtype
 
     @property
     def wants_choice(self) -> bool:

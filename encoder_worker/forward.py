@@ -30,6 +30,7 @@ from cluster.model.cross_kv import (
     packed_page,
 )
 from cluster.model.encoder_context import FULL, MEL_PER_POSITION
+from cluster.model.kv_scales import kv_scales
 from cluster.model.streams import (
     ENCODE_PRIORITY,
     default_stream,
@@ -65,11 +66,13 @@ class WindowEncoder:
         projects: bool = True,
         int8: bool = False,
         contexts: Sequence[int] = (),
+        kv_dtype: torch.dtype | None = None,
     ) -> None:
         """Load onto `device` ("cpu" or "cuda"), computing in `dtype`, a key of TORCH_DTYPES.
 
         projects: whether K/V will be asked for; the weights for it are large.
         int8: hold the encoder's weights in 8 bits (CPU).
+        kv_dtype: of the pool that K/V go to; None: no 8-bit one.
         contexts: positions below the full number that windows may have; on a GPU, with graphs.
         """
         torch_dtype = TORCH_DTYPES[dtype]
@@ -79,7 +82,10 @@ class WindowEncoder:
         self._contexts = contexts
         self._mel = LogMel(checkpoint.dims.n_mels, device)
         self._encoder = AudioEncoder(checkpoint, torch_dtype, device, int8=int8)
-        self._projection = CrossKVProjection(checkpoint, torch_dtype, device) if projects else None
+        self._projection: CrossKVProjection | None = None
+        if projects:
+            scales = None if kv_dtype is None else kv_scales(checkpoint, kv_dtype)
+            self._projection = CrossKVProjection(checkpoint, torch_dtype, device, scales)
         self._stream = new_stream(device, ENCODE_PRIORITY)
         self._static: dict[int, StaticEncoder] = {}  # by dimensions of the pool; see `prepare`
         self._kernels: InBackground[TeamKernels] | None = None

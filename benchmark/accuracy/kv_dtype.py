@@ -37,6 +37,7 @@ from cluster.messages import WINDOW_SAMPLES
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection
 from cluster.model.device import use_threads
+from cluster.model.kv_scales import kv_scales
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
@@ -105,16 +106,19 @@ class Forcing:
         self._tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
         self._mel = LogMel(checkpoint.dims.n_mels)
         self._encoder = AudioEncoder(checkpoint)
-        self._projection = CrossKVProjection(checkpoint)
         self._n_text_ctx = checkpoint.dims.n_text_ctx
         self._self_pool = PagePool(self_kv_layout(checkpoint, "float32"), 1)
         self._cross_pools = {
             name: PagePool(served_kv_layout(checkpoint, one, "cpu"), 1)
             for name, one in settings.items()
         }
-        tensors = DecoderTensors.load(checkpoint, torch.float32, "cpu")
-        pools = (self._self_pool.tensor, next(iter(self._cross_pools.values())).tensor)
-        self._decoder = TorchDecoder.of(tensors, TorchAttention(*pools))
+        self._projections, self._decoders = {}, {}
+        for name, pool in self._cross_pools.items():
+            scales = kv_scales(checkpoint, pool.tensor.dtype)
+            tensors = DecoderTensors.load(checkpoint, torch.float32, "cpu", scales=scales)
+            attention = TorchAttention(self._self_pool.tensor, pool.tensor)
+            self._projections[name] = CrossKVProjection(checkpoint, scales=scales)
+            self._decoders[name] = TorchDecoder.of(tensors, attention)
 
     @torch.inference_mode()
     def logits(self, pcm: NDArray[np.int16], reference: str) -> dict[str, Tensor]:
@@ -125,10 +129,9 @@ class Forcing:
         tokens = [*start, *text]
         found = {}
         for name, pool in self._cross_pools.items():
-            self._projection.write(states, pool.tensor, [(0,)])
-            attention = TorchAttention(self._self_pool.tensor, pool.tensor)
+            self._projections[name].write(states, pool.tensor, [(0,)])
             n, n_frames = len(tokens), pool.layout.n_frames
-            decoder = self._decoder.over(attention)
+            decoder = self._decoders[name]
             decoder.plan(
                 AttentionBatch(
                     self_kv=PagedKV.make([n], [(0,)], [n], self._self_pool.layout.page_frames),

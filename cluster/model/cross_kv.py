@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.kv_scales import KVScales
 from cluster.model.linear import Linear, packer
 from cluster.model.shapes import cross_kv_shapes
 from cluster.model.weights import load_tensors
@@ -34,23 +36,24 @@ class CrossKVProjection:
         checkpoint: Checkpoint,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
+        scales: KVScales | None = None,
     ) -> None:
+        """scales: of what is stored (`kv_scales`), for pools of 8 bits."""
         dims = checkpoint.dims
         self._n_audio_ctx = dims.n_audio_ctx
         tensors = load_tensors(checkpoint, cross_kv_shapes(dims), dtype, device)
         self._shape = (dims.n_text_layer, 2, dims.n_text_head, dims.text_head_dim)
-        parts = [
-            Linear.load(tensors, f"decoder.layers.{layer}.encoder_attn.{name}")
-            for layer in range(dims.n_text_layer)
-            for name in ("k_proj", "v_proj")
-        ]
+        parts = []
+        for layer, name in product(range(dims.n_text_layer), ("k_proj", "v_proj")):
+            part = Linear.load(tensors, f"decoder.layers.{layer}.encoder_attn.{name}")
+            parts.append(part if scales is None else scales.shrink(layer, name, part))
         pack = packer(device, dtype)
         on_cpu = torch.device(device).type == "cpu"
         self._products = [pack(p) for p in (parts if on_cpu else [Linear.fused(parts)])]
 
     def project(self, states: Tensor) -> Tensor:
         """states [B, T, n_audio_state] -> [B, T, L, 2, H, Dh]."""
-        results = [product(states) for product in self._products]
+        results = [one(states) for one in self._products]
         joined = results[0] if len(results) == 1 else torch.cat(results, -1)
         return joined.view(*states.shape[:2], *self._shape)
 
@@ -83,8 +86,8 @@ class CrossKVProjection:
             states: [n, n_audio_state], of the frames from `begin` on.
         """
         blocks = page.flatten(0, 1).flatten(2)[:, begin : begin + len(states)]  # [L * 2, n, d]
-        for block, product in zip(blocks, self._products, strict=True):
-            block.copy_(stored_as(product(states), page.dtype))
+        for block, one in zip(blocks, self._products, strict=True):
+            block.copy_(stored_as(one(states), page.dtype))
 
 
 class Unprojected:

@@ -17,6 +17,7 @@ from whisper import timing
 
 from cluster.errors import CheckpointError, SequenceFailedError
 from cluster.model.checkpoint import open_checkpoint
+from cluster.model.kv_scales import kv_scales
 from decoder_worker.alignment import alignment_heads
 from decoder_worker.time_warping import first_columns, median_filter, standardise
 from tests.support.aligners import Bench
@@ -127,7 +128,12 @@ def test_8_bit_pages_are_aligned_as_the_numbers_they_hold(page_frames: int) -> N
     folder = cached_checkpoint("micro")
     eighth = Bench(folder, page_frames=page_frames, kv_dtype="float8_e4m3fn")
     wide = Bench(folder, page_frames=page_frames)
-    wide.cross_pool.tensor.copy_(eighth.cross_pool.tensor)
+    stored = eighth.cross_pool.tensor.float()
+    scales = kv_scales(open_checkpoint(str(folder)), torch.float8_e4m3fn)
+    assert scales is not None
+    n_layer, _, _, n_head, head_dim = stored.shape[1:]
+    stored_ones = scales.stored(torch.ones(n_layer, 2, n_head, head_dim))
+    wide.cross_pool.tensor.copy_(stored / stored_ones[:, :, None])
     found, expected = (bench.aligner.align([bench.item(0, 30)])[0] for bench in (eighth, wide))
     assert found.times_s == expected.times_s
     assert found.probs == pytest.approx(expected.probs, rel=1e-4)

@@ -23,6 +23,7 @@ from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeRequest, DecodeResult
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.cross_kv import CrossKVProjection
+from cluster.model.kv_scales import kv_scales
 from decoder_worker.states_projection import StatesProjection
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.decoder_engines import ANSWER_S, KEY, Stand, make_stand, wait_until
@@ -45,7 +46,8 @@ class LandingStand:
         self.engine = stand.engine
         self.states = states
         self.importer = stand.importer
-        self._projection = CrossKVProjection(stand.checkpoint)
+        scales = kv_scales(stand.checkpoint, stand.importer.pool.tensor.dtype)
+        self._projection = CrossKVProjection(stand.checkpoint, scales=scales)
 
     def request(self, seed: int, payload: str = "encoder_states", **changes: Any) -> DecodeRequest:
         """Window `seed` in one payload or the other; the same KV either way."""
@@ -154,7 +156,8 @@ def test_a_batch_is_projected_into_its_own_pages(
     assert (landing.n_projected, landing.projection_s > 0) == (3, True)
     expected = torch.full((3 * n, *layout.page_shape), -7.0).to(cross.tensor.dtype)
     with torch.inference_mode():
-        projection = CrossKVProjection(checkpoint)
+        scales = kv_scales(checkpoint, cross.tensor.dtype)
+        projection = CrossKVProjection(checkpoint, scales=scales)
         for row, own, length in zip((2, 0, 1), pages, lengths, strict=True):
             projection.write(states[row : row + 1, :length], expected, [own])
     gap = (cross.tensor.cpu().float() - expected.float()).abs()
