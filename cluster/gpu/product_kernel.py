@@ -13,11 +13,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cluster.gpu.product import MAX_ROWS, outer_block
+from cluster.gpu.product import INNER_MULTIPLE, MAX_ROWS, outer_block
 from cluster.model.layers import LAYER_NORM_EPS
 
 LEAST_ROWS = 16  # of a tile: what tensor cores take at once
 STAGES = 4  # steps of a program's loop that are loaded ahead
+SHARED_BYTES = 96 * 1024  # of 99 KiB that a program may have on compute capability 8.9
 INNER_BLOCKS = (256, 128, 64, 32, 16)
 
 
@@ -81,16 +82,18 @@ def few_rows(  # type: ignore[no-untyped-def]  # Triton reads annotations, and k
     tl.store(place, total.to(out.dtype.element_ty), mask=inside)
 
 
-def inner_block(n_in: int) -> int:
+def inner_block(n_in: int, row_bytes: int) -> int:
     """Of the inner dimension in one step of the loop, which divides it.
+
+    row_bytes: that a step takes for each number of it; STAGES steps must fit shared memory.
 
     Raises:
         ValueError: nothing that tensor cores take does.
     """
-    found = next((size for size in INNER_BLOCKS if n_in % size == 0), None)
-    if found is None:
-        raise ValueError(f"rows of {n_in} numbers: the kernel takes multiples of 16")
-    return found
+    for size in INNER_BLOCKS:
+        if n_in % size == 0 and STAGES * size * row_bytes <= SHARED_BYTES:
+            return size
+    raise ValueError(f"rows of {n_in} numbers: the kernel takes multiples of {INNER_MULTIPLE}")
 
 
 def launch(
@@ -109,7 +112,8 @@ def launch(
     assert x.is_contiguous()
     assert weight.is_contiguous()
     assert out.is_contiguous()
-    outer = outer_block(n_out)
+    outer, rows = outer_block(n_out), max(LEAST_ROWS, triton.next_power_of_2(n))
+    row_bytes = rows * x.itemsize + outer * weight.itemsize
     few_rows[(triton.cdiv(n_out, outer),)](
         x,
         weight,
@@ -125,8 +129,8 @@ def launch(
         gelu,
         add,
         LAYER_NORM_EPS,
-        max(LEAST_ROWS, triton.next_power_of_2(n)),
+        rows,
         outer,
-        inner_block(n_in),
+        inner_block(n_in, row_bytes),
         num_stages=STAGES,
     )
