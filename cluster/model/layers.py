@@ -24,7 +24,9 @@ def stream_dtype(device: torch.device | str, dtype: torch.dtype) -> torch.dtype:
     """Of the residual stream, to which every layer adds, in a model that computes in `dtype`.
 
     On a CPU float32: its sums cost little there, and rounding each of them to bfloat16 is most of
-    what bfloat16 changes. On a GPU `dtype`, as everyone has it.
+    what bfloat16 changes. On a GPU `dtype`: float32 streams would be read and written through all
+    layers, and emulated they gain nothing once the logits are summed in float32
+    (`benchmark.accuracy.gpu_rounding`).
     """
     return torch.float32 if torch.device(device).type == "cpu" else dtype
 
