@@ -8,8 +8,9 @@ PIP_ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+KIT_ARGS ?=
 
-.PHONY: help install demo tools gpu-check-install gpu-kernels test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
+.PHONY: help install demo tools gpu-check-install gpu-kernels gpu-kit test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make check            format, lint, types, import rules"
@@ -19,6 +20,7 @@ help:
 	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
 	@echo "make gpu-check-install  fetch flashinfer's Python (66 MB), against which tests check our calls"
 	@echo "make gpu-kernels      compile flashinfer's kernels for sm_80, sm_89, sm_90a, without a GPU"
+	@echo "make gpu-kit          wheels for a GPU machine without a network, into dist/gpu-kit (KIT_ARGS=...)"
 	@echo "make chaos            faults under load, one after another and in pairs (40 minutes; root for all)"
 	@echo "make tools            install the programs that tests call, with apt-get"
 	@echo "make format           rewrite files as 'make check' wants them"
@@ -58,6 +60,11 @@ gpu-check-install: install
 gpu-kernels: install
 	@$(BIN)/python -m tests.gpu_kit.packages gpu-check gpu-kernels --pip-args '$(PIP_ARGS)'
 	@$(BIN)/python -m tests.gpu_kit.kernels
+
+# KIT_ARGS="--python 3.12 --arch 8.9": for another machine; python -m tests.gpu_kit --help
+gpu-kit: install
+	@$(BIN)/python -m tests.gpu_kit.packages gpu-check gpu-kernels --pip-args '$(PIP_ARGS)'
+	@$(BIN)/python -m tests.gpu_kit $(KIT_ARGS)
 
 FAST := -m "not slow and not gpu"
 

@@ -39,6 +39,7 @@ WANTED = (
 )
 STARTUP = '''"""Written by tests.gpu_kit.bare: this process sees few packages."""
 import sys
+from importlib.machinery import PathFinder
 
 HIDDEN = frozenset({hidden})
 
@@ -46,8 +47,12 @@ HIDDEN = frozenset({hidden})
 class Hide:
     @staticmethod
     def find_spec(name, path=None, target=None):
-        if name.partition(".")[0] in HIDDEN:
-            raise ModuleNotFoundError(f"No module named {{name!r}}, on a bare machine", name=name)
+        if name not in HIDDEN:
+            return None
+        elsewhere = [place for place in sys.path if "site-packages" not in place]
+        if found := PathFinder.find_spec(name, elsewhere):
+            return found
+        raise ModuleNotFoundError(f"No module named {{name!r}}, on a bare machine", name=name)
 
 
 sys.meta_path.insert(0, Hide)
@@ -82,13 +87,14 @@ def brought_along() -> list[str]:
     return sorted(needed_by(WANTED) - needed_by(set(THERE) - {"transformers"}))
 
 
-def bare_environment(folder: Path) -> dict[str, str]:
+def bare_environment(folder: Path, wanted: Iterable[str] = WANTED) -> dict[str, str]:
     """Environment variables of a process on a bare machine with the kit's packages.
 
     Args:
         folder: an empty one, which must stay while processes run.
+        wanted: what it sees besides `THERE`.
     """
-    seen = needed_by((*THERE, *WANTED))
+    seen = needed_by((*THERE, *wanted))
     hidden = [
         module
         for module, owners in packages_distributions().items()

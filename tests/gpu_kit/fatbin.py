@@ -1,4 +1,4 @@
-"""Which GPU architectures a compiled library holds machine code for.
+"""What a compiled library holds: machine code for which GPUs, and calls of CUDA's driver.
 
 Reads the containers that nvcc puts into it: a header, then entries, each with its kind and its
 architecture. Layout as in CUDA's fatbinary_section.h and as the 13.0 compiler writes it.
@@ -6,6 +6,7 @@ architecture. Layout as in CUDA's fatbinary_section.h and as the 13.0 compiler w
 
 from __future__ import annotations
 
+import re
 import struct
 from pathlib import Path
 
@@ -32,3 +33,9 @@ def architectures(library: Path) -> set[int]:
             place += header + n_bytes
         begin = content.find(MAGIC, end)
     return found
+
+
+def driver_calls(library: Path) -> list[str]:
+    """Names of functions of libcuda among the library's symbols, such as cuLaunchKernel."""
+    names = re.findall(rb"\x00(cu[A-Z]\w+)(?=\x00)", library.read_bytes())
+    return sorted({name.decode() for name in names})

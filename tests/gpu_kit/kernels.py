@@ -25,7 +25,7 @@ import torch
 
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import FLASHINFER_DTYPES
-from tests.gpu_kit.fatbin import architectures
+from tests.gpu_kit.fatbin import architectures, driver_calls
 from tests.gpu_kit.packages import FOLDER
 from tests.support.flashinfer_on_cpu import BACKEND, OnCpu, flashinfer_on_cpu
 
@@ -94,6 +94,8 @@ def compile_kernels(arch: str, folder: Path = FOLDER, jobs: int | None = None) -
             holds = architectures(libraries[name])
             if holds != {int(arch.rstrip("af").replace(".", ""))}:
                 raise RuntimeError(f"{libraries[name]} holds code for {sorted(holds)}, not {arch}")
+            if calls := driver_calls(libraries[name]):
+                raise RuntimeError(f"{libraries[name]} was linked without a driver: {calls}")
     return libraries
 
 
@@ -106,7 +108,7 @@ def toolchain(folder: Path) -> dict[str, str]:
     ):
         if not link.exists():
             link.symlink_to(target)
-    # The driver's library is not on PyPI, and the kernels call nothing of it: an empty archive.
+    # The driver's library is not on PyPI, and the kernels call nothing of it (`driver_calls`).
     (home / "lib" / "libcuda.a").write_bytes(b"!<arch>\n")
     path = os.pathsep.join((str(folder / "bin"), str(home / "bin"), os.environ["PATH"]))
     return {"CUDA_HOME": str(home), "PATH": path}

@@ -1,0 +1,105 @@
+"""Build the folder with which a GPU machine without a network runs our GPU tests and benchmark.
+
+    make gpu-kit                                            # for this Python and sm_90a
+    python -m tests.gpu_kit --python 3.12 --arch 8.9        # for another
+
+It holds wheels: flashinfer with our kernels compiled in it, and what such a machine lacks besides
+(`tests.gpu_kit.bare`), in the versions that are installed here. Its README.md says what the machine
+must have, and the commands. The folder is checked: its size, and, where this Python is the one that
+it is for, that all of it installs, imports and loads beside nothing but what the machine must have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+from tests.gpu_kit.bare import bare_environment, brought_along
+from tests.gpu_kit.flashinfer_wheel import make_wheel
+from tests.gpu_kit.kernels import compile_kernels
+from tests.gpu_kit.packages import FOLDER, ROOT, requirements
+from tests.gpu_kit.readme import readme
+
+MOST_MIB = 45.0
+PLATFORMS = ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux1")
+HERE = ".".join(platform.python_version_tuple()[:2])
+
+
+def build(target: Path, python: str, arch: str) -> None:
+    """Fill `target`, which is made anew.
+
+    Raises:
+        subprocess.CalledProcessError: pip has no wheel of a package for that Python.
+    """
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir(parents=True)
+    libraries = compile_kernels(arch)
+    make_wheel(libraries, f"sm{arch.replace('.', '')}", target)
+    pinned = [f"{name}=={version(name)}" for name in brought_along()]
+    pinned += [line for line in requirements(["gpu-check"]) if "flashinfer" not in line]
+    _download(pinned, target, python)
+    (target / "README.md").write_text(readme(target, python, arch))
+
+
+def _download(pinned: Sequence[str], target: Path, python: str) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+    command += ["--only-binary=:all:", "--implementation", "cp", "--python-version", python]
+    for name in PLATFORMS:
+        command += ["--platform", f"{name}_{platform.machine()}"]
+    subprocess.run([*command, "--dest", str(target), *pinned], check=True)
+
+
+def mebibytes(target: Path) -> float:
+    return sum(file.stat().st_size for file in target.iterdir()) / 2**20
+
+
+def check(target: Path) -> None:
+    """Install the kit as its README says; load all of it and collect the tests on a bare machine.
+
+    Raises:
+        subprocess.CalledProcessError: something is missing or does not load; it has been said.
+    """
+    with tempfile.TemporaryDirectory(prefix="splitscribe-kit-") as folder:
+        site, startup = Path(folder, "site"), Path(folder, "startup")
+        startup.mkdir()
+        install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+        install += ["--no-compile", "--target", str(site)]
+        subprocess.run([*install, *map(str, sorted(target.glob("*.whl")))], check=True)
+        environment = bare_environment(startup, wanted=())
+        environment["PYTHONPATH"] += f":{site}"
+        loads = [sys.executable, "-m", "tests.gpu_kit.loads", str(site), str(FOLDER)]
+        subprocess.run(loads, check=True, cwd=ROOT, env=environment)
+        collect = [sys.executable, "-m", "pytest", "-m", "gpu", "--collect-only", "-qq"]
+        subprocess.run(collect, check=True, cwd=ROOT, env=environment)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--arch", default="9.0a", help="8.0, 8.9 or 9.0a [9.0a]")
+    parser.add_argument("--python", default=HERE, help=f"of the GPU machine [{HERE}]")
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "dist" / "gpu-kit", help="[dist/gpu-kit]"
+    )
+    args = parser.parse_args()
+    build(args.out, args.python, args.arch)
+    size = mebibytes(args.out)
+    print(f"{args.out}: {len(list(args.out.iterdir()))} files, {size:.1f} MiB")
+    if size > MOST_MIB:
+        print(f"that is more than {MOST_MIB:.0f} MiB", file=sys.stderr)
+        return 1
+    if args.python != HERE:
+        print(f"Not checked: this is Python {HERE}, the kit is for {args.python}.")
+        return 0
+    check(args.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

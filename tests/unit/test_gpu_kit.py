@@ -1,0 +1,94 @@
+"""Kernels compiled without a GPU, and the folder of wheels for a GPU machine without a network."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.gpu_kit.__main__ import HERE, MOST_MIB, build, check, mebibytes
+from tests.gpu_kit.fatbin import architectures, driver_calls
+from tests.gpu_kit.flashinfer_wheel import make_wheel
+from tests.gpu_kit.kernels import ARCHITECTURES, compile_kernels
+from tests.gpu_kit.packages import installed, requirements
+
+needs_toolkit = pytest.mark.skipif(
+    not (installed("gpu-check") and installed("gpu-kernels")),
+    reason="needs flashinfer and CUDA's compiler (`make gpu-kernels` fetches them)",
+)
+
+
+def container(*entries: tuple[int, int]) -> bytes:
+    """As nvcc writes one: of entries of a kind (2: machine code) for an architecture."""
+    content = b""
+    for kind, architecture in entries:
+        code = b"\0" * 24
+        header = struct.pack("<HHIQ", kind, 0x101, 64, len(code)).ljust(28, b"\0")
+        content += (header + struct.pack("<i", architecture)).ljust(64, b"\0") + code
+    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(content)) + content
+
+
+def test_a_library_says_what_it_holds(tmp_path: Path) -> None:
+    library = tmp_path / "kernel.so"
+    library.write_bytes(
+        b"ELF.." + container((2, 80), (1, 90)) + b"\0\0" + container((2, 90)) + b"\0cudaFree\0"
+    )
+    assert architectures(library) == {80, 90}
+    assert driver_calls(library) == []
+    library.write_bytes(library.read_bytes() + b"cuLaunchKernel\0cuInit\0")
+    assert driver_calls(library) == ["cuInit", "cuLaunchKernel"]
+
+
+def test_extras_are_pinned_as_the_tests_ran() -> None:
+    lines = requirements(["gpu-check"])
+    assert all("==" in line for line in lines)
+    assert lines[0].startswith("flashinfer-python==0.7.")
+
+
+def test_a_trimmed_wheel_installs(tmp_path: Path) -> None:
+    """Without other models' kernels, with ours."""
+    info = "flashinfer_python-0.7.2.dist-info"
+    files = {
+        "flashinfer/__init__.py": "",
+        "flashinfer/data/csrc/page.cu": "ours",
+        "flashinfer/data/csrc/moe/other.cu": "not ours",
+        "flashinfer/data/cutlass/include.h": "not ours",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: flashinfer-python\nVersion: 0.7.2\n",
+        f"{info}/licenses/LICENSE": "Apache",
+    }
+    for name, text in files.items():
+        (tmp_path / "there" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "there" / name).write_text(text)
+    library = tmp_path / "page.so"
+    library.write_bytes(b"compiled")
+    wheel = make_wheel({"page": library}, "sm90a", tmp_path, tmp_path / "there")
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    subprocess.run([*command, "--target", tmp_path / "site", wheel], check=True)
+    data = tmp_path / "site" / "flashinfer" / "data"
+    found = {str(file.relative_to(data)) for file in data.rglob("*") if file.is_file()}
+    assert found == {"csrc/page.cu", "aot/page/page.so"}
+    assert zipfile.ZipFile(wheel).testzip() is None
+
+
+@needs_toolkit
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_kernels_compile(arch: str) -> None:
+    """All that our backend asks for; what was compiled by an earlier run stays."""
+    libraries = compile_kernels(arch)
+    kinds = {name.partition("_with_")[0] for name in libraries}
+    assert kinds == {"page", "batch_decode", "batch_prefill"}
+
+
+@needs_toolkit
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_kit_is_small_and_all_of_it_loads(tmp_path: Path) -> None:
+    build(tmp_path, HERE, "9.0a")
+    assert mebibytes(tmp_path) <= MOST_MIB
+    check(tmp_path)
