@@ -113,14 +113,17 @@ class ExporterService:
         self._reports: list[ReadReport] = []
         self.exporter.on_read = self._reports.append
 
-    def publish(self, seed: int) -> CrossKVHandle:
-        """Reserve a window's pages, write the KV of `seed`, publish."""
+    def publish(self, seed: int, key: bytes = b"") -> CrossKVHandle:
+        """Reserve a window's pages, write the KV of `seed`, publish; under `key`, to be kept."""
         pages = self.exporter.reserve(self._window, timeout_s=10.0)
         assert pages is not None, f"no pages: {self.exporter.pool!r}"
         self._write(pages, seed)
         return self.exporter.publish(
-            pages, request_id=f"request-{seed}", window=seed, attempt=0, frames=1500
+            pages, request_id=f"request-{seed}", window=seed, attempt=0, frames=1500, key=key
         )
+
+    def publish_again(self, key: bytes) -> CrossKVHandle | None:
+        return self.exporter.publish_again(key, request_id="again", window=0, attempt=0)
 
     def publish_short(self, seed: int, frames: int) -> CrossKVHandle:
         """The same of so many frames; the other pages go back unused."""
@@ -158,8 +161,10 @@ class ExporterService:
         exporter = self.exporter
         rss_pages = int(Path("/proc/self/statm").read_text().split()[1])
         return SimpleNamespace(
-            n_windows_free=exporter.pool.n_free / self._window,
+            n_windows_free=exporter.n_free_pages / self._window,
             n_leases=exporter.active_leases(),
+            n_kept=exporter.published.n_kept,
+            n_evicted=exporter.published.n_evicted,
             n_ignored=exporter.refused()["unknown_lease"],
             n_malformed=exporter.refused()["malformed"],
             reports=tuple(self._reports[-10:]),
@@ -172,7 +177,12 @@ class ExporterService:
             n_used=self.exporter.pool.n_pages - self.exporter.pool.n_free
         )
         self.exporter.close()
+        self.exporter.check_integrity()
         self.exporter.pool.check_integrity()
+
+    def check_integrity(self) -> None:
+        """Nothing is leased or reserved, and every page is free or kept."""
+        self.exporter.check_integrity()
 
 
 class ReaderService:

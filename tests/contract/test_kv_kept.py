@@ -1,0 +1,127 @@
+"""The contract of KV that is kept after its release; the same for every transport."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cluster.errors import KVLostError, PeerLostError, StaleGenerationError
+from tests.support.kv_host import (
+    DEADLINE_S,
+    MakeHost,
+    allocate,
+    kv_of,
+    pages_of,
+    take,
+    wait_for,
+)
+
+KEY = b"a"
+
+
+def test_kept_kv_is_read_again_by_any_number_of_readers(
+    make_host: MakeHost, make_reader: MakeHost
+) -> None:
+    host, readers = make_host(n_windows=2), [make_reader(), make_reader()]
+    expected = kv_of(1, readers[0].layout)
+    assert torch.equal(take(readers[0], host.publish(1, KEY)), expected)
+    wait_for(lambda: host.state().n_kept == 1, "the release")
+    handles = [host.publish_again(KEY) for _ in range(6)]
+    assert len({handle.lease for handle in handles}) == 6
+    assert host.state().n_windows_free == 1, "who is read is not free"
+    for number, handle in enumerate(handles):
+        assert torch.equal(take(readers[number % 2], handle), expected)
+    wait_for(lambda: host.state().n_leases == 0, "all releases")
+    assert (host.state().n_kept, host.state().n_windows_free) == (1, 2)
+    host.check_integrity()
+
+
+def test_an_evicted_window_is_stale_for_whoever_still_has_its_handle(
+    make_host: MakeHost, make_reader: MakeHost
+) -> None:
+    host, reader = make_host(n_windows=1), make_reader()
+    old = host.publish(1, KEY)
+    assert host.revoke(old.lease)
+    assert torch.equal(take(reader, host.publish_again(KEY)), kv_of(1, reader.layout))
+    wait_for(lambda: host.state().n_kept == 1, "the release")
+    new = host.publish(2, b"b")
+    assert host.publish_again(KEY) is None
+    assert host.state().n_evicted == 1
+    with pytest.raises(StaleGenerationError):
+        take(reader, old)
+    assert torch.equal(take(reader, new), kv_of(2, reader.layout))
+    wait_for(lambda: host.state().n_leases == 0, "the release")
+    host.check_integrity()
+
+
+def test_what_is_encoded_anew_is_never_read_from_the_pages_of_before(
+    make_host: MakeHost, make_reader: MakeHost
+) -> None:
+    host, reader = make_host(n_windows=2), make_reader()
+    old = host.publish(1, KEY)
+    assert host.revoke(old.lease)
+    new = host.publish(2, KEY)
+    with pytest.raises(StaleGenerationError):
+        take(reader, old)
+    assert torch.equal(take(reader, new), kv_of(2, reader.layout))
+    assert torch.equal(take(reader, host.publish_again(KEY)), kv_of(2, reader.layout))
+    wait_for(lambda: host.state().n_leases == 0, "the releases")
+    host.check_integrity()
+
+
+def test_evictions_beside_reads_in_flight_never_give_another_window_s_kv(
+    make_host: MakeHost, make_reader: MakeHost
+) -> None:
+    """Every second lease ends while its READ is in flight, and others need the pages at once."""
+    host, reader = make_host(n_windows=2), make_reader(n_windows=8)
+    n_lost = 0
+    for turn in range(24):
+        seed = turn % 5
+        key = bytes([seed])
+        handle = host.publish_again(key) or host.publish(seed, key)
+        reader.accept(handle)
+        pages = allocate(reader)
+        reading = reader.fetch(handle, pages)
+        if turn % 2:
+            host.revoke(handle.lease)
+            for other in (10 + turn, 50 + turn):  # both windows of the pool
+                host.revoke(host.publish(other, bytes([other])).lease)
+        try:
+            reading.result(DEADLINE_S)
+            assert torch.equal(pages_of(reader, pages), kv_of(seed, reader.layout))
+        except KVLostError:
+            n_lost += 1
+        reader.pool.release(pages)
+        wait_for(lambda: host.state().n_leases == 0, "the release")
+        host.check_integrity()
+    assert n_lost <= 12
+    assert host.state().n_evicted > 12
+    reader.pool.check_integrity()
+
+
+@pytest.mark.parametrize(
+    "mode", ["memory", "memory-states", pytest.param("nixl", marks=pytest.mark.slow)], indirect=True
+)
+def test_kept_kv_dies_with_its_exporter(make_host: MakeHost, make_reader: MakeHost) -> None:
+    host, reader = make_host(), make_reader()
+    assert torch.equal(take(reader, host.publish(1, KEY)), kv_of(1, reader.layout))
+    again = host.publish_again(KEY)
+    host.kill()
+    with pytest.raises(PeerLostError):
+        take(reader, again)
+    other = make_host()
+    if other.publish_again(KEY) is not None:
+        raise AssertionError("another exporter has what it never wrote")
+    assert torch.equal(take(reader, other.publish(1, KEY)), kv_of(1, reader.layout))
+    reader.pool.check_integrity()
+
+
+def test_a_closed_exporter_keeps_nothing(make_host: MakeHost, make_reader: MakeHost) -> None:
+    host, reader = make_host(), make_reader()
+    unread = host.publish(1, KEY)
+    assert host.revoke(unread.lease)
+    assert torch.equal(take(reader, host.publish_again(KEY)), kv_of(1, reader.layout))
+    host.close()
+    with pytest.raises(KVLostError):
+        take(reader, unread)
+    reader.pool.check_integrity()
