@@ -16,6 +16,7 @@ BUNDLED_MODEL = "demo"
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+EncoderDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8"]
 Handoff = Literal["cross_kv", "encoder_states", "auto"]
 KVDType = Literal["auto", "float32", "bfloat16", "float16", "float8"]
 Transport = Literal["auto", "nixl", "memory"]
@@ -109,7 +110,6 @@ class PoolSettings(_Frozen):
         {}, description="Ray's labels of the nodes to run on: LABEL: VALUE; empty: any node"
     )
     device: Device = Field("auto", description="auto, cpu or cuda")
-    dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8")
 
     @property
     def fewest(self) -> int:
@@ -135,6 +135,10 @@ class PoolSettings(_Frozen):
 class EncoderSettings(PoolSettings):
     """The encoder workers."""
 
+    dtype: EncoderDType = Field(
+        "auto",
+        description="auto, float32, bfloat16, float16, int8 (CPU) or float8 (GPU of 8.9 or more)",
+    )
     max_batch: int = Field(0, ge=0, description="windows in one encoder batch; 0: by device")
     batch_wait_ms: float = Field(5.0, ge=0, description="longest wait for a batch to fill")
     export_windows: int = Field(
@@ -170,6 +174,7 @@ class EncoderSettings(PoolSettings):
 class DecoderSettings(PoolSettings):
     """The decoder workers."""
 
+    dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8")
     max_batch: int = Field(
         0,
         ge=0,

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cluster.gpu.kernels import has_triton
 from cluster.jit.background import InBackground
 from cluster.messages import FileMel
 from cluster.model.checkpoint import Checkpoint
@@ -40,7 +41,8 @@ from cluster.model.streams import (
 )
 from cluster.model.weights import TORCH_DTYPES
 from encoder_worker.cpu.compiled import DTYPES, team_kernels
-from encoder_worker.gpu.scatter import has_kernel
+from encoder_worker.gpu.encoder import Encoder, GpuEncoder
+from encoder_worker.gpu.float8 import check_float8
 from encoder_worker.gpu.static_encoder import AlreadyDone, EventReady, Ready, StaticEncoder
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
@@ -67,6 +69,7 @@ class WindowEncoder:
         int8: bool = False,
         contexts: Sequence[int] = (),
         kv_dtype: torch.dtype | None = None,
+        float8: bool = False,
     ) -> None:
         """Load onto `device` ("cpu" or "cuda"), computing in `dtype`, a key of TORCH_DTYPES.
 
@@ -74,14 +77,24 @@ class WindowEncoder:
         int8: hold the encoder's weights in 8 bits (CPU).
         kv_dtype: of the pool that K/V go to; None: no 8-bit one.
         contexts: positions below the full number that windows may have; on a GPU, with graphs.
+        float8: hold them in 8 bits, and multiply in 8 bits (GPU).
+
+        Raises:
+            ConfigurationError: float8 was asked for and the device cannot.
         """
+        if float8:
+            on_gpu = device == "cuda"
+            check_float8(torch.cuda.get_device_capability() if on_gpu else None, has_triton())
         torch_dtype = TORCH_DTYPES[dtype]
         self.device = device
         self.dtype = dtype
         self._dims = checkpoint.dims
         self._contexts = contexts
         self._mel = LogMel(checkpoint.dims.n_mels, device)
-        self._encoder = AudioEncoder(checkpoint, torch_dtype, device, int8=int8)
+        self._plain = AudioEncoder(checkpoint, torch_dtype, device, int8=int8)
+        self._encoder: Encoder = self._plain
+        if device == "cuda" and has_triton():
+            self._encoder = GpuEncoder(self._plain, float8=float8)
         self._projection: CrossKVProjection | None = None
         if projects:
             scales = None if kv_dtype is None else kv_scales(checkpoint, kv_dtype)
@@ -105,7 +118,7 @@ class WindowEncoder:
         """
         if self._stream is None:
             return
-        if not has_kernel():
+        if not has_triton():
             logger.warning("Triton does not load: the encoder runs without CUDA graphs")
             return
         projection, paged = self._output(pool)
@@ -188,7 +201,7 @@ class WindowEncoder:
         if self._team is None and self._kernels is not None and (built := self._kernels.get()):
             from encoder_worker.cpu.team import TeamEncoder  # imports numba's kernels
 
-            self._team = TeamEncoder(self._encoder, built, torch.get_num_threads())
+            self._team = TeamEncoder(self._plain, built, torch.get_num_threads())
         return self._team
 
     def _launch_on_team(

@@ -114,11 +114,15 @@ class AudioEncoder:
         Returns:
             States [B, T, n_audio_state] in the encoder's dtype.
         """
-        x = self.conv2(self.conv1(mel.to(self.dtype)))
-        x = self._placed(x.transpose(1, 2))  # [B, T, d]
+        x = self.embedded(mel)
         for layer in self.layers:
             x = layer(x)
         return self.norm(x)
+
+    def embedded(self, mel: Tensor) -> Tensor:
+        """What goes into the first layer: mel as above -> [B, T, d], the residual stream."""
+        x = self.conv2(self.conv1(mel.to(self.dtype)))
+        return self._placed(x.transpose(1, 2))
 
     def _placed(self, x: Tensor) -> Tensor:
         """Add the positions: [B, T, d] of any strides -> the residual stream, contiguous.

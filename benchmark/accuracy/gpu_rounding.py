@@ -48,6 +48,7 @@ from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.sampling.search import Row
 from decoder_worker.sequence import DecodeSequence, PromptBuilder
 from decoder_worker.tensors import DecoderTensors
+from encoder_worker.gpu.encoder import Encoder
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 
@@ -117,7 +118,12 @@ class Figures:
 
 
 class Hearing:
-    """The whole model on this CPU, in one rounding."""
+    """The whole model on this CPU, in one rounding.
+
+    encoder: mel [B, n_mels, T] to states; another that computes the same may take its place.
+    """
+
+    encoder: Encoder
 
     def __init__(self, rounding: Rounding) -> None:
         checkpoint = open_checkpoint("demo")
@@ -125,9 +131,10 @@ class Hearing:
         self._tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
         self._prompts = PromptBuilder(self._tokenizer, checkpoint.dims)
         self._mel = LogMel(checkpoint.dims.n_mels)
-        self._encoder = AudioEncoder(checkpoint, compute)
-        self._encoder.layers = rounded(self._encoder.layers, TORCH_DTYPES[rounding.encoder])
-        self._encoder.norm = rounded(self._encoder.norm, TORCH_DTYPES[rounding.encoder])
+        encoder = AudioEncoder(checkpoint, compute)
+        encoder.layers = rounded(encoder.layers, TORCH_DTYPES[rounding.encoder])
+        encoder.norm = rounded(encoder.norm, TORCH_DTYPES[rounding.encoder])
+        self.encoder = encoder
         self._projection = CrossKVProjection(checkpoint, compute)
         own = self_kv_layout(checkpoint, rounding.compute)
         cross = kv_layout(checkpoint, 0, rounding.compute)
@@ -152,7 +159,7 @@ class Hearing:
     def hear(self, windows: list[NDArray[np.int16]]) -> list[str]:
         """The text of each of at most AT_ONCE windows; their KV stays in the pages."""
         for page, window in enumerate(windows):
-            states = self._encoder(self._mel([window]))
+            states = self.encoder(self._mel([window]))
             self._projection.write(states, self._cross_pool.tensor, [(page,)])
         sequences = [self._sequence(i) for i in range(len(windows))]
         launched = self._runner.prefill(sequences)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -26,6 +28,8 @@ from decoder_worker.sampling.sampler import TorchSampler
 from decoder_worker.sampling.slots import SlotTable
 from decoder_worker.step import DecodeStep
 from decoder_worker.tensors import DecoderTensors
+from encoder_worker.gpu.encoder import Encoder, GpuEncoder
+from encoder_worker.model import AudioEncoder
 from tests.support.checkpoints import make_checkpoint, model_config
 
 DTYPE = torch.bfloat16
@@ -81,6 +85,27 @@ def decode_step(model: str, n_rows: int, *, fused: bool) -> Callable[[], Any]:
     decoder = decoder_of(model, n_rows, fused=fused)
     index = meta((n_rows,), torch.int64)
     return lambda: step(index, decoder, None)
+
+
+def encode(model: str, n_windows: int, layers: str) -> Callable[[], Any]:
+    """From features to states, for a batch of whole windows.
+
+    Args:
+        layers: "torch", "fused" or "float8".
+    """
+    dims = dims_of(model)
+    checkpoint: Any = SimpleNamespace(dims=dims)
+    on_meta = patch(
+        "encoder_worker.model.load_tensors",
+        lambda checkpoint, shapes, dtype, device: meta_tensors(shapes),
+    )
+    with on_meta:
+        plain = AudioEncoder(checkpoint, DTYPE, META)
+    encoder: Encoder = plain
+    if layers != "torch":
+        encoder = GpuEncoder(plain, float8=layers == "float8")
+    mel = meta((n_windows, dims.n_mels, dims.n_mel_frames))
+    return lambda: encoder(mel)
 
 
 def decoder_of(model: str, n_rows: int, *, fused: bool) -> TextDecoder:

@@ -10,14 +10,17 @@ from rich.table import Table
 
 from benchmark.gpu import roofline
 from benchmark.gpu.launches import Work, count
-from benchmark.gpu.meta_models import decode_step
+from benchmark.gpu.meta_models import decode_step, encode
 from benchmark.gpu.roofline import Gpu
 from benchmark.shared.command import print_result
+from benchmark.shared.flops import encoder_flops
 from benchmark.shared.shapes import SHAPES
 
 MODELS = ("large-v3", "large-v3-turbo")
 ROWS = (1, 8, 32, 64)
 CONTEXTS = (1500, 350)
+WINDOWS = 8  # of a batch
+ENCODERS = {"torch": "torch's layers", "fused": "ours", "float8": "ours, 8 bits"}
 SELF_CONTEXT = 64  # positions of self-attention: the middle of a text of 120 tokens
 
 
@@ -54,6 +57,22 @@ def predict_step(model: str, n_rows: int, context: int, gpu: Gpu, launch_s: floa
     return Predicted(floor_s, works[0], before_s, works[1], after_s)
 
 
+def predict_encoders(model: str, gpu: Gpu, launch_s: float) -> dict[str, dict[str, float]]:
+    """By layers: kernels of a batch of WINDOWS, and milliseconds of one of its windows."""
+    flops = encoder_flops(SHAPES[model])
+    found = {"floor": {"ms": round(1e3 * flops / gpu.flops, 3)}}
+    for layers in ENCODERS:
+        work = count(encode(model, WINDOWS, layers))
+        seconds = roofline.predicted_s(work.launches, gpu, launch_s) / WINDOWS
+        n_gb = work.n_bytes / WINDOWS / 1e9
+        found[layers] = {
+            "kernels": work.n_kernels,
+            "gb": round(n_gb, 3),
+            "ms": round(1e3 * seconds, 3),
+        }
+    return found
+
+
 def print_predictions(gpu: Gpu, launch_s: float) -> None:
     steps = {
         (model, n_rows, context): predict_step(model, n_rows, context, gpu, launch_s)
@@ -69,12 +88,26 @@ def print_predictions(gpu: Gpu, launch_s: float) -> None:
     for (model, n_rows, context), found in steps.items():
         table.add_row(model, str(context), str(n_rows), *_cells(found))
     Console(width=120).print(table)
-    figures = {"launch_us": 1e6 * launch_s, "steps": {}}
+    encoders = {model: predict_encoders(model, gpu, launch_s) for model in MODELS[:1]}
+    _print_encoders(encoders)
+    figures: dict[str, Any] = {"launch_us": 1e6 * launch_s, "encoders": encoders}
     figures["steps"] = {
         f"{model}, {n_rows} rows, {context} positions": found.as_json()
         for (model, n_rows, context), found in steps.items()
     }
     print_result("gpu.roofline", figures)
+
+
+def _print_encoders(encoders: dict[str, dict[str, dict[str, float]]]) -> None:
+    title = f"One of {WINDOWS} windows encoded together, from features to states (predicted)"
+    table = Table("model", "layers", "kernels of the batch", "GB", "ms", title=title)
+    for model, rows in encoders.items():
+        table.add_row(model, "floor, bf16", "", "", f"{rows['floor']['ms']:.2f}")
+        for layers, name in ENCODERS.items():
+            row = rows[layers]
+            cells = (f"{row['kernels']:.0f}", f"{row['gb']:.2f}", f"{row['ms']:.2f}")
+            table.add_row(model, name, *cells)
+    Console(width=120).print(table)
 
 
 def _cells(found: Predicted) -> tuple[str, ...]:

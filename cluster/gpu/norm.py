@@ -6,6 +6,8 @@ next half begins with a norm of that sum. Between the two nothing else needs it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -36,6 +38,20 @@ def add_norm(
             dtype's largest. None otherwise.
     """
     _operator(x, delta, bias, norm.weight, norm.bias, out, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What is still to be added to the residual stream: delta [n, d], and the bias [d] of it."""
+
+    delta: Tensor | None = None
+    bias: Tensor | None = None
+
+    def add_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
+        """Add it to x, and the norm of the sum; [n, d], in the norm's dtype. Mutates x."""
+        out = torch.empty_like(x, dtype=norm.dtype)
+        add_norm(x, self.delta, self.bias, norm, out)
+        return out
 
 
 def _plain(

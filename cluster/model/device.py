@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from cluster.errors import ConfigurationError
-from cluster.settings import Device, DType
+from cluster.settings import Device, EncoderDType
 
 MOST_STEP = 8  # threads that read as fast as the memory gives
 
@@ -31,18 +31,20 @@ def resolve_device(device: Device) -> str:
     return device
 
 
-def resolve_dtype(dtype: DType, device: str) -> str:
+def resolve_dtype(dtype: EncoderDType, device: str) -> str:
     """What a role computes in: a key of `cluster.model.weights.TORCH_DTYPES`.
 
     "auto" is bfloat16 on a GPU and on a CPU that multiplies it natively, float32 on any other.
-    "int8" holds weights in 8 bits and computes between them as "auto" does.
+    "int8" holds weights in 8 bits and computes between them as "auto" does, and so does "float8".
 
     Raises:
-        ConfigurationError: int8 was asked for on a GPU.
+        ConfigurationError: int8 was asked for on a GPU, or float8 on a CPU.
     """
     if dtype == "int8" and device != "cpu":
-        raise ConfigurationError("dtype int8 is for CPUs: on a GPU take bfloat16")
-    if dtype not in ("auto", "int8"):
+        raise ConfigurationError("dtype int8 is for CPUs: on a GPU take bfloat16 or float8")
+    if dtype == "float8" and device == "cpu":
+        raise ConfigurationError("dtype float8 is for GPUs: on a CPU take int8 or bfloat16")
+    if dtype not in ("auto", "int8", "float8"):
         return dtype
     return "bfloat16" if device != "cpu" or has_native_bfloat16() else "float32"
 

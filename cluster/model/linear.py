@@ -75,6 +75,12 @@ def as_it_is(linear: Linear) -> Projection:
     return linear
 
 
+def as_loaded(projection: Projection) -> Linear:
+    """A product that `as_it_is` kept, which a GPU has: for kernels that need its weights."""
+    assert isinstance(projection, Linear)
+    return projection
+
+
 def packer(device: torch.device | str, dtype: torch.dtype, *, int8: bool = False) -> Pack:
     """How a role on `device` prepares its products.
 

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from cluster.gpu.norm import Pending
 from cluster.gpu.product import INNER_MULTIPLE
 from cluster.model.linear import Linear
 from decoder_worker.attention.base import AttentionBatch, ProjectedAttention
 from decoder_worker.gpu.embed import embed
-from decoder_worker.gpu.layers import FewRowsLayer, ManyRowsLayer, Pending
+from decoder_worker.gpu.layers import FewRowsLayer, ManyRowsLayer
 from decoder_worker.model import TorchDecoder
 
 # Beyond so many rows every program of `FewRows` reads more of them than the kernels that it saves

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.gpu.norm import add_norm
+from cluster.gpu.norm import Pending
 from cluster.gpu.product import MAX_ROWS, FewRows
 from cluster.model.layers import LayerNorm
-from cluster.model.linear import Linear, Projection
+from cluster.model.linear import Linear, as_loaded
 from decoder_worker.attention.base import ProjectedAttention
 from decoder_worker.model import DecoderLayer
 
@@ -40,12 +40,12 @@ class FewRowsLayer:
     def of(cls, layer: DecoderLayer) -> FewRowsLayer:
         """Shares the layer's weights."""
         return cls(
-            qkv=FewRows.of(plain(layer.self_qkv), layer.self_norm),
-            self_out=FewRows.of(plain(layer.self_out)),
-            cross_q=FewRows.of(plain(layer.cross_q), layer.cross_norm),
-            cross_out=FewRows.of(plain(layer.cross_out)),
-            fc1=FewRows.of(plain(layer.mlp.fc1), layer.mlp.norm),
-            fc2=FewRows.of(plain(layer.mlp.fc2)),
+            qkv=FewRows.of(as_loaded(layer.self_qkv), layer.self_norm),
+            self_out=FewRows.of(as_loaded(layer.self_out)),
+            cross_q=FewRows.of(as_loaded(layer.cross_q), layer.cross_norm),
+            cross_out=FewRows.of(as_loaded(layer.cross_out)),
+            fc1=FewRows.of(as_loaded(layer.mlp.fc1), layer.mlp.norm),
+            fc2=FewRows.of(as_loaded(layer.mlp.fc2)),
         )
 
     def __call__(self, index: int, x: Tensor, n_head: int, attention: ProjectedAttention) -> None:
@@ -60,20 +60,6 @@ class FewRowsLayer:
         wide = _room(x, self.fc1.weight)
         self.fc1.gelu(x, wide)
         self.fc2.add_to(x, wide)
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """What is still to be added to the residual stream: delta [n, d], and the bias [d] of it."""
-
-    delta: Tensor | None = None
-    bias: Tensor | None = None
-
-    def add_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
-        """Add it to x, and the norm of the sum; [n, d], in the norm's dtype. Mutates x."""
-        out = torch.empty_like(x, dtype=norm.dtype)
-        add_norm(x, self.delta, self.bias, norm, out)
-        return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,18 +80,18 @@ class ManyRowsLayer:
     @classmethod
     def of(cls, layer: DecoderLayer) -> ManyRowsLayer:
         """Shares the layer's weights."""
-        fc1 = plain(layer.mlp.fc1)
+        fc1 = as_loaded(layer.mlp.fc1)
         return cls(
             self_norm=layer.self_norm,
-            self_qkv=plain(layer.self_qkv),
-            self_out=plain(layer.self_out),
+            self_qkv=as_loaded(layer.self_qkv),
+            self_out=as_loaded(layer.self_out),
             cross_norm=layer.cross_norm,
-            cross_q=plain(layer.cross_q),
-            cross_out=plain(layer.cross_out),
+            cross_q=as_loaded(layer.cross_q),
+            cross_out=as_loaded(layer.cross_out),
             mlp_norm=layer.mlp.norm,
             fc1=fc1,
             fc1_few=FewRows.of(fc1),
-            fc2=plain(layer.mlp.fc2),
+            fc2=as_loaded(layer.mlp.fc2),
         )
 
     def __call__(
@@ -127,12 +113,6 @@ class ManyRowsLayer:
         wide = _room(normed, self.fc1.weight)
         self.fc1_few.gelu(normed, wide)
         return wide
-
-
-def plain(projection: Projection) -> Linear:
-    """The weights of a product that is as it was loaded, which is what a GPU has."""
-    assert isinstance(projection, Linear)
-    return projection
 
 
 def _product(x: Tensor, linear: Linear) -> Tensor:

@@ -7,24 +7,12 @@ reference, the same in torch.
 
 from __future__ import annotations
 
-from functools import cache
-
 from torch import Tensor
 
 from cluster.model.cross_kv import stored_as
 from cluster.model.operators import define, nothing
 
 NO_PAGE = -1  # in a table of pages: this window is padding, write nothing
-
-
-@cache
-def has_kernel() -> bool:
-    """Whether Triton loads here; without it a GPU encodes without graphs."""
-    try:
-        import encoder_worker.gpu.scatter_kernel  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def scatter_pages(kv: Tensor, pool: Tensor, table: Tensor) -> None:

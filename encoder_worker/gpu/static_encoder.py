@@ -18,12 +18,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from cluster.messages import FileMel
 from cluster.model.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
 from cluster.model.streams import new_event, on_stream, synchronize
+from encoder_worker.gpu.encoder import Encoder
 from encoder_worker.gpu.fixed_mel import FixedLogMel
 from encoder_worker.gpu.graphs import BatchGraphs, BatchShape, sizes_up_to
 from encoder_worker.gpu.scatter import scatter_pages
 from encoder_worker.gpu.staging import Staging
 from encoder_worker.mel import LogMel
-from encoder_worker.model import AudioEncoder
 
 # Fastest first on Hopper (cuDNN's fused attention, then FlashAttention 2). None is excluded: the
 # choice is the whole process's, and a decoder beside us may need another.
@@ -66,7 +66,7 @@ class StaticEncoder:
     def __init__(
         self,
         mel: LogMel,
-        encoder: AudioEncoder,
+        encoder: Encoder,
         projection: CrossKVProjection | Unprojected,
         pool: Tensor,
         max_batch: int,

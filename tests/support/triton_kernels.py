@@ -52,6 +52,7 @@ def _tritons(interpreted: bool) -> dict[str, ModuleType]:
     importlib.import_module("triton.language")
     importlib.import_module("triton.compiler")
     importlib.import_module("triton.backends.compiler")
+    importlib.import_module("triton.runtime.interpreter")
     return {name: module for name, module in sys.modules.items() if _is_triton(name)}
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from benchmark.gpu.launches import Work, count
-from benchmark.gpu.meta_models import decode_step
+from benchmark.gpu.meta_models import decode_step, encode
 from benchmark.gpu.predictions import predict_step
 from benchmark.gpu.roofline import H200, LAUNCH_S
 
@@ -76,3 +76,19 @@ def test_a_launch_costs_its_time_and_the_slower_of_its_two() -> None:
     assert work.n_kernels == 2
     assert len(work.launches) == 2
     assert work.n_bytes == pytest.approx(4.3e12)
+
+
+@pytest.mark.parametrize(
+    ("layers", "expected"),
+    [
+        ("torch", {"layer_norm": 2, "linear": 4, "attention": 1, "gelu": 1, "add": 2}),
+        ("fused", {"add_norm": 2, "linear": 2, "mm": 2, "attention": 1, "gelu": 1}),
+        ("float8", {"add_norm": 2, "scaled_product": 4, "attention": 1, "scale_rows": 2}),
+    ],
+)
+def test_the_kernels_of_an_encoder_layer(layers: str, expected: dict[str, int]) -> None:
+    """Nothing else, so nothing copies: of tiny's four layers and of base's six."""
+    tiny, base = (count(encode(model, 2, layers)).kernels for model in ("tiny", "base"))
+    assert {name: (base[name] - tiny[name]) / 2 for name in base if base[name] > tiny[name]} == (
+        expected
+    )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -26,8 +24,10 @@ from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder, EncoderLayer
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.reference import make_pcm
+from tests.support.triton_kernels import load_kernel
 
 UNTOUCHED = -7.0
+KERNEL = "encoder_worker.gpu.scatter_kernel"
 WINDOWS = [make_pcm(seconds, seed) for seed, seconds in enumerate((0.0001, 4.9973, 29.995, 30.0))]
 WINDOWS += [np.zeros(8_000, np.int16)]
 SLICES = [None] * len(WINDOWS)
@@ -175,18 +175,6 @@ def test_a_shorter_context_takes_the_first_pages_of_each_window(checkpoint: Chec
     assert (pool[[page for own in pages for page in own[3:]]] == UNTOUCHED).all()
 
 
-def kernel(monkeypatch: pytest.MonkeyPatch, interpreted: bool) -> ModuleType:
-    """The Triton kernel in a copy of its module, since which of the two it is stays so."""
-    pytest.importorskip("triton")
-    monkeypatch.setenv("TRITON_INTERPRET", str(int(interpreted)))
-    spec = importlib.util.find_spec("encoder_worker.gpu.scatter_kernel")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(
     ("pool", "most", "pages_per_window"),
     [("*bf16", 0.0, None), ("*bf16", 0.0, 1), ("*fp8e4nv", 448.0, None)],
@@ -196,7 +184,7 @@ def test_the_kernel_compiles_for_hopper_with_wide_accesses(
     monkeypatch: pytest.MonkeyPatch, pool: str, most: float, pages_per_window: int | None
 ) -> None:
     """Interpreted it may use what a compiler refuses; and an element at a time would be slow."""
-    module = kernel(monkeypatch, interpreted=False)
+    module = load_kernel(monkeypatch, KERNEL, interpreted=False)
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -232,7 +220,7 @@ def test_the_kernel_equals_torch(monkeypatch: pytest.MonkeyPatch, pool_dtype: to
     table = torch.tensor([[4, 9, 0, 2, 7], [NO_PAGE] * 5, [1, 3, 5, NO_PAGE, 8]], dtype=torch.int32)
     ours = torch.full((11, 2, 2, 8, 3, 8), UNTOUCHED, dtype=pool_dtype)
     expected = ours.clone()
-    kernel(monkeypatch, interpreted=True).launch(kv, ours, table)
+    load_kernel(monkeypatch, KERNEL, interpreted=True).launch(kv, ours, table)
     scatter_pages(kv, expected, table)
     assert torch.equal(ours, expected)
     assert (ours[[6, 10]] == UNTOUCHED).all()
@@ -243,7 +231,7 @@ def test_the_kernel_moves_states_too(monkeypatch: pytest.MonkeyPatch) -> None:
     states = torch.randn(2, 30, 24)
     table = torch.tensor([[2], [0]], dtype=torch.int32)
     pool = torch.full((3, 30, 24), UNTOUCHED)
-    kernel(monkeypatch, interpreted=True).launch(
+    load_kernel(monkeypatch, KERNEL, interpreted=True).launch(
         Unprojected().project(states), as_kv_pool(pool), table
     )
     assert torch.equal(pool[[2, 0]], states)

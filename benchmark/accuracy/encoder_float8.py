@@ -1,0 +1,121 @@
+"""What an encoder in 8 bits costs (`encoder.dtype: float8`), emulated on a CPU: errors of words.
+
+The GPU's own layers run here by their plain twins: weights with a scale for each output, rows with
+a scale each, both in float8_e4m3fn, sums in float32, and bfloat16 between products. The decoder is
+in bfloat16, as beside a GPU's encoder. A last row has GELU by its tanh approximation, which is what
+the epilogue of the library's products computes.
+
+    python -m benchmark.accuracy.encoder_float8 [--demo N] [--threads 0] [--save FILE]
+
+Clips are those of `benchmark.accuracy.wer`; without a flag the recordings of the package. Prints
+the table, one JSON line last; ends with status 1 where float8 is more than 0.3 points above
+float32.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch.nn import functional as F
+
+from benchmark.accuracy.gpu_rounding import AT_ONCE, REFERENCE, ROUNDINGS, Hearing, Rounding
+from benchmark.shared.clips import add_clip_flags, clips_of
+from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.word_errors import count_all, difference, total
+from cluster.messages import WINDOW_SAMPLES
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.device import use_threads
+from cluster.model.linear import as_it_is
+from encoder_worker.gpu.encoder import GpuEncoder
+from encoder_worker.model import AudioEncoder
+
+GATE = 0.3  # points of word error rate above float32
+FLOAT8 = "float8"
+
+
+def make_encoder(*, float8: bool) -> GpuEncoder:
+    """The bundled model's, as on a GPU: residual stream and products in bfloat16 or 8 bits."""
+    as_on_gpu = patch("encoder_worker.model.packer", lambda *args, **flags: as_it_is)
+    streams = patch("cluster.model.layers.stream_dtype", lambda device, dtype: dtype)
+    with as_on_gpu, streams:
+        encoder = AudioEncoder(open_checkpoint("demo"), torch.bfloat16)
+    return GpuEncoder(encoder, float8=float8)
+
+
+@contextmanager
+def tanh_gelu() -> Iterator[None]:
+    with patch.object(F, "gelu", partial(F.gelu, approximate="tanh")):
+        yield
+
+
+def hear_by(make: Callable[[], GpuEncoder]) -> Hearing:
+    hearing = Hearing(Rounding())
+    hearing.encoder = make()
+    return hearing
+
+
+def report(texts: dict[str, list[str]], said: list[str]) -> dict[str, Any]:
+    errors = {name: count_all(said, heard, "en") for name, heard in texts.items()}
+    rows = {}
+    for name, counted in errors.items():
+        points = difference(counted, errors[REFERENCE])
+        rows[name] = {
+            "wer": round(total(counted).wer, 3),
+            "points": [round(value, 3) for value in points],
+            "same_texts": sum(map(str.__eq__, texts[name], texts[REFERENCE])),
+        }
+    words = total(errors[REFERENCE]).words
+    passed = rows[FLOAT8]["points"][0] <= GATE
+    return {"model": "demo", "clips": len(said), "words": words, "rows": rows, "passed": passed}
+
+
+def print_table(made: dict[str, Any]) -> None:
+    table = Table("encoder", "WER", "points", "95 %", "same text", title="Encoders, emulated")
+    for name, row in made["rows"].items():
+        points, low, high = row["points"]
+        same = f"{row['same_texts']} of {made['clips']}"
+        interval = f"{low:+.2f} to {high:+.2f}"
+        table.add_row(name, f"{row['wer']:.2f} %", f"{points:+.2f}", interval, same)
+    Console(width=120).print(table)
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
+    add_clip_flags(parser)
+    parser.add_argument("--threads", type=int, default=0, help="of torch; 0 takes every core")
+    parser.add_argument("--save", type=Path, help="write the figures here as well")
+    args = parser.parse_args()
+    use_threads(args.threads)
+    clips = [(clip.pcm(), clip.reference) for clip in clips_of(args) if clip.reference]
+    clips = [(pcm, said) for pcm, said in clips if len(pcm) <= WINDOW_SAMPLES]
+    systems: dict[str, Callable[[], Hearing]] = {
+        REFERENCE: lambda: Hearing(ROUNDINGS[REFERENCE]),
+        "bfloat16": partial(hear_by, partial(make_encoder, float8=False)),
+        FLOAT8: partial(hear_by, partial(make_encoder, float8=True)),
+        "bfloat16, GELU by tanh": partial(hear_by, partial(make_encoder, float8=False)),
+    }
+    texts: dict[str, list[str]] = {}
+    for name, make in systems.items():
+        hearing, heard = make(), list[str]()
+        with tanh_gelu() if "tanh" in name else patch.dict({}):
+            for begin in range(0, len(clips), AT_ONCE):
+                heard += hearing.hear([pcm for pcm, _ in clips[begin : begin + AT_ONCE]])
+        texts[name] = heard
+        print(f"heard with {name}", file=sys.stderr, flush=True)
+    made = report(texts, [said for _, said in clips])
+    print_table(made)
+    print_result("encoder_float8", made, args.save)
+    return 0 if made["passed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
