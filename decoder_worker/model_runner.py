@@ -128,6 +128,7 @@ class ModelRunner:
         if self._fixed is not None:
             with self._on_device():
                 self._fixed.capture()
+            synchronize(self._device)  # a capture's first runs have read pages: READs may begin now
 
     def detect_language(self, sequences: Sequence[DecodeSequence]) -> Launched:
         """The likeliest language token after `<|startoftranscript|>` alone, one output for each.

@@ -1,0 +1,166 @@
+"""What a CUDA graph's capture refuses, seen operation by operation on a simulated GPU.
+
+Refused: copies between device and host, pinned memory, what has to know values on the host (shapes
+that depend on them, numbers, truths), waits, another stream, and memory that outlives the capture,
+which the next replay of another graph would write over. A replay runs the captured function once
+more and compares: a graph repeats what it was made of, whatever Python has changed since.
+"""
+
+from __future__ import annotations
+
+import gc
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from tests.support.gpu.device import Kind, Memory, Operation, SimulatedGpu, _all_plain, _as_meta
+
+_FORBIDDEN = {
+    Kind.TO_HOST: "copies from the device to the host",
+    Kind.TO_DEVICE: "copies from the host to the device",
+    Kind.HOST: "reads or writes pinned memory of the host",
+    Kind.PIN: "allocates pinned memory of the host",
+}
+_TAGS = {
+    torch.Tag.dynamic_output_shape: "has a shape that depends on values",
+    torch.Tag.data_dependent_output: "asks the host to look at values",
+}
+aten = torch.ops.aten
+_INDEXED = (aten.index.Tensor, aten.index_put_.default, aten.index_put.default)
+
+Step = tuple[Any, ...]
+
+
+class CaptureError(AssertionError):
+    """Not a RuntimeError, after which the encoder would go on without a graph."""
+
+
+class Recorded:
+    """What a captured function did: its operations, and the memory that it found there."""
+
+    def __init__(self, steps: list[Step], found: dict[int, Memory]) -> None:
+        self.steps = steps
+        self._found = found
+
+    def check_alive(self) -> None:
+        for memory in self._found.values():
+            if memory.storage() is None:
+                raise CaptureError(f"a graph reads memory that is gone: made at {memory.where}")
+
+
+class Capture:
+    """One run of a captured function; `like`: what it did when it was captured."""
+
+    def __init__(self, gpu: SimulatedGpu, like: Recorded | None = None) -> None:
+        self.is_replay = like is not None
+        self._gpu = gpu
+        self._like = like
+        self._steps: list[Step] = []
+        self._own: dict[int, Memory] = {}
+        self._found: dict[int, Memory] = {}
+
+    def see(self, operation: Operation) -> None:
+        if operation.kind is not Kind.KERNEL:
+            self.refuse(_FORBIDDEN[operation.kind], operation.where, operation.name)
+        if operation.func is not None and self._like is None:
+            self._check_inside(operation)
+        for tensor in operation.made:
+            memory = self._gpu.memory_of(tensor)
+            self._own[memory.number] = memory
+        for tensor in (*operation.reads, *operation.writes):
+            memory = self._gpu.memory_of(tensor)
+            if memory.number not in self._own:
+                self._found[memory.number] = memory
+        self._note((operation.name, *map(self._key, (*operation.reads, *operation.writes))))
+        if self._like is not None:
+            self._compare(operation)
+
+    def refuse(self, why: str, where: str, name: str = "") -> NoReturn:
+        what = f" ({name})" if name else ""
+        raise CaptureError(f"{where}: {why}{what}, which a graph's capture refuses")
+
+    def finish(self) -> Recorded:
+        """The function has returned."""
+        left = [memory for memory in self._own.values() if memory.storage() is not None]
+        if left:
+            gc.collect(1)
+            left = [memory for memory in left if memory.storage() is not None]
+        if left:
+            self.refuse("allocates memory that outlives the captured function", left[0].where)
+        if self._like is not None and len(self._steps) != len(self._like.steps):
+            raise CaptureError(
+                f"a replay has {len(self._steps)} operations, its capture {len(self._like.steps)}"
+            )
+        return Recorded(self._steps, self._found)
+
+    def _note(self, step: Step) -> None:
+        self._steps.append(step)
+
+    def _compare(self, operation: Operation) -> None:
+        assert self._like is not None
+        place = len(self._steps) - 1
+        expected = self._like.steps[place] if place < len(self._like.steps) else None
+        if self._steps[place] != expected:
+            raise CaptureError(
+                f"{operation.where}: {operation.name} is not what was captured: "
+                f"{self._steps[place]}, captured {expected}"
+            )
+
+    def _key(self, tensor: Tensor) -> Step:
+        """What a graph holds of an argument: an address, where it was not allocated inside."""
+        number = self._gpu.memory_of(tensor).number
+        known = "own" if number in self._own else number
+        return (known, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+
+    def _check_inside(self, operation: Operation) -> None:
+        """Look for what needs values in the operations that this one is made of."""
+        for tag, why in _TAGS.items():
+            if tag in operation.func.tags and operation.func not in _INDEXED:
+                self.refuse(why, operation.where, operation.name)
+        if operation.func in _INDEXED:
+            masks = [x for x in operation.args[1] if x is not None and x.dtype == torch.bool]
+            if masks:
+                self.refuse(_TAGS[torch.Tag.dynamic_output_shape], operation.where, operation.name)
+        elif _is_composite(operation.func):
+            _Parts.look(self, operation)
+
+
+class _Parts(TorchDispatchMode):
+    """Takes composite operations apart, on shapes alone."""
+
+    def __init__(self, capture: Capture, operation: Operation) -> None:
+        super().__init__()
+        self._capture = capture
+        self._operation = operation
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        for tag, why in _TAGS.items():
+            if tag in func.tags and func not in _INDEXED:
+                self._capture.refuse(why, self._operation.where, str(func))
+        if _is_composite(func):
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def look(cls, capture: Capture, operation: Operation) -> None:
+        args, kwargs = _all_shapes(operation.args), _all_shapes(operation.kwargs)
+        if kwargs.get("device") is not None:
+            kwargs["device"] = "meta"
+        with cls(capture, operation):
+            operation.func.decompose(*args, **kwargs)
+
+
+def _all_shapes(values: Any) -> Any:
+    return tree_map_only(Tensor, lambda x: _as_meta(x) if x.dim() else x, _all_plain(values))
+
+
+def _is_composite(func: Any) -> bool:
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    )

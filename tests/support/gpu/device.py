@@ -1,0 +1,558 @@
+"""A simulated GPU: tensors that say they are on `cuda:0`, and what each operation does to them.
+
+The product's own code for a GPU runs on it, in any thread, on a machine that has none. A tensor's
+values lie on the CPU, computed when an operation is launched, or nowhere (`values="meta"`: shapes
+only, which cost nothing at any model's size). Each operation is told to whoever watches: what it
+reads, what it writes, whether it copies between device and host, and where in the product it
+stands. What waits for what is in `tests.support.gpu.runtime`.
+
+torch's own fake tensors do not serve: on a build without CUDA they cannot be indexed, and they have
+no values for the host to read. What a compiled library does inside of one operation is not seen.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+CUDA = torch.device("cuda:0")
+ROOT = Path(__file__).parents[3]
+_OURS = str(Path(__file__).parent)
+_PASSED_THROUGH = ("cluster/model/streams.py", "cluster/model/operators.py")
+aten = torch.ops.aten
+
+
+class Kind(Enum):
+    KERNEL = "computes on the device"
+    HOST = "computes on the host, in pinned memory"
+    TO_DEVICE = "copies from the host to the device"
+    TO_HOST = "copies from the device to the host"
+    PIN = "allocates pinned memory of the host"
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What one call did; tensors of the device, and pinned ones of the host.
+
+    made: tensors in memory that it allocated. blocking: the host waits for the device in it.
+    """
+
+    name: str
+    kind: Kind
+    where: str
+    reads: tuple[Tensor, ...] = ()
+    writes: tuple[Tensor, ...] = ()
+    made: tuple[Tensor, ...] = ()
+    blocking: bool = False
+    func: Any = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+Watcher = Callable[[Operation], None]
+
+
+@dataclass(eq=False)
+class Memory:
+    """One allocation."""
+
+    number: int
+    where: str
+    n_rows: int  # of the tensor that it was made for: what is told apart in it
+    row_bytes: int
+    pinned: bool = False
+    storage: Any = None  # a weak reference
+    notes: dict[str, Any] = field(default_factory=dict)  # of those who watch
+
+
+class SimulatedGpu:
+    """One device. `values`: "cpu", or "meta" for shapes alone."""
+
+    def __init__(self, values: str = "cpu") -> None:
+        self.values = values
+        self.watchers: list[Watcher] = []
+        self.on_free: list[Callable[[Memory], None]] = []
+        self.lock = threading.RLock()
+        self._memory: dict[int, Memory] = {}  # by the storage's id
+        self._n_made = 0
+        self._local = threading.local()
+        self._is_open = False
+
+    # What a tensor's memory is.
+
+    def memory_of(self, tensor: Tensor) -> Memory:
+        """Of a tensor of the device or of pinned memory; made up where it was not seen before."""
+        storage = _plain(tensor).untyped_storage()
+        found = self._memory.get(id(storage))
+        return self._add(tensor, "memory that was there before") if found is None else found
+
+    def is_pinned(self, tensor: Tensor) -> bool:
+        found = self._memory.get(id(_plain(tensor).untyped_storage()))
+        return found is not None and found.pinned
+
+    def rows_of(self, tensor: Tensor) -> range:
+        """Which of its memory's rows a tensor lies in."""
+        memory, plain = self.memory_of(tensor), _plain(tensor)
+        if memory.n_rows == 1 or not plain.numel():
+            return range(memory.n_rows if plain.numel() else 0)
+        spans = zip(plain.shape, plain.stride(), strict=True)
+        first = plain.storage_offset() * plain.itemsize
+        last = first + sum((n - 1) * stride for n, stride in spans) * plain.itemsize
+        return range(first // memory.row_bytes, last // memory.row_bytes + 1)
+
+    def _add(self, tensor: Tensor, where: str, pinned: bool = False) -> Memory:
+        plain = _plain(tensor)
+        storage = plain.untyped_storage()
+        n_rows = plain.shape[0] if plain.dim() > 1 and 1 < plain.shape[0] <= 256 else 1
+        self._n_made += 1
+        memory = Memory(
+            self._n_made,
+            where,
+            n_rows,
+            max(1, plain.numel() // max(1, n_rows) * plain.itemsize),
+            pinned,
+            weakref.ref(storage),
+        )
+        self._memory[id(storage)] = memory
+        weakref.finalize(storage, self._forget, id(storage)).atexit = False
+        return memory
+
+    def _forget(self, key: int) -> None:
+        memory = self._memory.pop(key)
+        if self._is_open and not memory.pinned:
+            for freed in self.on_free:
+                freed(memory)
+
+    # Running.
+
+    @contextmanager
+    def opened(self) -> Iterator[SimulatedGpu]:
+        """While open, "cuda" is this device, in every thread that begins meanwhile and in this."""
+        global _gpu
+        assert _gpu is None, "one at a time"
+        run = threading.Thread.run
+        gpu = self
+
+        def run_on_it(thread: threading.Thread) -> None:
+            with gpu.in_thread():
+                run(thread)
+
+        with ExitStack() as stack:
+            enter = stack.enter_context
+            enter(patch.object(threading.Thread, "run", run_on_it))
+            enter(patch.object(torch.cuda, "_lazy_init", lambda: None))
+            enter(patch.object(torch.cuda, "is_available", lambda: True))
+            enter(patch.object(torch, "tensor", _tensor))
+            for name in ("numpy", "tolist"):
+                enter(patch.object(Tensor, name, _host_access(getattr(Tensor, name))))
+            _gpu = self
+            self._is_open = True
+            try:
+                with self.in_thread():
+                    yield self
+            finally:
+                self._is_open = False
+                _gpu = None
+
+    @contextmanager
+    def in_thread(self) -> Iterator[None]:
+        torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device="cuda") comes by us
+        try:
+            # Without gradients composite operations come as they are called: taken apart by torch,
+            # some would ask for CUDA's device.
+            with torch.inference_mode(), _Mode():
+                yield
+        finally:
+            torch._C._set_only_lift_cpu_tensors(False)
+
+    @contextmanager
+    def in_kernel(self) -> Iterator[None]:
+        """What this thread does meanwhile belongs to one operation and is told to nobody."""
+        before = self._in_kernel
+        self._local.in_kernel = True
+        try:
+            yield
+        finally:
+            self._local.in_kernel = before
+
+    @property
+    def _in_kernel(self) -> bool:
+        return getattr(self._local, "in_kernel", False)
+
+    def tell(self, operation: Operation) -> None:
+        with self.lock:
+            for watcher in tuple(self.watchers):
+                watcher(operation)
+
+    def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of torch's."""
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        on_device = any(isinstance(x, DeviceTensor) for x in tensors)
+        if self._in_kernel:
+            return func(*_all_plain(args), **_all_plain(kwargs))
+        if func in _PINS:
+            return self._pin(args[0])
+        if func is aten.is_pinned.default:
+            return self.is_pinned(args[0])
+        if func in _CONVERSIONS:
+            return self._convert(func, args, kwargs)
+        if func is aten.copy_.default and isinstance(args[0], DeviceTensor) != isinstance(
+            args[1], DeviceTensor
+        ):
+            return self._copy(*args, **kwargs)
+        asked = kwargs.get("device")
+        to_device = on_device if asked is None else torch.device(asked).type == "cuda"
+        if not on_device and not to_device:
+            return self._on_host(func, args, kwargs, tensors)
+        return self._on_device(func, args, kwargs, tensors)
+
+    def _on_device(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Any:
+        strangers = [x for x in tensors if not isinstance(x, DeviceTensor) and x.dim()]
+        if strangers and func not in _TAKES_HOST_INDICES:
+            raise MixedDevicesError(
+                f"{func} at {where_now()} takes tensors of device and host at once"
+            )
+        options = _all_plain(kwargs)
+        if options.get("device") is not None:
+            options["device"] = self.values
+        plain_args = _all_plain(args)
+        if self.values == "meta":
+            plain_args, options = _all_meta(plain_args), _all_meta(options)
+        reads, writes = accesses(func, args, kwargs)
+        if func in _READ_BY_HOST and self.values == "meta":
+            found: Any = 0
+        else:
+            run = func if self.values == "meta" else _BY_CPU.get(func, func)
+            with self.in_kernel():
+                found = run(*plain_args, **options)
+        same = {id(_plain(x)): x for x in writes}
+        made: list[Tensor] = []
+        outputs = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
+        aliased = [x for x in outputs if id(x.untyped_storage()) in self._memory]
+        with self.lock:
+            for x in outputs:
+                if id(x) not in same and id(x.untyped_storage()) not in self._memory:
+                    self._add(x, where_now())
+                    made.append(x)
+        wrapped = tree_map_only(
+            Tensor, lambda x: same[id(x)] if id(x) in same else DeviceTensor.of(x), found
+        )
+        if writes or made or not aliased or func in _READ_BY_HOST:  # else it made a view
+            to_host = func in _READ_BY_HOST
+            self.tell(
+                Operation(
+                    str(func),
+                    Kind.TO_HOST if to_host else Kind.TO_DEVICE if strangers else Kind.KERNEL,
+                    where_now(),
+                    tuple(x for x in reads if isinstance(x, DeviceTensor)),
+                    (*writes, *made),
+                    tuple(made),
+                    blocking=to_host or bool(strangers),
+                    func=func,
+                    args=args,
+                    kwargs=kwargs,
+                )
+            )
+        return wrapped
+
+    def _on_host(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: list[Tensor]
+    ) -> Any:
+        pin = bool(kwargs.get("pin_memory"))
+        found = func(*args, **({**kwargs, "pin_memory": False} if pin else kwargs))
+        if pin:
+            return self._as_pinned(found)
+        if any(self.is_pinned(x) for x in tensors):
+            reads, writes = accesses(func, args, kwargs)
+            outputs = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
+            if writes or not any(self.is_pinned(x) for x in outputs):  # else it made a view
+                self._touch_host(str(func), reads, writes)
+        return found
+
+    def _touch_host(
+        self, name: str, reads: list[Tensor] | None = None, writes: list[Tensor] | None = None
+    ) -> None:
+        kept = [tuple(x for x in some or () if self.is_pinned(x)) for some in (reads, writes)]
+        self.tell(Operation(name, Kind.HOST, where_now(), *kept))
+
+    def touch(self, name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...] = ()) -> None:
+        """Tell of a kernel's accesses that no argument of its operator shows."""
+        self.tell(Operation(name, Kind.KERNEL, where_now(), reads, writes))
+
+    def _pin(self, tensor: Tensor) -> Tensor:
+        assert not isinstance(tensor, DeviceTensor), "cannot pin a tensor of the device"
+        return tensor if self.is_pinned(tensor) else self._as_pinned(tensor.clone())
+
+    def _as_pinned(self, tensor: Tensor) -> Tensor:
+        with self.lock:
+            self._add(tensor, where_now(), pinned=True)
+        self.tell(Operation("pin_memory", Kind.PIN, where_now(), writes=(tensor,)))
+        return tensor
+
+    def _convert(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+        """`to` and its kin, between dtypes or between device and host."""
+        given = _named(func, args, kwargs)
+        tensor, other = given["self"], given.get("other")
+        device = _device_of(tensor)
+        if other is not None:
+            target, dtype = _device_of(other), other.dtype
+        else:
+            asked = given.get("device")
+            target = device if asked is None else torch.device(asked)
+            dtype = given.get("dtype") or tensor.dtype
+        must_copy = func is aten._to_copy.default or given.get("copy")
+        if target.type == device.type:
+            if dtype == tensor.dtype and not must_copy:
+                return tensor
+            options = {"dtype": dtype, "memory_format": given.get("memory_format")}
+            return (
+                self.dispatch(aten._to_copy.default, (tensor,), options)
+                if (func is not aten._to_copy.default)
+                else self._cast(tensor, options)
+            )
+        if dtype != tensor.dtype:  # converted where it is, as CUDA does before a copy
+            tensor = self.dispatch(aten._to_copy.default, (tensor,), {"dtype": dtype})
+        return self._move(tensor, target, bool(given.get("non_blocking")))
+
+    def _cast(self, tensor: Tensor, options: dict[str, Any]) -> Tensor:
+        if isinstance(tensor, DeviceTensor):
+            return self._on_device(aten._to_copy.default, (tensor,), options, [tensor])
+        return self._on_host(aten._to_copy.default, (tensor,), options, [tensor])
+
+    def _move(self, tensor: Tensor, target: torch.device, non_blocking: bool) -> Tensor:
+        if target.type == "cuda":
+            plain = tensor.clone() if self.values == "cpu" else _as_meta(tensor)
+            with self.lock:
+                self._add(plain, where_now())
+            moved: Tensor = DeviceTensor.of(plain)
+            self._tell_copy(moved, tensor, non_blocking, made=(moved,))
+            return moved
+        moved = self._read_values(tensor)
+        self._tell_copy(moved, tensor, non_blocking)
+        return moved
+
+    def _read_values(self, tensor: Tensor) -> Tensor:
+        plain = _plain(tensor)
+        return (
+            plain.clone() if self.values == "cpu" else torch.zeros(plain.shape, dtype=plain.dtype)
+        )
+
+    def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+        if self.values == "cpu":
+            _plain(target).copy_(_plain(source))
+        self._tell_copy(target, source, non_blocking)
+        return target
+
+    def _tell_copy(
+        self,
+        target: Tensor,
+        source: Tensor,
+        non_blocking: bool,
+        made: tuple[Tensor, ...] = (),
+    ) -> None:
+        up = isinstance(target, DeviceTensor)
+        host = source if up else target
+        # From pageable memory a copy is staged before the call returns, and waits for the stream.
+        blocking = not (non_blocking and (self.is_pinned(host) or not up))
+        seen = self.is_pinned(host)
+        self.tell(
+            Operation(
+                "copy",
+                Kind.TO_DEVICE if up else Kind.TO_HOST,
+                where_now(),
+                (source,) if seen or not up else (),
+                (target,) if seen or up else (),
+                made,
+                blocking,
+            )
+        )
+
+
+class MixedDevicesError(AssertionError):
+    """What CUDA refuses as well."""
+
+
+class DeviceTensor(Tensor):
+    """Looks like a tensor on `cuda:0`; its values are a plain tensor, on the same storage."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    plain: Tensor
+
+    @staticmethod
+    def of(plain: Tensor) -> DeviceTensor:
+        made: DeviceTensor = Tensor._make_subclass(DeviceTensor, plain)
+        made.plain = plain
+        return made
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return _open_gpu().dispatch(func, args, kwargs or {})
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return CUDA
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+    @property
+    def is_cpu(self) -> bool:  # type: ignore[override]
+        return False
+
+    def data_ptr(self) -> int:
+        return self.plain.data_ptr() or id(self.plain.untyped_storage())
+
+    def to(self, *args: Any, **kwargs: Any) -> Tensor:
+        if args and isinstance(args[0], Tensor):
+            device, dtype = args[0].device, args[0].dtype
+        else:
+            named = [x for x in args if isinstance(x, str | torch.device | int)]
+            device = kwargs.get("device") or (torch.device(named[0]) if named else CUDA)
+            kinds = [x for x in args if isinstance(x, torch.dtype)]
+            dtype = kwargs.get("dtype") or (kinds[0] if kinds else self.dtype)
+        options = {
+            name: kwargs.get(name, False) for name in ("non_blocking", "copy") if name in kwargs
+        }
+        return _open_gpu().dispatch(aten.to.device, (self, torch.device(device), dtype), options)
+
+    def cpu(self, *args: Any) -> Tensor:
+        return self.to("cpu")
+
+    def tolist(self) -> Any:
+        gpu = _open_gpu()
+        return self.plain.tolist() if gpu._in_kernel else self.cpu().tolist()
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def __repr__(self, **_: Any) -> str:
+        return f"DeviceTensor({tuple(self.shape)}, {self.dtype})"
+
+
+class _Mode(TorchDispatchMode):
+    """Brings calls without any tensor of the device, such as those that make one, to the GPU."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        return _open_gpu().dispatch(func, args, kwargs or {})
+
+
+_gpu: SimulatedGpu | None = None
+
+_PINS = {aten.pin_memory.default, aten._pin_memory.default}
+_CONVERSIONS = {
+    *(getattr(aten.to, name) for name in ("dtype_layout", "device", "dtype", "other")),
+    aten._to_copy.default,
+}
+_READ_BY_HOST = {
+    aten._local_scalar_dense.default,
+    aten.item.default,
+    aten.equal.default,
+    aten.is_nonzero.default,
+    aten.allclose.default,
+}
+_BY_CPU = {  # what a CPU has no kernel for
+    aten.mm.dtype: lambda a, b, dtype: (a.float() @ b.float()).to(dtype),
+}
+_TAKES_HOST_INDICES = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
+
+
+def _open_gpu() -> SimulatedGpu:
+    assert _gpu is not None, "a tensor of a simulated GPU that was closed"
+    return _gpu
+
+
+_make_tensor = torch.tensor
+
+
+def _tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
+    """torch's own, for a tensor of the device, asks for CUDA before it comes by us."""
+    on_host = _make_tensor(data, **options)
+    return on_host if device is None else on_host.to(device)
+
+
+def _host_access(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The host reads values past torch's dispatcher, or gets memory to write to."""
+
+    def told(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        gpu = _gpu
+        if gpu is not None and not gpu._in_kernel and gpu.is_pinned(tensor):
+            writes = [tensor] if method.__name__ == "numpy" else []
+            gpu._touch_host(method.__name__, [tensor], writes)
+        return method(tensor, *args, **kwargs)
+
+    return told
+
+
+def where_now() -> str:
+    """The line of the product, or of a test, that the calling thread is at."""
+    root = str(ROOT)
+    for frame, line in traceback.walk_stack(None):
+        file = frame.f_code.co_filename
+        if file.startswith(root) and not file.startswith(_OURS) and ".venv" not in file:
+            short = file[len(root) + 1 :]
+            if short not in _PASSED_THROUGH:
+                return f"{short}:{line} in {frame.f_code.co_name}"
+    return "outside of the project"
+
+
+def accesses(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[list[Tensor], list[Tensor]]:
+    """The tensors that an operator's schema says it reads, and those that it writes."""
+    reads: list[Tensor] = []
+    writes: list[Tensor] = []
+    given = _named(func, args, kwargs)
+    for argument in func._schema.arguments:
+        info = argument.alias_info
+        into = writes if info is not None and info.is_write else reads
+        values = tree_leaves(given.get(argument.name))
+        into += [x for x in values if isinstance(x, Tensor)]
+    return reads, writes
+
+
+def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    names = [argument.name for argument in func._schema.arguments]
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def _device_of(tensor: Tensor) -> torch.device:
+    return CUDA if isinstance(tensor, DeviceTensor) else torch.device("cpu")
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.plain if isinstance(tensor, DeviceTensor) else tensor
+
+
+def _all_plain(values: Any) -> Any:
+    return tree_map_only(Tensor, _plain, values)
+
+
+def _as_meta(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="meta")
+
+
+def _all_meta(values: Any) -> Any:
+    """Tensors of the host go along as shapes; numbers in tensors stay."""
+    return tree_map_only(
+        Tensor, lambda x: x if x.device.type == "meta" or not x.dim() else _as_meta(x), values
+    )

@@ -1,0 +1,101 @@
+"""flashinfer on a simulated GPU: the values of `tests.support.fake_flashinfer`, and its traffic.
+
+A plan is written to a pinned buffer of its wrapper and copied from there in the stream's order, and
+each run reads the copy. Nothing in it waits for the device.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tests.support import fake_flashinfer as fake
+from tests.support.gpu.device import CUDA, SimulatedGpu
+
+PLAN_BYTES = 64
+
+
+def _on(gpu: SimulatedGpu) -> ModuleType:
+    """A module with all that the product takes of flashinfer's."""
+
+    class Traffic:
+        """What a wrapper keeps on both sides."""
+
+        def keep(self) -> None:
+            self._pinned = torch.zeros(PLAN_BYTES, dtype=torch.uint8, pin_memory=True)
+            self._int_workspace = torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=CUDA)
+
+        def send(self, *buffers: Tensor) -> None:
+            self._pinned.fill_(1)
+            self._int_workspace.copy_(self._pinned, non_blocking=True)
+            if buffers:
+                gpu.touch("plan", (), buffers)
+
+        def read(self) -> None:
+            gpu.touch("run", (self._int_workspace,))
+
+    class Decode(Traffic, fake.BatchDecodeWithPagedKVCacheWrapper):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.keep()
+
+        def plan(self, *args: Any, **kwargs: Any) -> None:
+            with gpu.in_kernel():
+                super().plan(*args, **kwargs)
+            self.send(self.indptr, self.indices, self.last)
+
+        def run(self, *args: Any, **kwargs: Any) -> Tensor:
+            self.read()
+            return super().run(*args, **kwargs)
+
+    class Prefill(Traffic, fake.BatchPrefillWithPagedKVCacheWrapper):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self.keep()
+
+        def plan(self, *args: Any, **kwargs: Any) -> None:
+            with gpu.in_kernel():
+                super().plan(*args, **kwargs)
+            self.send(*self._buffers)
+
+        def run(self, *args: Any, **kwargs: Any) -> Tensor:
+            self.read()
+            return super().run(*args, **kwargs)
+
+    def fast_decode_plan(wrapper: Decode, *args: Any, **kwargs: Any) -> None:
+        with gpu.in_kernel():
+            fake.fast_decode_plan(wrapper, *args, **kwargs)
+        wrapper.send()
+
+    module = ModuleType("flashinfer")
+    module.__spec__ = ModuleSpec("flashinfer", None)
+    module.BatchDecodeWithPagedKVCacheWrapper = Decode  # type: ignore[attr-defined]
+    module.BatchPrefillWithPagedKVCacheWrapper = Prefill  # type: ignore[attr-defined]
+    module.fast_decode_plan = fast_decode_plan  # type: ignore[attr-defined]
+    module.append_paged_kv_cache = fake.append_paged_kv_cache  # type: ignore[attr-defined]
+    return module
+
+
+@contextmanager
+def simulated_flashinfer(gpu: SimulatedGpu) -> Iterator[None]:
+    """While open, the product finds flashinfer installed, with kernels for this GPU."""
+    parts = ("flashinfer", "flashinfer.decode", "flashinfer.page", "flashinfer.prefill")
+    shadowed = {name: sys.modules.get(name) for name in (*parts, fake.BACKEND)}
+    fake.BatchDecodeWithPagedKVCacheWrapper.made = []
+    fake.BatchPrefillWithPagedKVCacheWrapper.made = []
+    sys.modules |= dict.fromkeys(parts, _on(gpu))
+    sys.modules.pop(fake.BACKEND, None)
+    try:
+        yield
+    finally:
+        for name, module in shadowed.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module

@@ -1,0 +1,199 @@
+"""Both roles' engines on one simulated GPU, from samples to texts, under the race detector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+from unittest.mock import patch
+
+import torch
+
+from cluster.kv.exporter import KVExporter
+from cluster.kv.importer import KVImporter
+from cluster.kv.layout import PageLayout
+from cluster.kv.layout_for import kv_layout, states_layout
+from cluster.kv.payloads import HandoffImporter
+from cluster.kv.transfer_config import TransferConfig
+from cluster.kv.wires.memory_wire import MemoryWire
+from cluster.kv.wires.wire import Descriptor
+from cluster.messages import DecodeOptions, DecodeRequest, EncodeRequest
+from cluster.model import streams
+from cluster.model.checkpoint import open_checkpoint
+from cluster.settings import DecoderSettings, EncoderSettings
+from decoder_worker.engine import DecoderEngine
+from encoder_worker.engine import EncoderEngine
+from tests.support.checkpoints import SHAPES, cached_checkpoint
+from tests.support.gpu.device import Kind, Operation, SimulatedGpu, where_now
+from tests.support.gpu.fences import Fence
+from tests.support.gpu.flashinfer import simulated_flashinfer
+from tests.support.gpu.races import RaceDetector
+from tests.support.gpu.runtime import SimulatedRuntime, simulated_gpu
+from tests.support.reference import make_pcm
+
+Placement = Literal["colocated", "split"]
+Handoff = Literal["cross_kv", "encoder_states"]
+
+KEY = b"k" * 32
+ANSWER_S = 100.0
+PAGE_FRAMES = 750
+PAGE_TOKENS = 8  # rows begin pages often, so that plans follow one another
+EXPORT_WINDOWS, KV_WINDOWS = 3, 4  # fewer than the windows: pages are used again
+
+WINDOWS: tuple[dict[str, Any], ...] = (
+    {"timestamps": False},
+    {"timestamps": True},
+    {"language": None},
+    {"beam_size": 2, "max_new_tokens": 6},
+    {"prompt_tokens": tuple(range(30)), "max_new_tokens": 12},
+    {"temperatures": (0.6,)},
+    {"words": True, "max_new_tokens": 8},
+)
+
+
+class OtherProcess:
+    """Reads a pool as another process does, over NIXL: in no stream's order, only the host's."""
+
+    def __init__(self, gpu: SimulatedGpu) -> None:
+        self._gpu = gpu
+
+    def wire(self, config: TransferConfig) -> MemoryWire:
+        gpu = self._gpu
+
+        class Wire(MemoryWire):
+            def _copy_pages(self, peer: MemoryWire, descs: Sequence[Descriptor]) -> None:
+                with gpu.in_kernel():
+                    super()._copy_pages(peer, descs)
+                for desc in descs:
+                    n_pages = desc.n_bytes // self._pool.page_bytes
+                    here = self._pool.page_at(desc.local)
+                    there = peer._pool.page_at(desc.remote)
+                    source = peer._pool.tensor[there : there + n_pages]
+                    target = self._pool.tensor[here : here + n_pages]
+                    gpu.tell(Operation("READ", Kind.HOST, where_now(), (source,), (target,)))
+
+        return Wire(config)
+
+
+@dataclass
+class OneGpu:
+    """Both roles' engines, and where windows lie between them."""
+
+    encoder: EncoderEngine
+    decoder: DecoderEngine
+    exporter: KVExporter
+
+    def transcribe(self, windows: Sequence[dict[str, Any]] = WINDOWS) -> list[tuple[int, ...]]:
+        """The tokens of windows that are sent at once."""
+        encodes = [
+            self.encoder.submit(EncodeRequest("r", i, 0, make_pcm(0.5 + 3.0 * i, seed=i), ANSWER_S))
+            for i in range(len(windows))
+        ]
+        decodes = []
+        for i, (encode, options) in enumerate(zip(encodes, windows, strict=True)):
+            handle = encode.result(ANSWER_S).handle
+            chosen = DecodeOptions(**{"language": "en", "max_new_tokens": 24, **options})
+            request = DecodeRequest("r", i, 0, handle, chosen, ANSWER_S)
+            decodes.append(self.decoder.submit(request))
+        return [decode.result(ANSWER_S).tokens for decode in decodes]
+
+
+@dataclass
+class Outcome:
+    """races: each once. passed: the fences that the product came to. tokens: of each window."""
+
+    races: dict[str, None] = field(default_factory=dict)
+    passed: set[Fence] = field(default_factory=set)
+    tokens: list[tuple[int, ...]] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        return "\n".join(self.races)
+
+
+@cache
+def checkpoint_folder() -> Path:
+    """A small model whose heads are of a size that flashinfer has kernels for."""
+    SHAPES.setdefault("micro-64", replace(SHAPES["micro"], d_model=128))
+    return cached_checkpoint("micro-64")
+
+
+@contextmanager
+def engines(
+    device: str,
+    dtype: str = "bfloat16",
+    handoff: Handoff = "cross_kv",
+    placement: Placement = "colocated",
+    gpu: SimulatedGpu | None = None,
+) -> Iterator[OneGpu]:
+    checkpoint = open_checkpoint(str(checkpoint_folder()))
+    with ExitStack() as stack:
+        remote = OtherProcess(gpu) if gpu is not None and placement == "split" else None
+        kv = kv_layout(checkpoint, PAGE_FRAMES, dtype, device)
+        states = states_layout(checkpoint, dtype)
+
+        def config(name: str) -> TransferConfig:
+            return TransferConfig(KEY, name, "memory", device=device)
+
+        def importer(layout: PageLayout, n_windows: int) -> KVImporter:
+            one = config("decoder")
+            wire = MemoryWire(one) if remote is None else remote.wire(one)
+            return KVImporter(layout, n_windows * layout.pages_per_window, one, wire)
+
+        exported = kv if handoff == "cross_kv" else states
+        one = config("encoder")
+        exporter = KVExporter(
+            exported, EXPORT_WINDOWS * exported.pages_per_window, one, MemoryWire(one)
+        )
+        stack.callback(exporter.close)
+        importers = HandoffImporter(importer(kv, KV_WINDOWS), lambda: importer(states, 2))
+        stack.callback(importers.close)
+        if handoff == "encoder_states":
+            importers.open_landing()
+        role: dict[str, Any] = {"device": device, "dtype": dtype, "threads": 1}
+        encoder = EncoderEngine(checkpoint, exporter, EncoderSettings(**role, max_batch=2))
+        stack.callback(encoder.close)
+        decoder = DecoderEngine(
+            checkpoint,
+            importers,
+            DecoderSettings(**role, max_batch=2, kv_windows=KV_WINDOWS),
+            page_tokens=PAGE_TOKENS,
+        )
+        stack.callback(decoder.close)
+        yield OneGpu(encoder, decoder, exporter)
+
+
+def run_one_gpu(
+    handoff: Handoff = "cross_kv",
+    placement: Placement = "colocated",
+    without: Fence | None = None,
+    windows: Sequence[dict[str, Any]] = WINDOWS,
+) -> Outcome:
+    """Transcribe some windows; `without` a fence of the product."""
+    checkpoint_folder()
+    with simulated_one_gpu(without) as (gpu, runtime):
+        detector = RaceDetector(gpu, runtime)
+        with engines("cuda", handoff=handoff, placement=placement, gpu=gpu) as both:
+            tokens = both.transcribe(windows)
+        return Outcome(detector.races, runtime.passed, tokens)
+
+
+@contextmanager
+def simulated_one_gpu(
+    without: Fence | None = None, values: str = "cpu"
+) -> Iterator[tuple[SimulatedGpu, SimulatedRuntime]]:
+    """A simulated GPU for which flashinfer and Triton are installed."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with (
+            simulated_gpu(values, without) as (gpu, runtime),
+            simulated_flashinfer(gpu),
+            patch("encoder_worker.forward.has_kernel", lambda: True),
+            patch.object(streams, "WARM_UPS", 1),
+        ):
+            yield gpu, runtime
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,224 @@
+"""The order of a simulated GPU's work: streams, events, waits and graphs.
+
+Each stream numbers its operations and knows up to which number every other stream's work comes
+before its next one (a vector clock); an event holds a stream's clock, and the host has one too. The
+host's threads are taken as one: what they tell each other is taken to be in order.
+
+Waits that nobody wrote down order nothing here, since a change elsewhere may take them away: those
+of a copy from pageable memory, and of torch before a capture.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cluster.model import streams
+from cluster.model.streams import Body, CudaRuntime
+from tests.support.gpu.capture import Capture, Recorded
+from tests.support.gpu.device import CUDA, DeviceTensor, Operation, SimulatedGpu, where_now
+from tests.support.gpu.fences import Fence, fence_at
+
+Clock = dict[int, int]  # by a stream's number, up to which of its operations
+
+
+class SimulatedStream:
+    def __init__(self, runtime: SimulatedRuntime, number: int) -> None:
+        self.number = number
+        self.clock: Clock = {number: 0}
+        self.device = CUDA
+        self._runtime = runtime
+
+    def __repr__(self) -> str:
+        return f"stream {self.number}" if self.number else "the default stream"
+
+    def wait_event(self, event: SimulatedEvent) -> None:
+        with self._runtime.fence():
+            join(self.clock, event.clock)
+
+    def wait_stream(self, stream: SimulatedStream) -> None:
+        with self._runtime.fence():
+            join(self.clock, stream.clock)
+
+    def synchronize(self) -> None:
+        with self._runtime.fence():
+            join(self._runtime.host, self.clock)
+
+    def record_event(self, event: SimulatedEvent | None = None) -> SimulatedEvent:
+        event = SimulatedEvent(self._runtime) if event is None else event
+        event.record(self)
+        return event
+
+
+class SimulatedEvent:
+    """Nothing was recorded yet: whoever waits for it goes on at once."""
+
+    def __init__(self, runtime: SimulatedRuntime) -> None:
+        self.clock: Clock = {}
+        self._runtime = runtime
+
+    def record(self, stream: SimulatedStream | None = None) -> None:
+        self.clock = dict((stream or self._runtime.current_stream(None)).clock)
+
+    def wait(self, stream: SimulatedStream | None = None) -> None:
+        (stream or self._runtime.current_stream(None)).wait_event(self)
+
+    def synchronize(self) -> None:
+        with self._runtime.fence():
+            join(self._runtime.host, self.clock)
+
+    def query(self) -> bool:
+        """Always done when the host asks, who knows that from here on."""
+        self.synchronize()
+        return True
+
+
+class SimulatedRuntime(CudaRuntime):
+    """Takes CUDA's place in `cluster.model.streams`.
+
+    without: a fence of the product that does nothing here, as if it were not in the code.
+    passed: the fences that the product came to.
+    """
+
+    def __init__(self, gpu: SimulatedGpu, without: Fence | None = None) -> None:
+        self.gpu = gpu
+        self.without = without
+        self.passed: set[Fence] = set()
+        self.host: Clock = {}
+        self._numbers = itertools.count()
+        self._streams = [SimulatedStream(self, next(self._numbers))]
+        self._local = threading.local()
+        self._ignored = False
+
+    @contextmanager
+    def fence(self) -> Iterator[None]:
+        """Around what a fence does; undone where the product is to go without it."""
+        if (capture := self.capturing) is not None:
+            capture.refuse("waits for work of another stream or of the device", where_now())
+        with self.gpu.lock:
+            yield from self._fence(fence_at(sys._getframe(2)))
+
+    def _fence(self, found: Fence | None) -> Iterator[None]:
+        if found is None or found != self.without:
+            yield
+            if found is not None:
+                self.passed.add(found)
+            return
+        clocks = [self.host, *(stream.clock for stream in self._streams)]
+        before = [dict(clock) for clock in clocks]
+        yield
+        for clock, old in zip(clocks, before, strict=True):
+            clock.clear()
+            clock.update(old)
+
+    def launched(self) -> tuple[SimulatedStream, int]:
+        """The place of an operation that is launched now, and what it comes after: its stream."""
+        stream = self.current_stream(None)
+        join(stream.clock, self.host)
+        stream.clock[stream.number] += 1
+        return stream, stream.clock[stream.number]
+
+    def host_waits(self) -> None:
+        """A copy that blocks has come to its end."""
+        join(self.host, self.current_stream(None).clock)
+
+    @property
+    def capturing(self) -> Capture | None:
+        return getattr(self._local, "capture", None)
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether what is launched runs only when it is replayed."""
+        return (capture := self.capturing) is not None and not capture.is_replay
+
+    # What the product calls.
+
+    def new_stream(self, device: torch.device, priority: int) -> Any:
+        self._streams.append(SimulatedStream(self, next(self._numbers)))
+        return self._streams[-1]
+
+    def new_event(self, blocking: bool) -> Any:
+        return SimulatedEvent(self)
+
+    @contextmanager
+    def _on(self, stream: SimulatedStream) -> Iterator[None]:
+        before = self.current_stream(None)
+        self._local.stream = stream
+        try:
+            yield
+        finally:
+            self._local.stream = before
+
+    def on_stream(self, stream: Any) -> Any:
+        return self._on(stream)
+
+    def current_stream(self, device: torch.device | None) -> Any:
+        return getattr(self._local, "stream", self._streams[0])
+
+    def default_stream(self, device: torch.device | None) -> Any:
+        return self._streams[0]
+
+    def synchronize(self, device: torch.device | None) -> None:
+        with self.fence():
+            for stream in self._streams:
+                join(self.host, stream.clock)
+
+    def pinned(self, values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype).pin_memory()
+
+    def new_graph_memory(self) -> Any:
+        return DeviceTensor.of(torch.zeros(1))  # every replay writes to it
+
+    def capture(self, body: Body, memory: Any) -> Body:
+        assert self.current_stream(None) is not self._streams[0], "a capture on the default stream"
+        recorded = self._run(Capture(self.gpu), body)
+
+        def replay() -> None:
+            assert self.capturing is None, "a graph is replayed while another is captured"
+            recorded.check_alive()
+            self.gpu.touch("a graph's replay", (), (memory,))
+            self._run(Capture(self.gpu, recorded), body)
+
+        return replay
+
+    def _run(self, capture: Capture, body: Body) -> Recorded:
+        self._local.capture = capture
+        stream = self.current_stream(None)
+
+        def watch(operation: Operation) -> None:
+            if self.capturing is capture:  # another thread may do what it likes
+                if self.current_stream(None) is not stream:
+                    capture.refuse("launches on another stream", operation.where)
+                capture.see(operation)
+
+        self.gpu.watchers.append(watch)
+        try:
+            body()
+            return capture.finish()
+        finally:
+            self.gpu.watchers.remove(watch)
+            self._local.capture = None
+
+
+@contextmanager
+def simulated_gpu(
+    values: str = "cpu", without: Fence | None = None
+) -> Iterator[tuple[SimulatedGpu, SimulatedRuntime]]:
+    """A GPU on which the product runs while this is open."""
+    gpu = SimulatedGpu(values)
+    runtime = SimulatedRuntime(gpu, without)
+    with gpu.opened(), streams.replaced_by(runtime):
+        yield gpu, runtime
+
+
+def join(clock: Clock, other: Clock) -> None:
+    """What comes after `other` comes after all that it comes after."""
+    for number, position in other.items():
+        clock[number] = max(clock.get(number, 0), position)
