@@ -24,7 +24,7 @@ from cluster.kv.wires.wire_thread import WireThread
 from cluster.messages import CrossKVHandle
 
 POLL_S = 0.005  # between two looks for notifications while a lease is open
-IDLE_POLL_S = 0.05  # and while none is
+IDLE_POLL_S = 0.25  # and while none is; a lease that opens ends the wait
 
 
 class KVExporter:

@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 from cluster.errors import WorkerError
 from cluster.messages import DecodeRequest, EncodeRequest, WorkerLoad, WorkerStatus
 from cluster.metrics import MetricSpec, report_each_second
-from cluster.serve.replicas.replica_setup import own_location, start_replica
+from cluster.serve.replicas.replica_setup import give_memory_back, own_location, start_replica
 from cluster.settings import Settings
 from cluster.tracing import Span, make_tracer
 
@@ -73,6 +73,7 @@ class PoolWorker:
         self._model, self._device, self._location = model, device, own_location()
         self._tracer = make_tracer(settings, self.ROLE, self._name)
         self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
+        give_memory_back()
         logger.info("ready: %s on %s, KV by %s", model, device, self._transport())
 
     def _transport(self) -> str:

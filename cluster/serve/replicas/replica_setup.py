@@ -6,6 +6,8 @@ network and names itself.
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import logging
 import os
 import sys
@@ -50,6 +52,12 @@ def start_replica(
             logging.getLogger(package).addHandler(handler)
     keep_to_network(None if role == "router" else settings.kv_network)
     return name, serve_recorder(specs)
+
+
+def give_memory_back() -> None:
+    """Return to the system what loading has freed, where the C library can (glibc)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def gpu_share() -> float:

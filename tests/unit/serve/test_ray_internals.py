@@ -12,6 +12,7 @@ import pytest
 import ray
 
 from cluster.serve.distribution import CODE_PACKAGES, package_root
+from cluster.serve.ray_environment import ONE_MACHINE_ENVIRONMENT
 from cluster.serve.ray_internals import (
     DASHBOARD_PARTS,
     KEEP_SIGNALS,
@@ -49,6 +50,15 @@ def test_ray_still_reads_the_variable_that_leaves_signals_alone() -> None:
     assert KEEP_SIGNALS.encode() in Path(native).read_bytes(), (
         f"Ray {ray.__version__} does not read {KEEP_SIGNALS} any more; see {HERE}"
     )
+
+
+@pytest.mark.parametrize("name", ONE_MACHINE_ENVIRONMENT)
+def test_ray_still_reads_the_variables_of_one_machine(name: str) -> None:
+    """Serve's in its constants, others in the process of each node."""
+    root = Path(ray.__file__).parent
+    serves = name.startswith("RAY_SERVE_")
+    reader = "serve/_private/constants.py" if serves else "core/src/ray/raylet/raylet"
+    assert name.encode() in (root / reader).read_bytes(), f"Ray {ray.__version__} knows no {name}"
 
 
 def test_no_other_module_uses_private_names_of_ray() -> None:
