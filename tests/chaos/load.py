@@ -2,6 +2,7 @@
 
 Open loop: a request leaves when its time has come, whatever the ones before it do, on a connection
 of its own, as if each were another client's. The SDK has its own two retries and nothing else.
+Every second request has audio that no encoder keeps; the others are for what is kept.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ import httpx
 import openai
 
 from cluster.demo.samples import sample_path
+from tests.support.recordings import lengthened
 
 CLIPS = ("short", "short", "medium", "short")  # in turn; 5 and 25 seconds of speech
 GIVEN_UP_S = 150.0  # a request without an answer by then is lost; above any deadline of a clip
 REFUSALS = (429, 503)
+N_VARIANTS = 400  # more windows than all encoders keep
 
 Verdict = Literal["right", "wrong", "refused", "lost"]
 
@@ -141,7 +144,7 @@ class Load:
             async with asyncio.timeout(GIVEN_UP_S):
                 answer = await client.audio.transcriptions.create(
                     model="whisper-1",
-                    file=sample_path(sent.clip),
+                    file=("audio.wav", upload_of(sent)),
                     language="en",
                     temperature=0.0,
                 )
@@ -157,6 +160,11 @@ class Load:
             sent.detail = f"{type(error).__name__}: {error.__cause__ or error}"
         sent.ended_s = time.monotonic()
         sent.verdict = verdict
+
+
+def upload_of(sent: Sent) -> bytes:
+    """Its clip, with some samples of silence of its own at every second request."""
+    return lengthened(sent.clip, sent.number % N_VARIANTS if sent.number % 2 else 0)
 
 
 def reference_texts(url: str) -> dict[str, str]:

@@ -11,7 +11,8 @@ import yaml
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
-from tests.e2e.test_reuse import ask, variant
+from tests.e2e.test_reuse import ask
+from tests.support.recordings import lengthened
 
 KEY = "a-key-of-this-test"
 
@@ -73,7 +74,7 @@ def test_either_key_opens_and_no_other(several: Server) -> None:
 
 @pytest.mark.slow
 def test_what_one_key_has_sent_is_encoded_again_for_another(several: Server) -> None:
-    audio = variant("short", 11)
+    audio = lengthened("short", 11)
     said = [ask(several, audio, key)[1] for key in (KEY, KEY, "another", "another", KEY)]
     assert [one.partition(";")[0] for one in said] == ["miss", "hit", "miss", "hit", "hit"]
 

@@ -21,7 +21,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROLES = ("encoder", "decoder")
 GROWING = """
-encoder: {replicas: 1, max_replicas: 2, dtype: float32}
+encoder: {replicas: 1, max_replicas: 2, dtype: float32, cache: false}
 decoder: {replicas: 1, max_replicas: 2, dtype: float32, kv_windows: 2}
 scaling: {target_wait_s: 1, downscale_delay_s: 5}
 """

@@ -19,9 +19,10 @@ from tests.e2e.conftest import Server, start_server, stop_server, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 N_REQUESTS = 16
-# Claims that leave room for one of each role on a node; nobody looks for the GPU.
+# Claims that leave room for one of each role on a node; nobody looks for the GPU. Every request has
+# the same audio, which is to be encoded on either node.
 SETTINGS = """
-encoder: {replicas: 2, device: cpu, gpus: 0.6}
+encoder: {replicas: 2, device: cpu, gpus: 0.6, cache: false}
 decoder: {replicas: 2, device: cpu, gpus: 0.4}
 """
 READ = re.compile(r"splitscribe_decoder (\w+) .*KV from encoder-(\w+)-")

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import re
-import wave
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
-import numpy as np
 
-from benchmark.shared.clips import Clip
-from cluster.demo.samples import sample_path
-from cluster.messages import SAMPLE_RATE
 from tests.e2e.conftest import Server, wait_until
+from tests.support.recordings import lengthened
 
 HEADER = "x-splitscribe-cache"
-
-
-def variant(name: str, seed: int) -> bytes:
-    """A recording as a WAV that nobody has sent before: its noise is of one step of 16 bits."""
-    pcm = np.clip(Clip(name, sample_path(name)).pcm(), -32_767, 32_766)
-    noise = np.random.default_rng(seed).integers(-1, 2, len(pcm), dtype=np.int16)
-    content = io.BytesIO()
-    with wave.open(content, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes((pcm + noise).tobytes())
-    return content.getvalue()
 
 
 def ask(server: Server, audio: bytes, key: str = "none", **form: str) -> tuple[str, str]:
@@ -49,7 +31,7 @@ def cached(server: Server, what: str) -> float:
 
 
 def test_the_same_file_again_is_a_hit_with_the_same_text(server: Server) -> None:
-    audio = variant("short", 1)
+    audio = lengthened("short", 1)
     first, said = ask(server, audio)
     assert said == "miss;hits=0;windows=1"
     assert cached(server, "cached_windows") >= 1
@@ -63,7 +45,7 @@ def test_the_same_file_again_is_a_hit_with_the_same_text(server: Server) -> None
 
 def test_all_windows_of_a_long_file_are_found_in_either_mode(server: Server) -> None:
     """Sequential mode needs its first window twice, for the language and for the text."""
-    audio = variant("long", 2)
+    audio = lengthened("long", 2)
     for decoding, found in (("parallel", "miss;hits=0"), ("sequential", "partial;hits=1")):
         first, said = ask(server, audio, decoding=decoding)
         assert said.startswith(found)
@@ -74,12 +56,12 @@ def test_all_windows_of_a_long_file_are_found_in_either_mode(server: Server) -> 
 
 def test_other_audio_is_a_miss(server: Server) -> None:
     for seed in (3, 4):
-        assert ask(server, variant("short", seed))[1].startswith("miss")
+        assert ask(server, lengthened("short", seed))[1].startswith("miss")
 
 
 def test_the_same_audio_many_times_at_once_is_encoded_once_by_a_worker(server: Server) -> None:
     """The second worker encodes it too only if the first one seemed busy."""
-    audio, before = variant("short", 5), cached(server, "cache_misses")
+    audio, before = lengthened("short", 5), cached(server, "cache_misses")
     with ThreadPoolExecutor(12) as pool:
         answers = list(pool.map(lambda _: ask(server, audio), range(12)))
     assert len({text for text, _ in answers}) == 1

@@ -16,6 +16,7 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.support.recordings import lengthened
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -158,7 +159,7 @@ def test_a_request_is_one_trace_over_all_roles(
     request_id = f"traced-{streamed}"
     answer = watched.client().audio.transcriptions.with_raw_response.create(
         model="whisper-1",
-        file=("unheard-of.flac", sample_path("long").read_bytes()),
+        file=("unheard-of.wav", lengthened("long", 10 + streamed)),  # or nothing is encoded
         prompt="unheard-of",
         extra_headers={"x-request-id": request_id},
         extra_body={"fallback": False, "stream": streamed},

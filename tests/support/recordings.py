@@ -1,0 +1,25 @@
+"""The package's recordings as audio that was never sent before, with the same text."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmark.shared.clips import Clip
+from cluster.demo.recipe.wav import wav_bytes
+from cluster.demo.samples import sample_path
+
+
+def lengthened(name: str, n_samples: int) -> bytes:
+    """A recording as a WAV with so many samples of silence at its end.
+
+    What is padded with silence anyway has the same features with them, but it is other audio.
+    """
+    return wav_bytes(np.append(_pcm(name), np.zeros(n_samples, np.int16)))
+
+
+@cache
+def _pcm(name: str) -> NDArray[np.int16]:
+    return Clip(name, sample_path(name)).pcm()
