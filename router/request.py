@@ -40,7 +40,13 @@ class AudioSource(Protocol):
     """Where windows come from: `router.audio.pool.AudioPool`."""
 
     def open(
-        self, upload: Path, *, request_id: str, timeout_s: float, chunking: Chunking | None
+        self,
+        upload: Path,
+        *,
+        request_id: str,
+        timeout_s: float,
+        chunking: Chunking | None,
+        early: bool,
     ) -> AbstractAsyncContextManager[AudioStream]: ...
 
     def open_whole(
@@ -127,6 +133,7 @@ class RequestTranscriber:
             request_id=context.request_id,
             timeout_s=context.remaining_s(),
             chunking=params.chunking,
+            early=params.stream and work.context_for is not None,
         ) as stream:
             if stream.expected_s is not None:
                 context.expect_audio(stream.expected_s)

@@ -12,12 +12,15 @@ Where it cuts:
 - A silence of 3 s ends a window that is half full, one of 8 s ends any: the model drifts over
   long silence. A half-full minimum keeps a file of short remarks from costing one encoder pass,
   which is always 30 s, for each.
+- Where windows are to end early, the first good pause behind 6 s ends one: an encoder whose
+  context is trimmed takes as much less time, and the first text comes so much sooner.
 - Silence around a cut is left out only from 1.6 s on; a shorter pause is shared by both sides.
 - Audio that fits one window is one window (`router.audio.clip`). Without speech there is none.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -56,6 +59,7 @@ class WindowCutter:
         self._stream = detector.stream()
         self._options = options or CutOptions()
         self._max_samples = max_samples
+        self._clip_samples = min(max_samples, samples(self._options.clip_s))
         self._incoming: list[Pcm] = []  # fed, and not yet in `_pcm`
         self._n_incoming = 0
         self._pcm: Pcm = np.empty(0, np.int16)
@@ -77,7 +81,7 @@ class WindowCutter:
         if self._n_incoming < BLOCK_SAMPLES:
             return
         self._join()
-        if self._fits_one_window and self._pcm_end <= self._max_samples:
+        if self._fits_one_window and self._pcm_end <= self._clip_samples:
             return
         self._fits_one_window = False
         while self._known_end + BLOCK_SAMPLES <= self._pcm_end:
@@ -88,7 +92,7 @@ class WindowCutter:
     def finish(self) -> Iterator[Window | None]:
         """Yield the windows of what is left, after the last `feed`."""
         self._join()
-        if self._fits_one_window and self._pcm_end <= self._max_samples:
+        if self._fits_one_window and self._pcm_end <= self._clip_samples:
             yield from clip_window(self._pcm, self._detector, self._vad, self._options)
             return
         while (left := self._pcm_end - self._known_end) > 0:
@@ -137,7 +141,7 @@ class WindowCutter:
             mask = self._mask()
             self._skip_lead(mask)
             mask = mask[mask.shape[0] - self._probabilities.shape[0] :]
-            silence = self._long_silence(mask)
+            silence = self._long_silence(mask) or self._early_pause(mask)
             if silence is not None:
                 yield self._cut_silence(*silence)
             elif min(self._known_end, self._pcm_end) - self._start >= self._max_samples:
@@ -169,6 +173,21 @@ class WindowCutter:
             silence_s = (next_start - end) * FRAME_SAMPLES / SAMPLE_RATE
             half_full = fill_s >= options.half_full_s
             if silence_s >= (options.long_silence_s if half_full else options.skip_silence_s):
+                return self._sample(end), self._sample(next_start)
+        return None
+
+    def _early_pause(self, mask: NDArray[np.bool_]) -> tuple[int, int] | None:
+        """The first pause between speech that ends a window early, in samples."""
+        options = self._options
+        if options.early_s is None:
+            return None
+        speech = runs(mask)
+        for (_, end), (next_start, _) in itertools.pairwise(speech):
+            fill_s = (self._sample(end) - self._start) / SAMPLE_RATE
+            pause_s = (next_start - end) * FRAME_SAMPLES / SAMPLE_RATE
+            if fill_s * SAMPLE_RATE > self._max_samples:
+                return None
+            if fill_s >= options.early_s and pause_s >= options.early_pause_s:
                 return self._sample(end), self._sample(next_start)
         return None
 

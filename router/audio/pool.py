@@ -116,19 +116,22 @@ class AudioPool:
         request_id: str,
         timeout_s: float,
         chunking: Chunking | None = None,
+        early: bool = False,
     ) -> AsyncIterator[AudioStream]:
         """Begin to decode the file at `path`, which must stay there until the block is left.
 
         Leaving the block, also by cancellation, ends the work on it.
 
         timeout_s: time to open it, with the wait for a worker.
-        chunking: how to cut it; None leaves that to us.
+        chunking: how to cut it; None leaves that to us. early: as in `OpenUpload`.
 
         Raises:
             SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died
                 on it; DeadlineExceededError if it could not be opened in time.
         """
-        stream = AudioStream(next(self._upload_ids), path, request_id, chunking=chunking)
+        stream = AudioStream(
+            next(self._upload_ids), path, request_id, chunking=chunking, early=early
+        )
         async with self._opened(stream, timeout_s):
             yield stream
 

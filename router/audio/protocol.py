@@ -48,6 +48,7 @@ class OpenUpload:
     n_mels: None asks for windows cut at pauses; a number, for the whole audio in pieces of 30 s
         and for the largest log10 mel power in so many bins.
     chunking: what the client wishes of the cuts.
+    early: cut as `router.audio.windows.EARLY_CUTS` has it, where the client has no wish.
     """
 
     upload_id: int
@@ -56,6 +57,7 @@ class OpenUpload:
     skip: int
     n_mels: int | None
     chunking: Chunking | None
+    early: bool = False
     kind: Literal["open"] = "open"
 
 

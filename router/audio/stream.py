@@ -26,7 +26,7 @@ class AudioStream:
     duration_s, decode_s: the audio's length, and the processor time that decoding and cutting
         took; both are final when the iteration has ended.
     log_max: the largest log10 mel power of an upload that is read whole, when the iteration has
-        ended. `n_mels` and `chunking` are as in `router.audio.protocol.OpenUpload`.
+        ended. `n_mels`, `chunking` and `early` are as in `router.audio.protocol.OpenUpload`.
 
     The methods below `__anext__` are called by the pool and its workers.
     """
@@ -39,6 +39,7 @@ class AudioStream:
         *,
         n_mels: int | None = None,
         chunking: Chunking | None = None,
+        early: bool = False,
     ) -> None:
         self.upload_id = upload_id
         self.request_id = request_id
@@ -53,6 +54,7 @@ class AudioStream:
         self._path = path
         self._n_mels = n_mels
         self._chunking = chunking
+        self._early = early
         self._waiting: deque[Window] = deque()
         self._opened = False
         self._error: SplitscribeError | None = None
@@ -107,6 +109,7 @@ class AudioStream:
             skip=self.n_received,
             n_mels=self._n_mels,
             chunking=self._chunking,
+            early=self._early,
         )
 
     def take(self, report: UploadReport, pcm: bytes) -> None:

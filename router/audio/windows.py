@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.messages import SAMPLE_RATE, WINDOW_S, Pcm
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,8 @@ class CutOptions:
     short_s: a clip that its start and its end tell enough of; of a longer one the detector hears
         all, so that doubted text in it can be held against the speech that is there.
     long_silence_s: ends a window of at least `half_full_s`; `skip_silence_s` ends any.
+    early_s: a window ends in the first pause of `early_pause_s` behind so much of it, and audio of
+        up to `early_clip_s` is still one window; None: windows are as full as they get.
     """
 
     max_lead_s: float = 0.8
@@ -64,12 +66,23 @@ class CutOptions:
     short_s: float = 10.0
     long_silence_s: float = 3.0
     skip_silence_s: float = 8.0
+    early_s: float | None = None
+    early_pause_s: float = 0.35
+    early_clip_s: float = 10.0
+
+    @property
+    def clip_s(self) -> float:
+        """Audio of up to so much is one window, if it fits."""
+        return WINDOW_S if self.early_s is None else self.early_clip_s
 
     def tail_end(self, speech_end: int, pcm_end: int) -> int:
         """The sample where audio ends whose last speech ends there: silence is cut to the pad."""
         if pcm_end - speech_end < samples(self.drop_s):
             return pcm_end
         return speech_end + samples(self.pad_after_s)
+
+
+EARLY_CUTS = CutOptions(early_s=6.0)  # text comes soon, where a short window costs little
 
 
 def samples(seconds: float) -> int:

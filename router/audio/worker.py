@@ -48,7 +48,7 @@ from router.audio.protocol import (
     WorkerSocket,
 )
 from router.audio.vad import SpeechDetector
-from router.audio.windows import CutOptions, Window
+from router.audio.windows import EARLY_CUTS, CutOptions, Window
 
 MAX_MESSAGE_CHARS = 500
 FRAME_GRID_S = 0.01  # by which a pause may look shorter on the detector's grid
@@ -127,7 +127,8 @@ class AudioWorker:
     def _steps(self, command: OpenUpload) -> Steps:
         path = Path(command.path)
         if command.n_mels is None:
-            return transcode(path, self._limits, self._detector, command.chunking)
+            cutter = make_cutter(self._detector, command.chunking, early=command.early)
+            return transcode(path, self._limits, cutter)
         return transcode_whole(path, self._limits, command.n_mels)
 
     def _step(self, upload: Upload) -> None:
@@ -174,19 +175,16 @@ class AudioWorker:
         upload.steps.close()
 
 
-def transcode(
-    path: Path, limits: AudioLimits, detector: SpeechDetector, chunking: Chunking | None = None
-) -> Steps:
+def transcode(path: Path, limits: AudioLimits, cutter: WindowCutter) -> Steps:
     """Decode and cut one upload, step by step: `Opened`, its windows, `Finished`.
 
-    Yields None after a step that completes no window. chunking: what the client wishes of the cuts.
+    Yields None after a step that completes no window.
 
     Raises:
         SplitscribeError: what `AudioFile` raises.
     """
     with AudioFile(path, limits) as file:
         yield Opened(file.declared_s)
-        cutter = make_cutter(detector, chunking)
         for pcm in file.blocks():
             yield from cutter.feed(pcm)
             yield None
@@ -194,14 +192,16 @@ def transcode(
         yield Finished(cutter.n_samples)
 
 
-def make_cutter(detector: SpeechDetector, chunking: Chunking | None) -> WindowCutter:
-    """A cutter with our own rules, changed by what the client wishes.
+def make_cutter(
+    detector: SpeechDetector, chunking: Chunking | None, *, early: bool = False
+) -> WindowCutter:
+    """A cutter with our own rules, changed by what the client wishes; early: as in `OpenUpload`.
 
     A pause must last `silence_duration_ms` for a cut, and `prefix_padding_ms` of a longer silence
     stay in front of speech.
     """
     if chunking is None:
-        return WindowCutter(detector)
+        return WindowCutter(detector, EARLY_CUTS if early else None)
     usual, threshold = CutOptions(), chunking.threshold
     padding_s = chunking.prefix_padding_ms / 1000
     pause_s = chunking.silence_duration_ms / 1000

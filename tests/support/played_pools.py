@@ -38,7 +38,13 @@ class PlayedAudio:
 
     @asynccontextmanager
     async def open(
-        self, upload: Path, *, request_id: str, timeout_s: float, chunking: object = None
+        self,
+        upload: Path,
+        *,
+        request_id: str,
+        timeout_s: float,
+        chunking: object = None,
+        early: bool = False,
     ) -> AsyncIterator[PlayedStream]:
         try:
             yield PlayedStream(self.n, self.error)

@@ -29,6 +29,7 @@ from cluster.messages import (
     WorkerStatus,
 )
 from cluster.model.checkpoint import open_checkpoint
+from cluster.model.encoder_context import FULL, EncoderContext
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from router.api.params import SequentialOptions, TranscriptionParams
@@ -107,9 +108,18 @@ async def transcribe(
     context: RequestContext | None = None,
 ) -> TranscriptionResult:
     transcriber = RequestTranscriber(
-        pool, pools, pools, TOKENIZER, RouterSettings(), dims=CHECKPOINT.dims  # type: ignore[call-arg]
-    )  # fmt: skip
-    return await transcriber.transcribe(file, params, context or request_context())
+        pool,
+        pools,
+        pools,
+        TOKENIZER,
+        RouterSettings(),  # type: ignore[call-arg]
+        dims=CHECKPOINT.dims,
+        context=EncoderContext(64, 30.0),
+    )
+    result = await transcriber.transcribe(file, params, context or request_context())
+    asked = {request.context for request in pools.encoded}
+    assert asked <= {FULL}, "openai-whisper has all positions, to the letter"
+    return result
 
 
 async def test_what_is_told_joins_to_the_transcript_and_progress_ends_at_the_end(

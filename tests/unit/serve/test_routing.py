@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Hashable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -237,3 +238,16 @@ def test_a_load_survives_the_way_through_serve() -> None:
     load = WorkerLoad(3.0, 16.0, 0.25)
     assert WorkerLoad.of_stats(load.as_stats()) == load
     assert WorkerLoad.of_stats({}) == WorkerLoad()
+
+
+def test_a_trimmed_window_weighs_as_much_as_its_share_of_the_positions() -> None:
+    """Five short windows wait less than one full one."""
+    busy, short = encoder("busy", 1.0, 0.1), encoder("short", 5 * 192 / 1500, 0.1)
+    request = replace(encode_request(), context=192)
+    assert work_of(request) == pytest.approx(192 / 1500)
+    assert ranked(request, [busy, short], random.Random(1)) == ["short", "busy"]
+    full = encode_request()
+    assert work_of(full) == 1.0
+    fast, slow = encoder("fast", 2.0, 0.1), encoder("slow", 0.5, 0.21)
+    assert ranked(full, [fast, slow], random.Random(1))[0] == "fast"
+    assert ranked(request, [fast, slow], random.Random(1))[0] == "slow"

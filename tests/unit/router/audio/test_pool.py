@@ -75,6 +75,19 @@ async def test_a_client_may_wish_how_it_is_cut(pool: AudioPool, tmp_path: Path) 
     assert nothing == []
 
 
+async def test_windows_end_early_where_that_is_asked_for(pool: AudioPool, tmp_path: Path) -> None:
+    pcm = joined(*[part for _ in range(4) for part in (voice(4.0), silence(0.8))])
+    path = write_wav(tmp_path / "upload", pcm)
+    ends = []
+    for early in (False, True):
+        opened = pool.open(path, request_id="r", timeout_s=PATIENCE_S, early=early)
+        async with opened as stream:
+            ends.append([window.end_s for window in await drain(stream)])
+    assert len(ends[0]) == 1
+    assert len(ends[1]) == 2
+    assert ends[1][0] == pytest.approx(9.2, abs=0.3)
+
+
 async def test_an_upload_becomes_windows_with_true_offsets(pool: AudioPool, tmp_path: Path) -> None:
     pcm = joined(voice(20.0), silence(1.0), voice(20.0), silence(12.0), voice(5.0))
     path = write_wav(tmp_path / "upload", pcm)
