@@ -2,7 +2,7 @@
 
 Whisper computes 1500 encoder positions (20 ms each) for every window, whatever is in it. The server
 can compute only those of the audio and some SLACK behind it, rounded up to one of a few lengths
-(`encoder.context: trimmed`). How much accuracy that costs depends on the weights. For each slack:
+(`encoder.context: trimmed`), or with --exact just so many. What it costs depends on the weights:
 
     one look     the short context, greedy with timestamps, and its text as it comes
     two looks    as the server does it: a window whose text has a timestamp behind its audio, or
@@ -56,7 +56,9 @@ from router.audio.vad import SpeechDetector
 
 SLACKS = ("0", "16", "32", "64", "128", "256", "full")
 DEMO_SHARES = {"short": 1, "long": 5, "unheard": 5, "free": 5}  # one recording for so many of N
-CELL_FLAGS = ("part", "max_content_s", "fallback", "language", "device", "dtype", "demo", "limit")
+CELL_FLAGS = (
+    "part", "max_content_s", "exact", "fallback", "language", "device", "dtype", "demo", "limit",
+)  # fmt: skip
 WARM_UP = 4  # windows, for every slack: kernels are compiled and pools touched by them
 Speech = dict[str, list[Clip]]  # the recordings of each set
 
@@ -69,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--limit", type=int, help="only the first recordings of each set")
     made.add_argument("--slacks", nargs="+", default=SLACKS, help="positions, and full")
     made.add_argument("--max-content-s", type=float, default=30.0, help="longer windows are full")
+    made.add_argument("--exact", action="store_true", help="slacks as they are, not rounded up")
     made.add_argument("--fallback", action="store_true", help="looks in full try temperatures")
     made.add_argument("--language", default="en", help="of the speech; '' detects it")
     made.add_argument("--max-concurrency", type=int, default=8, help="windows in flight")
@@ -141,7 +144,7 @@ async def run(
     is_time_over: Callable[[], bool],
 ) -> None:
     """Measure what is missing of one checkpoint."""
-    ways = Ways(args.max_content_s, args.fallback)
+    ways = Ways(args.max_content_s, args.exact, args.fallback)
     slacks = slacks_of(args.slacks)
     detector = SpeechDetector()
     async with looker(settings_of(model, args), args.language or None, args.max_concurrency) as own:
@@ -224,6 +227,7 @@ def report(speech: Speech, kept: Kept, args: argparse.Namespace) -> dict[str, An
         "dtype": args.dtype,
         "in_flight": args.max_concurrency,
         "max_content_s": args.max_content_s,
+        "exact": args.exact,
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "load": round(os.getloadavg()[0], 1),

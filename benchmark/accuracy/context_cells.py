@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.accuracy.looks import Look, Looker, Part
-from cluster.model.encoder_context import FULL, EncoderContext
+from cluster.messages import FRAMES_PER_S
+from cluster.model.encoder_context import FULL, EncoderContext, positions_of
 
 FULL_SLACK = -1  # every position, whatever the content: the row to compare with
 
@@ -90,12 +91,23 @@ def _read(lines: Iterable[str]) -> Iterator[Cell]:
 class Ways:
     """How every cell is measured.
 
-    max_content_s: the longest window that is trimmed. fallback: looks in full try higher
-    temperatures where the gates fail.
+    max_content_s: the longest window that is trimmed. exact: no rounding up to the lengths that the
+    server has. fallback: looks in full try higher temperatures where the gates fail.
     """
 
     max_content_s: float = 30.0
+    exact: bool = False
     fallback: bool = False
+
+    def positions_for(self, slack: int, content_frames: int, n_audio_ctx: int) -> int:
+        """As `EncoderContext.positions_for`, for a slack or FULL_SLACK."""
+        if slack == FULL_SLACK:
+            return FULL
+        if not self.exact or content_frames > self.max_content_s * FRAMES_PER_S:
+            rule = EncoderContext(slack, self.max_content_s)
+            return rule.positions_for(content_frames, n_audio_ctx)
+        least = positions_of(content_frames) + slack
+        return least if least < n_audio_ctx else FULL
 
 
 async def measure(
@@ -103,12 +115,9 @@ async def measure(
 ) -> Cell:
     """One cell; `on_done` is called for each window that was looked at first."""
     pieces = part.pieces
-    rule = EncoderContext(max(0, key.slack), ways.max_content_s)
 
     def context_of(content_frames: int) -> int:
-        if key.slack == FULL_SLACK:
-            return FULL
-        return rule.positions_for(content_frames, looker.n_audio_ctx)
+        return ways.positions_for(key.slack, content_frames, looker.n_audio_ctx)
 
     contexts = [context_of(piece.audio.content_frames) for piece in pieces]
     is_full = key.slack == FULL_SLACK

@@ -1,8 +1,8 @@
 """Windows through both engines in this process, the encoder's context as short as it is told.
 
 One look at a window is an encode with a given context and one greedy decode with timestamps. What
-it costs and what it says is all that is known here; whether a second look is due, is asked of it
-(`is_doubted`). Uses the product's cutter, engines and rules for segments; no router, no HTTP.
+it costs and what it says is all that is known here. The decoder says which windows it doubts, as it
+does in the server. Uses the product's cutter, engines and rules for segments; no HTTP, no Ray.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from dataclasses import dataclass, replace
 
 from benchmark.shared.clips import Clip
 from cluster.messages import (
+    FRAMES_PER_S,
     DecodeOptions,
     DecodeRequest,
     DecodeResult,
     EncodeRequest,
-    QualityGates,
 )
-from cluster.model.quality import needs_fallback
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.settings import Settings
@@ -32,7 +31,6 @@ from router.pipeline import WindowAudio
 from router.segments import gather_window
 
 NO_DEADLINE_S = 24 * 3600.0
-FRAMES_PER_POSITION = 2  # mel frames of 10 ms behind one encoder position
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,22 +70,6 @@ def cut(clips: Sequence[Clip], detector: SpeechDetector) -> Part:
             for number, window in enumerate(windows)
         ]
     return Part(len(clips), tuple(pieces))
-
-
-def is_doubted(
-    result: DecodeResult, content_frames: int, gates: QualityGates, timestamp_begin: int
-) -> bool:
-    """Whether a first look with a short context is not to be trusted.
-
-    A timestamp beyond the content says that the text was made up behind the audio; beside it stand
-    the gates by which a temperature is given up.
-    """
-    latest = max(result.tokens, default=0) - timestamp_begin
-    if latest * FRAMES_PER_POSITION >= content_frames + FRAMES_PER_POSITION:
-        return True
-    return needs_fallback(
-        gates, result.compression_ratio, result.avg_logprob, result.no_speech_prob
-    )
 
 
 class Looker:
@@ -135,7 +117,7 @@ class Looker:
         pairs = list(zip(pieces, results, strict=True))
         return Look(
             [self._text(piece, result) for piece, result in pairs],
-            [self._is_doubted(piece, result) for piece, result in pairs],
+            [result.doubted for result in results],
             wall_s,
         )
 
@@ -164,16 +146,12 @@ class Looker:
             )
         )
 
-    def _is_doubted(self, piece: Piece, result: DecodeResult) -> bool:
-        begin = self.tokenizer.special.timestamp_begin
-        return is_doubted(result, piece.audio.content_frames, PARALLEL_GATES, begin)
-
     def _text(self, piece: Piece, result: DecodeResult) -> str:
         found = gather_window(
             result,
             PARALLEL_GATES,
             offset_s=0.0,
-            duration_s=piece.audio.content_frames / 100,
+            duration_s=piece.audio.content_frames / FRAMES_PER_S,
             tokenizer=self.tokenizer,
             keep_tail=True,
         )

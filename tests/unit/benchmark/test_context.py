@@ -1,4 +1,4 @@
-"""Word error rates by encoder context: the doubt, what is kept, and a run on two recordings."""
+"""Word error rates by encoder context: its lengths, what is kept, and a run on two recordings."""
 
 from __future__ import annotations
 
@@ -10,22 +10,10 @@ from typing import Any
 import pytest
 
 from benchmark.accuracy import context
-from benchmark.accuracy.context_cells import FULL_SLACK, Cell, Kept, Key
+from benchmark.accuracy.context_cells import FULL_SLACK, Cell, Kept, Key, Ways
 from benchmark.accuracy.context_report import Row, as_json
-from benchmark.accuracy.looks import is_doubted
 from benchmark.shared.clips import manifest_clips
 from cluster.demo.samples import sample_path, sample_text
-from cluster.messages import DecodeResult, DecodeTimings, QualityGates
-
-BEGIN = 1000  # of the timestamp tokens
-TIMINGS = DecodeTimings(0.0, 0.0, 0, "memory", 0.0, 0.0, 1)
-
-
-def make_result(last_s: float, avg_logprob: float = -0.1) -> DecodeResult:
-    tokens = (BEGIN, 7, 8, BEGIN + round(last_s / 0.02))
-    return DecodeResult(
-        "r", 0, tokens, (0.0,) * 4, avg_logprob, 0.0, "en", 0.0, "stop", TIMINGS, 1.0
-    )
 
 
 @pytest.fixture
@@ -41,12 +29,17 @@ def recordings(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("last_s", "avg_logprob", "doubted"), [(4.9, -0.1, False), (5.5, -0.1, True), (4.9, -2.0, True)]
+    ("ways", "slack", "positions"),
+    [
+        (Ways(), 64, 320),  # 250 of content and 64: the server's next length
+        (Ways(exact=True), 64, 314),
+        (Ways(exact=True), 1300, 0),
+        (Ways(max_content_s=4.0, exact=True), 64, 0),
+        (Ways(), FULL_SLACK, 0),
+    ],
 )
-def test_a_timestamp_behind_the_audio_is_doubted_and_so_is_an_unsure_text(
-    last_s: float, avg_logprob: float, doubted: bool
-) -> None:
-    assert is_doubted(make_result(last_s, avg_logprob), 500, QualityGates(), BEGIN) is doubted
+def test_positions_of_five_seconds(ways: Ways, slack: int, positions: int) -> None:
+    assert ways.positions_for(slack, 500, 1500) == positions
 
 
 def test_rows_have_differences_from_full_and_both_speeds() -> None:
@@ -106,6 +99,7 @@ def test_kept_cells_are_read_again_and_other_flags_refused(tmp_path: Path) -> No
         Kept(file, {"part": 2})
 
 
+@pytest.mark.slow  # both engines, and their kernels where nobody compiled them yet
 def test_a_small_run_prints_its_table_and_is_not_repeated(
     recordings: Path,
     tmp_path: Path,
