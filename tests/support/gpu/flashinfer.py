@@ -47,8 +47,9 @@ def _on(gpu: SimulatedGpu) -> ModuleType:
             self.keep()
 
         def plan(self, *args: Any, **kwargs: Any) -> None:
-            with gpu.in_kernel():
-                super().plan(*args, **kwargs)
+            if gpu.values == "cpu":
+                with gpu.in_kernel():
+                    super().plan(*args, **kwargs)
             self.send(self.indptr, self.indices, self.last)
 
         def run(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -61,8 +62,9 @@ def _on(gpu: SimulatedGpu) -> ModuleType:
             self.keep()
 
         def plan(self, *args: Any, **kwargs: Any) -> None:
-            with gpu.in_kernel():
-                super().plan(*args, **kwargs)
+            if gpu.values == "cpu":
+                with gpu.in_kernel():
+                    super().plan(*args, **kwargs)
             self.send(*self._buffers)
 
         def run(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -70,8 +72,9 @@ def _on(gpu: SimulatedGpu) -> ModuleType:
             return super().run(*args, **kwargs)
 
     def fast_decode_plan(wrapper: Decode, *args: Any, **kwargs: Any) -> None:
-        with gpu.in_kernel():
-            fake.fast_decode_plan(wrapper, *args, **kwargs)
+        if gpu.values == "cpu":
+            with gpu.in_kernel():
+                fake.fast_decode_plan(wrapper, *args, **kwargs)
         wrapper.send()
 
     module = ModuleType("flashinfer")

@@ -191,7 +191,8 @@ def simulated_one_gpu(
         with (
             simulated_gpu(values, without) as (gpu, runtime),
             simulated_flashinfer(gpu),
-            patch("encoder_worker.forward.has_kernel", lambda: True),
+            patch("encoder_worker.forward.has_triton", lambda: True),
+            patch("decoder_worker.backends.has_triton", lambda: True),
             patch.object(streams, "WARM_UPS", 1),
         ):
             yield gpu, runtime

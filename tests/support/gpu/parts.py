@@ -53,7 +53,7 @@ def batches_without_waits(without: Fence | None = None) -> Outcome:
 
 def encoder_without_graphs(without: Fence | None = None) -> Outcome:
     """A batch where Triton does not load."""
-    with watched(without) as outcome, patch("encoder_worker.forward.has_kernel", lambda: False):
+    with watched(without) as outcome, patch("encoder_worker.forward.has_triton", lambda: False):
         encoder, pool = _encoder()
         encoder.prepare(pool, 1)
         encoder([make_pcm(1.0)], pool, [(0, 1)]).wait()

@@ -84,7 +84,7 @@ class SimulatedRuntime(CudaRuntime):
     """Takes CUDA's place in `cluster.model.streams`.
 
     without: a fence of the product that does nothing here, as if it were not in the code.
-    passed: the fences that the product came to.
+    passed: the fences that the product came to. graphs: the replays of all that were captured.
     """
 
     def __init__(self, gpu: SimulatedGpu, without: Fence | None = None) -> None:
@@ -92,6 +92,7 @@ class SimulatedRuntime(CudaRuntime):
         self.without = without
         self.passed: set[Fence] = set()
         self.host: Clock = {}
+        self.graphs: list[Body] = []
         self._numbers = itertools.count()
         self._streams = [SimulatedStream(self, next(self._numbers))]
         self._local = threading.local()
@@ -186,6 +187,7 @@ class SimulatedRuntime(CudaRuntime):
             self.gpu.touch("a graph's replay", (), (memory,))
             self._run(Capture(self.gpu, recorded), body)
 
+        self.graphs.append(replay)
         return replay
 
     def _run(self, capture: Capture, body: Body) -> Recorded:
