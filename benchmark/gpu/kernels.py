@@ -39,7 +39,7 @@ TOP_KERNELS = 12
 
 
 def prepare(rig: Rig, clock: Clock, record: Record) -> None:
-    """Write every checkpoint, and have every kind of kernel compiled once, for all sections."""
+    """Write every checkpoint and compile every kind of kernel once, for all sections."""
     for name in ("check", *rig.sizes.models):
         begun = time.perf_counter()
         rig.checkpoint(name)
@@ -50,7 +50,7 @@ def prepare(rig: Rig, clock: Clock, record: Record) -> None:
 
 
 def correct(rig: Rig, clock: Clock, record: Record) -> None:
-    """The fast paths against plain ones, on a wide, shallow model. Raises where they differ."""
+    """Compare the fast paths with plain ones on a wide, shallow model; raise where they differ."""
     checkpoint = rig.checkpoint("check")
     wrong = _check_encoder(rig, checkpoint, record)
     clock.check()
@@ -61,7 +61,7 @@ def correct(rig: Rig, clock: Clock, record: Record) -> None:
 
 
 def _check_encoder(rig: Rig, checkpoint: Checkpoint, record: Record) -> list[str]:
-    """Graphs in the served dtype against an eager float32 encoder, for ragged padded batches."""
+    """Compare graphs in the served dtype with an eager float32 encoder, in uneven batches."""
     n_pages = 1500 // PAGE_FRAMES
     served = kv_layout(checkpoint, PAGE_FRAMES, rig.dtype)
     exact = kv_layout(checkpoint, PAGE_FRAMES, "float32")
@@ -94,7 +94,7 @@ def _check_encoder(rig: Rig, checkpoint: Checkpoint, record: Record) -> list[str
 
 
 def _check_decoder(rig: Rig, record: Record) -> list[str]:
-    """The served attention, graphs and batches against torch's attention, one at a time."""
+    """Compare the served attention, in graphs and batches, with torch's, one sequence at a time."""
     n, n_tokens = max(rig.sizes.decode_batches[:4]), 8
     found: dict[str, list[DecodeResult]] = {}
     choices: tuple[Literal["auto", "torch"], ...] = ("auto", "torch")
@@ -118,7 +118,7 @@ def _check_decoder(rig: Rig, record: Record) -> list[str]:
             ours.tokens, plain.tokens, ours.token_logprobs, plain.token_logprobs, strict=True
         ):
             largest = max(largest, abs(p - q))
-            if a != b:  # near ties may go either way; what follows is another text
+            if a != b:  # two tokens were almost equally likely; what follows is another text
                 break
     record("decoder: sequences with equal tokens", f"{n_equal} of {n}")
     if rig.dtype == "float32" and n_equal < n:
@@ -154,7 +154,7 @@ def encoder(rig: Rig, clock: Clock, record: Record) -> None:
 
 
 class _Launches:
-    """Batches launched one behind the other."""
+    """Launches one batch, again each time it is called."""
 
     def __init__(
         self, static: StaticEncoder, windows: list[NDArray[Any]], pages: list[list[int]]
@@ -177,7 +177,7 @@ class _EncoderParts:
         self.projection = CrossKVProjection(checkpoint, self._dtype, rig.device)
 
     def static(self, way: str) -> StaticEncoder:
-        """With graphs for every batch, over a pool of its own."""
+        """An encoder with graphs for every batch size, over a pool of its own."""
         output: Any = self.projection
         if way == "states alone":
             dims = self._checkpoint.dims

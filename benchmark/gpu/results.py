@@ -22,7 +22,7 @@ Rows = dict[str, Any]
 
 
 def about(device: str) -> dict[str, Any]:
-    """Device, versions and commit: what a result is worth nothing without."""
+    """Device, versions and commit, without which a result cannot be repeated."""
     import torch
 
     versions = {}

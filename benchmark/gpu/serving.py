@@ -32,7 +32,7 @@ OVERLAP_WINDOWS = 32
 
 
 class _Requests:
-    """Unique clips of one workload, through one pair."""
+    """Sends clips of one workload through one pair of engines, another clip each time."""
 
     def __init__(self, pair: Pair, workload: Workload) -> None:
         self._pair, self._workload = pair, workload
@@ -47,7 +47,7 @@ class _Requests:
 async def closed_loop(
     one: Callable[[], Awaitable[Served]], n: int, seconds: float
 ) -> tuple[list[Served], float]:
-    """`n` requests in flight for so long, after a warm-up.
+    """Keep `n` requests in flight for so long, after a warm-up.
 
     Returns:
         Those that ended in that time, and requests per second.
@@ -71,7 +71,11 @@ async def closed_loop(
 async def poisson(
     one: Callable[[], Awaitable[Served]], rate: float, seconds: float
 ) -> list[Served]:
-    """Arrivals at random times, `rate` a second, whatever is in flight; without the warm-up's."""
+    """Send requests at random times, `rate` a second on average, however many are in flight.
+
+    Returns:
+        Those that were sent after the warm-up.
+    """
     rng = np.random.default_rng(0)
     begun = time.perf_counter()
     at, tasks = begun, []
@@ -84,7 +88,7 @@ async def poisson(
 
 
 def latencies(served: list[Served]) -> dict[str, float]:
-    """Milliseconds: of whole requests, and to their first tokens."""
+    """Percentiles in milliseconds, of whole requests and of the time to the first token."""
     whole = [1000 * (request.ended_s - request.begun_s) for request in served]
     first = [1000 * request.ttft_s for request in served]
     row: dict[str, float] = {"requests": len(served)}
@@ -123,7 +127,7 @@ def e2e(rig: Rig, clock: Clock, record: Record) -> None:
 
 
 def overlap(rig: Rig, clock: Clock, record: Record) -> None:
-    """Both engines at once against taking turns: all encodes first, then all decodes.
+    """Compare both engines at once with turns: all encodes first, then all decodes.
 
     Taking turns is with the same kernels and batches, so it is what perfect time-slicing of two
     processes would give; NVIDIA MPS cannot be measured from within one process.

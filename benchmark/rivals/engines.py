@@ -29,7 +29,7 @@ from cluster.messages import SAMPLE_RATE
 
 START_S = 300.0
 STOP_S = 10.0
-# Of faster-whisper's `transcribe`: one greedy decode, whatever comes of it.
+# Arguments of faster-whisper's `transcribe` for one greedy decode whose result is always taken.
 GREEDY: dict[str, Any] = {
     "language": "en",
     "beam_size": 1,
@@ -77,7 +77,7 @@ Transcribe = Callable[[Sequence[Path], int], list[Heard]]  # files, in flight
 
 
 def rival_specs(cores: int) -> list[RivalSpec]:
-    """What is worth comparing with on so many cores: every library at its best."""
+    """Set-ups worth comparing with on so many cores: those in which each library is fastest."""
     specs: list[RivalSpec] = []
     for dtype in ("int8", "float32"):
         specs.append(RivalSpec("faster-whisper", dtype, threads=cores))
@@ -104,7 +104,7 @@ def convert(checkpoint: Path, dtype: str) -> Path:
 
 
 class RivalProcess:
-    """A rival that is loaded and waits for files; sleeps while it has none."""
+    """A rival in a process of its own, which is loaded and waits for files."""
 
     def __init__(self, spec: RivalSpec, checkpoint: Path) -> None:
         """Start and load it.
@@ -130,7 +130,7 @@ class RivalProcess:
         return heard
 
     def close(self) -> None:
-        self._pipe.close()  # it ends at the end of its pipe
+        self._pipe.close()  # the process ends when its pipe is closed
         self._process.join(STOP_S)
         if self._process.is_alive():
             self._process.kill()
@@ -149,7 +149,10 @@ class RivalProcess:
 
 
 def _child(pipe: Connection, spec: RivalSpec, checkpoint: Path) -> None:
-    """Load, say so, and answer until the pipe closes; an error is a text."""
+    """Load the rival, send an empty list, then answer until the pipe closes.
+
+    What is sent is a list of results, or a text where there was an error.
+    """
     loaders: dict[str, Callable[[RivalSpec, Path], Transcribe]] = {
         "faster-whisper": _faster_whisper,
         "transformers": _transformers,
@@ -172,9 +175,10 @@ def _read(file: Path) -> NDArray[np.float32]:
 
 
 def _by_file(one: Callable[[Path], tuple[str, int]], threads: int | None = None) -> Transcribe:
-    """Files in as many threads as are in flight, or as the engine can use at once.
+    """Transcribe files side by side, in `threads` threads; None: one for each file in flight.
 
-    A file's time runs from when it came into flight: when as many before it were done.
+    The latency of file i, with n in flight, counts from the end of the (i - n)th file to finish:
+    that is when a client with n requests in flight would have sent it.
     """
 
     def transcribe(files: Sequence[Path], in_flight: int) -> list[Heard]:
@@ -194,7 +198,7 @@ def _by_file(one: Callable[[Path], tuple[str, int]], threads: int | None = None)
 
 
 def _by_batch(many: Callable[[Sequence[Path]], list[tuple[str, int]]]) -> Transcribe:
-    """Files in batches of as many as are in flight; each waits for its whole batch."""
+    """Transcribe files in batches of as many as are in flight. Each waits for its whole batch."""
 
     def transcribe(files: Sequence[Path], in_flight: int) -> list[Heard]:
         heard: list[Heard] = []
@@ -211,7 +215,7 @@ def _by_batch(many: Callable[[Sequence[Path]], list[tuple[str, int]]]) -> Transc
 def _faster_whisper(spec: RivalSpec, checkpoint: Path) -> Transcribe:
     import faster_whisper.transcribe as library
 
-    # It takes every vocabulary below the published sizes for English-only.
+    # It takes a model for English-only if its vocabulary is smaller than the published ones.
     patch.object(library, "Tokenizer", partial(_multilingual, library.Tokenizer)).start()
     model = library.WhisperModel(
         str(checkpoint),
@@ -231,7 +235,7 @@ def _faster_whisper(spec: RivalSpec, checkpoint: Path) -> Transcribe:
     pipeline = library.BatchedInferencePipeline(model)
 
     def many(files: Sequence[Path]) -> list[tuple[str, int]]:
-        """The pipeline batches clips of one recording: so the files become one."""
+        """The pipeline batches clips of one recording, so the files are joined into one."""
         pieces = [library.decode_audio(str(file), sampling_rate=SAMPLE_RATE) for file in files]
         ends = np.cumsum([len(piece) for piece in pieces]) / SAMPLE_RATE
         starts = [0.0, *ends[:-1]]
@@ -240,7 +244,7 @@ def _faster_whisper(spec: RivalSpec, checkpoint: Path) -> Transcribe:
             np.concatenate(pieces), clip_timestamps=clips, batch_size=len(files), **options
         )
         texts, counts = [""] * len(files), [0] * len(files)
-        for segment in segments:  # those of one clip have its start as their seek, in 10 ms
+        for segment in segments:  # its `seek` is the start of its clip, in units of 10 ms
             index = int(np.abs(100 * np.array(starts) - segment.seek).argmin())
             texts[index] += segment.text
             counts[index] += len(segment.tokens)

@@ -1,7 +1,8 @@
 """A cluster file for `ray up`, read and checked before any machine is touched.
 
-Ray's own launcher code checks the fields; here is checked what it finds out late: files that are to
-be copied and are not there, several wheels, no token. Knows the file, not the running cluster.
+Ray's own launcher code checks the fields. This module also checks what the launcher would find out
+late: files to be copied that do not exist, several wheels, a missing token. It knows the file only,
+not the running cluster.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ OTHER_NODES = "worker"  # the pool of nodes whose file does not say which
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """What a launch needs to know. least_nodes: of each pool, without the head."""
+    """What a launch needs to know.
+
+    head_address: None where a cloud assigns it. worker_addresses: of machines of one's own; none in
+        a cloud. least_nodes: how many nodes each pool has at least, without the head.
+    """
 
     path: Path
     provider: str
-    head_address: str | None  # None: the cloud knows
-    worker_addresses: tuple[str, ...]  # of machines of one's own
+    head_address: str | None
+    worker_addresses: tuple[str, ...]
     least_nodes: Mapping[str, int]
     auth: Mapping[str, Any]
     file_mounts: Mapping[str, str]
@@ -40,7 +45,11 @@ class ClusterFile:
         return self.provider == "local"
 
     def environment(self) -> dict[str, str]:
-        """For Ray's launcher. Its newer autoscaler counts the head among on-prem workers."""
+        """The environment variables in which Ray's launcher is to run.
+
+        On machines of one's own Ray's newer autoscaler counts the head as a worker, so the older
+        one runs there.
+        """
         version = "0" if self.is_onprem else "1"
         return {"RAY_UP_enable_autoscaler_v2": version, **os.environ}
 
@@ -57,7 +66,7 @@ class ClusterFile:
 
 
 def read_cluster_file(path: Path) -> ClusterFile:
-    """Read it as `ray up` would.
+    """Read a cluster file as `ray up` would.
 
     Raises:
         ConfigurationError: it cannot be read, or Ray's launcher would refuse it.
@@ -91,11 +100,11 @@ def _prepared(content: dict[str, Any], path: Path) -> dict[str, Any]:
         where = ".".join(str(part) for part in error.absolute_path)
         raise ConfigurationError(f"{path}: {where or 'the file'}: {error.message}") from error
     except Exception as error:  # the launcher's own errors have no common class
-        raise ConfigurationError(f"{path}: Ray's launcher does not take it: {error}") from error
+        raise ConfigurationError(f"{path}: Ray's launcher refuses it: {error}") from error
 
 
 def _least_nodes(prepared: Mapping[str, Any]) -> dict[str, int]:
-    """What the file asks for at least, by label: {"encoder": 1, "decoder": 2}."""
+    """How many nodes of each label the file asks for at least: {"encoder": 1, "decoder": 2}."""
     least: dict[str, int] = {}
     for name, node_type in prepared["available_node_types"].items():
         if name == prepared["head_node_type"]:
@@ -106,10 +115,12 @@ def _least_nodes(prepared: Mapping[str, Any]) -> dict[str, int]:
 
 
 def check_sources(file: ClusterFile) -> None:
-    """Refuse what would fail half-way: absent files and keys, no wheel or several, no cloud's API.
+    """Refuse what would fail in the middle of a launch.
+
+    That is: files and keys that do not exist, no wheel or several, a missing package for the cloud.
 
     Raises:
-        ConfigurationError: says what to do.
+        ConfigurationError: something is missing; the message says what to do about it.
     """
     module = CLOUD_MODULES.get(file.provider)
     if module is not None and importlib.util.find_spec(module) is None:
@@ -119,13 +130,15 @@ def check_sources(file: ClusterFile) -> None:
         )
     key = file.auth.get("ssh_private_key")
     if key and not Path(key).expanduser().is_file():
-        raise ConfigurationError(f"auth.ssh_private_key: there is no {key}")
+        raise ConfigurationError(f"auth.ssh_private_key: the file {key} does not exist")
     for target, source in file.file_mounts.items():
         here = Path(source).expanduser()
         if "splitscribe-wheel" in target:
             _check_wheel(here)
         elif not here.exists():
-            raise ConfigurationError(f"file_mounts: there is no {source} to be copied to {target}")
+            raise ConfigurationError(
+                f"file_mounts: {source}, which is to be copied to {target}, does not exist"
+            )
 
 
 def _check_wheel(folder: Path) -> None:
@@ -143,7 +156,11 @@ def _check_wheel(folder: Path) -> None:
 
 
 def ensure_token() -> bool:
-    """Make the token that whoever talks to the cluster must have; False where there is one."""
+    """Make the token that every client of the cluster must send.
+
+    Returns:
+        False where there was one already.
+    """
     path = TOKEN_FILE.expanduser()
     if path.exists():
         return False
@@ -154,7 +171,10 @@ def ensure_token() -> bool:
 
 
 def read_token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The token as Ray looks for it: variable, file that a variable names, the usual file."""
+    """The token, looked for where Ray looks, in this order.
+
+    RAY_AUTH_TOKEN, the file that RAY_AUTH_TOKEN_PATH names, ~/.ray/auth_token; None where none is.
+    """
     if token := environ.get("RAY_AUTH_TOKEN"):
         return token
     path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN_FILE).expanduser()

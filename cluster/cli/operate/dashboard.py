@@ -25,10 +25,10 @@ from cluster.cli.operate.cluster_file import OTHER_NODES, ClusterFile, read_toke
 from cluster.errors import ConfigurationError
 
 PORT = 8265
-REPLICA = "ServeReplica:"  # begins the class name of each, which ends in that of its deployment
+REPLICA = "ServeReplica:"  # then its application and its deployment: a replica's class name
 APPLICATIONS = "/api/serve/applications/"
-TUNNEL_S = 20.0  # for ssh to get there
-LISTEN_S = 5.0  # and then for a dashboard that is about to start
+TUNNEL_S = 20.0  # for ssh to connect
+LISTEN_S = 5.0  # after that, for a dashboard that is about to start
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Dashboard:
         """Whether the dashboard answers.
 
         Raises:
-            httpx.HTTPError: something is there but does not answer; ssh too hangs up when nothing
-                listens at the other end of its tunnel.
+            httpx.HTTPError: the connection was taken and not answered. A tunnel of ssh does that
+                too while nothing listens at its other end.
         """
         try:
             answer = self._client.get("/api/version", timeout=5.0)
@@ -108,8 +108,8 @@ class Dashboard:
             ) from error
         if answer.status_code in (401, 403):
             raise ConfigurationError(
-                f"{self.url} refuses the token of this machine: copy the cluster's to "
-                f"~/.ray/auth_token (on the head: ray get-auth-token)"
+                f"{self.url} refuses the token of this machine: copy the cluster's token "
+                f"to ~/.ray/auth_token (on the head: ray get-auth-token)"
             )
         if answer.is_error:
             raise ConfigurationError(f"{self.url} answered {answer.status_code}: {answer.text}")
@@ -126,7 +126,7 @@ def head_address(file: ClusterFile) -> str:
     """Where the head is reached.
 
     Raises:
-        ConfigurationError: the cloud does not tell.
+        ConfigurationError: Ray's launcher finds no head of this cluster.
     """
     if file.head_address is not None:
         return file.head_address
@@ -186,7 +186,8 @@ def _tunnel(file: ClusterFile) -> Iterator[str]:
 def _forwarding(file: ClusterFile, port: int) -> list[str]:
     """A command that leads `port` to the dashboard for as long as it runs.
 
-    Ray's own refuses a head whose last `ray up` failed, though Ray may run there as before.
+    Ray's own command for that refuses a head whose last `ray up` failed, though Ray may still run
+    there as before.
     """
     if file.is_onprem and file.head_address is not None:
         forward = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"{port}:127.0.0.1:{PORT}")
@@ -209,9 +210,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], file: ClusterFile) -> 
                     deadline = time.monotonic() + LISTEN_S
                 is_there = True
             if process.poll() is not None or time.monotonic() > deadline:
-                what = (
-                    "ssh gets there, but nothing answers" if is_there else "ssh does not get there"
-                )
+                what = "ssh connects, but nothing answers" if is_there else "ssh does not connect"
                 raise ConfigurationError(
                     f"the head's dashboard cannot be reached: {what}; is the cluster up? "
                     f"See why: ray dashboard {file.path}"

@@ -1,7 +1,8 @@
-"""Ray's launcher, `ray up` and `ray down`, so that a person sees how far it is and what to do.
+"""Runs Ray's launcher, `ray up` and `ray down`, and says what to do where it fails.
 
-Its lines are shown as they come. It leaves Ray running on machines of one's own: here they are
-stopped, one `ray stop` each. Every failure is a ConfigurationError with a remedy.
+The launcher's lines are shown as they come. `ray down` leaves Ray running on machines of one's own,
+so this module also runs `ray stop` on each of them. Every failure is a ConfigurationError that says
+what to do about it.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ from cluster.errors import ConfigurationError
 from cluster.serve.readiness import Say
 
 DOWN_S = 900.0  # clouds take minutes to end machines
-LAST_LINES_S = 1.0  # for what was printed last: ssh may outlive the launcher and hold its output
+LAST_LINES_S = 1.0  # to read the last lines: ssh may outlive the launcher and keep its output open
 RAY_STOP_S = 60.0  # of one machine
 SSH_AT_ONCE = 16
 
-# What to do when `ray up` ends in one of its steps, by what it calls them.
+# What to do when `ray up` fails, by the step in which it did, as its output names the steps.
 REMEDIES = {
     "SSH": "try it by hand: {ssh}",
     "file mounts": "rsync must be installed on both machines",
     "initialization commands": "its output is above; on the machine: {ssh}",
-    "setup commands": "its output is above; the machine needs Python with venv, and a way to pip's "
-    "index or to a mirror (PIP_INDEX_URL); on the machine: {ssh}",
+    "setup commands": "its output is above; the machine needs Python with venv, and must reach "
+    "pip's index or a mirror of it (PIP_INDEX_URL); on the machine: {ssh}",
     "Ray runtime": "its output is above; look into /tmp/ray/session_latest/logs there ({ssh}), "
     "and whether something else has its port 6379 or 8265",
 }
 
 
 def run_ray_up(file: ClusterFile, show: Say) -> None:
-    """`ray up`, whose lines go to `show`.
+    """Run `ray up`, and hand its lines to `show`.
 
     Raises:
-        ConfigurationError: it failed; names the step and what to do about it.
+        ConfigurationError: it failed; the message names the step and what to do about it.
     """
     step = "Checking the environment"
 
@@ -59,11 +60,17 @@ def _remedy(step: str, file: ClusterFile) -> str:
     for word, remedy in REMEDIES.items():
         if word.lower() in step.lower():
             return "What to do: " + remedy.format(ssh=shlex.join(file.ssh(address)))
-    return "Its last lines say why; the whole: ray up -vvv " + shlex.quote(str(file.path))
+    return "Its last lines say why; more of them come by: ray up -vvv " + shlex.quote(
+        str(file.path)
+    )
 
 
 def _risk(step: str) -> str:
-    """The head copies the file before it runs its commands, and its autoscaler reads it again."""
+    """What else a failure in this step may break.
+
+    The head has a copy of the file before it runs the file's commands, and its autoscaler reads
+    that copy again.
+    """
     if any(word in step.lower() for word in ("initialization", "setup", "ray runtime")):
         return (
             ". If the cluster was up: its head has this file already and is setting up the other "
@@ -73,19 +80,19 @@ def _risk(step: str) -> str:
 
 
 def run_ray_down(file: ClusterFile, say: Say, show: Say) -> None:
-    """`ray down`, whose lines go to `show`; on machines of one's own also `ray stop` on each.
+    """Run `ray down`, and hand its lines to `show`; on machines of one's own also stop Ray on each.
 
-    There it stops the head alone, and not even that after a `ray up` that failed.
+    On these `ray down` stops the head alone, and not even the head after a `ray up` that failed.
 
     Raises:
-        ConfigurationError: it failed or hangs, or a machine could not be reached.
+        ConfigurationError: it failed or took too long, or a machine could not be reached.
     """
     problems = []
     try:
         if _launcher("down", file, show, DOWN_S) != 0:
             problems.append("`ray down` failed; its last lines say why")
     except subprocess.TimeoutExpired:
-        problems.append(f"`ray down` was ended, as it still ran after {DOWN_S:.0f} s")
+        problems.append(f"`ray down` was ended because it still ran after {DOWN_S:.0f} s")
     if file.is_onprem:
         if left := _stop_machines(file, say):
             problems.append(
@@ -93,7 +100,7 @@ def run_ray_down(file: ClusterFile, say: Say, show: Say) -> None:
                 f"there: ray stop --force"
             )
     elif problems:
-        problems.append("look whether machines are left that cost money")
+        problems.append("look in the cloud's console for machines that still run and cost money")
     if problems:
         raise ConfigurationError(
             f"{'. '.join(problems)}. Then try again: splitscribe down {file.path}"
@@ -101,7 +108,11 @@ def run_ray_down(file: ClusterFile, say: Say, show: Say) -> None:
 
 
 def _stop_machines(file: ClusterFile, say: Say) -> list[str]:
-    """The head first, so that it starts nothing on the others; returns those not reached."""
+    """Stop Ray on the head first, so that the head starts nothing on the others, then on these.
+
+    Returns:
+        The addresses where that failed.
+    """
     heads = [file.head_address] if file.head_address else []
     failed: list[str] = []
 
@@ -134,10 +145,10 @@ def _ray_stop(file: ClusterFile, address: str) -> bool:
 
 
 def _launcher(name: str, file: ClusterFile, show: Say, limit_s: float | None = None) -> int:
-    """`ray NAME`, whose lines go to `show` as they come. Returns its exit status.
+    """Run `ray NAME`, and hand its lines to `show` as they come. Returns its exit status.
 
     Raises:
-        subprocess.TimeoutExpired: it still ran after `limit_s`, and was ended.
+        subprocess.TimeoutExpired: it still ran after `limit_s` and was ended.
     """
     flags = ("--yes", "--log-style=pretty", "--log-color=false")
     process = subprocess.Popen(
@@ -166,7 +177,7 @@ def _launcher(name: str, file: ClusterFile, show: Say, limit_s: float | None = N
 
 
 def _show_lines(lines: Iterable[str], show: Say, failed: list[BaseException]) -> None:
-    """To the end, even when they cannot be shown any more: the launcher would wait for a reader."""
+    """Read to the end, also where lines can no longer be shown: the launcher waits for a reader."""
     for line in lines:
         try:
             if not failed:

@@ -22,7 +22,7 @@ HTTP_PORT = 8000
 
 @dataclass(frozen=True, slots=True)
 class ServeFile:
-    """A file that was checked. content: the whole of it, as Serve takes it."""
+    """A Serve configuration that was checked. content: the whole file, as Serve takes it."""
 
     content: Mapping[str, Any]
     settings: Settings
@@ -31,10 +31,10 @@ class ServeFile:
 
 
 def read_serve_file(path: Path) -> ServeFile:
-    """Check it as Serve will, and its `args` as the build on the cluster will.
+    """Check a file as Serve will, and its `args` as the build on the cluster will.
 
     Raises:
-        ConfigurationError: names the field.
+        ConfigurationError: a field is wrong; the message names it.
     """
     content = read_yaml(
         path,

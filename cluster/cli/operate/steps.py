@@ -37,7 +37,11 @@ class ClusterState:
 
 
 def pools_line(file: ClusterFile, nodes: Sequence[Node]) -> str:
-    """`encoder 1 of 1, decoder 0 of 2`; on machines of one's own `encoder 1, decoder 1, of 3`."""
+    """Nodes that are alive, of those that the file asks for: `encoder 1 of 1, decoder 0 of 2`.
+
+    On machines of one's own the file does not say which pool each belongs to, so there is one
+    total: `encoder 1, decoder 1, of 3`.
+    """
     alive = Counter(node.pool for node in nodes if not node.is_head)
     if file.is_onprem:
         found = ", ".join(f"{pool} {n}" for pool, n in sorted(alive.items())) or "none"
@@ -57,7 +61,7 @@ def wait_for_nodes(file: ClusterFile, dashboard: Dashboard, timeout_s: float, sa
     """Wait until every pool has its nodes; the head sets them up by itself after `ray up`.
 
     Raises:
-        ConfigurationError: not in time.
+        ConfigurationError: some were missing when the time was over.
     """
     deadline = time.monotonic() + timeout_s
     progress = Changes(say)
@@ -119,7 +123,7 @@ def _tell(state: ApplicationState, seen: set[str], say: Say) -> None:
 
 
 def _failure(state: ApplicationState, url: str) -> str:
-    is_serving, _ = health_line(url)  # a build that failed touched nothing
+    is_serving, _ = health_line(url)  # a build that failed leaves what runs as it was
     return (
         f"the deployment failed: {state.reason()}."
         f"{' What was deployed before keeps serving.' if is_serving else ''} "
@@ -155,12 +159,12 @@ def stop_serving(dashboard: Dashboard, say: Say) -> None:
     dashboard.stop_applications()
     deadline = time.monotonic() + STOP_S
     progress = Changes(say)
-    # Serve itself would also wait, a minute, for workers that it cannot start or find any more.
+    # Serve's own command would also wait a minute for workers that it can no longer start or find.
     while left := dashboard.workers():
         line = ", ".join(f"{name} {n}" for name, n in sorted(left.items()))
         progress.tell(f"workers left: {line}")
         if time.monotonic() > deadline:
-            say(f"waited {STOP_S:.0f} s: what these workers do is lost")
+            say(f"waited {STOP_S:.0f} s: requests that these workers still have are lost")
             return
         time.sleep(POLL_S)
     say("the application is stopped")
