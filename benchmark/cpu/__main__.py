@@ -4,8 +4,9 @@
     python -m benchmark.cpu --shapes tiny base small --wer-utterances 500
     python -m benchmark.cpu --shapes tiny --rounds 1 --wer-utterances 0 --systems splitscribe int8
 
-Ours: `splitscribe serve` with one model for each dtype, its clients in this process. Theirs, each
-in a process of its own and without HTTP: `benchmark.rivals.engines`. Random weights in published
+Ours: `splitscribe serve` with one model for each dtype, its clients in this process; "trimmed" are
+those whose encoder context is as long as the audio and 64 positions. Theirs, each in a process of
+its own and without HTTP: `benchmark.rivals.engines`. Random weights in published
 shapes, whose windows all take the same number of tokens (`benchmark.shared.forced_length`); every
 request is a recording of its own, which no system has had before. In each round the systems take
 the same files in random order, first one at a time, then 8 in flight; all are loaded, and only one
@@ -43,7 +44,14 @@ from benchmark.cpu.report import (
     print_rows,
     row_json,
 )
-from benchmark.cpu.systems import Splitscribe, System, by_dtype, our_server
+from benchmark.cpu.systems import (
+    UNDOUBTED,
+    Splitscribe,
+    System,
+    by_dtype,
+    dtype_of,
+    our_server,
+)
 from benchmark.rivals.engines import RivalProcess, RivalSpec, rival_specs
 from benchmark.shared import command
 from benchmark.shared.clips import UniqueFiles, demo_clips
@@ -62,7 +70,7 @@ from benchmark.shared.shapes import SHAPES
 from benchmark.shared.word_errors import WordErrors, count_all, total
 from cluster.settings import DType
 
-DTYPES = ("float32", "bfloat16", "int8")
+KINDS = ("float32", "bfloat16", "int8", "float32 trimmed", "bfloat16 trimmed")
 SLOW = ("transformers", "openai-whisper")  # take a third of the files
 DEMO = Path(__file__).parents[2] / "cluster/demo/checkpoint"
 IDLE_S = 5.0
@@ -71,7 +79,7 @@ SETTLE_S = 0.5  # other engines' threads spin for a while after their work
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is run: our dtypes, the rivals, and how much of everything."""
+    """What is run: our dtypes (`KINDS`), the rivals, and how much of everything."""
 
     dtypes: tuple[str, ...]
     rivals: tuple[RivalSpec, ...]
@@ -121,7 +129,9 @@ def compare(shape: str, plan: Plan, audio: UniqueFiles) -> tuple[list[Row], floa
             stack.callback(rival.close)
         ours: list[Splitscribe] = []
         if plan.dtypes:
-            ours = stack.enter_context(our_server(by_dtype(shape, checkpoint, plan.dtypes)))
+            ours = stack.enter_context(
+                our_server(by_dtype(shape, checkpoint, plan.dtypes), UNDOUBTED)
+            )
         order: list[System] = [*ours, *rivals]
         rows = {system.name: Row(system.name) for system in order}
         # Warm-up, and what one file comes to; ours compiles in the background meanwhile.
@@ -145,7 +155,7 @@ def compare(shape: str, plan: Plan, audio: UniqueFiles) -> tuple[list[Row], floa
                 rival.run(audio.take(max(IN_FLIGHT)), max(IN_FLIGHT))
             _set_memory(rows[rival.name], watch)
     for dtype in plan.dtypes:
-        with our_server(by_dtype(shape, checkpoint, (dtype,))) as (alone,):
+        with our_server(by_dtype(shape, checkpoint, (dtype,)), UNDOUBTED) as (alone,):
             with MemoryWatch([alone.server.process]) as watch:
                 alone.run(audio.take(2 * max(IN_FLIGHT)), max(IN_FLIGHT))
             _set_memory(rows[alone.name], watch)
@@ -211,7 +221,7 @@ def make_plan(args: argparse.Namespace) -> Plan:
         return not args.systems or any(part in name for part in args.systems)
 
     offered = get_args(DType)
-    dtypes = tuple(d for d in DTYPES if d in offered and wanted(f"{OURS} {d}"))
+    dtypes = tuple(d for d in KINDS if dtype_of(d) in offered and wanted(f"{OURS} {d}"))
     rivals = tuple(spec for spec in rival_specs(usable_cores()) if wanted(spec.name))
     args.cache.mkdir(parents=True, exist_ok=True)
     return Plan(dtypes, rivals, args.rounds, args.files, args.tokens, args.recording, args.cache)

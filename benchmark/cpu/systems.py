@@ -6,7 +6,7 @@ import asyncio
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,7 +17,9 @@ from benchmark.shared.openai_client import Client, Outcome, Upload, send_all
 from benchmark.shared.server import BenchServer, serving
 
 FIELDS = {"language": "en", "temperature": "0", "fallback": "false"}
-
+# For random weights, whose text would fail: a doubted window would be encoded twice.
+UNDOUBTED = {"logprob_threshold": "none", "compression_ratio_threshold": "none"}
+TRIMMED = "trimmed"  # behind a dtype: the encoder's context is, as for the bundled model
 
 # by the name of a model of the server: the system's name and the model's settings
 Models = Mapping[str, tuple[str, dict[str, Any]]]
@@ -39,6 +41,7 @@ class Splitscribe:
     name: str
     server: BenchServer
     model: str
+    fields: Mapping[str, str] = field(default_factory=dict)  # of every request, beside `FIELDS`
 
     def run(self, files: Sequence[Path], in_flight: int) -> list[Heard]:
         outcomes = self._send(files, in_flight, {"response_format": "json"})
@@ -51,7 +54,7 @@ class Splitscribe:
 
     def _send(self, files: Sequence[Path], n: int, fields: Mapping[str, str]) -> list[Outcome]:
         async def send() -> list[Outcome]:
-            form = {"model": self.model, **FIELDS, **fields}
+            form = {"model": self.model, **FIELDS, **self.fields, **fields}
             uploads = [Upload.of(file.read_bytes(), file.name, form) for file in files]
             async with Client(self.server.url) as client:
                 return await send_all(client, uploads, n)
@@ -64,22 +67,38 @@ class Splitscribe:
 
 
 @contextmanager
-def our_server(models: Models) -> Iterator[list[Splitscribe]]:
+def our_server(
+    models: Models, fields: Mapping[str, str] | None = None
+) -> Iterator[list[Splitscribe]]:
     """One server of several models, each of which is a system of its own."""
     settings = {model: fields for model, (_, fields) in models.items()}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "settings.yaml"
         file.write_text(yaml.safe_dump({"models": settings, "log_level": "WARNING"}))
         with serving("--config", str(file)) as server:
-            yield [Splitscribe(name, server, model) for model, (name, _) in models.items()]
+            yield [
+                Splitscribe(name, server, model, fields or {})
+                for model, (name, _) in models.items()
+            ]
 
 
-def by_dtype(key: str, folder: Path, dtypes: Sequence[str]) -> Models:
-    """A checkpoint in every dtype, for `our_server`."""
+def by_dtype(key: str, folder: Path, kinds: Sequence[str]) -> Models:
+    """A checkpoint in every kind, "float32" or "float32 trimmed", for `our_server`."""
     return {
-        f"{key}-{dtype}": (
-            f"splitscribe {dtype}",
-            {"model": str(folder), "encoder": {"dtype": dtype}, "decoder": {"dtype": dtype}},
+        f"{key}-{kind.replace(' ', '-')}": (
+            f"splitscribe {kind}",
+            {"model": str(folder), "encoder": _encoder(kind), "decoder": {"dtype": dtype_of(kind)}},
         )
-        for dtype in dtypes
+        for kind in kinds
     }
+
+
+def dtype_of(kind: str) -> str:
+    return kind.split()[0]
+
+
+def _encoder(kind: str) -> dict[str, Any]:
+    if not kind.endswith(TRIMMED):
+        return {"dtype": dtype_of(kind), "context": "full"}
+    context = {"context": "trimmed", "context_slack": 64, "context_max_s": 30.0}
+    return {"dtype": dtype_of(kind), **context}

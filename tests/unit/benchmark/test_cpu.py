@@ -61,6 +61,22 @@ def test_our_best_is_compared_with_each_librarys_best_round_by_round() -> None:
     assert (alone["ours"], alone["ratio"], alone["reached"]) == ("splitscribe float32", 0.5, False)
 
 
+def test_a_trimmed_context_is_compared_beside_the_full_one() -> None:
+    rows = [
+        Row("splitscribe float32", {1: [1.0], 8: [2.0]}),
+        Row("splitscribe float32 trimmed", {1: [3.0], 8: [9.0]}),
+        Row("faster-whisper int8, 2 threads", {1: [1.0], 8: [1.5]}),
+    ]
+    found = {
+        (one["in_flight"], one["ours"], one["theirs"]): one for one in comparisons("base", rows)
+    }
+    assert len(found) == 6
+    trimmed, full, theirs = rows[1].system, rows[0].system, rows[2].system
+    assert found[8, full, theirs]["ratio"] == pytest.approx(1.333)
+    assert (found[8, trimmed, theirs]["ratio"], found[8, trimmed, theirs]["reached"]) == (6.0, True)
+    assert (found[1, trimmed, full]["ratio"], found[1, trimmed, full]["target"]) == (3.0, 2.0)
+
+
 def test_the_arithmetic_of_a_window_is_the_published_one() -> None:
     """large-v3: 2274 GFLOP of encoder, 315 of projection, 1.85 for each of 21 tokens."""
     flops = window_flops(SHAPES["large-v3"], 18)
