@@ -27,8 +27,11 @@ def send(
     name: str = "r",
     remaining_s: float = 60.0,
     fresh: bool = False,
+    context: int = 0,
 ) -> Future[EncodeReply]:
-    request = EncodeRequest(name, 0, 1, pcm, remaining_s, audio_key=audio_key, fresh=fresh)
+    request = EncodeRequest(
+        name, 0, 1, pcm, remaining_s, audio_key=audio_key, fresh=fresh, context=context
+    )
     return b.engine.submit(request)
 
 
@@ -77,6 +80,18 @@ def test_another_owner_of_the_same_audio_has_it_encoded(bench: Callable[..., Ben
     second = reply_of(send(b, b"a of another"))
     assert second.reused is False
     assert read(b, second).addresses != first.addresses
+    idle(b)
+
+
+def test_another_encoder_context_of_the_same_audio_is_encoded_too(
+    bench: Callable[..., Bench],
+) -> None:
+    b = bench()
+    for context, reused in ((0, False), (500, False), (0, True), (500, True)):
+        reply = reply_of(send(b, context=context))
+        assert reply.reused is reused
+        assert reply.handle.frames == (context or b.exporter.layout.n_frames)
+        assert b.engine.revoke(reply.handle)
     idle(b)
 
 

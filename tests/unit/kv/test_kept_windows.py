@@ -92,10 +92,14 @@ def test_who_waits_for_pages_gets_those_that_become_evictable() -> None:
     exporter = make_exporter()
     read = [publish(exporter, key, 1.0) for key in (b"a", b"b", b"c")]
     got: list[tuple[int, ...] | None] = []
-    waiter = threading.Thread(target=lambda: got.append(exporter.reserve(2, timeout_s=30.0)))
+    # It would find them in the end without being told, but not while this test looks.
+    waiter = threading.Thread(
+        target=lambda: got.append(exporter.reserve(2, timeout_s=600.0)), daemon=True
+    )
     waiter.start()
     release(exporter, read[1])
     waiter.join(30.0)
+    assert got, "it waits still"
     assert got[0] is not None
     assert exporter.publish_again(b"b", **NAMES) is None
     exporter.close()
