@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.model.cross_kv import packed_page
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import DecoderByRows
@@ -38,7 +39,16 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
 class Bench:
     """One model with pools of random KV, and both ways through it."""
 
-    def __init__(self, checkpoint: Checkpoint, name: str, threads: int, *, int8: bool) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        name: str,
+        threads: int,
+        *,
+        int8: bool,
+        cross_page: int = CROSS_PAGE,
+        packed: bool = False,
+    ) -> None:
         dtype, self.share = DTYPES[name]
         generator = torch.Generator().manual_seed(5)
 
@@ -46,12 +56,15 @@ class Bench:
             shape = (n_pages, SHAPE.decoder_layers, 2, page_size, SHAPE.n_head, 64)
             return torch.randn(shape, generator=generator).to(dtype)
 
-        self.pools = (pool(4 * (MAX_ROWS + 1), OWN_PAGE), pool(16, CROSS_PAGE))
+        self.pools = (pool(4 * (MAX_ROWS + 1), OWN_PAGE), pool(16, cross_page))
         halves = torch.float16 if dtype == torch.bfloat16 and not int8 else None
         tensors = DecoderTensors.load(checkpoint, dtype, "cpu", halves)
-        self.torch = TorchDecoder.of(tensors, TorchAttention(*self.pools), int8=int8)
+        attention = TorchAttention(*self.pools, packed=packed)
+        self.torch = TorchDecoder.of(tensors, attention, int8=int8)
         team = StepTeam(threads - 1)
-        self.compiled = FusedDecoder(tensors, self.torch.embed, self.pools, team, int8=int8)
+        self.compiled = FusedDecoder(
+            tensors, self.torch.embed, self.pools, team, int8=int8, packed=packed
+        )
         assert self.compiled.wait(BUILD_S)
 
     def fused(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
@@ -124,6 +137,26 @@ def test_states_logits_and_pages_are_the_reference_ones(
     assert_close("states", states, expected_states, share=bench.share)
     assert_close("logits", logits, expected_logits, share=bench.share)
     assert_close("pages", written, bench.pools[0].float(), share=bench.share)
+
+
+@pytest.mark.parametrize("name", list(DTYPES))
+def test_windows_of_trimmed_contexts_give_what_pages_of_all_positions_give(
+    checkpoint: Checkpoint, name: str
+) -> None:
+    """Packed in the beginning of their page, of several lengths in one forward, with beams."""
+    usual = Bench(checkpoint, name, threads=2, int8=False, cross_page=1500)
+    packed = Bench(checkpoint, name, threads=2, int8=False, cross_page=1500, packed=True)
+    lengths, own = [320, 1500, 384, 128], [[4 * row + i for i in range(4)] for row in range(6)]
+    for page, length in enumerate(lengths):
+        packed_page(packed.pools[1][page], length).copy_(usual.pools[1][page][:, :, :length])
+    batch = AttentionBatch(
+        self_kv=PagedKV.make([1] * 6, own, [1, 4, 7, 10, 13, 16], OWN_PAGE),
+        cross_kv=PagedKV.make([1, 1, 1, 3], [[0], [1], [2], [3]], lengths, 1500),
+    )
+    expected_states, expected_logits = usual.reference(batch)
+    for states, logits in (packed.reference(batch), packed.fused(batch)):
+        assert_close("states", states, expected_states, share=packed.share)
+        assert_close("logits", logits, expected_logits, share=packed.share)
 
 
 def test_rows_are_computed_by_the_decoder_that_is_faster_for_so_many(bench: Bench) -> None:
