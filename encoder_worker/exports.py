@@ -85,9 +85,9 @@ class Exports:
         return sum(one.active_leases() for one in self)
 
     @property
-    def n_read(self) -> int:
-        """Windows under a lease, however many leases they have."""
-        return sum(one.published.n_read for one in self)
+    def n_read(self) -> float:
+        """Windows of all positions whose pages are under leases, however many leases they have."""
+        return sum(one.published.n_read_pages / one.layout.pages_per_window for one in self)
 
     @property
     def n_free_pages(self) -> int:

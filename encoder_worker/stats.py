@@ -20,7 +20,7 @@ class EncoderStats:
     running: int
     slack_s: float  # least time that a queued window has left
     leases: int
-    read: int  # windows under a lease, of which each may have several
+    read: float  # windows of all positions under leases, of which each may have several
     pages_free: int  # kept ones that nobody reads included
     pages_total: int
     windows_exported: int  # at most, at a time

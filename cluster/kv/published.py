@@ -58,6 +58,12 @@ class PublishedWindows:
         with self._lock:
             return len({id(one) for one in self._by_page.values() if one.readers})
 
+    @property
+    def n_read_pages(self) -> int:
+        """Pages of those windows."""
+        with self._lock:
+            return sum(1 for one in self._by_page.values() if one.readers)
+
     def add(self, pages: Sequence[int], frames: int, key: bytes, n_readers: int) -> Pages:
         """Take over written pages.
 

@@ -72,6 +72,17 @@ def test_a_trimmed_window_fills_as_much_as_its_context(
     b.exporter.pool.check_integrity()
 
 
+def test_the_pool_is_as_full_as_its_pages(bench: Callable[..., Bench]) -> None:
+    """Four trimmed windows that nobody has read are not a pool of four windows that is full."""
+    b = bench(n_windows=4, page_frames=125)
+    replies = [b.submit(make_pcm(1.0), f"r{n}", context=320) for n in range(4)]
+    handles = [reply.result(PATIENCE_S).handle for reply in replies]
+    assert b.engine.stats().signals(0.0).unread == pytest.approx(4 * 3 / 48)
+    for handle in handles:
+        b.engine.revoke(handle)
+    b.exporter.pool.check_integrity()
+
+
 @pytest.mark.parametrize("context", [-1, 1501, 128])
 def test_an_impossible_context_is_refused(bench: Callable[..., Bench], context: int) -> None:
     b = bench()
