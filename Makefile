@@ -74,7 +74,7 @@ test: install
 test-unit: install
 	$(BIN)/python -m pytest $(FAST) tests/unit
 
-test-slow: install
+test-slow: gpu-check-install
 	$(BIN)/python -m pytest -m "slow and not gpu"
 
 test-gpu: install
