@@ -21,12 +21,14 @@ from decoder_worker.gpu import graphs
 from tests.support.checkpoints import SHAPES, cached_checkpoint
 from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
 from tests.support.model_runners import RunnerBench
+from tests.support.near_texts import assert_follow
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 
 FAMILIES = [shape for shape in SHAPES if shape != "micro"]
 N_STEPS = 24
 BF16_TOLERANCE, SAME_TOLERANCE = 0.1, 1e-3
+SHARE_BEFORE_TIES = 0.7  # of tokens before the first that differs
 OPTIONS = (
     DecodeOptions(language="en"),
     DecodeOptions(language="en", timestamps=False, prompt_tokens=tuple(range(300, 330))),
@@ -157,11 +159,18 @@ def test_the_engine_in_float32_gives_the_texts_of_the_cpu(steps_ahead: int) -> N
 
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("page_tokens", [0, 64])
-def test_a_full_engine_in_bfloat16_returns_everything(page_tokens: int, kv_dtype: str) -> None:
-    """More windows than slots and pages, of all kinds, three rounds; cancelled ones in between."""
+def test_a_full_engine_in_bfloat16_follows_the_cpu(page_tokens: int, kv_dtype: str) -> None:
+    """More windows than slots and pages, of all kinds, three rounds; cancelled ones in between.
+
+    The reference computes in float32 over the same stored KV; the CPU's own bfloat16 has 0.94 of
+    its tokens before a near tie, with log probabilities within 0.05.
+    """
+    folder = cached_checkpoint("large-v3-turbo")
+    with make_stand(folder, max_batch=7, kv_windows=7, kv_dtype=kv_dtype) as stand:
+        expected = decode_all(stand)
     changes: dict[str, Any] = {"max_batch": 7, "kv_windows": 7, "dtype": "bfloat16"}
     with make_stand(
-        cached_checkpoint("large-v3-turbo"),
+        folder,
         device="cuda",
         kv_dtype=kv_dtype,
         page_tokens=page_tokens,
@@ -169,10 +178,7 @@ def test_a_full_engine_in_bfloat16_returns_everything(page_tokens: int, kv_dtype
     ) as stand:
         for _ in range(3):
             leaving = stand.engine.submit(stand.request(99, max_new_tokens=200))
-            for result, options in zip(decode_all(stand), REQUESTS, strict=True):
-                limit = options.get("max_new_tokens", 12) or 224
-                assert 0 < len(result.tokens) <= limit
-                assert all(p <= 0.0 for p in result.token_logprobs)
+            assert_follow(decode_all(stand), expected, BF16_TOLERANCE, SHARE_BEFORE_TIES)
             leaving.cancel()
         stand.assert_all_returned()
         assert stand.engine.healthy() is None

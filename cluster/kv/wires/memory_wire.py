@@ -23,7 +23,7 @@ from cluster.kv.leases import COUNTER_BYTES
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wires.wire import Descriptor
-from cluster.model.streams import current_stream
+from cluster.model.streams import DECODE_PRIORITY, new_event, new_stream, on_stream
 
 
 @dataclass(eq=False, slots=True)
@@ -48,6 +48,7 @@ class MemoryWire:
 
     def open(self, pool: PagePool, counters: NDArray[np.uint64]) -> None:
         self._pool = pool
+        self._stream = new_stream(pool.device, DECODE_PRIORITY)
         self._counters = counters
         self._is_open = True
         with _open_wires_lock:
@@ -115,6 +116,15 @@ class MemoryWire:
         return peer
 
     def _copy_pages(self, peer: MemoryWire, descs: Sequence[Descriptor]) -> None:
+        """On a GPU before the kernels of an encoder beside it, and without a thread that spins."""
+        with on_stream(self._stream):
+            self._copy_each(peer, descs)
+            if self._stream is not None:
+                copied = new_event(blocking=True)
+                copied.record(self._stream)
+                copied.synchronize()
+
+    def _copy_each(self, peer: MemoryWire, descs: Sequence[Descriptor]) -> None:
         for desc in descs:
             here = self._pool.bytes_at(desc.local, desc.n_bytes)
             try:
@@ -122,8 +132,6 @@ class MemoryWire:
             except ValueError as error:
                 raise HandleRefusedError(f"exporter {peer.agent}: {error}") from error
             here.copy_(there)
-        if self._pool.device.type == "cuda":
-            current_stream(self._pool.device).synchronize()
 
     def _copy_counter(self, peer: MemoryWire, local: int, remote: int) -> None:
         index, rest = divmod(remote - peer._counters.ctypes.data, COUNTER_BYTES)

@@ -8,6 +8,7 @@ router, to which this replica is its encoder pool and its decoder pool.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -24,6 +25,7 @@ from cluster.serve.replicas.encoder_replica import EncoderWorker
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.settings import Settings
 
+SWITCH_S = 0.0005  # a step is launched in less; see `benchmark.serving.switch_interval`
 EXPORT_PORTION = 0.25  # of a GPU's room, where the decoder's pool comes after the encoder's
 
 
@@ -32,6 +34,9 @@ class ColocatedWorker:
 
     def __init__(self, settings: Settings, build: str) -> None:
         settings = settings.model_copy(update={"transport": "memory"})
+        # The thread that launches decode steps otherwise waits up to 5 ms for Python, which the
+        # encoder's thread and the event loop have.
+        sys.setswitchinterval(SWITCH_S)
         # One after the other: the decoder's pool takes what the encoder leaves.
         self._encoder = EncoderWorker(settings, build, EXPORT_PORTION)
         self._decoder = DecoderWorker(settings, build)

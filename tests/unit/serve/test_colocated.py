@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +14,11 @@ from cluster.errors import DeadlineExceededError, HandleRefusedError
 from cluster.kv.exporter import KVExporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
 from cluster.serve.clients import ServePool
-from cluster.serve.replicas.colocated_replica import ColocatedWorker
+from cluster.serve.replicas.colocated_replica import SWITCH_S, ColocatedWorker
 from cluster.serve.routing import WorkLedger
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
+from tests.support.near_texts import assert_follow
 from tests.support.reference import make_pcm
 
 
@@ -132,6 +134,54 @@ async def test_what_goes_wrong_is_counted(
     assert {name: as_replica[name] for name in expected} == expected
 
 
+async def transcribed(device: str, dtype: str, shape: str, n: int) -> list[DecodeResult]:
+    """`n` windows through one worker, all at once."""
+    role = {"device": device, "dtype": dtype}
+    settings = load_settings(
+        None,
+        {
+            "model": str(cached_checkpoint(shape)),
+            "cluster_key": "k" * 32,
+            "encoder": {**role, "export_windows": 8},
+            "decoder": {**role, "kv_windows": 8, "max_batch": 8},
+        },
+        environ={},
+    )
+    worker = ColocatedWorker(settings, "build")
+    options = DecodeOptions(language="en", max_new_tokens=40)
+
+    async def one(seed: int) -> DecodeResult:
+        request = EncodeRequest("r", 0, 0, make_pcm(0.5 + seed, seed), 60.0)
+        handle = (await worker.encode(request)).handle
+        return await worker.decode(DecodeRequest("r", 0, 0, handle, options, 60.0))
+
+    results = await asyncio.gather(*map(one, range(n)))
+    await worker.shut_down()
+    return list(results)
+
+
+@pytest.mark.usefixtures("as_replica")
+async def test_python_changes_hands_within_a_decode_step() -> None:
+    """The thread that launches steps would else wait up to 5 ms for the encoder's."""
+    before = sys.getswitchinterval()
+    settings = load_settings(
+        None,
+        {
+            "model": str(cached_checkpoint()),
+            "cluster_key": "k" * 32,
+            "encoder": {"threads": 1, "device": "cpu", "export_windows": 1},
+            "decoder": {"threads": 1, "device": "cpu", "kv_windows": 1},
+        },
+        environ={},
+    )
+    try:
+        worker = ColocatedWorker(settings, "build")
+        assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
+        await worker.shut_down()
+    finally:
+        sys.setswitchinterval(before)
+
+
 @pytest.mark.gpu
 @pytest.mark.usefixtures("as_replica")
 async def test_both_roles_on_one_gpu_overlap_without_harm(
@@ -139,28 +189,17 @@ async def test_both_roles_on_one_gpu_overlap_without_harm(
 ) -> None:
     """While each other runs, in any batch: the same tokens as on the CPU, in float32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # torch's default for convs
-    options = DecodeOptions(language="en", max_new_tokens=40)
-    found = []
-    for device in ("cpu", "cuda"):
-        role = {"device": device, "dtype": "float32"}
-        settings = load_settings(
-            None,
-            {
-                "model": str(cached_checkpoint()),
-                "cluster_key": "k" * 32,
-                "encoder": {**role, "export_windows": 8},
-                "decoder": {**role, "kv_windows": 8, "max_batch": 8},
-            },
-            environ={},
-        )
-        worker = ColocatedWorker(settings, "build")
+    expected = await transcribed("cpu", "float32", "micro", 24)
+    found = await transcribed("cuda", "float32", "micro", 24)
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
 
-        async def one(seed: int, worker: ColocatedWorker = worker) -> tuple[int, ...]:
-            request = EncodeRequest("r", 0, 0, make_pcm(0.5 + seed, seed), 60.0)
-            handle = (await worker.encode(request)).handle
-            result = await worker.decode(DecodeRequest("r", 0, 0, handle, options, 60.0))
-            return result.tokens
 
-        found.append(await asyncio.gather(*(one(seed) for seed in range(24))))
-        await worker.shut_down()
-    assert found[0] == found[1]
+@pytest.mark.gpu
+@pytest.mark.timeout(900)  # the first test with heads of 64 compiles the kernels
+@pytest.mark.usefixtures("as_replica")
+@pytest.mark.parametrize("shape", ["base", "large-v3"])
+async def test_both_roles_on_one_gpu_in_bfloat16_follow_the_cpu(shape: str) -> None:
+    """Heads of 64: flashinfer, decode graphs and the encoder's fused attention, all at once."""
+    expected = await transcribed("cpu", "float32", shape, 8)
+    found = await transcribed("cuda", "bfloat16", shape, 8)
+    assert_follow(found, expected, tolerance=0.1, share=0.7)
