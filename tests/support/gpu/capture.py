@@ -14,9 +14,17 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
-from tests.support.gpu.device import Kind, Memory, Operation, SimulatedGpu, _all_plain, _as_meta
+from tests.support.gpu.device import (
+    Kind,
+    Memory,
+    Operation,
+    SimulatedGpu,
+    _all_plain,
+    _as_meta,
+    each_tensor,
+    tensors_in,
+)
 
 _FORBIDDEN = {
     Kind.TO_HOST: "copies from the device to the host",
@@ -65,8 +73,6 @@ class Capture:
     def see(self, operation: Operation) -> None:
         if operation.kind is not Kind.KERNEL:
             self.refuse(_FORBIDDEN[operation.kind], operation.where, operation.name)
-        if operation.func is not None and self._like is None:
-            self._check_inside(operation)
         for tensor in operation.made:
             memory = self._gpu.memory_of(tensor)
             self._own[memory.number] = memory
@@ -115,7 +121,7 @@ class Capture:
         known = "own" if number in self._own else number
         return (known, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
-    def _check_inside(self, operation: Operation) -> None:
+    def check_inside(self, operation: Operation) -> None:
         """Look for what needs values in the operations that this one is made of."""
         for tag, why in _TAGS.items():
             if tag in operation.func.tags and operation.func not in _INDEXED:
@@ -124,12 +130,20 @@ class Capture:
             masks = [x for x in operation.args[1] if x is not None and x.dtype == torch.bool]
             if masks:
                 self.refuse(_TAGS[torch.Tag.dynamic_output_shape], operation.where, operation.name)
-        elif _is_composite(operation.func):
+        elif (
+            _is_composite(operation.func)
+            and (key := _kind_of(operation)) not in self._gpu.looked_at
+        ):
             _Parts.look(self, operation)
+            self._gpu.looked_at.add(key)
 
 
 class _Parts(TorchDispatchMode):
     """Takes composite operations apart, on shapes alone."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing compiles here, and asking loads the compiler
 
     def __init__(self, capture: Capture, operation: Operation) -> None:
         super().__init__()
@@ -156,8 +170,14 @@ class _Parts(TorchDispatchMode):
             operation.func.decompose(*args, **kwargs)
 
 
+def _kind_of(operation: Operation) -> Any:
+    """Whether an operation looks at values does not depend on its sizes."""
+    tensors = tensors_in(operation.args)
+    return (operation.func, *((x.dim(), x.dtype) for x in tensors))
+
+
 def _all_shapes(values: Any) -> Any:
-    return tree_map_only(Tensor, lambda x: _as_meta(x) if x.dim() else x, _all_plain(values))
+    return each_tensor(_all_plain(values), lambda x: _as_meta(x) if x.dim() else x)
 
 
 def _is_composite(func: Any) -> bool:

@@ -26,7 +26,6 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map_only
 
 CUDA = torch.device("cuda:0")
 ROOT = Path(__file__).parents[3]
@@ -84,6 +83,8 @@ class SimulatedGpu:
     def __init__(self, values: str = "cpu") -> None:
         self.values = values
         self.watchers: list[Watcher] = []
+        self.before: list[Watcher] = []  # told before a kernel runs: it may not run at all
+        self.looked_at: set[Any] = set()  # composite operations that a capture knows
         self.on_free: list[Callable[[Memory], None]] = []
         self.lock = threading.RLock()
         self._memory: dict[int, Memory] = {}  # by the storage's id
@@ -199,7 +200,7 @@ class SimulatedGpu:
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """One call of torch's."""
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = list(tensors_in((args, kwargs)))
         on_device = any(isinstance(x, DeviceTensor) for x in tensors)
         if self._in_kernel:
             return func(*_all_plain(args), **_all_plain(kwargs))
@@ -234,6 +235,10 @@ class SimulatedGpu:
         if self.values == "meta":
             plain_args, options = _all_meta(plain_args), _all_meta(options)
         reads, writes = accesses(func, args, kwargs)
+        for watcher in tuple(self.before):
+            watcher(
+                Operation(str(func), Kind.KERNEL, where_now(), func=func, args=args, kwargs=kwargs)
+            )
         if func in _READ_BY_HOST and self.values == "meta":
             found: Any = 0
         else:
@@ -242,16 +247,14 @@ class SimulatedGpu:
                 found = run(*plain_args, **options)
         same = {id(_plain(x)): x for x in writes}
         made: list[Tensor] = []
-        outputs = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
+        outputs = list(tensors_in(found))
         aliased = [x for x in outputs if id(x.untyped_storage()) in self._memory]
         with self.lock:
             for x in outputs:
                 if id(x) not in same and id(x.untyped_storage()) not in self._memory:
                     self._add(x, where_now())
                     made.append(x)
-        wrapped = tree_map_only(
-            Tensor, lambda x: same[id(x)] if id(x) in same else DeviceTensor.of(x), found
-        )
+        wrapped = each_tensor(found, lambda x: same[id(x)] if id(x) in same else DeviceTensor.of(x))
         if writes or made or not aliased or func in _READ_BY_HOST:  # else it made a view
             to_host = func in _READ_BY_HOST
             self.tell(
@@ -279,7 +282,7 @@ class SimulatedGpu:
             return self._as_pinned(found)
         if any(self.is_pinned(x) for x in tensors):
             reads, writes = accesses(func, args, kwargs)
-            outputs = [x for x in tree_leaves(found) if isinstance(x, Tensor)]
+            outputs = list(tensors_in(found))
             if writes or not any(self.is_pinned(x) for x in outputs):  # else it made a view
                 self._touch_host(str(func), reads, writes)
         return found
@@ -450,6 +453,10 @@ class DeviceTensor(Tensor):
 class _Mode(TorchDispatchMode):
     """Brings calls without any tensor of the device, such as those that make one, to the GPU."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing compiles here, and asking loads the compiler
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
@@ -525,14 +532,34 @@ def accesses(
     for argument in func._schema.arguments:
         info = argument.alias_info
         into = writes if info is not None and info.is_write else reads
-        values = tree_leaves(given.get(argument.name))
-        into += [x for x in values if isinstance(x, Tensor)]
+        into += tensors_in(given.get(argument.name))
     return reads, writes
 
 
 def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     names = [argument.name for argument in func._schema.arguments]
     return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """torch has its own way through nested arguments, which takes longer than a small operation."""
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, tuple | list):
+        for value in values:
+            yield from tensors_in(value)
+    elif isinstance(values, dict):
+        yield from tensors_in(tuple(values.values()))
+
+
+def each_tensor(values: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(values, Tensor):
+        return change(values)
+    if isinstance(values, tuple | list):
+        return type(values)([each_tensor(value, change) for value in values])
+    if isinstance(values, dict):
+        return {name: each_tensor(value, change) for name, value in values.items()}
+    return values
 
 
 def _device_of(tensor: Tensor) -> torch.device:
@@ -544,7 +571,7 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _all_plain(values: Any) -> Any:
-    return tree_map_only(Tensor, _plain, values)
+    return each_tensor(values, _plain)
 
 
 def _as_meta(tensor: Tensor) -> Tensor:
@@ -553,6 +580,6 @@ def _as_meta(tensor: Tensor) -> Tensor:
 
 def _all_meta(values: Any) -> Any:
     """Tensors of the host go along as shapes; numbers in tensors stay."""
-    return tree_map_only(
-        Tensor, lambda x: x if x.device.type == "meta" or not x.dim() else _as_meta(x), values
+    return each_tensor(
+        values, lambda x: x if x.device.type == "meta" or not x.dim() else _as_meta(x)
     )

@@ -42,7 +42,10 @@ def fences() -> dict[Fence, tuple[int, int]]:
 
 def _fences_of(file: str, path: Path) -> dict[Fence, tuple[int, int]]:
     found: dict[Fence, tuple[int, int]] = {}
-    for name, function in _functions(ast.parse(path.read_text())):
+    text = path.read_text(encoding="utf-8")
+    if not any(wait in text for wait in WAITS):
+        return found
+    for name, function in _functions(ast.parse(text)):
         seen: dict[str, int] = {}
         calls = [node for node in ast.walk(function) if isinstance(node, ast.Call)]
         for call in sorted(calls, key=lambda node: node.lineno):

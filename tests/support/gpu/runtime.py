@@ -200,12 +200,18 @@ class SimulatedRuntime(CudaRuntime):
                     capture.refuse("launches on another stream", operation.where)
                 capture.see(operation)
 
+        def check(operation: Operation) -> None:
+            if self.capturing is capture and not capture.is_replay:
+                capture.check_inside(operation)
+
         self.gpu.watchers.append(watch)
+        self.gpu.before.append(check)
         try:
             body()
             return capture.finish()
         finally:
             self.gpu.watchers.remove(watch)
+            self.gpu.before.remove(check)
             self._local.capture = None
 
 
