@@ -31,6 +31,7 @@ from decoder_worker.attention.base import (
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.cpu.attention import CpuAttention, fits_kernels
 from decoder_worker.cpu.fused import FusedDecoder, fits_layers
+from decoder_worker.cpu.fused_arrays import stack_layers
 from decoder_worker.cpu.sampler import CompiledSampler
 from decoder_worker.cpu.step_team import StepTeam
 from decoder_worker.gpu.decoder import GpuDecoder, takes
@@ -38,6 +39,7 @@ from decoder_worker.model import TextDecoder, TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampler, TorchSampler
 from decoder_worker.sampling.slots import SlotTable
+from decoder_worker.shared_weights import layers_over, shares_weights
 from decoder_worker.tensors import DecoderTensors
 
 logger = logging.getLogger(__name__)
@@ -171,9 +173,11 @@ def load_decoders(
     halves = dtype == torch.bfloat16 and not int8
     head_dtype = torch.float16 if halves else None
     tensors = DecoderTensors.load(checkpoint, dtype, "cpu", head_dtype, scales)
-    many = TorchDecoder.of(tensors, attentions.ragged, int8=int8)
+    arrays = stack_layers(tensors.by_name, tensors.dims, int8=int8)
+    layers = layers_over(tensors, arrays) if shares_weights(arrays) else None
+    many = TorchDecoder.of(tensors, attentions.ragged, int8=int8, layers=layers)
     pools = (self_pool, cross_pool)
-    few = FusedDecoder(tensors, many.embed, pools, team, int8=int8, packed=packed)
+    few = FusedDecoder(tensors, many.embed, pools, team, int8=int8, packed=packed, layers=arrays)
     return Decoders(DecoderByRows(few, many), many)
 
 

@@ -135,17 +135,29 @@ class TorchDecoder:
 
     @classmethod
     def of(
-        cls, tensors: DecoderTensors, attention: AttentionBackend, *, int8: bool = False
+        cls,
+        tensors: DecoderTensors,
+        attention: AttentionBackend,
+        *,
+        int8: bool = False,
+        layers: tuple[DecoderLayer, ...] | None = None,
     ) -> TorchDecoder:
-        """int8: hold the weights of matrix products in 8 bits (CPU)."""
+        """Make it from a checkpoint's tensors.
+
+        Args:
+            int8: hold the weights of matrix products in 8 bits (CPU).
+            layers: where the caller has made them; None: made here, in this device's best layout.
+        """
         by_name, head = tensors.by_name, tensors.head
-        pack = packer(head.device, tensors.dtype, int8=int8)
-        layers = range(tensors.dims.n_text_layer)
+        if layers is None:
+            pack = packer(head.device, tensors.dtype, int8=int8)
+            indices = range(tensors.dims.n_text_layer)
+            layers = tuple(DecoderLayer.load(by_name, index, pack) for index in indices)
         return cls(
             n_head=tensors.dims.n_text_head,
             embed_tokens=by_name[EMBED_TOKENS],
             embed_positions=by_name["decoder.embed_positions.weight"],
-            layers=tuple(DecoderLayer.load(by_name, layer, pack) for layer in layers),
+            layers=layers,
             norm=LayerNorm.load(by_name, "decoder.layer_norm"),
             head=_head(head, int8=int8),
             attention=attention,

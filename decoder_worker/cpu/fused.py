@@ -1,8 +1,9 @@
 """The decoder's whole forward over a few rows by `fused_kernels`, on a team of threads.
 
 `decoder_worker.model.TorchDecoder` is the reference, and does what this does not: many rows, odd
-shapes, and all until the kernels are built. Beside torch's weights this holds a plain copy of them.
-Bound to the two page pools of an engine; for that engine's thread.
+shapes, and all until the kernels are built. Beside torch's weights this holds a plain copy of them,
+which torch shares where the model is large (`decoder_worker.shared_weights`). Bound to the two page
+pools of an engine; for that engine's thread.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from decoder_worker.cpu.compiled import layer_kernels
 from decoder_worker.cpu.fused_arrays import (
     HEAD_DIM,
     OUTPUTS,
+    Layers,
     Memory,
     Pages,
     n_head_units,
@@ -61,6 +63,7 @@ class FusedDecoder:
         *,
         int8: bool,
         packed: bool = False,
+        layers: Layers | None = None,
     ) -> None:
         """Begin to build.
 
@@ -70,11 +73,12 @@ class FusedDecoder:
             team: its threads share a forward out.
             int8: hold the weights in 8 bits.
             packed: as in `TorchAttention`.
+            layers: the tensors' weights, where the caller has stacked them already.
         """
         self._dims = tensors.dims
         self._embed = embed
         self._own, self._cross = (as_array(pool) for pool in pools)
-        self._layers = stack_layers(tensors.by_name, tensors.dims, int8=int8)
+        self._layers = layers or stack_layers(tensors.by_name, tensors.dims, int8=int8)
         self._head = plain_head(tensors.head, int8=int8)
         # Torch has no fast product over float16: its head would convert the weights each time.
         is_half = self._head.weight.dtype == np.int16

@@ -51,8 +51,10 @@ class RunnerBench:
         attentions = choose_attention("auto", *pools, packed=packed)
         if bucketed and device == "cpu":
             attentions = torch_attention(*pools, bucketed=True, packed=packed)
-        decoders = load_decoders(checkpoint, attentions, *pools, packed=packed)
-        self.runner = ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, n_slots, decoders)
+        self.decoders = load_decoders(checkpoint, attentions, *pools, packed=packed)
+        self.runner = ModelRunner(
+            checkpoint, tokenizer, cross_pool, self_pool, n_slots, self.decoders
+        )
 
     def free(self) -> None:
         """Give all pages back, as before an engine's first window."""

@@ -1,0 +1,69 @@
+"""A large model's weights are held once, and decode as those of torch's own layout do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.messages import DecodeOptions
+from decoder_worker import shared_weights
+from decoder_worker.model import TorchDecoder
+from tests.support.checkpoints import ModelShape, make_checkpoint
+from tests.support.model_runners import RunnerBench
+from tests.support.reference import assert_close
+
+SHAPE = ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)
+SHARES = {"float32": 1e-5, "bfloat16": 0.02}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), SHAPE)
+
+
+@pytest.mark.parametrize("dtype", SHARES)
+def test_shared_weights_give_the_states_of_packed_ones(
+    folder: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benches = [RunnerBench(folder, 2, "cpu", dtype)]
+    monkeypatch.setattr(shared_weights, "SHARED_FROM_BYTES", 0)
+    benches.append(RunnerBench(folder, 2, "cpu", dtype))
+    packed, shared = (torch_of(bench) for bench in benches)
+    for before, after in zip(packed.layers, shared.layers, strict=True):
+        x = torch.randn(9, SHAPE.d_model).to(getattr(torch, dtype))
+        for name in ("self_qkv", "self_out", "cross_q", "cross_out"):
+            expected = getattr(before, name)(x).float()
+            assert_close(name, getattr(after, name)(x).float(), expected, SHARES[dtype])
+        assert_close("mlp", after.mlp(x.float()), before.mlp(x.float()), SHARES[dtype])
+    logits = [prompt_logprob(bench) for bench in benches]
+    assert logits[1] == pytest.approx(logits[0], abs=100 * SHARES[dtype])
+
+
+def test_torch_reads_the_matrices_of_the_compiled_program(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_weights, "SHARED_FROM_BYTES", 0)
+    bench = RunnerBench(folder, 1, "cpu", "bfloat16")
+    few, many = bench.decoders.ragged._few, bench.decoders.torch  # type: ignore[attr-defined]
+    for index, layer in enumerate(many.layers):
+        for held, own in (
+            (few._layers.qkv, layer.self_qkv),
+            (few._layers.self_out, layer.self_out),
+            (few._layers.cross_q, layer.cross_q),
+            (few._layers.cross_out, layer.cross_out),
+            (few._layers.fc1, layer.mlp.fc1),
+            (few._layers.fc2, layer.mlp.fc2),
+        ):
+            assert own.weight.data_ptr() == held.weight[index].ctypes.data
+
+
+def torch_of(bench: RunnerBench) -> TorchDecoder:
+    return bench.decoders.torch
+
+
+def prompt_logprob(bench: RunnerBench) -> float:
+    sequence = bench.sequence(0, DecodeOptions(language="en"))
+    ((output,),) = bench.runner.collect(bench.runner.prefill([sequence]))
+    return float(output.logprob)
