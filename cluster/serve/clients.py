@@ -47,6 +47,8 @@ class ServePool:
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         with self._counted(request):
             reply: EncodeReply = await call_worker(self._encode.remote(request))
+            if reply.reused is not None:
+                self._ledger.keep(key_of(request), request.audio_key)
             return reply
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:

@@ -1,8 +1,9 @@
 """Which worker of a pool gets a window: what each is known to hold, and the order to ask them in.
 
 An encoder goes through windows one batch after another, so the best one is done with its queue
-first; of those that are done about as soon, each audio prefers one by rendezvous hashing: there its
-KV may be kept, and nobody has to tell what is kept where. A decoder holds the KV of all its
+first; of those that are done about as soon, the one that encoded the same audio for this process,
+or else the one that the audio prefers by rendezvous hashing: there its KV may be kept, and nobody
+has to tell what is kept where. A decoder holds the KV of all its
 sequences at once, so the best one has the emptiest pool, and of those about as empty the one next
 to the encoder that holds the KV. Workers report their load twice a second; what this process has
 sent since then it knows itself. Knows nothing of Serve: `cluster.serve.hooks.replica_choice` calls
@@ -12,6 +13,7 @@ it.
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import threading
 from collections.abc import Hashable, Iterable
@@ -27,6 +29,10 @@ ELSEWHERE = 0.25
 # How much later than the first, in parts of the time that the window takes there, an encoder may be
 # done and still be preferred for its kept KV: so never one that has such a window more to do.
 ABOUT_AS_FREE = 0.5
+# The same where this process had the same audio encoded: a window that is still kept waits for
+# nothing, and one that is not is encoded so much later, once.
+LIKELY_KEPT = 2.0
+N_REMEMBERED = 4096  # windows of which a process knows where they were encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ class WorkLedger:
         self._peaks: dict[Hashable, tuple[float, float]] = {}  # of the last two intervals
         self._others: dict[Hashable, float] = {}
         self._same: dict[bytes, list[Hashable]] = {}  # requests that were sent, by their audio
+        self._kept: dict[bytes, Hashable] = {}  # workers, by audio; the newest last
 
     def begin(self, request: Hashable) -> None:
         """A call begins: what is sent for it counts from now on, until `end`."""
@@ -91,6 +98,19 @@ class WorkLedger:
         with self._lock:
             if (sent := self._sent.get(request)) is not None and sent.worker != worker:
                 self._send(request, replace(sent, worker=worker))
+
+    def keep(self, request: Hashable, audio_key: bytes) -> None:
+        """The worker of this call has the KV of the audio, and keeps it for some time."""
+        with self._lock:
+            self._kept.pop(audio_key, None)
+            if (sent := self._sent.get(request)) is not None:
+                self._kept[audio_key] = sent.worker
+            if len(self._kept) > N_REMEMBERED:
+                del self._kept[next(iter(self._kept))]
+
+    def kept_at(self, audio_key: bytes) -> Hashable:
+        """Where the audio was encoded last, as far as this process remembers; None: unknown."""
+        return self._kept.get(audio_key)
 
     def end(self, request: Hashable) -> None:
         """It has its answer, or will have none."""
@@ -152,28 +172,40 @@ def work_of(request: Any) -> float:
     return float(request.options.n_rows) if isinstance(request, DecodeRequest) else 0.0
 
 
-def ranked(request: Any, candidates: Iterable[Candidate], chance: random.Random) -> list[Hashable]:
-    """The candidates' keys, the best one first; `chance` decides among equal ones."""
+def ranked(
+    request: Any,
+    candidates: Iterable[Candidate],
+    chance: random.Random,
+    kept_at: Hashable = None,
+) -> list[Hashable]:
+    """The candidates' keys, the best one first; `chance` decides among equal ones.
+
+    kept_at: as of `WorkLedger.kept_at`.
+    """
     workers = list(candidates)
     chance.shuffle(workers)
     if isinstance(request, DecodeRequest):
         workers.sort(key=lambda worker: _decoder_cost(worker, request.kv_location))
     elif isinstance(request, EncodeRequest):
-        workers = _encoders_ranked(request, workers)
+        workers = _encoders_ranked(request, workers, kept_at)
     return [worker.key for worker in workers]
 
 
-def _encoders_ranked(request: EncodeRequest, workers: list[Candidate]) -> list[Candidate]:
+def _encoders_ranked(
+    request: EncodeRequest, workers: list[Candidate], kept_at: Hashable
+) -> list[Candidate]:
     """By when they are done; of those that are done about first, the audio's own before them."""
     told_s = [worker.load.window_s for worker in workers if worker.load.window_s]
     usual_s = sorted(told_s)[len(told_s) // 2] if told_s else 1.0
     cost_s = {worker.key: _encoder_cost(worker, request.work, usual_s) for worker in workers}
     workers = sorted(workers, key=lambda worker: cost_s[worker.key])
     if audio_key := shared_key(request):
-        later_s = ABOUT_AS_FREE * request.work * (workers[0].load.window_s or usual_s)
-        limit_s = cost_s[workers[0].key] + later_s
-        free = [worker for worker in workers if cost_s[worker.key] < limit_s]
+        first_s = cost_s[workers[0].key]
+        one_s = request.work * (workers[0].load.window_s or usual_s)
+        free = [one for one in workers if cost_s[one.key] < first_s + ABOUT_AS_FREE * one_s]
         own = max(free, key=lambda worker: _affinity(audio_key, worker.key))
+        if cost_s.get(kept_at, math.inf) <= first_s + LIKELY_KEPT * one_s:
+            own = next(worker for worker in workers if worker.key == kept_at)
         return [own, *(worker for worker in workers if worker is not own)]
     return workers
 

@@ -32,6 +32,8 @@ RARE = frozenset(
         "encoder_failed_windows",
         "expired_leases",
         "cache_evictions",
+        "trimmed_windows",  # where a model's contexts are full
+        "doubted_windows",
         "refused_notifications",
         "decode_fallbacks",
         "failed_sequences",

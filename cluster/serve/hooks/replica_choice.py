@@ -79,9 +79,10 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
     ) -> list[Any]:
         request: Any = pending_request.args[0] if pending_request.args else None
         candidates = [self._candidate(replica) for replica in replicas.values()]
-        order = ranked(request, candidates, self._chance)
+        audio_key = shared_key(request)
+        order = ranked(request, candidates, self._chance, self._ledger.kept_at(audio_key))
         if work := work_of(request):
-            audio_key, call = shared_key(request), key_of(request)
+            call = key_of(request)
             if (place := self._ledger.place_of(audio_key, call)) in replicas:
                 order.remove(place)  # there it is encoded already, so it is no more work
                 order.insert(0, place)

@@ -19,7 +19,15 @@ from cluster.messages import (
     Location,
     WorkerLoad,
 )
-from cluster.serve.routing import Candidate, WorkLedger, key_of, ranked, shared_key, work_of
+from cluster.serve.routing import (
+    N_REMEMBERED,
+    Candidate,
+    WorkLedger,
+    key_of,
+    ranked,
+    shared_key,
+    work_of,
+)
 
 CHANCE = random.Random(0)
 HERE, NEAR, FAR = Location("a", "rack"), Location("b", "rack"), Location("c", "other")
@@ -87,6 +95,24 @@ def test_no_encoder_is_preferred_at_the_price_of_balance() -> None:
     assert {preferred([quick, slow], audio) for audio in range(30)} == {"quick", "slow"}
     slow = encoder("slow", 0, 0.16)
     assert {preferred([quick, slow], audio) for audio in range(30)} == {"quick"}
+
+
+def test_audio_goes_where_this_process_had_it_encoded_unless_that_is_much_busier() -> None:
+    for work, first in ((0, "kept"), (2, "kept"), (3, "free")):
+        kept, free = encoder("kept", work, 0.1), encoder("free", 0, 0.1)
+        firsts = {
+            ranked(encode_request(0, bytes([n])), [kept, free], CHANCE, "kept")[0]
+            for n in range(30)
+        }
+        assert firsts == {first}
+    firsts = {
+        ranked(encode_request(0, bytes([n])), [encoder("free", 0, 0.1)], CHANCE, "gone")[0]
+        for n in range(3)
+    }
+    assert firsts == {"free"}
+    fresh = encode_request(0, b"k", fresh=True)
+    workers = [encoder("kept", 1, 0.1), encoder("free", 0, 0.1)]
+    assert ranked(fresh, workers, CHANCE, "kept")[0] == "free"
 
 
 def test_unique_audio_is_spread_as_evenly_as_without_preference() -> None:
@@ -203,6 +229,23 @@ def test_work_of_others_is_what_is_beyond_ones_own() -> None:
     assert counted(ledger, "a") == [6.0]
     ledger.report("a", 0.0)
     assert counted(ledger, "a") == [0.0]
+
+
+def test_it_is_remembered_where_audio_was_encoded_last() -> None:
+    ledger = make_ledger(*range(N_REMEMBERED + 2))
+    assert ledger.kept_at(b"k") is None
+    ledger.send("a", 0, 1.0, b"k")
+    ledger.keep(0, b"k")
+    ledger.end(0)
+    assert ledger.kept_at(b"k") == "a"
+    ledger.send("b", 1, 1.0)  # encoded anew
+    ledger.keep(1, b"k")
+    assert ledger.kept_at(b"k") == "b"
+    for request in range(2, N_REMEMBERED + 2):
+        ledger.send("b", request, 1.0)
+        ledger.keep(request, request.to_bytes(4, "big"))
+    assert ledger.kept_at(b"k") is None
+    assert len(ledger._kept) == N_REMEMBERED
 
 
 def test_it_is_known_where_the_same_audio_is_encoded() -> None:
