@@ -35,6 +35,7 @@ from decoder_worker.cpu.fused_arrays import stack_layers
 from decoder_worker.cpu.sampler import CompiledSampler
 from decoder_worker.cpu.step_team import StepTeam
 from decoder_worker.gpu.decoder import GpuDecoder, takes
+from decoder_worker.gpu.sampler import GpuSampler
 from decoder_worker.model import TextDecoder, TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampler, TorchSampler
@@ -201,7 +202,9 @@ def _over(decoder: TorchDecoder, attentions: Attentions) -> Decoders:
 def choose_sampler(rules: LogitRules, slots: SlotTable) -> Sampler:
     """The sampler for slots on their device."""
     sampler = TorchSampler(rules, slots)
-    return CompiledSampler(sampler, rules, slots) if slots.device.type == "cpu" else sampler
+    if slots.device.type == "cpu":
+        return CompiledSampler(sampler, rules, slots)
+    return GpuSampler(sampler, rules, slots) if has_triton() else sampler
 
 
 def _why_no_flashinfer(self_pool: Tensor, cross_pool: Tensor) -> str | None:

@@ -85,7 +85,7 @@ class Counting(TorchDispatchMode):
         name = func._schema.name.partition("::")[2]
         if name == "attend_pages":
             self._count_attention(args[0])
-        elif not _is_free(func, name):
+        elif not _is_free(func, name, args, out):
             everything = [*_tensors(args), *_tensors(tuple((kwargs or {}).values()))]
             flops, rows, outputs = _product(name, args)
             n_kernels = KERNELS.get(name, 1)
@@ -125,7 +125,9 @@ class FusedAttention(TorchFunctionMode):
         q, k, v = args  # each [B, head, T, head_dim]
         flops = 4.0 * prod(q.shape) * k.shape[2]
         self._work.add("attention", 1, sum(map(_size, (q, q, k, v))), flops)
-        return q.transpose(1, 2).contiguous().transpose(1, 2)  # laid out as flash attention's
+        return q.new_empty(q.transpose(1, 2).shape).transpose(
+            1, 2
+        )  # as flash attention lays it out
 
 
 def count(run: Callable[[], Any], **contexts: Any) -> Work:
@@ -136,12 +138,19 @@ def count(run: Callable[[], Any], **contexts: Any) -> Work:
     return counting.work
 
 
-def _is_free(func: Any, name: str) -> bool:
-    """Views and new memory."""
-    if name.startswith(("empty", "new_empty", "detach", "clone_meta")) or name == "contiguous":
+def _is_free(func: Any, name: str, args: tuple[Any, ...], out: Any) -> bool:
+    """Views and new memory. What may be a view or a copy is told by its memory."""
+    if name.startswith(("empty", "new_empty")):
         return True
     returns = func._schema.returns
-    return bool(returns) and all(r.alias_info and not r.alias_info.is_write for r in returns)
+    if not returns or any(not r.alias_info or r.alias_info.is_write for r in returns):
+        return False
+    made, given = _tensors((out,)), _tensors(args[:1])
+    return all(_memory(tensor) == _memory(given[0]) for tensor in made)
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata
 
 
 def _product(name: str, args: tuple[Any, ...]) -> tuple[float, int, int]:

@@ -22,6 +22,7 @@ from decoder_worker.attention.append import Places, append_qkv, empty_queries
 from decoder_worker.attention.base import AttentionBatch
 from decoder_worker.attention.operators import append_to_pages, attend_pages
 from decoder_worker.gpu.decoder import GpuDecoder
+from decoder_worker.gpu.sampler import GpuSampler
 from decoder_worker.model import TextDecoder, TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler
@@ -79,9 +80,9 @@ def decode_step(model: str, n_rows: int, *, fused: bool) -> Callable[[], Any]:
 
     Args:
         model: a key of `benchmark.shared.shapes.SHAPES`.
-        fused: with the layers of few kernels; else with torch's.
+        fused: with the layers and the sampler of few kernels; else with torch's.
     """
-    step = _step(model, n_rows)
+    step = _step(model, n_rows, fused=fused)
     decoder = decoder_of(model, n_rows, fused=fused)
     index = meta((n_rows,), torch.int64)
     return lambda: step(index, decoder, None)
@@ -129,11 +130,13 @@ def meta_tensors(shapes: dict[str, Shape]) -> dict[str, Tensor]:
     return {name: meta(shape) for name, shape in shapes.items()}
 
 
-def _step(model: str, n_rows: int) -> DecodeStep:
+def _step(model: str, n_rows: int, *, fused: bool) -> DecodeStep:
     tokenizer = _tokenizer(model)
     slots = SlotTable(n_rows, META)
     rules = LogitRules(tokenizer, LATEST_FIRST, META)
-    return DecodeStep(TorchSampler(rules, slots), slots, tokenizer.special.no_speech)
+    plain = TorchSampler(rules, slots)
+    sampler = GpuSampler(plain, rules, slots) if fused else plain
+    return DecodeStep(sampler, slots, tokenizer.special.no_speech)
 
 
 @cache

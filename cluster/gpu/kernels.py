@@ -27,16 +27,16 @@ def has_triton() -> bool:
     return True
 
 
-def launcher(module: str) -> Launch:
-    """The `launch` of a kernel's module, which is imported by its first call: it needs Triton."""
+def launcher(module: str, name: str = "launch") -> Launch:
+    """A kernel's `launch`, whose module is imported by its first call: it needs Triton."""
 
     def launch(*args: Any) -> None:
-        _launch_of(module)(*args)
+        _launch_of(module, name)(*args)
 
     return launch
 
 
 @cache
-def _launch_of(module: str) -> Launch:
-    launch: Launch = importlib.import_module(module).launch
+def _launch_of(module: str, name: str) -> Launch:
+    launch: Launch = getattr(importlib.import_module(module), name)
     return launch

@@ -1,31 +1,30 @@
-"""A CPU's compiled sampler gives what torch's does: tokens, probabilities and slots."""
+"""The samplers of a CPU and of a GPU give what torch's does: tokens, probabilities and slots.
+
+The GPU's runs by its kernels' plain twins; `tests/unit/gpu` compares the kernels with those.
+"""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Callable
+
 import pytest
 import torch
 
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.cpu.sampler import CompiledSampler
+from decoder_worker.gpu.sampler import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
-from decoder_worker.sampling.sampler import TorchSampler
-from decoder_worker.sampling.slots import SlotOptions, SlotTable
-from tests.support.checkpoints import cached_checkpoint
+from decoder_worker.sampling.sampler import Sampler, TorchSampler
+from decoder_worker.sampling.slots import SlotTable
+from tests.support.slot_states import N, filled_slots, make_tokenizer
 
 BUILD_S = 100.0
-N = 24  # rows
+MakeSampler = Callable[[WhisperTokenizer, SlotTable], Sampler]
 
 
 @pytest.fixture(scope="module")
-def checkpoint() -> Checkpoint:
-    return open_checkpoint(str(cached_checkpoint("tiny")))
-
-
-@pytest.fixture(scope="module")
-def tokenizer(checkpoint: Checkpoint) -> WhisperTokenizer:
-    return WhisperTokenizer.from_checkpoint(checkpoint)
+def tokenizer() -> WhisperTokenizer:
+    return make_tokenizer()
 
 
 def by_torch(tokenizer: WhisperTokenizer, slots: SlotTable) -> TorchSampler:
@@ -39,33 +38,15 @@ def compiled(tokenizer: WhisperTokenizer, slots: SlotTable) -> CompiledSampler:
     return sampler
 
 
-def filled_slots(tokenizer: WhisperTokenizer, seed: int) -> SlotTable:
-    """Rows in every state of the grammar of timestamps."""
-    rng = np.random.default_rng(seed)
-    first, eot = tokenizer.special.timestamp_begin, tokenizer.special.eot
-    slots = SlotTable(N, "cpu")
-    texts: list[list[int]] = []
-    for row in range(N):
-        stamps = sorted(rng.integers(first, first + 1501, 4).tolist())
-        words = rng.integers(0, eot, 3).tolist()
-        states = (
-            [],
-            [stamps[0]],
-            [stamps[0], *words],
-            [stamps[0], *words, stamps[1]],
-            [stamps[0], *words, stamps[1], stamps[1]],
-            [stamps[0], *words, stamps[1], stamps[2], *words],
-        )
-        texts.append(states[row % len(states)])
-    options = [SlotOptions(bool(row % 4), 0.0, 0, 1 + 3 * (row % 3)) for row in range(N)]
-    positions = [3 + max(0, len(text) - 1) for text in texts]
-    slots.load(range(N), options, texts, positions, first)
-    return slots
+def of_a_gpu(tokenizer: WhisperTokenizer, slots: SlotTable) -> GpuSampler:
+    rules = LogitRules(tokenizer, 50, "cpu")
+    return GpuSampler(TorchSampler(rules, slots), rules, slots)
 
 
+@pytest.mark.parametrize("own", [compiled, of_a_gpu])
 @pytest.mark.parametrize("favoured", ["words", "text", "stamps", "end", "nothing"])
 def test_a_choice_is_what_the_rules_and_argmax_give(
-    tokenizer: WhisperTokenizer, favoured: str
+    tokenizer: WhisperTokenizer, favoured: str, own: MakeSampler
 ) -> None:
     special = tokenizer.special
     spans = {
@@ -80,7 +61,7 @@ def test_a_choice_is_what_the_rules_and_argmax_give(
         logits[:, spans[favoured]] += 6.0 if seed % 2 else 2.0
         index = torch.randperm(N, generator=torch.Generator().manual_seed(seed))
         found = []
-        for make in (by_torch, compiled):
+        for make in (by_torch, own):
             slots = filled_slots(tokenizer, seed)
             sampled = make(tokenizer, slots)(logits.clone(), slots.rows(index), None)
             found.append((sampled.tokens, sampled.logprobs, slots.table))
@@ -90,15 +71,16 @@ def test_a_choice_is_what_the_rules_and_argmax_give(
         assert torch.equal(our_table, table)
 
 
+@pytest.mark.parametrize("own", [compiled, of_a_gpu])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_without_finite_logits_says_so_and_leaves_others_alone(
-    tokenizer: WhisperTokenizer, value: float
+    tokenizer: WhisperTokenizer, value: float, own: MakeSampler
 ) -> None:
     slots = filled_slots(tokenizer, 0)
     logits = torch.randn(3, tokenizer.n_vocab, generator=torch.Generator().manual_seed(1))
     logits[1, 77] = value
     logits[2] = value
-    sampled = compiled(tokenizer, slots)(logits, slots.rows(torch.arange(3)), None)
+    sampled = own(tokenizer, slots)(logits, slots.rows(torch.arange(3)), None)
     ruled_out = value == float("-inf")  # of one token that is only never chosen
     assert sampled.logprobs.isfinite().tolist() == [True, ruled_out, False]
     assert 0 <= int(sampled.tokens.min()) <= int(sampled.tokens.max()) < tokenizer.n_vocab
