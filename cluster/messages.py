@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # the command line has this module, and no use for NumPy
+    import numpy as np
+    from numpy.typing import NDArray
 
 SAMPLE_RATE = 16_000  # Hz, what every Whisper checkpoint takes
 WINDOW_S = 30  # seconds in one encoder window
@@ -25,7 +26,7 @@ MEL_CONTEXT_SAMPLES = 2 * HOP_LENGTH  # an n_fft of 400 looks 200 samples to eac
 NO_SLACK_S = 3600.0  # of a queue without windows
 UNREAD = 0.5  # of an export pool: from here on its encoder waits for decoders
 
-Pcm = NDArray[np.int16]  # [n_samples], mono at SAMPLE_RATE
+Pcm: TypeAlias = "NDArray[np.int16]"  # [n_samples], mono at SAMPLE_RATE
 Role = Literal["encoder", "decoder"]
 ROLES: tuple[Role, ...] = ("encoder", "decoder")
 Task = Literal["transcribe", "translate"]
