@@ -36,6 +36,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,41 +136,57 @@ def settings_of(model: str, args: argparse.Namespace) -> Settings:
     return load_settings(None, {"model": model, "encoder": role, "decoder": role}, environ={})
 
 
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Recordings of one part, and the cells of them that are not there yet."""
+
+    name: str
+    clips: list[Clip]
+    keys: list[Key]
+
+
+def jobs_of(model: str, speech: Speech, args: argparse.Namespace, kept: Kept) -> list[Job]:
+    """What is missing of one checkpoint, in order."""
+    found = []
+    for name, clips in speech.items():
+        for number, first in enumerate(range(0, len(clips), args.part)):
+            keys = [Key(model, name, number, slack) for slack in slacks_of(args.slacks)]
+            # Another slack begins each part, so that none is always behind the same one.
+            turn = number % len(keys)
+            missing = [key for key in [*keys[turn:], *keys[:turn]] if key not in kept.cells]
+            if missing:
+                found.append(Job(name, clips[first : first + args.part], missing))
+    return found
+
+
 async def run(
     model: str,
-    speech: Speech,
+    jobs: Sequence[Job],
     args: argparse.Namespace,
     kept: Kept,
     progress: Progress,
     is_time_over: Callable[[], bool],
 ) -> None:
-    """Measure what is missing of one checkpoint."""
+    """Measure `jobs` of one checkpoint, until the time is over."""
     ways = Ways(args.max_content_s, args.exact, args.fallback)
-    slacks = slacks_of(args.slacks)
     detector = SpeechDetector()
+    total = sum(len(job.clips) * len(job.keys) for job in jobs)
+    task = progress.add_task(Path(model).name, total=total)
     async with looker(settings_of(model, args), args.language or None, args.max_concurrency) as own:
         is_warm = False
-        for name, clips in speech.items():
-            total = len(clips) * len(slacks)
-            task = progress.add_task(f"{Path(model).name}, {name}", total=total)
-            for number, first in enumerate(range(0, len(clips), args.part)):
-                some = clips[first : first + args.part]
-                keys = [Key(model, name, number, slack) for slack in slacks]
-                missing = [key for key in keys if key not in kept.cells]
-                progress.advance(task, len(some) * (len(keys) - len(missing)))
-                if not missing or is_time_over():
-                    continue
-                part = await asyncio.to_thread(cut, some, detector)
-                if not is_warm:
-                    few = Part(part.n_clips, part.pieces[:WARM_UP])
-                    for key in keys:
-                        await measure(own, key, few, ways, lambda: None)
-                    is_warm = True
-                # Another slack begins each part, so that none is always behind the same one.
-                turn = number % len(missing)
-                for key in [*missing[turn:], *missing[:turn]]:
-                    kept.add(await measure(own, key, part, ways, lambda: None))
-                    progress.advance(task, len(some))
+        for job in jobs:
+            if is_time_over():
+                return
+            progress.update(task, description=f"{Path(model).name}, {job.name}")
+            part = await asyncio.to_thread(cut, job.clips, detector)
+            if not is_warm:
+                few = Part(part.n_clips, part.pieces[:WARM_UP])
+                for slack in slacks_of(args.slacks):
+                    await measure(own, Key(model, job.name, 0, slack), few, ways)
+                is_warm = True
+            for key in job.keys:
+                kept.add(await measure(own, key, part, ways))
+                progress.advance(task, len(job.clips))
 
 
 def rows_of(
@@ -249,7 +266,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     with Progress(console=Console(stderr=True)) as progress, suppress(KeyboardInterrupt):
         for model in args.model:
-            asyncio.run(run(model, speech, args, kept, progress, is_time_over))
+            if jobs := jobs_of(model, speech, args, kept):
+                asyncio.run(run(model, jobs, args, kept, progress, is_time_over))
     made = report(speech, kept, args)
     print_result("context", made, args.json)
     return 0 if made["whole"] and made["passed"] else 1

@@ -8,7 +8,7 @@ a part, so that what else the machine does meets all of them. Knows nothing of r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -110,26 +110,22 @@ class Ways:
         return least if least < n_audio_ctx else FULL
 
 
-async def measure(
-    looker: Looker, key: Key, part: Part, ways: Ways, on_done: Callable[[], None]
-) -> Cell:
-    """One cell; `on_done` is called for each window that was looked at first."""
+async def measure(looker: Looker, key: Key, part: Part, ways: Ways) -> Cell:
+    """Look at every window of a part, and once more in full at those that are doubted."""
     pieces = part.pieces
-
-    def context_of(content_frames: int) -> int:
-        return ways.positions_for(key.slack, content_frames, looker.n_audio_ctx)
-
-    contexts = [context_of(piece.audio.content_frames) for piece in pieces]
+    contexts = [
+        ways.positions_for(key.slack, piece.audio.content_frames, looker.n_audio_ctx)
+        for piece in pieces
+    ]
     is_full = key.slack == FULL_SLACK
-    first = await looker.look(pieces, context_of, on_done, fallback=ways.fallback and is_full)
+    first = await looker.look(pieces, contexts, fallback=ways.fallback and is_full)
     again = [
         index for index, context in enumerate(contexts) if context != FULL and first.doubted[index]
     ]
     second = Look([], [], 0.0)
     if again:
-        second = await looker.look(
-            [pieces[index] for index in again], lambda _: FULL, lambda: None, fallback=ways.fallback
-        )
+        in_full = [pieces[index] for index in again]
+        second = await looker.look(in_full, [FULL] * len(again), fallback=ways.fallback)
     texts = list(first.texts)
     for index, text in zip(again, second.texts, strict=True):
         texts[index] = text

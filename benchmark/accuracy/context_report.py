@@ -84,8 +84,8 @@ def _errors(errors: Sequence[WordErrors], full: Sequence[WordErrors]) -> dict[st
 
 def print_table(title: str, rows: Iterable[dict[str, Any]]) -> None:
     """The rows of one checkpoint and one set."""
-    columns = ("slack", "positions", "WER, one look", "points above full (95 %)", "encoded twice")
-    columns += ("WER, two looks", "points above full (95 %)", "files/s", "two looks", "x full")
+    columns = ("slack", "positions", "WER, one look", "above full (95 %)", "encoded twice")
+    columns += ("WER, two looks", "above full (95 %)", "files/s", "two looks", "x full")
     table = Table(*columns, title=title)
     for row in rows:
         first, second = row["first_look"], row["second_look"]

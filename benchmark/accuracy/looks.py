@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -86,32 +86,27 @@ class Looker:
         self._n_sent = 0
 
     async def look(
-        self,
-        pieces: Sequence[Piece],
-        context_of: Callable[[int], int],
-        on_done: Callable[[], None],
-        *,
-        fallback: bool = False,
+        self, pieces: Sequence[Piece], contexts: Sequence[int], *, fallback: bool = False
     ) -> Look:
         """Look once at every window.
 
         Args:
-            context_of: encoder positions for some mel frames of content; 0 for the full context.
+            contexts: encoder positions of each window; 0 for all there are.
             fallback: try higher temperatures where the gates fail, as the server does.
         """
         slots = asyncio.Semaphore(self._in_flight)
         options = replace(self._options, temperatures=LADDER) if fallback else self._options
 
-        async def one(piece: Piece) -> DecodeResult:
+        async def one(piece: Piece, context: int) -> DecodeResult:
             async with slots:
-                context = context_of(piece.audio.content_frames)
-                result = await self._decode(piece, context, options)
-            on_done()
-            return result
+                return await self._decode(piece, context, options)
 
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(piece)) for piece in pieces]
+            tasks = [
+                group.create_task(one(piece, context))
+                for piece, context in zip(pieces, contexts, strict=True)
+            ]
         wall_s = time.perf_counter() - began
         results = [task.result() for task in tasks]
         pairs = list(zip(pieces, results, strict=True))
