@@ -87,7 +87,7 @@ def make_runner(family: str, max_batch: int, dtype: str = "bfloat16") -> ModelRu
 def make_encoder(family: str, max_batch: int, dtype: str = "bfloat16") -> tuple[WindowEncoder, int]:
     """An encoder that has captured its graphs for a pool, and how many it was to capture."""
     checkpoint = described(family)
-    encoder = WindowEncoder(checkpoint, dtype, "cuda")
+    encoder = WindowEncoder(checkpoint, dtype, "cuda", contexts=(350, 700))
     layout = kv_layout(checkpoint, 0, dtype, "cuda")
     pool = PagePool(layout, max_batch * layout.pages_per_window, "cuda").tensor
     encoder.prepare(pool, max_batch)
