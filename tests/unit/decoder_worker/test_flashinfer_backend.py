@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -13,9 +14,15 @@ import torch
 
 from cluster.errors import ConfigurationError
 from cluster.messages import DecodeResult, QualityGates
+from cluster.model.linear import as_it_is
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import Attentions, choose_attention
+from decoder_worker.gpu.decoder import GpuDecoder
+from decoder_worker.gpu.sampler import GpuSampler
+from decoder_worker.sampling.logit_rules import LogitRules
+from decoder_worker.sampling.sampler import TorchSampler
+from decoder_worker.sampling.slots import SlotTable
 from tests.support import fake_flashinfer as fake
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
@@ -154,13 +161,35 @@ def decode_all(stand: Stand) -> list[DecodeResult]:
     return [future.result(ANSWER_S) for future in futures]
 
 
-@pytest.mark.parametrize("pages", [(0, 0), (16, 100)])
-def test_the_engine_gives_the_same_texts(pages: tuple[int, int], backend: ModuleType) -> None:
-    """Prompts, buckets, beams and alignment, a step ahead, through the backend's page tables."""
+@contextmanager
+def layers_of_a_gpu() -> Iterator[None]:
+    """Products as they are loaded, which our kernels' layers are made of; and the GPU's sampler."""
+
+    def choose(rules: LogitRules, slots: SlotTable) -> GpuSampler:
+        return GpuSampler(TorchSampler(rules, slots), rules, slots)
+
+    with (
+        patch("decoder_worker.model.packer", lambda *args, **flags: as_it_is),
+        patch("decoder_worker.model_runner.choose_sampler", choose),
+    ):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("pages", "fewer"), [((0, 0), False), ((16, 100), False), ((16, 100), True)]
+)
+def test_the_engine_gives_the_same_texts(
+    pages: tuple[int, int], fewer: bool, backend: ModuleType
+) -> None:
+    """Prompts, buckets, beams and alignment, a step ahead, through the backend's page tables.
+
+    fewer: with the GPU's layers and sampler of few kernels, by their plain twins.
+    """
 
     def choose(setting: str, own: torch.Tensor, cross: torch.Tensor, threads: int) -> Attentions:
         kernels = backend.FlashInfer(own, cross)
-        return Attentions(kernels.ragged(), kernels.fixed)
+        ragged = kernels.ragged()
+        return Attentions(ragged, kernels.fixed, projected=ragged if fewer else None)
 
     sizes = {"page_tokens": pages[0], "page_frames": pages[1]}
     make = partial(make_stand, cached_checkpoint(), max_batch=6, **sizes)
@@ -170,6 +199,8 @@ def test_the_engine_gives_the_same_texts(pages: tuple[int, int], backend: Module
         patch(
             "tests.support.decoder_engines._torch_attention", lambda _, *rest, packed: choose(*rest)
         ),
+        layers_of_a_gpu() if fewer else nullcontext(),
+        patch.object(GpuDecoder, "states", autospec=True, side_effect=GpuDecoder.states) as states,
         make(steps_ahead=1) as stand,
     ):
         for result, other in zip(decode_all(stand), expected, strict=True):
@@ -179,6 +210,7 @@ def test_the_engine_gives_the_same_texts(pages: tuple[int, int], backend: Module
             if result.alignment and other.alignment:
                 assert result.alignment.times_s == other.alignment.times_s
         stand.assert_all_returned()
+        assert states.called == fewer
 
 
 def test_what_the_kernels_cannot_serve_is_said() -> None:
