@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -15,7 +16,7 @@ from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.streams import new_stream, on_stream, synchronize
-from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 from decoder_worker.sequence import DecodeSequence
 from decoder_worker.states_projection import Projected, StatesProjection
 from encoder_worker.forward import WindowEncoder
@@ -23,6 +24,7 @@ from tests.support.gpu.device import CUDA
 from tests.support.gpu.fences import Fence
 from tests.support.gpu.one_gpu import (
     PAGE_FRAMES,
+    WINDOWS,
     Outcome,
     checkpoint_folder,
     run_one_gpu,
@@ -78,16 +80,25 @@ def _encoder() -> tuple[WindowEncoder, Tensor]:
 
 
 def ragged_plans(without: Fence | None = None) -> Outcome:
-    """Two plans of one table, one right after the other."""
+    """Two plans of one table for any forward, one right after the other."""
+    return _plans(without, lambda kernels: kernels.ragged())
+
+
+def step_plans(without: Fence | None = None) -> Outcome:
+    """The same of a table for decode steps, the rows having begun other pages."""
+    return _plans(without, lambda kernels: kernels.fixed(2, 1))
+
+
+def _plans(without: Fence | None, choose: Callable[[Any], AttentionBackend]) -> Outcome:
     with watched(without) as outcome:
         from decoder_worker.attention.flashinfer_backend import FlashInfer
 
         pools = [torch.zeros(8, 1, 2, 8, 2, 64, dtype=torch.bfloat16, device=CUDA) for _ in "ab"]
-        backend = FlashInfer(*pools).ragged()
+        backend = choose(FlashInfer(*pools))
         synchronize(CUDA)
-        table = PagedKV.make([1, 1], [(0, 1), (2, 3)], [9, 12], 8)
         with on_stream(new_stream(CUDA)):
-            for _ in range(2):
+            for pages in ((0, 1), (2, 3), (4, 5)):
+                table = PagedKV.make([1, 1], [pages, (6, 7)], [9, 12], 8)
                 backend.plan(AttentionBatch(table, table))
     return outcome
 
@@ -130,19 +141,20 @@ def _projected(without: Fence | None, until: Callable[[Projected], object]) -> O
 
 
 def colocated(without: Fence | None = None) -> Outcome:
-    return run_one_gpu("cross_kv", "colocated", without)
+    windows = WINDOWS if without is None else WINDOWS[:3]  # a race shows in the first ones
+    return run_one_gpu("cross_kv", "colocated", without, windows)
 
 
-def colocated_states(without: Fence | None = None) -> Outcome:
-    return run_one_gpu("encoder_states", "colocated", without)
+def colocated_states() -> Outcome:
+    return run_one_gpu("encoder_states", "colocated")
 
 
-def split(without: Fence | None = None) -> Outcome:
-    return run_one_gpu("cross_kv", "split", without)
+def split() -> Outcome:
+    return run_one_gpu("cross_kv", "split")
 
 
-def split_states(without: Fence | None = None) -> Outcome:
-    return run_one_gpu("encoder_states", "split", without)
+def split_states() -> Outcome:
+    return run_one_gpu("encoder_states", "split")
 
 
 Scenario = Callable[..., Outcome]
