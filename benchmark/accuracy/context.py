@@ -58,7 +58,8 @@ from router.audio.vad import SpeechDetector
 SLACKS = ("0", "16", "32", "64", "128", "256", "full")
 DEMO_SHARES = {"short": 1, "long": 5, "unheard": 5, "free": 5}  # one recording for so many of N
 CELL_FLAGS = (
-    "part", "max_content_s", "exact", "fallback", "language", "device", "dtype", "demo", "limit",
+    "folder", "manifest", "hf_dataset", "hf_config", "hf_split", "demo", "limit",
+    "part", "max_content_s", "exact", "fallback", "language", "device", "dtype",
 )  # fmt: skip
 WARM_UP = 4  # windows, for every slack: kernels are compiled and pools touched by them
 Speech = dict[str, list[Clip]]  # the recordings of each set
@@ -258,7 +259,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     slacks_of(args.slacks)
     speech = speech_of(args)
     use_threads(args.threads)
-    kept = Kept(args.state, {flag: getattr(args, flag) for flag in CELL_FLAGS})
+    flags = {flag: getattr(args, flag) for flag in CELL_FLAGS}
+    kept = Kept(args.state, {k: str(v) if isinstance(v, Path) else v for k, v in flags.items()})
     began = time.monotonic()
 
     def is_time_over() -> bool:
