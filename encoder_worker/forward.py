@@ -27,6 +27,7 @@ from cluster.model.cross_kv import (
     CrossKVProjection,
     Unprojected,
     as_kv_pool,
+    cross_kv_parts,
     is_packed,
     packed_page,
 )
@@ -44,6 +45,7 @@ from encoder_worker.cpu.compiled import DTYPES, team_kernels
 from encoder_worker.gpu.encoder import Encoder, GpuEncoder
 from encoder_worker.gpu.float8 import check_float8
 from encoder_worker.gpu.static_encoder import AlreadyDone, EventReady, Ready, StaticEncoder
+from encoder_worker.gpu.whole_window import WholeWindows
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 
@@ -88,6 +90,7 @@ class WindowEncoder:
         torch_dtype = TORCH_DTYPES[dtype]
         self.device = device
         self.dtype = dtype
+        self._checkpoint = checkpoint
         self._dims = checkpoint.dims
         self._contexts = contexts
         self._mel = LogMel(checkpoint.dims.n_mels, device)
@@ -130,9 +133,17 @@ class WindowEncoder:
             max_batch,
             self._stream,
             self._contexts,
+            self._whole_windows(pool, max_batch),
         )
         self._static[pool.dim()] = static
         logger.info("%d CUDA graphs of the encoder", len(static.graphs.captured))
+
+    def _whole_windows(self, pool: Tensor, max_batch: int) -> WholeWindows | None:
+        """What writes K/V to these pages as they are computed; None where these are scattered."""
+        dtype = TORCH_DTYPES[self.dtype]
+        if pool.dim() == 3 or pool.dtype != dtype or pool.shape[3] != self._dims.n_audio_ctx:
+            return None
+        return WholeWindows(cross_kv_parts(self._checkpoint, dtype, self.device), pool, max_batch)
 
     @torch.inference_mode()
     def __call__(

@@ -41,12 +41,8 @@ class CrossKVProjection:
         """scales: of what is stored (`kv_scales`), for pools of 8 bits."""
         dims = checkpoint.dims
         self._n_audio_ctx = dims.n_audio_ctx
-        tensors = load_tensors(checkpoint, cross_kv_shapes(dims), dtype, device)
         self._shape = (dims.n_text_layer, 2, dims.n_text_head, dims.text_head_dim)
-        parts = []
-        for layer, name in product(range(dims.n_text_layer), ("k_proj", "v_proj")):
-            part = Linear.load(tensors, f"decoder.layers.{layer}.encoder_attn.{name}")
-            parts.append(part if scales is None else scales.shrink(layer, name, part))
+        parts = cross_kv_parts(checkpoint, dtype, device, scales)
         pack = packer(device, dtype)
         on_cpu = torch.device(device).type == "cpu"
         self._products = [pack(p) for p in (parts if on_cpu else [Linear.fused(parts)])]
@@ -88,6 +84,21 @@ class CrossKVProjection:
         blocks = page.flatten(0, 1).flatten(2)[:, begin : begin + len(states)]  # [L * 2, n, d]
         for block, one in zip(blocks, self._products, strict=True):
             block.copy_(stored_as(one(states), page.dtype))
+
+
+def cross_kv_parts(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    scales: KVScales | None = None,
+) -> list[Linear]:
+    """The products of K and V, K then V of each layer; arguments as `CrossKVProjection`'s."""
+    dims, parts = checkpoint.dims, []
+    tensors = load_tensors(checkpoint, cross_kv_shapes(dims), dtype, device)
+    for layer, name in product(range(dims.n_text_layer), ("k_proj", "v_proj")):
+        part = Linear.load(tensors, f"decoder.layers.{layer}.encoder_attn.{name}")
+        parts.append(part if scales is None else scales.shrink(layer, name, part))
+    return parts
 
 
 class Unprojected:

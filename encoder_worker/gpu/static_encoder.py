@@ -23,6 +23,7 @@ from encoder_worker.gpu.fixed_mel import FixedLogMel
 from encoder_worker.gpu.graphs import BatchGraphs, BatchShape, sizes_up_to
 from encoder_worker.gpu.scatter import scatter_pages
 from encoder_worker.gpu.staging import Staging
+from encoder_worker.gpu.whole_window import WholeWindows
 from encoder_worker.mel import LogMel
 
 # Fastest first on Hopper (cuDNN's fused attention, then FlashAttention 2). None is excluded: the
@@ -72,6 +73,7 @@ class StaticEncoder:
         max_batch: int,
         stream: torch.cuda.Stream | None = None,
         contexts: Sequence[int] = (),
+        whole: WholeWindows | None = None,
     ) -> None:
         """Capture a graph for each batch size up to `max_batch`, with each context.
 
@@ -79,10 +81,12 @@ class StaticEncoder:
             pool: [n_pages, L, 2, page_frames, H, Dh]; it must outlive this.
             stream: None on a CPU.
             contexts: encoder positions that windows may have, beside the checkpoint's n_audio_ctx.
+            whole: over the same pool, writes to it in place of `projection`.
         """
         self._mel = FixedLogMel(mel)
         self._encoder = encoder
         self._projection = projection
+        self._whole = whole
         self._pool = pool
         pages_per_window = -(-encoder.dims.n_audio_ctx // pool.shape[3])
         self._staging = Staging(max_batch, pages_per_window, pool.device)
@@ -109,13 +113,18 @@ class StaticEncoder:
         with on_stream(self._stream):
             self._staging.put(windows, pages, slices, shape.windows)
             self.graphs.launch(shape)
+            if self._whole is not None:
+                self._whole.write([own[0] for own in pages], shape.positions)
         return AlreadyDone() if self._stream is None else EventReady(self._stream)
 
     def _compute(self, shape: BatchShape) -> None:
-        """From the static inputs of `shape.windows` rows to the pages."""
+        """From the static inputs of `shape.windows` rows to the pages, or to `whole`."""
         inputs = self._staging.inputs.first(shape.windows)
         mel = self._mel(inputs.pcm, inputs.marks)[:, :, : 2 * shape.positions]
         states = self._encoder(mel)
+        if self._whole is not None:
+            self._whole.keep(states)
+            return
         n_pages = -(-shape.positions // self._pool.shape[3])
         table = inputs.pages[:, :n_pages].contiguous()
         for begin in range(0, shape.windows, WINDOWS_AT_ONCE):

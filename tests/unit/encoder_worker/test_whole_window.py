@@ -1,0 +1,69 @@
+"""A page per window on a GPU: the product writes it, and nothing is scattered."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cluster.kv.layout_for import kv_layout
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.cross_kv import CrossKVProjection, cross_kv_parts
+from encoder_worker.forward import WindowEncoder
+from encoder_worker.gpu import static_encoder
+from encoder_worker.gpu.static_encoder import StaticEncoder
+from encoder_worker.gpu.whole_window import WholeWindows
+from encoder_worker.mel import LogMel
+from encoder_worker.model import AudioEncoder
+from tests.support.reference import make_pcm
+
+UNTOUCHED = -7.0
+WINDOWS = [make_pcm(seconds, seed) for seed, seconds in enumerate((0.5, 4.0, 29.9, 30.0))]
+
+
+@pytest.mark.parametrize("context", [1500, 320])
+def test_the_same_kv_lies_in_the_same_places(
+    checkpoint: Checkpoint, context: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As scattered; other pages, and frames behind a shorter context, stay as they were."""
+    layout = kv_layout(checkpoint, 1500)
+    mel, encoder = LogMel(checkpoint.dims.n_mels), AudioEncoder(checkpoint)
+    scattered, written = (torch.zeros(5, *layout.page_shape) for _ in range(2))
+    whole = WholeWindows(cross_kv_parts(checkpoint, torch.float32, "cpu"), written, 4)
+    for pool, direct in ((scattered, None), (written, whole)):
+        if direct is not None:
+            monkeypatch.setattr(static_encoder, "scatter_pages", None)
+        static = StaticEncoder(
+            mel,
+            encoder,
+            CrossKVProjection(checkpoint),
+            pool,
+            max_batch=4,
+            contexts=(320,),
+            whole=direct,
+        )
+        static(WINDOWS, [[4], [1], [0], [3]]).wait()  # leaves states behind
+        pool.fill_(UNTOUCHED)
+        static(WINDOWS[:3], [[4], [0], [2]], context=context).wait()
+    largest = (written - scattered).abs().max().item()
+    assert largest < 1e-4, f"differs by {largest}"
+    assert (written[[1, 3]] == UNTOUCHED).all()
+    assert (written[:, :, :, context:] == UNTOUCHED).all()
+    assert not (written[[4, 0, 2], :, :, :context] == UNTOUCHED).any()
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        ((2, 2, 2, 1500, 2, 16), torch.float32, True),
+        ((24, 2, 2, 125, 2, 16), torch.float32, False),  # a part of a window
+        ((2, 2, 2, 1500, 2, 16), torch.float8_e4m3fn, False),  # no product gives 8 bits
+        ((2, 1500, 32), torch.float32, False),  # encoder states
+    ],
+)
+def test_only_pages_that_a_product_can_write_are_written_so(
+    checkpoint: Checkpoint, shape: tuple[int, ...], dtype: torch.dtype, expected: bool
+) -> None:
+    encoder = WindowEncoder(checkpoint, "float32", "cpu")
+    pool = torch.zeros(shape, dtype=dtype)
+    assert (encoder._whole_windows(pool, 2) is not None) == expected
+    encoder.close()
