@@ -36,8 +36,10 @@ from decoder_worker.attention.operators import (
     attend_pages,
     attend_pages_into,
 )
+from decoder_worker.attention.split_pages import SplitPages, parts_of
 
 WORKSPACE_BYTES = 128 * 2**20  # what flashinfer recommends, for partial results of split KV
+SPLIT_FRAMES = 125  # of a larger page: kernels share out a window by its pages
 BACKEND = "fa2"  # not "auto": it takes any page size and fp8 pages under bf16 queries
 
 
@@ -72,7 +74,8 @@ class RaggedAttention:
     def __init__(self, self_pool: Tensor, cross_pool: Tensor, workspace: Tensor) -> None:
         dtype = self_pool.dtype
         self._self = _PrefillTable(self_pool, dtype, workspace, causal=True)
-        self._cross = _PrefillTable(cross_pool, dtype, workspace, causal=False)
+        parts = parts_of(cross_pool, SPLIT_FRAMES)
+        self._cross = _PrefillTable(cross_pool, dtype, workspace, causal=False, parts=parts)
         self._entries = self._positions = torch.empty(0)
 
     def plan(self, batch: AttentionBatch) -> None:
@@ -115,12 +118,13 @@ class StepAttention:
         dtype = self_pool.dtype
         self._self = _StepTable(self_pool, dtype, workspace, n_rows)
         self._cross: _StepTable | _PrefillTable
+        parts = parts_of(cross_pool, SPLIT_FRAMES)
         if n_sharing == 1:
-            self._cross = _StepTable(cross_pool, dtype, workspace, n_rows)
+            self._cross = _StepTable(cross_pool, dtype, workspace, n_rows, parts)
         else:
             n_windows = n_rows // n_sharing
             self._cross = _PrefillTable(
-                cross_pool, dtype, workspace, causal=False, n_rows=n_windows
+                cross_pool, dtype, workspace, causal=False, n_rows=n_windows, parts=parts
             )
         device = self_pool.device
         self._entries = torch.arange(n_rows, dtype=torch.int32, device=device)
@@ -160,7 +164,14 @@ class PromptAttention:
     ) -> None:
         dtype = self_pool.dtype
         self._self = _PrefillTable(self_pool, dtype, workspace, causal=True, n_rows=n_rows)
-        self._cross = _PrefillTable(cross_pool, dtype, workspace, causal=False, n_rows=n_rows)
+        self._cross = _PrefillTable(
+            cross_pool,
+            dtype,
+            workspace,
+            causal=False,
+            n_rows=n_rows,
+            parts=parts_of(cross_pool, SPLIT_FRAMES),
+        )
         entries = torch.arange(n_rows, dtype=torch.int32).repeat_interleave(n_tokens)
         self._entries = entries.to(self_pool.device)
         positions = torch.arange(n_tokens, dtype=torch.int32).repeat(n_rows)
@@ -188,13 +199,16 @@ class PromptAttention:
 class _Table:
     """A page table on the device, over one pool."""
 
-    def __init__(self, pool: Tensor, workspace: Tensor) -> None:
+    def __init__(self, pool: Tensor, workspace: Tensor, parts: int) -> None:
+        """parts: of each page, that kernels take for pages."""
         self.device = pool.device
         self._workspace = workspace
-        self.page_size, n_head, head_dim = pool.shape[3:]
+        n_head, head_dim = pool.shape[4:]
+        self._split = SplitPages(pool, parts)
+        self.page_size = self._split.page_size
         self._sizes = (n_head, n_head, head_dim, self.page_size)  # as every plan takes them
         self._pool = pool
-        self._layers = [(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(pool.shape[1])]
+        self._layers = self._split.layers
         self.indptr = self.indices = self.last_page_len = torch.empty(0)  # int32, set below
         # Recorded when the last plan's copy out of its pinned buffer was queued.
         self._planned = new_event()
@@ -237,11 +251,12 @@ class _PrefillTable(_Table):
         *,
         causal: bool,
         n_rows: int = 0,
+        parts: int = 1,
     ) -> None:
-        super().__init__(pool, workspace)
+        super().__init__(pool, workspace, parts)
         buffers: dict[str, Tensor] = {}
         if n_rows:
-            self._make_buffers(n_rows, len(pool))
+            self._make_buffers(n_rows, self._split.n_pages)
             buffers = {
                 "qo_indptr_buf": torch.zeros_like(self.indptr),
                 "paged_kv_indptr_buf": self.indptr,
@@ -259,6 +274,7 @@ class _PrefillTable(_Table):
 
     def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool] | None = None) -> bool:
         """Plan, and bring the table to the device; False when the last one will do."""
+        kv = self._split.table(kv)
         if self._kv is not None and is_same is not None and is_same(self._kv, kv):
             return False
         self._planned.synchronize()
@@ -287,9 +303,11 @@ class _PrefillTable(_Table):
 
 
 class _StepTable(_Table):
-    def __init__(self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, n_rows: int) -> None:
-        super().__init__(pool, workspace)
-        self._make_buffers(n_rows, len(pool))
+    def __init__(
+        self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, n_rows: int, parts: int = 1
+    ) -> None:
+        super().__init__(pool, workspace, parts)
+        self._make_buffers(n_rows, self._split.n_pages)
         self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",
@@ -305,6 +323,7 @@ class _StepTable(_Table):
 
     def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool]) -> bool:
         """Plan, and bring the table to the device; False when the last one will do."""
+        kv = self._split.table(kv)
         if self._kv is not None and is_same(self._kv, kv):
             return False
         self._planned.synchronize()
