@@ -12,6 +12,11 @@ from cluster.model.layers import LayerNorm
 from cluster.model.linear import Linear
 from decoder_worker.attention.append import Places, append_qkv
 from decoder_worker.gpu.embed import embed
+from decoder_worker.gpu.sampler import GpuSampler
+from decoder_worker.sampling.logit_rules import LogitRules
+from decoder_worker.sampling.sampler import TorchSampler
+from encoder_worker.gpu.float8 import LEAST_CAPABILITY, Float8Linear, Scaled
+from tests.support.slot_states import N, filled_slots, make_tokenizer
 
 pytestmark = pytest.mark.gpu
 
@@ -86,3 +91,35 @@ def test_embeddings() -> None:
         embed(table[:, 0], table[:, 1], by_token, by_position, out)
         found.append(out.cpu())
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("n_in", [384, 1280, 5120])
+def test_the_encoder_products_in_eight_bits(n_in: int) -> None:
+    if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
+        pytest.skip("this GPU has no products in 8 bits")
+    x, weight = rand(1500, n_in), rand(1280, n_in, seed=1) * n_in**-0.5
+    found = []
+    for device in ("cpu", "cuda"):
+        product = Float8Linear.of(Linear(weight.to(device), rand(1280, seed=2).to(device)))
+        scaled = Scaled.of(x.to(device), gelu=True)
+        found.append((scaled.scale, product.weight.scale, product(scaled)))
+    for expected, on_gpu in zip(*found, strict=True):
+        assert_near(on_gpu, expected)
+
+
+def test_the_choice_of_tokens() -> None:
+    tokenizer = make_tokenizer()
+    found = []
+    for device in ("cpu", "cuda"):
+        rules = LogitRules(tokenizer, 50, device)
+        slots = filled_slots(tokenizer, 0, device)
+        logits = torch.randn(N, tokenizer.n_vocab, generator=torch.Generator().manual_seed(1))
+        index = torch.arange(N, device=device)
+        reference = TorchSampler(rules, slots)
+        sampler = reference if device == "cpu" else GpuSampler(reference, rules, slots)
+        sampled = sampler(logits.to(device), slots.rows(index), None)
+        found.append((sampled.tokens, slots.table, sampled.logprobs))
+    (tokens, table, logprobs), on_gpu = found
+    assert torch.equal(on_gpu[0].cpu(), tokens)
+    assert torch.equal(on_gpu[1].cpu(), table)
+    torch.testing.assert_close(on_gpu[2].cpu(), logprobs, rtol=1e-4, atol=2e-5)

@@ -17,11 +17,11 @@ def make_tokenizer() -> WhisperTokenizer:
     return WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("tiny"))))
 
 
-def filled_slots(tokenizer: WhisperTokenizer, seed: int) -> SlotTable:
+def filled_slots(tokenizer: WhisperTokenizer, seed: int, device: str = "cpu") -> SlotTable:
     """Rows in every state of the grammar of timestamps."""
     rng = np.random.default_rng(seed)
     first, eot = tokenizer.special.timestamp_begin, tokenizer.special.eot
-    slots = SlotTable(N, "cpu")
+    slots = SlotTable(N, device)
     texts: list[list[int]] = []
     for row in range(N):
         stamps = sorted(rng.integers(first, first + 1501, 4).tolist())
