@@ -254,7 +254,12 @@ class Settings(_Frozen):
         description="networks that KV may take: auto (the one with the address of Ray's node, and "
         "RDMA), all, or UCX's names and subnets with commas: mlx5_0:1,eth1 or 10.1.0.0/16",
     )
-    page_frames: int = Field(0, ge=0, description="encoder frames in a KV page; 0: by device")
+    page_frames: int = Field(
+        0,
+        ge=0,
+        description="encoder frames in a KV page; 0: by device; 1500 on a GPU: written without a "
+        "scatter, but a trimmed window takes the room of a whole one",
+    )
     handoff: Handoff = Field(
         "cross_kv",
         description="what an encoder hands to a decoder: cross_kv, encoder_states (less to move, "

@@ -18,6 +18,7 @@ from cluster.model.shapes import cross_kv_shapes, encoder_shapes
 from cluster.settings import EncoderSettings, Settings
 from encoder_worker.engine import auto_batch
 from encoder_worker.gpu.fixed_mel import ROW_SAMPLES
+from encoder_worker.gpu.whole_window import PAD
 
 POOL_BATCHES = 4  # batches that the export pool holds at most: published KV is soon read
 _MEL_FLOATS = 6 * 201 * 3002  # per window: complex spectrum, power, and what they are made of
@@ -68,10 +69,13 @@ def _needs(settings: Settings, dims: ModelDims, device: str) -> dict[str, int]:
     role = settings.encoder
     dtype, max_batch = resolve_dtype(role.dtype, device), _max_batch(role, device)
     n_graphs = 2 if settings.handoff == "auto" else 1  # of each size: for KV and for states
-    return {
+    needs = {
         "weights": weight_bytes(dims, dtype),
         f"batches of {max_batch}": n_graphs * working_bytes(dims, dtype, max_batch),
     }
+    if settings.page_frames == dims.n_audio_ctx:
+        needs["whole-window pages"] = whole_window_bytes(dims, dtype, max_batch)
+    return needs
 
 
 def _max_batch(role: EncoderSettings, device: str) -> int:
@@ -81,6 +85,13 @@ def _max_batch(role: EncoderSettings, device: str) -> int:
 def weight_bytes(dims: ModelDims, dtype: str) -> int:
     shapes = encoder_shapes(dims) | cross_kv_shapes(dims)
     return sum(math.prod(shape) for shape in shapes.values()) * ITEM_BYTES[dtype]
+
+
+def whole_window_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:
+    """What writes KV into pages of a window each: its own weights, and the states of a batch."""
+    weights = sum(math.prod(shape) for shape in cross_kv_shapes(dims).values())
+    states = max_batch * dims.n_audio_ctx * (dims.n_audio_state + PAD)
+    return (weights + states) * ITEM_BYTES[dtype]
 
 
 def working_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:

@@ -92,6 +92,13 @@ def test_on_a_gpu_the_batch_is_as_large_as_its_memory_allows(
     assert decoder_sizing.sized(Settings(), CHECKPOINT, "cpu", None).decoder.max_batch == 16
 
 
+def test_pages_of_a_window_each_have_weights_of_their_own() -> None:
+    """210 MB of them, and the states of a batch: less room than for one window more."""
+    whole = Settings(page_frames=1500)
+    sized = encoder_sizing.sized(whole, CHECKPOINT, "cuda", SMALL).encoder.export_windows
+    assert 1 <= exported(SMALL) - sized <= 2
+
+
 def test_pools_are_sized_for_what_travels() -> None:
     """States take a sixtieth of the KV's room; a decoder that projects has less for its pool."""
     states = Settings(handoff="encoder_states", encoder=EncoderSettings(max_batch=16))
