@@ -32,6 +32,7 @@ from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, process_kind, serving
 from cluster.demo.recipe.wav import wav_bytes
 from cluster.demo.samples import sample_path
+from cluster.demo.showcase import parse_server_timing
 
 SETTLE_S = 15.0  # from the last request: what ends a while after work has ended by then
 
@@ -70,23 +71,33 @@ def measure(flags: Sequence[str], seconds: float, n_requests: int) -> dict[str, 
     began_s = time.monotonic()
     with serving(*flags) as server:
         ready_s = time.monotonic() - began_s
-        latencies_ms = [1000 * ask(server.url, number) for number in range(n_requests)]
+        answers = [ask(server.url, number) for number in range(n_requests)]
         time.sleep(SETTLE_S)
         kinds = at_rest(server, seconds)
     return {
         "flags": list(flags),
         "ready_s": round(ready_s, 2),
-        "first_ms": round(latencies_ms[0], 1),
-        "second_ms": round(latencies_ms[1], 1),
-        "later_ms": round(statistics.median(latencies_ms[1:]), 1),
+        "first_ms": round(answers[0].latency_ms, 1),
+        "second_ms": round(answers[1].latency_ms, 1),
+        "later_ms": round(statistics.median(one.latency_ms for one in answers[1:]), 1),
+        "first_stages_ms": answers[0].stages_ms,
+        "second_stages_ms": answers[1].stages_ms,
         "pss_mb": round(sum(kind.pss_mb for kind in kinds.values()), 1),
         "busy_cores": round(sum(kind.cores for kind in kinds.values()), 4),
         "kinds": {name: _rounded(kind) for name, kind in kinds.items()},
     }
 
 
-def ask(url: str, number: int) -> float:
-    """Seconds that the short recording takes, which is another one by a click for each number."""
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A request: milliseconds until its answer, and of its stages, as the server tells them."""
+
+    latency_ms: float
+    stages_ms: dict[str, float]
+
+
+def ask(url: str, number: int) -> Answered:
+    """Send the short recording, which is another one by a click for each number."""
     pcm = Clip("short", sample_path("short")).pcm()
     pcm[number] ^= 1
     audio, began_s = wav_bytes(pcm), time.perf_counter()
@@ -97,7 +108,10 @@ def ask(url: str, number: int) -> float:
         timeout=300,
     )
     answer.raise_for_status()
-    return time.perf_counter() - began_s
+    return Answered(
+        1000 * (time.perf_counter() - began_s),
+        parse_server_timing(answer.headers.get("server-timing", "")),
+    )
 
 
 def at_rest(server: BenchServer, seconds: float) -> dict[str, Kind]:
