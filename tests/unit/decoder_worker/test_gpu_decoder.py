@@ -26,8 +26,8 @@ from tests.support.checkpoints import cached_checkpoint
 from tests.support.reference import assert_close
 
 PAGE, FRAMES = 8, 30
-SLOW = ("tiny.en", "small", "medium", "large-v2", "large-v3", "large-v3-turbo", "distil")
-SHAPES = ["tiny", "base", *(pytest.param(shape, marks=pytest.mark.slow) for shape in SLOW)]
+SLOW = ("tiny.en", "base", "small", "medium", "large-v2", "large-v3", "large-v3-turbo", "distil")
+SHAPES = ["tiny", *(pytest.param(shape, marks=pytest.mark.slow) for shape in SLOW)]
 
 
 def as_on_a_gpu(decoder: TorchDecoder, tensors: DecoderTensors) -> TorchDecoder:
