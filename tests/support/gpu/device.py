@@ -157,6 +157,7 @@ class SimulatedGpu:
             enter(patch.object(torch.cuda, "_lazy_init", lambda: None))
             enter(patch.object(torch.cuda, "is_available", lambda: True))
             enter(patch.object(torch, "tensor", _tensor))
+            enter(patch.object(Tensor, "to", _to))
             for name in ("numpy", "tolist"):
                 enter(patch.object(Tensor, name, _host_access(getattr(Tensor, name))))
             _gpu = self
@@ -495,6 +496,16 @@ def _tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
     """torch's own, for a tensor of the device, asks for CUDA before it comes by us."""
     on_host = _make_tensor(data, **options)
     return on_host if device is None else on_host.to(device)
+
+
+_to_of_torch = Tensor.to
+
+
+def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """torch's own asks another tensor for its device past us."""
+    if args and isinstance(args[0], DeviceTensor):
+        return _to_of_torch(tensor, CUDA, args[0].dtype, *args[1:], **kwargs)
+    return _to_of_torch(tensor, *args, **kwargs)
 
 
 def _host_access(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -194,6 +194,7 @@ def simulated_one_gpu(
             patch("encoder_worker.forward.has_triton", lambda: True),
             patch("decoder_worker.backends.has_triton", lambda: True),
             patch.object(streams, "WARM_UPS", 1),
+            patch.object(torch.cuda, "get_device_capability", lambda: (9, 0)),
         ):
             yield gpu, runtime
     finally:

@@ -27,7 +27,15 @@ from tests.support.gpu.device import SimulatedGpu
 from tests.support.gpu.one_gpu import simulated_one_gpu
 from tests.support.gpu.runtime import SimulatedRuntime
 
-LOADERS = ("cluster.model.cross_kv", "decoder_worker.tensors", "encoder_worker.model")
+LOADERS = (
+    "cluster.model.cross_kv",
+    "cluster.model.kv_scales",
+    "decoder_worker.tensors",
+    "encoder_worker.model",
+)
+
+
+DTYPE = "bfloat16"
 
 
 @contextmanager
@@ -47,7 +55,7 @@ def _load(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> dict[str, Tensor]:
-    return {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
+    return {name: torch.ones(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
 
 
 def described(family: str) -> Checkpoint:
@@ -70,11 +78,11 @@ def _folder(family: str) -> Path:
     return folder
 
 
-def make_runner(family: str, max_batch: int, dtype: str = "bfloat16") -> ModelRunner:
+def make_runner(family: str, max_batch: int, kv_dtype: str = DTYPE) -> ModelRunner:
     """A runner, which has captured its graphs."""
     checkpoint = described(family)
-    own = self_kv_layout(checkpoint, dtype, 64)
-    cross = kv_layout(checkpoint, 0, dtype, "cuda")
+    own = self_kv_layout(checkpoint, DTYPE, 64)
+    cross = kv_layout(checkpoint, 0, kv_dtype, "cuda")
     self_pool = PagePool(own, max_batch * own.pages_per_window + 1, "cuda")
     cross_pool = PagePool(cross, max_batch * cross.pages_per_window, "cuda")
     pools = (self_pool.tensor, cross_pool.tensor)
@@ -84,12 +92,16 @@ def make_runner(family: str, max_batch: int, dtype: str = "bfloat16") -> ModelRu
     return ModelRunner(checkpoint, tokenizer, cross_pool, self_pool, max_batch, decoders)
 
 
-def make_encoder(family: str, max_batch: int, dtype: str = "bfloat16") -> tuple[WindowEncoder, int]:
+def make_encoder(
+    family: str, max_batch: int, kv_dtype: str = DTYPE, *, float8: bool = False
+) -> tuple[WindowEncoder, int]:
     """An encoder that has captured its graphs for a pool, and how many it was to capture."""
     checkpoint = described(family)
-    encoder = WindowEncoder(checkpoint, dtype, "cuda", contexts=(350, 700))
-    layout = kv_layout(checkpoint, 0, dtype, "cuda")
+    layout = kv_layout(checkpoint, 0, kv_dtype, "cuda")
     pool = PagePool(layout, max_batch * layout.pages_per_window, "cuda").tensor
+    encoder = WindowEncoder(
+        checkpoint, DTYPE, "cuda", contexts=(350, 700), kv_dtype=pool.dtype, float8=float8
+    )
     encoder.prepare(pool, max_batch)
     (static,) = encoder._static.values()
     graphs = static.graphs

@@ -34,7 +34,7 @@ from tests.support.gpu.capture import CaptureError
 from tests.support.gpu.device import CUDA, MixedDevicesError
 from tests.support.gpu.one_gpu import checkpoint_folder
 from tests.support.gpu.runtime import simulated_gpu
-from tests.support.gpu.shapes import make_encoder, make_runner, shapes_only
+from tests.support.gpu.shapes import DTYPE, make_encoder, make_runner, shapes_only
 
 PUBLISHED = [family for family in SHAPES if family != "micro"]
 Body = Callable[[], Any]
@@ -45,11 +45,13 @@ def captured(body: Body) -> Callable[[], None]:
         return capture(body, new_graph_memory())
 
 
-def check_roles(family: str, max_batch: int, encoder_batch: int) -> None:
+def check_roles(
+    family: str, max_batch: int, encoder_batch: int, kv_dtype: str = DTYPE, *, float8: bool = False
+) -> None:
     with shapes_only() as (_, runtime):
-        runner = make_runner(family, max_batch)
+        runner = make_runner(family, max_batch, kv_dtype)
         n_decoder = len(runtime.graphs)
-        encoder, n_encoder = make_encoder(family, encoder_batch)
+        encoder, n_encoder = make_encoder(family, encoder_batch, kv_dtype, float8=float8)
         assert n_decoder > 10
         assert len(runtime.graphs) == n_decoder + n_encoder
         gc.collect()  # what only the capture kept alive is gone now
@@ -68,6 +70,12 @@ def test_a_small_model_is_captured_and_replayed() -> None:
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_every_published_size_is_captured_at_every_batch_and_replayed(family: str) -> None:
     check_roles(family, 32, 16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kv_dtype", "float8"), [("float8_e4m3fn", False), (DTYPE, True)])
+def test_eight_bits_are_captured_and_replayed(kv_dtype: str, float8: bool) -> None:
+    check_roles("large-v3-turbo", 4, 4, kv_dtype, float8=float8)
 
 
 x: Any = None  # a tensor of the device, [4, 8], with values
