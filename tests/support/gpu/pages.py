@@ -35,20 +35,27 @@ def _named_pages(gpu: SimulatedGpu, operation: Operation) -> dict[int, set[int]]
     name, args = operation.func._schema.name, operation.args
     if name == "splitscribe::attend_pages" or name == "splitscribe::attend_pages_into":
         pages = _attended(*map(_values, args[3:6]))
-        return {id(pool): pages for pool in args[1:3]}
+        return {id(pool): _rows_of(gpu, pool, pages) for pool in args[1:3]}
     if name == "splitscribe::append_to_pages":
         _, _, entries, positions, k, v, indices, indptr, _ = args
         first, table = _values(indptr), _values(indices)
         places = zip(_values(entries), _values(positions), strict=True)
         appended = {table[first[entry] + position // k.shape[1]] for entry, position in places}
-        return {id(pool): appended for pool in (k, v)}
+        return {id(pool): _rows_of(gpu, pool, appended) for pool in (k, v)}
     if name == "splitscribe::scatter_pages":
-        return {id(args[1]): {page for page in _values(_plain(args[2]).flatten()) if page >= 0}}
+        written = {page for page in _values(_plain(args[2]).flatten()) if page >= 0}
+        return {id(args[1]): _rows_of(gpu, args[1], written)}
     if operation.func in (aten.index.Tensor, aten.index_put_.default):
         return _indexed(gpu, args[0], args[1][0] if args[1] else None)
     if operation.func is aten.index_copy_.default and args[1] == 0:
         return _indexed(gpu, args[0], args[2])
     return {}
+
+
+def _rows_of(gpu: SimulatedGpu, pool: Tensor, pages: set[int]) -> set[int]:
+    """By where the pages lie: what a kernel takes for pages may be parts of them."""
+    plain = _plain(pool)
+    return {row for page in pages for row in gpu.rows_of(plain[page])}
 
 
 def _attended(indptr: list[int], indices: list[int], last: list[int]) -> set[int]:
