@@ -88,7 +88,7 @@ class Bench:
     def sequence(self, slot: int, options: DecodeOptions, kv: Tensor) -> DecodeSequence:
         """kv [n_frames, layer, 2, head, head_dim]."""
         write_window(self._cross.tensor, (slot,), kv)
-        handle = CrossKVHandle("r", slot, 0, "agent", b"", "", (), 0, 0, 0, 0, "lease", 1.0)
+        handle = CrossKVHandle("r", slot, 0, "agent", b"", "", (), 0, 1500, 0, 0, "lease", 1.0)
         sequence = DecodeSequence(
             DecodeRequest("r", slot, 0, handle, options, 1.0),
             Future(),
