@@ -209,7 +209,8 @@ def test_the_language_is_the_one_that_the_reference_detects(shape: str) -> None:
     sequences = [
         bench.sequence(slot, options, cross_kv(model, own)) for slot, own in enumerate(states)
     ]
-    found = [output.token for output in bench.runner.detect_language(sequences)]
+    launched = bench.runner.detect_language(sequences)
+    found = [output.token for (output,) in bench.runner.collect(launched)]
     expected = [
         model.detect_language(encoder_outputs=BaseModelOutput(own)).item() for own in states
     ]
