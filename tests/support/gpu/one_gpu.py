@@ -127,11 +127,12 @@ def engines(
     handoff: Handoff = "cross_kv",
     placement: Placement = "colocated",
     gpu: SimulatedGpu | None = None,
+    page_frames: int = PAGE_FRAMES,
 ) -> Iterator[OneGpu]:
     checkpoint = open_checkpoint(str(checkpoint_folder()))
     with ExitStack() as stack:
         remote = OtherProcess(gpu) if gpu is not None and placement == "split" else None
-        kv = kv_layout(checkpoint, PAGE_FRAMES, dtype, device)
+        kv = kv_layout(checkpoint, page_frames, dtype, device)
         states = states_layout(checkpoint, dtype)
 
         def config(name: str) -> TransferConfig:
@@ -170,12 +171,14 @@ def run_one_gpu(
     placement: Placement = "colocated",
     without: Fence | None = None,
     windows: Sequence[dict[str, Any]] = WINDOWS,
+    page_frames: int = PAGE_FRAMES,
 ) -> Outcome:
     """Transcribe some windows; `without` a fence of the product."""
     checkpoint_folder()
     with simulated_one_gpu(without) as (gpu, runtime):
         detector = RaceDetector(gpu, runtime)
-        with engines("cuda", handoff=handoff, placement=placement, gpu=gpu) as both:
+        where = {"handoff": handoff, "placement": placement}
+        with engines("cuda", gpu=gpu, page_frames=page_frames, **where) as both:
             tokens = both.transcribe(windows)
         return Outcome(detector.races, runtime.passed, tokens)
 

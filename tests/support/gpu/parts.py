@@ -149,6 +149,11 @@ def colocated_states() -> Outcome:
     return run_one_gpu("encoder_states", "colocated")
 
 
+def colocated_whole_pages() -> Outcome:
+    """The encoder's products write to pages that hold a window each."""
+    return run_one_gpu(page_frames=1500)
+
+
 def split() -> Outcome:
     return run_one_gpu("cross_kv", "split")
 

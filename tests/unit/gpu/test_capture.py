@@ -67,12 +67,14 @@ def test_a_small_model_is_captured_and_replayed() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("family", PUBLISHED)
 def test_every_published_size_is_captured_at_every_batch_and_replayed(family: str) -> None:
     check_roles(family, 32, 16)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize(("kv_dtype", "float8"), [("float8_e4m3fn", False), (DTYPE, True)])
 def test_eight_bits_are_captured_and_replayed(kv_dtype: str, float8: bool) -> None:
     check_roles("large-v3-turbo", 4, 4, kv_dtype, float8=float8)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from unittest.mock import patch
 
 import pytest
@@ -20,7 +21,7 @@ from decoder_worker.gpu.fixed_sizes import FixedSizes
 from tests.support.gpu import parts
 from tests.support.gpu.device import CUDA, ROOT
 from tests.support.gpu.fences import PACKAGES, SEAM, Fence, fences
-from tests.support.gpu.one_gpu import WINDOWS, run_one_gpu
+from tests.support.gpu.one_gpu import WINDOWS, Outcome, run_one_gpu
 from tests.support.gpu.parts import Scenario
 from tests.support.gpu.races import RaceDetector
 from tests.support.gpu.runtime import simulated_gpu
@@ -51,7 +52,13 @@ MISSED_BY: dict[str, Scenario] = {
     f"{PROJECTION} Projected.wait: synchronize": parts.states_projected,
     f"{PROJECTION} Projected.is_done: has_come": parts.states_found_projected,
 }
-WHOLE = (parts.colocated, parts.colocated_states, parts.split, parts.split_states)
+WHOLE = (
+    parts.colocated,
+    parts.colocated_states,
+    parts.colocated_whole_pages,
+    parts.split,
+    parts.split_states,
+)
 
 
 def test_every_fence_of_the_product_is_taken_out_by_a_test() -> None:
@@ -74,6 +81,7 @@ def test_streams_and_waits_are_asked_for_in_one_place() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", MISSED_BY)
 def test_without_a_fence_there_is_a_race(name: str) -> None:
     (fence,) = (fence for fence in fences() if str(fence) == name)
@@ -104,12 +112,20 @@ def test_both_roles_on_one_gpu_have_no_races() -> None:
     assert all(outcome.tokens)
 
 
+@cache
+def outcome_of(scenario: Scenario) -> Outcome:
+    return scenario()
+
+
 @pytest.mark.slow
-def test_no_placement_and_no_hand_off_has_races_and_all_give_the_same_texts() -> None:
-    outcomes = [scenario() for scenario in WHOLE]
-    for outcome in outcomes:
-        assert not outcome.races, str(outcome)
-        assert outcome.tokens == outcomes[0].tokens
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("scenario", WHOLE, ids=lambda scenario: scenario.__name__)
+def test_no_placement_and_no_hand_off_has_races_and_all_give_the_same_texts(
+    scenario: Scenario,
+) -> None:
+    outcome = outcome_of(scenario)
+    assert not outcome.races, str(outcome)
+    assert outcome.tokens == outcome_of(parts.colocated).tokens
 
 
 @pytest.mark.slow
