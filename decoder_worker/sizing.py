@@ -21,7 +21,7 @@ from decoder_worker.engine import MOST_GPU_ROWS, auto_batch
 GPU_ROWS = (MOST_GPU_ROWS, 48, 32, 24, 16, 12, 8, 4, 2, 1)  # as many as fit
 POOL_BATCHES = 2  # one runs while the KV of the next is read
 _LOGIT_COPIES = 6  # float32 logits, their masks and sorted copies
-_WORKSPACE_BYTES = 512 << 20  # attention kernels' plans and split results
+_WORKSPACE_BYTES = 1 << 30  # attention kernels' plans, 16 MB of each bucket, and split results
 
 
 def sized(

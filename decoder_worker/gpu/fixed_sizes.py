@@ -15,7 +15,16 @@ import torch
 from cluster.kv.layout import PageLayout
 from cluster.kv.pool import PagePool
 from cluster.model.tokenizer import WhisperTokenizer
-from decoder_worker.gpu.graphs import BatchRow, Buckets, Common, Form, Outcome, capture_on
+from decoder_worker.gpu.graphs import (
+    BatchRow,
+    Buckets,
+    Common,
+    Form,
+    Outcome,
+    bucket_sizes,
+    capture_on,
+    few_sizes,
+)
 from decoder_worker.launched import Launched, launched
 from decoder_worker.model import TextDecoder
 from decoder_worker.readback import Readback
@@ -71,25 +80,26 @@ class FixedSizes:
             capture=capture_on(slots.device),
         )
 
-        def make(form: Form, max_windows: int) -> Buckets:
+        def make(form: Form, sizes: list[int]) -> Buckets:
             n_tokens, sharing = max(1, form.n_tokens), form.n_sharing
             return Buckets(
-                common, form, lambda n_rows: decoder_for(n_rows, n_tokens, sharing), max_windows
+                common, form, lambda n_rows: decoder_for(n_rows, n_tokens, sharing), sizes
             )
 
         everything = (*SAMPLED, Outcome.LOGITS)
-        self._steps = {1: make(Form(0, everything), n_slots)}
+        self._steps = {1: make(Form(0, everything), bucket_sizes(n_slots))}
         for n in SHARING:
             if n <= n_slots:
-                self._steps[n] = make(Form(0, (Outcome.LOGITS,), n), n_slots // n)
+                self._steps[n] = make(Form(0, (Outcome.LOGITS,), n), few_sizes(n_slots // n, 4))
+        most = min(n_slots, MAX_PROMPTS)
         self._prompts: dict[int, Buckets] = {}  # by their tokens, the shortest first
         for n in _start_lengths(tokenizer):
-            self._prompts[n] = make(Form(n, everything), min(n_slots, MAX_PROMPTS))
+            self._prompts[n] = make(Form(n, everything), few_sizes(most, 2))
         longest = layout.n_frames // 2 + SOT_TOKENS + 1
         for n in (*(n for n in CONTEXT_LENGTHS if n < longest), longest):
-            most = min(n_slots, MAX_PROMPTS, max(1, MAX_PROMPT_TOKENS // n))
-            self._prompts[n] = make(Form(n, (Outcome.LOGITS,)), most)
-        self._languages = make(Form(1, (Outcome.LANGUAGE,)), min(n_slots, MAX_PROMPTS))
+            fit = max(1, MAX_PROMPT_TOKENS // n)
+            self._prompts[n] = make(Form(n, (Outcome.LOGITS,)), few_sizes(min(most, fit), 4))
+        self._languages = make(Form(1, (Outcome.LANGUAGE,)), few_sizes(most, 4))
 
     def capture(self) -> None:
         """Capture every bucket; before the first launch."""

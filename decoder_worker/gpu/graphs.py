@@ -120,17 +120,19 @@ class Buckets:
         common: Common,
         form: Form,
         decoder_for: Callable[[int], TextDecoder],
-        max_windows: int,
+        sizes: Sequence[int],
     ) -> None:
-        """decoder_for: makes the decoder of a bucket of so many rows."""
+        """
+        Args:
+            decoder_for: makes the decoder of a bucket of so many rows.
+            sizes: of the buckets, in windows.
+        """
         self.form = form
-        self.max_windows = max_windows
+        self.max_windows = max(sizes)
         self._common = common
-        self._buckets = {
+        self._buckets = {  # the largest first: what others need fits its memory
             size: _make_bucket(decoder_for(size * form.n_sharing), common, form, size)
-            for size in reversed(
-                bucket_sizes(max_windows)
-            )  # the largest first: others fit its pool
+            for size in sorted(sizes, reverse=True)
         }
 
     def capture_all(self, cross_pages: int, n_frames: int) -> None:
@@ -274,6 +276,17 @@ def bucket_sizes(max_batch: int) -> list[int]:
     while sizes[-1] < max_batch:
         sizes.append(min(sizes[-1] + step, max_batch))
         step = max(1, 2 ** (sizes[-1].bit_length() - 1) // (2 if sizes[-1] >= 8 else 1))
+    return sizes
+
+
+def few_sizes(max_batch: int, step: int) -> list[int]:
+    """1, `step`, its square, ... and `max_batch`: where filling up costs little.
+
+    Each bucket's attention holds 16 MB of plans on the device, and as much pinned on the host.
+    """
+    sizes = [1]
+    while sizes[-1] < max_batch:
+        sizes.append(min(sizes[-1] * step, max_batch))
     return sizes
 
 

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from cluster.messages import DecodeResult, QualityGates
+from decoder_worker.gpu.graphs import bucket_sizes, few_sizes
 from decoder_worker.launched import Launched
 from decoder_worker.sequence import DecodeSequence
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
+from tests.support.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
 
 NEVER_GOOD = QualityGates(avg_logprob=0.0)
 REQUESTS: dict[str, dict[str, Any]] = {
@@ -104,8 +105,7 @@ def test_the_language_of_one_makes_no_other_wait(monkeypatch: pytest.MonkeyPatch
             monkeypatch.setattr(runner, name, noting(name, getattr(runner, name)))
         monkeypatch.setattr(runner, "collect", collect)
         running = stand.engine.submit(stand.request(0, max_new_tokens=200))
-        while not any(name == "decode" for name, _ in events):
-            pass
+        wait_until(lambda: any(name == "decode" for name, _ in tuple(events)), "not decoding")
         unknown = stand.engine.submit(stand.request(1, language=None))
         assert unknown.result(ANSWER_S).language
         assert running.result(ANSWER_S).tokens
@@ -114,3 +114,11 @@ def test_the_language_of_one_makes_no_other_wait(monkeypatch: pytest.MonkeyPatch
     told = events.index(("collect", asked))
     between = [name for name, _ in events[asked + 1 : told]]
     assert "decode" in between
+
+
+def test_sizes_of_buckets() -> None:
+    assert bucket_sizes(64) == [1, 2, 4, 8, 12, 16, 24, 32, 48, 64]
+    assert bucket_sizes(7) == [1, 2, 4, 7]
+    assert few_sizes(16, 4) == [1, 4, 16]
+    assert few_sizes(12, 4) == [1, 4, 12]
+    assert few_sizes(1, 2) == [1]

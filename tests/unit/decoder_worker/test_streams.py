@@ -57,6 +57,6 @@ def test_all_buffers_exist_before_the_device_is_synchronised(
     monkeypatch.setattr(model_runner, "synchronize", streams.synchronize)
     with streams:
         RunnerBench(cached_checkpoint(), 2, "cpu", "float32", bucketed=True)
-    assert streams.synchronized == 1
+    assert streams.synchronized
     assert streams.n_inside > 0  # the buckets were captured
     assert streams.outside == []
