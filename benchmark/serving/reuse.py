@@ -2,14 +2,14 @@
 
     python -m benchmark.serving.reuse [--shape base] [--rounds 5] [--files 8]
 
-The whole way of a request in this process, from the file to the text, without HTTP and Ray; twice,
-with the same weights (random, in a published shape): with `encoder.cache` and without. In each
-round the one that keeps KV gets new 5 s clips one at a time, and then the same ones again: a miss
-and a hit of each. A hit cannot be faster than its miss less the encoder's batch, which is the
-ceiling. Then both take new clips, 8 in flight, by turns, the one without a cache twice: what
-differs between its own two turns is the noise in which the other one should lie. Their CPU time is
-told beside their speed: other work on the machine moves it less. What is added for each window, the
-digest of its samples, is timed first. Prints a table and one JSON line last.
+The whole way of a request in this process, from the file to the text, without HTTP and Ray; three
+times, with the same weights (random, in a published shape): with `encoder.cache`, and twice
+without. In each round the one that keeps KV gets new 5 s clips one at a time, and then the same
+ones again: a miss and a hit of each. A hit cannot be faster than its miss less the encoder's batch,
+which is the ceiling. Then all take new clips, 8 in flight, by turns: what differs between the two
+without a cache is the noise in which the third should lie. Their CPU time is told beside their
+speed: other work on the machine moves it less. What is added for each window, the digest of its
+samples, is timed first. Prints a table and one JSON line last.
 """
 
 from __future__ import annotations
@@ -126,20 +126,21 @@ async def take_turn(transcriber: RequestTranscriber, files: list[Path], turns: T
 async def measure(audio: UniqueFiles, checkpoint: Path, n_rounds: int, n_files: int) -> Found:
     found = Found()
     async with AsyncExitStack() as stack:
-        both = []
-        for cache in (True, False):
+        systems = []
+        for cache in (False, True, False):
             flags = {
                 "model": str(checkpoint),
                 "encoder": {"cache": cache},
                 "router": {"audio_workers": 1},
             }
             settings = load_settings(None, flags, environ={})
-            both.append(await stack.enter_async_context(local_transcriber(settings)))
-            await hear(both[-1], audio.take(IN_FLIGHT), IN_FLIGHT)  # warm-up
-        keeping, encoding = both
+            systems.append(await stack.enter_async_context(local_transcriber(settings)))
+            await hear(systems[-1], audio.take(IN_FLIGHT), IN_FLIGHT)  # warm-up
+        encoding, keeping, encoding_too = systems
         for number in range(n_rounds):
             await compare_latency(keeping, audio.take(n_files), found)
-            order = [(encoding, found.off), (keeping, found.kept), (encoding, found.off_again)]
+            order = [(encoding, found.off), (keeping, found.kept)]
+            order.append((encoding_too, found.off_again))
             for transcriber, turns in order if number % 2 else order[::-1]:
                 await take_turn(transcriber, audio.take(2 * n_files), turns)
     return found
