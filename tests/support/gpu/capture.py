@@ -15,16 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.support.gpu.device import (
-    Kind,
-    Memory,
-    Operation,
-    SimulatedGpu,
-    _all_plain,
-    _as_meta,
-    each_tensor,
-    tensors_in,
-)
+from tests.support.gpu.device import Memory, SimulatedGpu
+from tests.support.gpu.operations import Kind, Operation, each_tensor, tensors_in
+from tests.support.gpu.tensor import all_plain, as_meta
 
 _FORBIDDEN = {
     Kind.TO_HOST: "copies from the device to the host",
@@ -177,7 +170,7 @@ def _kind_of(operation: Operation) -> Any:
 
 
 def _all_shapes(values: Any) -> Any:
-    return each_tensor(_all_plain(values), lambda x: _as_meta(x) if x.dim() else x)
+    return each_tensor(all_plain(values), lambda x: as_meta(x) if x.dim() else x)
 
 
 def _is_composite(func: Any) -> bool:

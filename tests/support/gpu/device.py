@@ -13,55 +13,58 @@ no values for the host to read. What a compiled library does inside of one opera
 from __future__ import annotations
 
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from enum import Enum
-from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-CUDA = torch.device("cuda:0")
-ROOT = Path(__file__).parents[3]
-_OURS = str(Path(__file__).parent)
-_PASSED_THROUGH = ("cluster/model/streams.py", "cluster/model/operators.py")
+from tests.support.gpu.operations import (
+    Kind,
+    Operation,
+    Watcher,
+    accesses,
+    each_tensor,
+    named_arguments,
+    tensors_in,
+    where_now,
+)
+from tests.support.gpu.tensor import (
+    DeviceTensor,
+    Mode,
+    all_meta,
+    all_plain,
+    as_meta,
+    device_of,
+    plain_of,
+    replaced,
+)
+
 aten = torch.ops.aten
 
-
-class Kind(Enum):
-    KERNEL = "computes on the device"
-    HOST = "computes on the host, in pinned memory"
-    TO_DEVICE = "copies from the host to the device"
-    TO_HOST = "copies from the device to the host"
-    PIN = "allocates pinned memory of the host"
-
-
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """What one call did; tensors of the device, and pinned ones of the host.
-
-    made: tensors in memory that it allocated. blocking: the host waits for the device in it.
-    """
-
-    name: str
-    kind: Kind
-    where: str
-    reads: tuple[Tensor, ...] = ()
-    writes: tuple[Tensor, ...] = ()
-    made: tuple[Tensor, ...] = ()
-    blocking: bool = False
-    func: Any = None
-    args: tuple[Any, ...] = ()
-    kwargs: dict[str, Any] = field(default_factory=dict)
+_PINS = {aten.pin_memory.default, aten._pin_memory.default}
+_CONVERSIONS = {
+    *(getattr(aten.to, name) for name in ("dtype_layout", "device", "dtype", "other")),
+    aten._to_copy.default,
+}
+_READ_BY_HOST = {
+    aten._local_scalar_dense.default,
+    aten.item.default,
+    aten.equal.default,
+    aten.is_nonzero.default,
+    aten.allclose.default,
+}
+_BY_CPU = {  # what a CPU has no kernel for
+    aten.mm.dtype: lambda a, b, dtype: (a.float() @ b.float()).to(dtype),
+}
+_TAKES_HOST_INDICES = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
 
 
-Watcher = Callable[[Operation], None]
+class MixedDevicesError(AssertionError):
+    """What CUDA refuses as well."""
 
 
 @dataclass(eq=False)
@@ -96,17 +99,17 @@ class SimulatedGpu:
 
     def memory_of(self, tensor: Tensor) -> Memory:
         """Of a tensor of the device or of pinned memory; made up where it was not seen before."""
-        storage = _plain(tensor).untyped_storage()
+        storage = plain_of(tensor).untyped_storage()
         found = self._memory.get(id(storage))
         return self._add(tensor, "memory that was there before") if found is None else found
 
     def is_pinned(self, tensor: Tensor) -> bool:
-        found = self._memory.get(id(_plain(tensor).untyped_storage()))
+        found = self._memory.get(id(plain_of(tensor).untyped_storage()))
         return found is not None and found.pinned
 
     def rows_of(self, tensor: Tensor) -> range:
         """Which of its memory's rows a tensor lies in."""
-        memory, plain = self.memory_of(tensor), _plain(tensor)
+        memory, plain = self.memory_of(tensor), plain_of(tensor)
         if memory.n_rows == 1 or not plain.numel():
             return range(memory.n_rows if plain.numel() else 0)
         spans = zip(plain.shape, plain.stride(), strict=True)
@@ -115,7 +118,7 @@ class SimulatedGpu:
         return range(first // memory.row_bytes, last // memory.row_bytes + 1)
 
     def _add(self, tensor: Tensor, where: str, pinned: bool = False) -> Memory:
-        plain = _plain(tensor)
+        plain = plain_of(tensor)
         storage = plain.untyped_storage()
         n_rows = plain.shape[0] if plain.dim() > 1 and 1 < plain.shape[0] <= 256 else 1
         self._n_made += 1
@@ -142,8 +145,6 @@ class SimulatedGpu:
     @contextmanager
     def opened(self) -> Iterator[SimulatedGpu]:
         """While open, "cuda" is this device, in every thread that begins meanwhile and in this."""
-        global _gpu
-        assert _gpu is None, "one at a time"
         run = threading.Thread.run
         gpu = self
 
@@ -151,23 +152,12 @@ class SimulatedGpu:
             with gpu.in_thread():
                 run(thread)
 
-        with ExitStack() as stack:
-            enter = stack.enter_context
-            enter(patch.object(threading.Thread, "run", run_on_it))
-            enter(patch.object(torch.cuda, "_lazy_init", lambda: None))
-            enter(patch.object(torch.cuda, "is_available", lambda: True))
-            enter(patch.object(torch, "tensor", _tensor))
-            enter(patch.object(Tensor, "to", _to))
-            for name in ("numpy", "tolist"):
-                enter(patch.object(Tensor, name, _host_access(getattr(Tensor, name))))
-            _gpu = self
-            self._is_open = True
-            try:
-                with self.in_thread():
-                    yield self
-            finally:
-                self._is_open = False
-                _gpu = None
+        self._is_open = True
+        try:
+            with replaced(self, run_on_it), self.in_thread():
+                yield self
+        finally:
+            self._is_open = False
 
     @contextmanager
     def in_thread(self) -> Iterator[None]:
@@ -175,7 +165,7 @@ class SimulatedGpu:
         try:
             # Without gradients composite operations come as they are called: taken apart by torch,
             # some would ask for CUDA's device.
-            with torch.inference_mode(), _Mode():
+            with torch.inference_mode(), Mode():
                 yield
         finally:
             torch._C._set_only_lift_cpu_tensors(False)
@@ -183,7 +173,7 @@ class SimulatedGpu:
     @contextmanager
     def in_kernel(self) -> Iterator[None]:
         """What this thread does meanwhile belongs to one operation and is told to nobody."""
-        before = self._in_kernel
+        before = self.is_in_kernel
         self._local.in_kernel = True
         try:
             yield
@@ -191,7 +181,7 @@ class SimulatedGpu:
             self._local.in_kernel = before
 
     @property
-    def _in_kernel(self) -> bool:
+    def is_in_kernel(self) -> bool:
         return getattr(self._local, "in_kernel", False)
 
     def tell(self, operation: Operation) -> None:
@@ -203,8 +193,8 @@ class SimulatedGpu:
         """One call of torch's."""
         tensors = list(tensors_in((args, kwargs)))
         on_device = any(isinstance(x, DeviceTensor) for x in tensors)
-        if self._in_kernel:
-            return func(*_all_plain(args), **_all_plain(kwargs))
+        if self.is_in_kernel:
+            return func(*all_plain(args), **all_plain(kwargs))
         if func in _PINS:
             return self._pin(args[0])
         if func is aten.is_pinned.default:
@@ -229,12 +219,12 @@ class SimulatedGpu:
             raise MixedDevicesError(
                 f"{func} at {where_now()} takes tensors of device and host at once"
             )
-        options = _all_plain(kwargs)
+        options = all_plain(kwargs)
         if options.get("device") is not None:
             options["device"] = self.values
-        plain_args = _all_plain(args)
+        plain_args = all_plain(args)
         if self.values == "meta":
-            plain_args, options = _all_meta(plain_args), _all_meta(options)
+            plain_args, options = all_meta(plain_args), all_meta(options)
         reads, writes = accesses(func, args, kwargs)
         for watcher in tuple(self.before):
             watcher(
@@ -246,7 +236,7 @@ class SimulatedGpu:
             run = func if self.values == "meta" else _BY_CPU.get(func, func)
             with self.in_kernel():
                 found = run(*plain_args, **options)
-        same = {id(_plain(x)): x for x in writes}
+        same = {id(plain_of(x)): x for x in writes}
         made: list[Tensor] = []
         outputs = list(tensors_in(found))
         aliased = [x for x in outputs if id(x.untyped_storage()) in self._memory]
@@ -294,6 +284,11 @@ class SimulatedGpu:
         kept = [tuple(x for x in some or () if self.is_pinned(x)) for some in (reads, writes)]
         self.tell(Operation(name, Kind.HOST, where_now(), *kept))
 
+    def host_touches(self, name: str, tensor: Tensor, *, writes: bool) -> None:
+        """The host gets at a tensor's values past torch's dispatcher."""
+        if self.is_pinned(tensor):
+            self._touch_host(name, [tensor], [tensor] if writes else [])
+
     def touch(self, name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...] = ()) -> None:
         """Tell of a kernel's accesses that no argument of its operator shows."""
         self.tell(Operation(name, Kind.KERNEL, where_now(), reads, writes))
@@ -310,11 +305,11 @@ class SimulatedGpu:
 
     def _convert(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
         """`to` and its kin, between dtypes or between device and host."""
-        given = _named(func, args, kwargs)
+        given = named_arguments(func, args, kwargs)
         tensor, other = given["self"], given.get("other")
-        device = _device_of(tensor)
+        device = device_of(tensor)
         if other is not None:
-            target, dtype = _device_of(other), other.dtype
+            target, dtype = device_of(other), other.dtype
         else:
             asked = given.get("device")
             target = device if asked is None else torch.device(asked)
@@ -340,7 +335,7 @@ class SimulatedGpu:
 
     def _move(self, tensor: Tensor, target: torch.device, non_blocking: bool) -> Tensor:
         if target.type == "cuda":
-            plain = tensor.clone() if self.values == "cpu" else _as_meta(tensor)
+            plain = tensor.clone() if self.values == "cpu" else as_meta(tensor)
             with self.lock:
                 self._add(plain, where_now())
             moved: Tensor = DeviceTensor.of(plain)
@@ -351,14 +346,14 @@ class SimulatedGpu:
         return moved
 
     def _read_values(self, tensor: Tensor) -> Tensor:
-        plain = _plain(tensor)
+        plain = plain_of(tensor)
         return (
             plain.clone() if self.values == "cpu" else torch.zeros(plain.shape, dtype=plain.dtype)
         )
 
     def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         if self.values == "cpu":
-            _plain(target).copy_(_plain(source))
+            plain_of(target).copy_(plain_of(source))
         self._tell_copy(target, source, non_blocking)
         return target
 
@@ -385,212 +380,3 @@ class SimulatedGpu:
                 blocking,
             )
         )
-
-
-class MixedDevicesError(AssertionError):
-    """What CUDA refuses as well."""
-
-
-class DeviceTensor(Tensor):
-    """Looks like a tensor on `cuda:0`; its values are a plain tensor, on the same storage."""
-
-    __torch_function__ = torch._C._disabled_torch_function_impl
-    plain: Tensor
-
-    @staticmethod
-    def of(plain: Tensor) -> DeviceTensor:
-        made: DeviceTensor = Tensor._make_subclass(DeviceTensor, plain)
-        made.plain = plain
-        return made
-
-    @classmethod
-    def __torch_dispatch__(
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return _open_gpu().dispatch(func, args, kwargs or {})
-
-    @property
-    def device(self) -> torch.device:  # type: ignore[override]
-        return CUDA
-
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
-
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        return False
-
-    def data_ptr(self) -> int:
-        return self.plain.data_ptr() or id(self.plain.untyped_storage())
-
-    def to(self, *args: Any, **kwargs: Any) -> Tensor:
-        if args and isinstance(args[0], Tensor):
-            device, dtype = args[0].device, args[0].dtype
-        else:
-            named = [x for x in args if isinstance(x, str | torch.device | int)]
-            device = kwargs.get("device") or (torch.device(named[0]) if named else CUDA)
-            kinds = [x for x in args if isinstance(x, torch.dtype)]
-            dtype = kwargs.get("dtype") or (kinds[0] if kinds else self.dtype)
-        options = {
-            name: kwargs.get(name, False) for name in ("non_blocking", "copy") if name in kwargs
-        }
-        return _open_gpu().dispatch(aten.to.device, (self, torch.device(device), dtype), options)
-
-    def cpu(self, *args: Any) -> Tensor:
-        return self.to("cpu")
-
-    def tolist(self) -> Any:
-        gpu = _open_gpu()
-        return self.plain.tolist() if gpu._in_kernel else self.cpu().tolist()
-
-    def numpy(self, *, force: bool = False) -> Any:
-        raise TypeError("can't convert cuda:0 device type tensor to numpy")
-
-    def __repr__(self, **_: Any) -> str:
-        return f"DeviceTensor({tuple(self.shape)}, {self.dtype})"
-
-
-class _Mode(TorchDispatchMode):
-    """Brings calls without any tensor of the device, such as those that make one, to the GPU."""
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # nothing compiles here, and asking loads the compiler
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        return _open_gpu().dispatch(func, args, kwargs or {})
-
-
-_gpu: SimulatedGpu | None = None
-
-_PINS = {aten.pin_memory.default, aten._pin_memory.default}
-_CONVERSIONS = {
-    *(getattr(aten.to, name) for name in ("dtype_layout", "device", "dtype", "other")),
-    aten._to_copy.default,
-}
-_READ_BY_HOST = {
-    aten._local_scalar_dense.default,
-    aten.item.default,
-    aten.equal.default,
-    aten.is_nonzero.default,
-    aten.allclose.default,
-}
-_BY_CPU = {  # what a CPU has no kernel for
-    aten.mm.dtype: lambda a, b, dtype: (a.float() @ b.float()).to(dtype),
-}
-_TAKES_HOST_INDICES = {aten.index.Tensor, aten.index_put_.default, aten.index_put.default}
-
-
-def _open_gpu() -> SimulatedGpu:
-    assert _gpu is not None, "a tensor of a simulated GPU that was closed"
-    return _gpu
-
-
-_make_tensor = torch.tensor
-
-
-def _tensor(data: Any, *, device: Any = None, **options: Any) -> Tensor:
-    """torch's own, for a tensor of the device, asks for CUDA before it comes by us."""
-    on_host = _make_tensor(data, **options)
-    return on_host if device is None else on_host.to(device)
-
-
-_to_of_torch = Tensor.to
-
-
-def _to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """torch's own asks another tensor for its device past us."""
-    if args and isinstance(args[0], DeviceTensor):
-        return _to_of_torch(tensor, CUDA, args[0].dtype, *args[1:], **kwargs)
-    return _to_of_torch(tensor, *args, **kwargs)
-
-
-def _host_access(method: Callable[..., Any]) -> Callable[..., Any]:
-    """The host reads values past torch's dispatcher, or gets memory to write to."""
-
-    def told(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
-        gpu = _gpu
-        if gpu is not None and not gpu._in_kernel and gpu.is_pinned(tensor):
-            writes = [tensor] if method.__name__ == "numpy" else []
-            gpu._touch_host(method.__name__, [tensor], writes)
-        return method(tensor, *args, **kwargs)
-
-    return told
-
-
-def where_now() -> str:
-    """The line of the product, or of a test, that the calling thread is at."""
-    root = str(ROOT)
-    for frame, line in traceback.walk_stack(None):
-        file = frame.f_code.co_filename
-        if file.startswith(root) and not file.startswith(_OURS) and ".venv" not in file:
-            short = file[len(root) + 1 :]
-            if short not in _PASSED_THROUGH:
-                return f"{short}:{line} in {frame.f_code.co_name}"
-    return "outside of the project"
-
-
-def accesses(
-    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[list[Tensor], list[Tensor]]:
-    """The tensors that an operator's schema says it reads, and those that it writes."""
-    reads: list[Tensor] = []
-    writes: list[Tensor] = []
-    given = _named(func, args, kwargs)
-    for argument in func._schema.arguments:
-        info = argument.alias_info
-        into = writes if info is not None and info.is_write else reads
-        into += tensors_in(given.get(argument.name))
-    return reads, writes
-
-
-def _named(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = [argument.name for argument in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def tensors_in(values: Any) -> Iterator[Tensor]:
-    """torch has its own way through nested arguments, which takes longer than a small operation."""
-    if isinstance(values, Tensor):
-        yield values
-    elif isinstance(values, tuple | list):
-        for value in values:
-            yield from tensors_in(value)
-    elif isinstance(values, dict):
-        yield from tensors_in(tuple(values.values()))
-
-
-def each_tensor(values: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(values, Tensor):
-        return change(values)
-    if isinstance(values, tuple | list):
-        return type(values)([each_tensor(value, change) for value in values])
-    if isinstance(values, dict):
-        return {name: each_tensor(value, change) for name, value in values.items()}
-    return values
-
-
-def _device_of(tensor: Tensor) -> torch.device:
-    return CUDA if isinstance(tensor, DeviceTensor) else torch.device("cpu")
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.plain if isinstance(tensor, DeviceTensor) else tensor
-
-
-def _all_plain(values: Any) -> Any:
-    return each_tensor(values, _plain)
-
-
-def _as_meta(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="meta")
-
-
-def _all_meta(values: Any) -> Any:
-    """Tensors of the host go along as shapes; numbers in tensors stay."""
-    return each_tensor(
-        values, lambda x: x if x.device.type == "meta" or not x.dim() else _as_meta(x)
-    )

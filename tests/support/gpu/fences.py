@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from types import FrameType
 
-from tests.support.gpu.device import ROOT
+from tests.support.gpu.operations import ROOT
 
 PACKAGES = ("cluster", "encoder_worker", "decoder_worker")
 WAITS = ("synchronize", "wait_event", "wait_stream", "has_come")

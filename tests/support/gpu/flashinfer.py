@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from tests.support import fake_flashinfer as fake
-from tests.support.gpu.device import CUDA, SimulatedGpu
+from tests.support.gpu.device import SimulatedGpu
+from tests.support.gpu.tensor import CUDA
 
 PLAN_BYTES = 64
 

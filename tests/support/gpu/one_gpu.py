@@ -27,9 +27,10 @@ from cluster.settings import DecoderSettings, EncoderSettings
 from decoder_worker.engine import DecoderEngine
 from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import SHAPES, cached_checkpoint
-from tests.support.gpu.device import Kind, Operation, SimulatedGpu, where_now
+from tests.support.gpu.device import SimulatedGpu
 from tests.support.gpu.fences import Fence
 from tests.support.gpu.flashinfer import simulated_flashinfer
+from tests.support.gpu.operations import Kind, Operation, where_now
 from tests.support.gpu.races import RaceDetector
 from tests.support.gpu.runtime import SimulatedRuntime, simulated_gpu
 from tests.support.reference import make_pcm

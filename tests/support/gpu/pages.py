@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import Tensor
 
-from tests.support.gpu.device import Operation, SimulatedGpu, _plain
+from tests.support.gpu.device import SimulatedGpu
+from tests.support.gpu.operations import Operation
+from tests.support.gpu.tensor import plain_of
 
 aten = torch.ops.aten
 Touched = Iterator[tuple[Tensor, Iterable[int]]]
@@ -43,7 +45,7 @@ def _named_pages(gpu: SimulatedGpu, operation: Operation) -> dict[int, set[int]]
         appended = {table[first[entry] + position // k.shape[1]] for entry, position in places}
         return {id(pool): _rows_of(gpu, pool, appended) for pool in (k, v)}
     if name == "splitscribe::scatter_pages":
-        written = {page for page in _values(_plain(args[2]).flatten()) if page >= 0}
+        written = {page for page in _values(plain_of(args[2]).flatten()) if page >= 0}
         return {id(args[1]): _rows_of(gpu, args[1], written)}
     if operation.func in (aten.index.Tensor, aten.index_put_.default):
         return _indexed(gpu, args[0], args[1][0] if args[1] else None)
@@ -54,7 +56,7 @@ def _named_pages(gpu: SimulatedGpu, operation: Operation) -> dict[int, set[int]]
 
 def _rows_of(gpu: SimulatedGpu, pool: Tensor, pages: set[int]) -> set[int]:
     """By where the pages lie: what a kernel takes for pages may be parts of them."""
-    plain = _plain(pool)
+    plain = plain_of(pool)
     return {row for page in pages for row in gpu.rows_of(plain[page])}
 
 
@@ -75,9 +77,9 @@ def _indexed(gpu: SimulatedGpu, tensor: Tensor, index: Tensor | None) -> dict[in
     n_rows = gpu.memory_of(tensor).n_rows
     if n_rows != tensor.shape[0]:
         return {}
-    return {id(tensor): {row % n_rows for row in _values(_plain(index).flatten())}}
+    return {id(tensor): {row % n_rows for row in _values(plain_of(index).flatten())}}
 
 
 def _values(tensor: Tensor) -> list[int]:
-    values: list[int] = _plain(tensor).tolist()
+    values: list[int] = plain_of(tensor).tolist()
     return values

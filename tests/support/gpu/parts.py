@@ -20,7 +20,6 @@ from decoder_worker.attention.base import AttentionBackend, AttentionBatch, Page
 from decoder_worker.sequence import DecodeSequence
 from decoder_worker.states_projection import Projected, StatesProjection
 from encoder_worker.forward import WindowEncoder
-from tests.support.gpu.device import CUDA
 from tests.support.gpu.fences import Fence
 from tests.support.gpu.one_gpu import (
     PAGE_FRAMES,
@@ -31,6 +30,7 @@ from tests.support.gpu.one_gpu import (
     simulated_one_gpu,
 )
 from tests.support.gpu.races import RaceDetector
+from tests.support.gpu.tensor import CUDA
 from tests.support.reference import make_pcm
 
 

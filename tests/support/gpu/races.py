@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from tests.support.gpu.device import Kind, Memory, Operation, SimulatedGpu
+from tests.support.gpu.device import Memory, SimulatedGpu
+from tests.support.gpu.operations import Kind, Operation
 from tests.support.gpu.pages import rows_read, rows_written
 from tests.support.gpu.runtime import Clock, SimulatedRuntime, SimulatedStream
 

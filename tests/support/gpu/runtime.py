@@ -23,8 +23,10 @@ from torch import Tensor
 from cluster.model import streams
 from cluster.model.streams import Body, CudaRuntime
 from tests.support.gpu.capture import Capture, Recorded
-from tests.support.gpu.device import CUDA, DeviceTensor, Operation, SimulatedGpu, where_now
+from tests.support.gpu.device import SimulatedGpu
 from tests.support.gpu.fences import Fence, fence_at
+from tests.support.gpu.operations import Operation, where_now
+from tests.support.gpu.tensor import CUDA, DeviceTensor
 
 Clock = dict[int, int]  # by a stream's number, up to which of its operations
 

@@ -31,10 +31,11 @@ from decoder_worker.step import DecodeStep
 from encoder_worker.gpu.fixed_mel import FixedLogMel
 from tests.support.checkpoints import SHAPES
 from tests.support.gpu.capture import CaptureError
-from tests.support.gpu.device import CUDA, MixedDevicesError
+from tests.support.gpu.device import MixedDevicesError
 from tests.support.gpu.one_gpu import checkpoint_folder
 from tests.support.gpu.runtime import simulated_gpu
 from tests.support.gpu.shapes import DTYPE, make_encoder, make_runner, shapes_only
+from tests.support.gpu.tensor import CUDA
 
 PUBLISHED = [family for family in SHAPES if family != "micro"]
 Body = Callable[[], Any]

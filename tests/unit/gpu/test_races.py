@@ -19,12 +19,13 @@ from cluster.model.streams import new_event, new_stream, on_stream, pinned, sync
 from decoder_worker import model_runner
 from decoder_worker.gpu.fixed_sizes import FixedSizes
 from tests.support.gpu import parts
-from tests.support.gpu.device import CUDA, ROOT
 from tests.support.gpu.fences import PACKAGES, SEAM, Fence, fences
 from tests.support.gpu.one_gpu import WINDOWS, Outcome, run_one_gpu
+from tests.support.gpu.operations import ROOT
 from tests.support.gpu.parts import Scenario
 from tests.support.gpu.races import RaceDetector
 from tests.support.gpu.runtime import simulated_gpu
+from tests.support.gpu.tensor import CUDA
 
 STAGING = "encoder_worker/gpu/staging.py Staging"
 TABLES = "decoder_worker/attention/flashinfer_backend.py"
