@@ -48,6 +48,7 @@ CLASS = re.compile(r"`([A-Z][a-z]+[A-Z]\w+)`")
 TARGET = re.compile(r"\bmake ((?:[a-z]+-)*[a-z]+)\b")
 MODULE = re.compile(r"python -m ((?:benchmark|tests|cluster)[\w.]*\w)")
 COMMAND = re.compile(r"splitscribe ([a-z]+)(?!\w)")
+CONFLICT = re.compile(r"^(?:<{7}|={7}|>{7})(?: |$)", re.MULTILINE)
 FENCED = re.compile(r"^ *```\w*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
 
@@ -86,6 +87,11 @@ def test_the_pages_are_found() -> None:
 
 def test_the_front_page_stays_short() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= FRONT_PAGE_BYTES
+
+
+@each_page
+def test_no_conflict_of_two_versions_is_left(page: Path) -> None:
+    assert not CONFLICT.search(page.read_text())
 
 
 @each_page
