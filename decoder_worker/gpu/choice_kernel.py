@@ -31,7 +31,6 @@ before_is_column = tl.constexpr(BEFORE_IS)
 timed_column = tl.constexpr(TIMED)
 limit_column = tl.constexpr(LIMIT)
 NEVER = tl.constexpr(float("-inf"))
-NOT_A_NUMBER = tl.constexpr(float("nan"))
 NOWHERE = tl.constexpr(2**31 - 1)
 
 
@@ -91,7 +90,8 @@ def look(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows
         place = tl.min(tl.where(own == top, token, NOWHERE), 0)
         where = (row * spans + span) * n_parts + part
         if span == 0:
-            top = tl.where(broken, NOT_A_NUMBER, top)
+            # Triton compares a module's constants before each launch, and no NaN equals itself.
+            top = tl.where(broken, float("nan"), top)
         tl.store(highest + where, top)
         tl.store(sums + where, total)
         tl.store(places + where, place)
@@ -153,7 +153,7 @@ def choose(  # type: ignore[no-untyped-def]  # Triton reads annotations, and kno
     place = tl.where(word == top, word_place, place)
     token = tl.where(sound, place, 0).to(tl.int64)
     tl.store(tokens + row, token)
-    tl.store(logprobs + row, tl.where(sound, -tl.log(total), NOT_A_NUMBER))
+    tl.store(logprobs + row, tl.where(sound, -tl.log(total), float("nan")))
     # What the next step needs of it, as `SlotTable.advance` writes it.
     is_stamp = token >= timestamp_begin
     goes_on = (token != eot) & (n_sampled + 1 < tl.load(slot + limit_column))

@@ -117,4 +117,12 @@ def compiled(
     source = ASTSource(recorded.function, signature, constexprs=constants, attrs=divisible)
     target = GPUTarget("cuda", architecture, 32)
     built = triton.compile(source, target=target, options=recorded.options)
+    _assert_launchable(recorded.function)
     return {"ptx": built.asm["ptx"], "shared": built.metadata.shared}
+
+
+def _assert_launchable(function: Any) -> None:
+    """Compare the module's constants as Triton does before each launch: a NaN never passes."""
+    assert function.cache_key  # finds them
+    for (name, _), (value, names) in function.used_global_vals.items():
+        assert names[name] == value, f"no launch of a kernel with {name} = {value}"
