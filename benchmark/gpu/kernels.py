@@ -18,15 +18,18 @@ from torch import Tensor
 from benchmark.gpu import roofline
 from benchmark.gpu.rig import PATIENCE_S, Clock, Pair, Rig, clip, greedy
 from benchmark.gpu.roofline import Work
+from cluster.gpu.kernels import has_triton
 from cluster.kv.layout_for import kv_layout
 from cluster.messages import DecodeRequest, DecodeResult
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
+from cluster.model.cross_kv import CrossKVProjection, Unprojected, as_kv_pool, cross_kv_parts
 from cluster.model.streams import ENCODE_PRIORITY, new_stream
 from cluster.model.weights import TORCH_DTYPES
 from encoder_worker.forward import WindowEncoder
+from encoder_worker.gpu.encoder import Encoder, GpuEncoder
 from encoder_worker.gpu.scatter import scatter_pages
 from encoder_worker.gpu.static_encoder import StaticEncoder
+from encoder_worker.gpu.whole_window import WholeWindows
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 
@@ -79,6 +82,7 @@ def _check_encoder(rig: Rig, checkpoint: Checkpoint, record: Record) -> list[str
         pages = order[:n].tolist()
         pool.fill_(float("nan"))
         reference.fill_(float("nan"))
+        rig.synchronize()  # encoders write on streams of their own
         fast(windows, pool, pages).wait()
         plain(windows, reference, pages).wait()
         own = torch.tensor(order[:n].flatten(), device=rig.device)
@@ -173,7 +177,11 @@ class _EncoderParts:
         self._dtype = TORCH_DTYPES[rig.dtype]
         self._largest = max(rig.sizes.encode_batches)
         self.mel = LogMel(checkpoint.dims.n_mels, rig.device)
-        self.encoder = AudioEncoder(checkpoint, self._dtype, rig.device)
+        plain = AudioEncoder(checkpoint, self._dtype, rig.device)
+        # As `WindowEncoder` serves it.
+        self.encoder: Encoder = plain
+        if rig.device == "cuda" and has_triton():
+            self.encoder = GpuEncoder(plain)
         self.projection = CrossKVProjection(checkpoint, self._dtype, rig.device)
 
     def static(self, way: str) -> StaticEncoder:
@@ -187,8 +195,11 @@ class _EncoderParts:
             frames = PAGE_FRAMES if way == "pages of 125" else 1500
             layout = kv_layout(self._checkpoint, frames, self._rig.dtype)
             pool = self._empty((self._largest * layout.pages_per_window, *layout.page_shape))
+        whole = self._whole(pool, self._largest) if way == "whole-window pages" else None
         stream = new_stream(self._rig.device, ENCODE_PRIORITY)
-        return StaticEncoder(self.mel, self.encoder, output, pool, self._largest, stream)
+        return StaticEncoder(
+            self.mel, self.encoder, output, pool, self._largest, stream, whole=whole
+        )
 
     def pages(self, way: str, batch: int) -> list[list[int]]:
         n = 1500 // PAGE_FRAMES if way == "pages of 125" else 1
@@ -198,7 +209,6 @@ class _EncoderParts:
     def breakdown(self, batch: int) -> dict[str, float]:
         """Seconds per window of each part, launched eagerly at this batch."""
         dims = self._checkpoint.dims
-        d, width = dims.n_audio_state, 2 * dims.n_text_layer * dims.n_text_state
         windows = [clip(30.0, i) for i in range(batch)]
         features = self.mel(windows)
         states = self.encoder(features)
@@ -209,14 +219,9 @@ class _EncoderParts:
         pool = self._empty((len(few) * n_pages, *layout.page_shape))
         table = torch.arange(len(few) * n_pages, dtype=torch.int32, device=self._rig.device)
         table = table.view(len(few), n_pages)
-        matrices = torch.randn(width // d, d, d, device=self._rig.device).to(self._dtype)
-        page = self._empty((width // d, dims.n_audio_ctx, d))
-        bias = self._empty((width // d, 1, d)).zero_()
-
-        def in_place() -> None:
-            """A whole-window page written by the product itself, then V's bias."""
-            torch.bmm(few[0].expand(width // d, -1, -1), matrices, out=page)
-            page[1::2] += bias[1::2]
+        page = self._empty((1, *kv_layout(self._checkpoint, 1500, self._rig.dtype).page_shape))
+        whole = self._whole(page, 1)
+        whole.keep(states[:1])
 
         n, per_window = self._rig.sizes.repeats, self._rig.time_s
         times = {
@@ -224,7 +229,9 @@ class _EncoderParts:
             "encoder": per_window(lambda: self.encoder(features), n) / batch,
             "product": per_window(lambda: self.projection.project(few), n) / len(few),
             "scatter": per_window(lambda: scatter_pages(kv, pool, table), n) / len(few),
-            "product into a whole-window page": per_window(in_place, n),
+            "product into a whole-window page": per_window(
+                lambda: whole.write([0], dims.n_audio_ctx), n
+            ),
         }
         moved = 2 * layout.page_bytes * n_pages
         times["scatter at the copy's bandwidth"] = moved / self._rig.gpu.bytes_per_s
@@ -236,6 +243,10 @@ class _EncoderParts:
         pages = self.pages("pages of 125", batch)
         static(windows, pages).wait()
         return profiled(self._rig, lambda: static(windows, pages).wait())
+
+    def _whole(self, pool: Tensor, max_batch: int) -> WholeWindows:
+        parts = cross_kv_parts(self._checkpoint, self._dtype, self._rig.device)
+        return WholeWindows(parts, pool, max_batch)
 
     def _empty(self, shape: Sequence[int]) -> Tensor:
         return torch.empty(shape, dtype=self._dtype, device=self._rig.device)
