@@ -29,6 +29,7 @@ from cluster.errors import (
 from cluster.logs import log_fields
 from cluster.messages import (
     FRAMES_PER_S,
+    HOP_LENGTH,
     SAMPLE_RATE,
     DecodeOptions,
     DecodeRequest,
@@ -81,10 +82,12 @@ class WindowAudio:
     ) -> WindowAudio:
         """A window that stands for itself, with its own log-mel maximum.
 
-        context_for: from `content_frames` to the context; None: full.
+        context_for: from mel frames of audio to the context, which must hold every sample, so it
+            is given the frames that are begun; None: full.
         """
         frames = max(1, round(pcm.shape[0] * FRAMES_PER_S / SAMPLE_RATE))
-        return cls(index, pcm, frames, context=context_for(frames) if context_for else FULL)
+        begun = -(-pcm.shape[0] // HOP_LENGTH)
+        return cls(index, pcm, frames, context=context_for(begun) if context_for else FULL)
 
 
 @dataclass(slots=True)

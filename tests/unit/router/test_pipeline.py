@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cluster.errors import (
@@ -22,17 +24,17 @@ from cluster.errors import (
     SequenceFailedError,
     WorkerGoneError,
 )
-from cluster.messages import (
-    SAMPLE_RATE,
-)
+from cluster.messages import SAMPLE_RATE, EncodeRequest
 from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.encoder_context import EncoderContext
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from cluster.settings_sources import load_settings
+from encoder_worker.checks import check_request
 from router.api.params import TranscriptionParams
 from router.interface import RequestContext, TranscriptionResult, Update
+from router.pipeline import WindowAudio
 from router.request import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedAudio, PlayedPools
@@ -272,6 +274,16 @@ async def test_a_doubted_window_is_encoded_once_more_in_full(pools: PlayedPools)
     assert counted["splitscribe_windows_total"] == 3
     doubts = [event for span in traced.all() for event in span.events if event.name == "doubt"]
     assert [dict(event.attributes or {}) for event in doubts] == [{"splitscribe.context": 192}] * 2
+
+
+def test_a_context_holds_every_sample_also_without_slack() -> None:
+    """An encoder refuses a window that does not fit its context: the client would get a 400."""
+    rule = EncoderContext(slack=0, max_content_s=30.0)
+    for n_samples in range(256 * 320 - 2, 256 * 320 + 3):
+        pcm = np.zeros(n_samples, np.int16)
+        audio = WindowAudio.of_samples(0, pcm, partial(rule.positions_for, n_audio_ctx=1500))
+        assert audio.context == (256 if n_samples <= 256 * 320 else 320)
+        check_request(EncodeRequest("r", 0, 1, pcm, 1.0, context=audio.context), 1500)
 
 
 async def test_windows_whose_tokens_are_sent_at_once_get_all_positions(pools: PlayedPools) -> None:
