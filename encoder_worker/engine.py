@@ -13,10 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from cluster.errors import (
-    WorkerDrainingError,
-    WorkerError,
-)
+from cluster.errors import WorkerDrainingError
 from cluster.jit.background import wait_for_builds
 from cluster.kv.exporter import KVExporter
 from cluster.messages import (
@@ -124,14 +121,13 @@ class EncoderEngine:
 
         Raises:
             InvalidAudioError: the samples are not what `EncodeRequest` promises.
-            WorkerDrainingError: the engine takes nothing new.
-            WorkerError: the engine has failed.
+            WorkerDrainingError: the engine takes nothing new, or has failed.
         """
         check_request(request, self._n_audio_ctx)
         if self._draining or self._closing:
             raise WorkerDrainingError("this encoder worker is shutting down")
         if reason := self.healthy():
-            raise WorkerError(reason)
+            raise WorkerDrainingError(reason)  # another one can take it
         future: Future[EncodeReply] = Future()
         key = self._reuse.key_of(request)
         if (reply := self._reuse.find(request, key, 0.0)) is not None:
@@ -216,7 +212,7 @@ class EncoderEngine:
         except Exception as error:
             logger.exception("the encoder's thread died")
             self._failure = f"the encoder's thread died: {error}"
-            self._loop.fail_all(WorkerError(self._failure))
+            self._loop.fail_all(WorkerDrainingError(self._failure))
 
     def _drop_cancelled(self, window: QueuedWindow, future: Future[EncodeReply]) -> None:
         if future.cancelled():

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.errors import DeadlineExceededError, WorkerError
+from cluster.errors import DeadlineExceededError, WorkerDrainingError
 from encoder_worker.gpu.static_encoder import Ready
 from tests.support.encoder_engines import PATIENCE_S, Bench, Replaced, until
 from tests.support.reference import make_pcm
@@ -99,8 +99,8 @@ def test_a_device_error_ends_the_replica_and_every_window(bench: Callable[..., B
     b = bench()
     b.poisoned_by, b.poison = torch.AcceleratorError("an illegal memory access"), 1_600
     future = b.submit(make_pcm(0.1))
-    with pytest.raises(WorkerError, match="illegal memory access"):
+    with pytest.raises(WorkerDrainingError, match="illegal memory access"):  # so another is asked
         future.result(PATIENCE_S)
     until(lambda: b.engine.healthy() is not None)
-    with pytest.raises(WorkerError, match="thread died"):
+    with pytest.raises(WorkerDrainingError, match="thread died"):
         b.submit(make_pcm(0.2))
