@@ -106,7 +106,7 @@ class CrossKVHandle:
     generation: the value that counter must still have after the payload was read.
     lease: nonce that names the lease in notifications.
     remaining_s: lease time left when the handle was made; who holds it renews in good time.
-    payload: what the pages hold; `layout_hash` is that of its layout.
+    payload: what the pages hold; `layout_hash` is that of the exporter's pool.
     signature: HMAC-SHA256 over all other fields.
     """
 

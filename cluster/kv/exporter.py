@@ -52,7 +52,7 @@ class KVExporter:
         self.pool = PagePool(layout, n_pages, config.device)
         self.transport = wire.transport
         self.on_read: Callable[[ReadReport], None] | None = None  # called on the wire's thread
-        self._layout_hash = layout.hash
+        self._layout_hash = self.pool.layout_hash
         self._cluster_key = config.cluster_key
         self._wire = wire
         self._counters = GenerationCounters(n_pages, config.randbits)

@@ -53,7 +53,7 @@ class KVImporter:
         """
         self.layout = layout
         self.pool = PagePool(layout, n_pages, config.device)
-        self._layout_hash = layout.hash
+        self._layout_hash = self.pool.layout_hash
         self._cluster_key = config.cluster_key
         self._wire = wire
         self._held = HeldHandles(config.clock)

@@ -60,6 +60,15 @@ class PagePool:
         )
 
     @property
+    def layout_hash(self) -> str:
+        """What both ends must agree on: the layout's, and how a short window lies in its page.
+
+        Only where a page is a whole window do a CPU and a GPU of one layout differ in that.
+        """
+        is_whole = self.layout.page_frames == self.layout.n_frames
+        return f"{self.layout.hash}-unpacked" if is_whole and not self.packs else self.layout.hash
+
+    @property
     def n_free(self) -> int:
         return self._n_free
 

@@ -6,6 +6,7 @@ import mmap
 import random
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -33,6 +34,14 @@ def test_memory_is_one_contiguous_page_aligned_block() -> None:
             pool.page_at(wrong)
     with pytest.raises(ValueError, match="not in"):
         pool.address(8)
+
+
+def test_ends_that_lay_out_short_windows_differently_have_different_hashes() -> None:
+    """A CPU packs a short window in the beginning of a page that is a whole one; a GPU does not."""
+    whole = replace(LAYOUT, page_frames=10)
+    assert make_pool().layout_hash == PagePool(LAYOUT, 1, "meta").layout_hash == LAYOUT.hash
+    assert PagePool(whole, 1).layout_hash == whole.hash
+    assert PagePool(whole, 1, "meta").layout_hash != whole.hash
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn"])
