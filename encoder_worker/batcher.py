@@ -5,8 +5,9 @@ long ones count as having come some seconds later: so a two-second clip passes a
 no stream of clips, however dense, keeps a window waiting for longer than that. A batch is closed
 when it is full or its oldest window has waited long enough; after an idle time, at once. Its
 windows are all of one context (`EncodeRequest`): that of the window whose turn it is. Of windows
-with the same key one goes, and the others wait for what becomes of it: `take_twins` takes them out
-when they need no encode any more; if it failed, the next of them goes. Thread-safe; knows no torch.
+with the same key one goes, and its duplicates wait for what becomes of it: `take_duplicates` takes
+them out when they need no encode any more; if it failed, the next of them goes. Thread-safe;
+knows no torch.
 """
 
 from __future__ import annotations
@@ -183,8 +184,8 @@ class Batcher:
     def pop(self, n_windows: int) -> list[QueuedWindow]:
         """Take the next windows of one context, at most `n_windows`.
 
-        They are in flight until `finish`. Expired ones are left for `expire`, and those whose twin
-        is in flight for `take_twins`.
+        They are in flight until `finish`. Expired ones are left for `expire`, and those whose
+        duplicate is in flight for `take_duplicates`.
         """
         now = self._clock()
         with self._changed:
@@ -217,15 +218,15 @@ class Batcher:
             if not self._in_flight:
                 self._work_in_flight = 0.0  # what rounding left
 
-    def take_twins(self, key: bytes) -> list[QueuedWindow]:
+    def take_duplicates(self, key: bytes) -> list[QueuedWindow]:
         """Take out the waiting windows with this key, for which its KV will do."""
         if not key:
             return []
         with self._changed:
-            twins = [window for window in self._queue if window.key == key and window.may_share]
-            if twins:
-                self._queue = [window for window in self._queue if window not in twins]
-            return twins
+            taken = [window for window in self._queue if window.key == key and window.may_share]
+            if taken:
+                self._queue = [window for window in self._queue if window not in taken]
+            return taken
 
     def clear(self) -> list[QueuedWindow]:
         """Take everything out, in order of arrival."""

@@ -198,10 +198,6 @@ class WindowEncoder:
             seconds.append(time.perf_counter() - begun)
         return min(seconds)
 
-    def wait_until_built(self, timeout_s: float) -> bool:
-        """Whether what is built in the background is there, after at most `timeout_s`."""
-        return self._kernels is None or self._kernels.wait(timeout_s) is not None
-
     def close(self) -> None:
         """End the threads; no call may follow."""
         if self._team is not None:

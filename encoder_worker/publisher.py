@@ -53,10 +53,10 @@ class Publisher:
             return  # those that waited are encoded in their turn
         if reply is not None:
             self._answer(window, reply)
-        for twin in self._batcher.take_twins(window.key):
-            if not self.share(twin):
+        for duplicate in self._batcher.take_duplicates(window.key):
+            if not self.share(duplicate):
                 self.fail(
-                    twin, KVLostError("the KV of the same audio was gone before it was shared")
+                    duplicate, KVLostError("the KV of the same audio was gone before it was shared")
                 )
 
     def share(self, window: QueuedWindow) -> bool:
@@ -86,7 +86,7 @@ class Publisher:
     def _lease_or_keep(
         self, exporter: KVExporter, window: QueuedWindow, pages: Pages, timings: EncodeTimings
     ) -> EncodeReply | None:
-        """None where the window was cancelled: its twins wait, or its client may come again."""
+        """None if the window was cancelled: its duplicates wait, or its client may come again."""
         request, key = window.request, window.key
         # Whisper attends to the padding too, as far as it was encoded.
         frames = request.context or exporter.layout.n_frames

@@ -14,6 +14,7 @@ import pytest
 import soundfile
 
 from cluster.demo.samples import sample_path
+from cluster.jit.background import wait_for_builds
 from cluster.messages import (
     FRAMES_PER_S,
     SAMPLE_RATE,
@@ -46,7 +47,7 @@ async def engines(**settings: Any) -> AsyncIterator[LocalEngines]:
     exact = {"dtype": "float32", "device": "cpu"}
     flags = {"encoder": {**exact, "max_batch": 4}, "decoder": exact, **settings}
     async with local_engines(load_settings(None, flags, environ={})) as made:
-        await asyncio.to_thread(made.encoder._loop.forward.wait_until_built, ANSWER_S)
+        assert await asyncio.to_thread(wait_for_builds, ANSWER_S)
         yield made
 
 

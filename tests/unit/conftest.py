@@ -1,14 +1,16 @@
-"""Replicas without Serve."""
+"""Replicas without Serve, and Triton kernels without a GPU."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from cluster.messages import Location
 from cluster.metrics import MetricSpec, Recorder
+from tests.support.triton_kernels import load_kernel
 
 Counted = dict[tuple[str, ...], float]  # by name and the values of its tags
 
@@ -47,3 +49,14 @@ def as_replica(monkeypatch: pytest.MonkeyPatch) -> Counted:
     ):
         monkeypatch.setattr(f"{module}.gpu_share", lambda: 1.0)
     return counted
+
+
+@pytest.fixture
+def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[..., None]]:
+    """Gives the launcher of a kernel's module, by its name, in Triton's interpreter."""
+
+    def load(name: str) -> Callable[..., None]:
+        launch: Callable[..., None] = load_kernel(monkeypatch, name, interpreted=True).launch
+        return launch
+
+    return load

@@ -231,7 +231,7 @@ def test_of_windows_with_one_key_one_goes_and_the_others_wait(clock: Clock) -> N
     assert (len(batcher), batcher.n_distinct) == (2, 0)
     assert batcher.ready_in_s() is None
     assert batcher.pop(4) == []
-    assert names(batcher.take_twins(b"k")) == ["b0", "c0"]
+    assert names(batcher.take_duplicates(b"k")) == ["b0", "c0"]
     assert len(batcher) == 0
     batcher.finish(taken)
 
@@ -268,10 +268,10 @@ def test_a_window_that_must_be_encoded_anew_waits_for_nobody(clock: Clock) -> No
     assert batcher.n_distinct == 1
 
 
-def test_without_a_key_there_are_no_twins(clock: Clock) -> None:
+def test_without_a_key_there_are_no_duplicates(clock: Clock) -> None:
     batcher = make_batcher(clock)
     put(batcher, "a")
-    assert batcher.take_twins(b"") == []
+    assert batcher.take_duplicates(b"") == []
 
 
 def test_a_batch_holds_windows_of_one_context(clock: Clock) -> None:

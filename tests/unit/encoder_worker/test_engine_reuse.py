@@ -130,7 +130,7 @@ def test_windows_that_wait_together_are_encoded_once(bench: Callable[..., Bench]
     idle(b)
 
 
-def test_a_window_that_comes_while_its_twin_is_encoded_waits_for_it(
+def test_a_window_that_comes_while_its_duplicate_is_encoded_waits_for_it(
     bench: Callable[..., Bench],
 ) -> None:
     b = bench()

@@ -78,15 +78,6 @@ def test_a_product_in_eight_bits_scales_rows_and_outputs() -> None:
     assert (found[3] == 0).all()
 
 
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[..., None]]:
-    def load(name: str) -> Callable[..., None]:
-        launch: Callable[..., None] = load_kernel(monkeypatch, name, interpreted=True).launch
-        return launch
-
-    return load
-
-
 @pytest.mark.parametrize("width", SCALED)
 def test_the_kernels_scale_rows_as_torch_does(
     interpreted: Callable[[str], Callable[..., None]], width: int

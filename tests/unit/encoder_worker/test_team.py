@@ -196,7 +196,8 @@ def test_pages_get_the_same_before_and_after_the_kernels_are_built(
     kernels, forward._kernels = forward._kernels, None
     forward(PCM, plain, pages, None, context).wait()
     forward._kernels = kernels
-    assert forward.wait_until_built(BUILD_S)
+    assert kernels is not None
+    assert kernels.wait(BUILD_S) is not None
     forward(PCM, by_team, pages, None, context).wait()
     assert_close("pages", by_team, plain)
     if context and page_frames == 1500:  # packed in the pages' beginnings, and nothing behind

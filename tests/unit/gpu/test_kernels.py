@@ -51,17 +51,6 @@ def assert_near(ours: Tensor, expected: Tensor, share: float) -> None:
     assert largest <= share * expected.float().abs().max().item(), f"differs by {largest}"
 
 
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[..., None]]:
-    """The launcher of a kernel's module, interpreted."""
-
-    def load(name: str) -> Callable[..., None]:
-        launch: Callable[..., None] = load_kernel(monkeypatch, name, interpreted=True).launch
-        return launch
-
-    return load
-
-
 @pytest.mark.parametrize("width", IN_ORDER)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_norm_takes_sum_and_bias_along(
