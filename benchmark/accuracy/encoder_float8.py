@@ -110,7 +110,7 @@ def main() -> int:
             for begin in range(0, len(clips), AT_ONCE):
                 heard += hearing.hear([pcm for pcm, _ in clips[begin : begin + AT_ONCE]])
         texts[name] = heard
-        print(f"heard with {name}", file=sys.stderr, flush=True)
+        print(f"transcribed with {name}", file=sys.stderr, flush=True)
     made = report(texts, [said for _, said in clips])
     print_table(made)
     print_result("encoder_float8", made, args.save)

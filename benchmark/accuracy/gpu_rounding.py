@@ -271,7 +271,7 @@ def main() -> int:
                 row.gaps += hearing.logprobs(page, said)
         row.errors = count_all([said for _, said in heard], row.texts, "en")
         rows[name] = row
-        print(f"heard with {name}", file=sys.stderr, flush=True)
+        print(f"transcribed with {name}", file=sys.stderr, flush=True)
     made = report(rows)
     print_table(made)
     print_result("gpu_rounding", made, args.save)

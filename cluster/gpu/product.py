@@ -1,4 +1,4 @@
-"""A product of few rows with frozen weights that takes along what stands around it: one kernel.
+"""A product of few rows with frozen weights, fused with what comes before and after it: one kernel.
 
 In front of it a layer norm; behind it the bias, GELU or the sum with the residual stream. It reads
 its weights once, which is all that the time of a few rows depends on.

@@ -3,9 +3,9 @@
     make gpu-kernels                              # for sm_80, sm_89 and sm_90a
     python -m tests.gpu_kit.kernels --arch 9.0a   # for Hopper only, after the above has fetched all
 
-The list of kernels is nobody's: our backend runs on the CPU over pools of every kind that it
-serves (`tests.support.flashinfer_on_cpu`), and what it asks flashinfer for is compiled, for the
-installed version, by CUDA's compiler from PyPI. Each architecture has its folder in
+Nobody writes a list of the kernels: our backend runs on the CPU over pools of every kind that it
+serves (`tests.support.flashinfer_on_cpu`), and each kernel that it asks the installed flashinfer
+for is compiled, by CUDA's compiler from PyPI. Each architecture has its folder in
 `.gpu-check/kernels`; what is there already is not compiled again, so that a run that was stopped
 goes on where it was.
 """
