@@ -22,7 +22,7 @@ from cluster.messages import (
     Role,
     WorkerStatus,
 )
-from cluster.serve.routing import WorkLedger, key_of
+from cluster.serve.routing import WorkLedger, kept_key, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class ServePool:
         with self._counted(request):
             reply: EncodeReply = await call_worker(self._encode.remote(request))
             if reply.reused is not None:
-                self._ledger.keep(key_of(request), request.audio_key)
+                self._ledger.keep(key_of(request), kept_key(request))
             return reply
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:

@@ -51,7 +51,7 @@ class _Sent:
 
     worker: Hashable = None
     work: float = 0.0
-    audio_key: bytes = b""
+    kv_key: bytes = b""
 
 
 class WorkLedger:
@@ -68,29 +68,27 @@ class WorkLedger:
         self._own: dict[Hashable, float] = {}
         self._peaks: dict[Hashable, tuple[float, float]] = {}  # of the last two intervals
         self._others: dict[Hashable, float] = {}
-        self._same: dict[bytes, list[Hashable]] = {}  # requests that were sent, by their audio
-        self._kept: dict[bytes, Hashable] = {}  # workers, by audio; the newest last
+        self._same: dict[bytes, list[Hashable]] = {}  # requests that were sent, by `kept_key`
+        self._kept: dict[bytes, Hashable] = {}  # workers, by `kept_key`; the newest last
 
     def begin(self, request: Hashable) -> None:
         """A call begins: what is sent for it counts from now on, until `end`."""
         with self._lock:
             self._sent.setdefault(request, _Sent())
 
-    def send(
-        self, worker: Hashable, request: Hashable, work: float, audio_key: bytes = b""
-    ) -> None:
+    def send(self, worker: Hashable, request: Hashable, work: float, kv_key: bytes = b"") -> None:
         """Count `work` there until `end`; a request is at one worker at a time.
 
         Nothing where the call has ended: Serve may still choose for one that was just cancelled.
         """
         with self._lock:
             if request in self._sent:
-                self._send(request, _Sent(worker, work, audio_key))
+                self._send(request, _Sent(worker, work, kv_key))
 
-    def place_of(self, audio_key: bytes, request: Hashable) -> Hashable:
-        """Where the same audio is being encoded for another call of this process; None: nowhere."""
+    def place_of(self, kv_key: bytes, request: Hashable) -> Hashable:
+        """Where the same KV is being made for another call of this process; None: nowhere."""
         with self._lock:
-            same = (one for one in self._same.get(audio_key, ()) if one != request)
+            same = (one for one in self._same.get(kv_key, ()) if one != request)
             return next((self._sent[one].worker for one in same), None)
 
     def move(self, worker: Hashable, request: Hashable) -> None:
@@ -99,18 +97,18 @@ class WorkLedger:
             if (sent := self._sent.get(request)) is not None and sent.worker != worker:
                 self._send(request, replace(sent, worker=worker))
 
-    def keep(self, request: Hashable, audio_key: bytes) -> None:
-        """The worker of this call has the KV of the audio, and keeps it for some time."""
+    def keep(self, request: Hashable, kv_key: bytes) -> None:
+        """The worker of this call has this KV, and keeps it for some time."""
         with self._lock:
-            self._kept.pop(audio_key, None)
+            self._kept.pop(kv_key, None)
             if (sent := self._sent.get(request)) is not None:
-                self._kept[audio_key] = sent.worker
+                self._kept[kv_key] = sent.worker
             if len(self._kept) > N_REMEMBERED:
                 del self._kept[next(iter(self._kept))]
 
-    def kept_at(self, audio_key: bytes) -> Hashable:
-        """Where the audio was encoded last, as far as this process remembers; None: unknown."""
-        return self._kept.get(audio_key)
+    def kept_at(self, kv_key: bytes) -> Hashable:
+        """Where it was made last, as far as this process remembers; None: unknown."""
+        return self._kept.get(kv_key)
 
     def end(self, request: Hashable) -> None:
         """It has its answer, or will have none."""
@@ -137,8 +135,8 @@ class WorkLedger:
     def _send(self, request: Hashable, sent: _Sent) -> None:
         self._end(request)
         self._sent[request] = sent
-        if sent.audio_key:
-            self._same.setdefault(sent.audio_key, []).append(request)
+        if sent.kv_key:
+            self._same.setdefault(sent.kv_key, []).append(request)
         own = self._own[sent.worker] = self._own.get(sent.worker, 0.0) + sent.work
         before, now = self._peaks.get(sent.worker, (0.0, 0.0))
         self._peaks[sent.worker] = (before, max(now, own))
@@ -147,10 +145,10 @@ class WorkLedger:
         sent = self._sent.pop(request, _Sent())
         if sent.worker in self._own:
             self._own[sent.worker] -= sent.work
-        if same := self._same.get(sent.audio_key):
+        if same := self._same.get(sent.kv_key):
             same.remove(request)
             if not same:
-                del self._same[sent.audio_key]
+                del self._same[sent.kv_key]
 
 
 def key_of(request: EncodeRequest | DecodeRequest) -> Hashable:
@@ -158,10 +156,15 @@ def key_of(request: EncodeRequest | DecodeRequest) -> Hashable:
     return type(request), request.request_id, request.window, request.attempt
 
 
+def kept_key(request: EncodeRequest) -> bytes:
+    """Names the KV that is made of a window: its audio, in its context; empty: it is not kept."""
+    return request.audio_key and request.audio_key + request.context.to_bytes(2, "big")
+
+
 def shared_key(request: Any) -> bytes:
-    """Names the audio of a window that need not be encoded twice; empty for all else."""
+    """The same for a window that need not be encoded twice; empty for all else."""
     if isinstance(request, EncodeRequest) and not request.fresh:
-        return request.audio_key
+        return kept_key(request)
     return b""
 
 
@@ -199,20 +202,20 @@ def _encoders_ranked(
     usual_s = sorted(told_s)[len(told_s) // 2] if told_s else 1.0
     cost_s = {worker.key: _encoder_cost(worker, request.work, usual_s) for worker in workers}
     workers = sorted(workers, key=lambda worker: cost_s[worker.key])
-    if audio_key := shared_key(request):
+    if kv_key := shared_key(request):
         first_s = cost_s[workers[0].key]
         one_s = request.work * (workers[0].load.window_s or usual_s)
         free = [one for one in workers if cost_s[one.key] < first_s + ABOUT_AS_FREE * one_s]
-        own = max(free, key=lambda worker: _affinity(audio_key, worker.key))
+        own = max(free, key=lambda worker: _affinity(kv_key, worker.key))
         if cost_s.get(kept_at, math.inf) <= first_s + LIKELY_KEPT * one_s:
             own = next(worker for worker in workers if worker.key == kept_at)
         return [own, *(worker for worker in workers if worker is not own)]
     return workers
 
 
-def _affinity(audio_key: bytes, worker: Hashable) -> bytes:
-    """The same in every process; each audio orders workers in its own way."""
-    return hashlib.blake2b(str(worker).encode(), digest_size=8, key=audio_key).digest()
+def _affinity(kv_key: bytes, worker: Hashable) -> bytes:
+    """The same in every process; each KV orders workers in its own way."""
+    return hashlib.blake2b(str(worker).encode(), digest_size=8, key=kv_key).digest()
 
 
 def _encoder_cost(worker: Candidate, work: float, usual_s: float) -> float:

@@ -79,16 +79,16 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
     ) -> list[Any]:
         request: Any = pending_request.args[0] if pending_request.args else None
         candidates = [self._candidate(replica) for replica in replicas.values()]
-        audio_key = shared_key(request)
-        order = ranked(request, candidates, self._chance, self._ledger.kept_at(audio_key))
+        kv_key = shared_key(request)
+        order = ranked(request, candidates, self._chance, self._ledger.kept_at(kv_key))
         if work := work_of(request):
             call = key_of(request)
-            if (place := self._ledger.place_of(audio_key, call)) in replicas:
+            if (place := self._ledger.place_of(kv_key, call)) in replicas:
                 order.remove(place)  # there it is encoded already, so it is no more work
                 order.insert(0, place)
                 work = 0.0
             # Counted before it is sent: of windows that come together, the next must see it.
-            self._ledger.send(order[0], call, work, audio_key)
+            self._ledger.send(order[0], call, work, kv_key)
         return order
 
     def _candidate(self, replica: RunningReplica) -> Candidate:

@@ -142,6 +142,9 @@ def test_what_must_be_encoded_anew_goes_to_any_free_encoder() -> None:
     assert {preferred(workers, 1, fresh=True) for _ in range(50)} == {"a", "b"}
     assert shared_key(encode_request(0, b"k", fresh=True)) == b""
     assert shared_key(decode_request()) == b""
+    assert shared_key(encode_request(0)) == b""
+    trimmed = replace(encode_request(0, b"k"), context=320)
+    assert shared_key(trimmed) != shared_key(encode_request(0, b"k")), "one is not the other's KV"
 
 
 def test_a_decoder_next_to_the_kv_is_first_while_about_as_empty() -> None:
