@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from cluster.messages import QualityGates
 from cluster.model.encoder_context import positions_of
-from cluster.model.quality import needs_fallback, repeats_itself
+from cluster.model.quality import is_silence, needs_fallback, repeats_itself
 from decoder_worker.sequence import Attempt, DecodeSequence
 
 
@@ -20,13 +20,17 @@ def is_doubted(sequence: DecodeSequence, timestamp_begin: int) -> bool:
 
     Where it fails by the usual gates, or where it has a timestamp past the audio: a decoder that
     misses the rest of the padding tends to say the last sentence once more, and stamps it there.
-    The gates hardly see that, and to forbid such timestamps would only hide it.
+    The gates hardly see that, and to forbid such timestamps would only hide it. A text that would
+    be left out as silence is doubted too, so that no speech is lost to a short context alone.
     """
     attempt = sequence.attempts[-1]
     last = timestamp_begin + positions_of(sequence.request.content_frames)
     if any(token > last for token in attempt.hypothesis.tokens):
         return True
-    return _failed(attempt, sequence.options.gates, sequence.no_speech_prob)
+    gates, avg_logprob = sequence.options.gates, attempt.hypothesis.avg_logprob
+    return _failed(attempt, gates, no_speech_prob=0.0) or is_silence(
+        gates, avg_logprob, sequence.no_speech_prob
+    )
 
 
 def is_final(sequence: DecodeSequence) -> bool:
