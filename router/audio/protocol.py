@@ -30,7 +30,6 @@ MAX_MESSAGE_BYTES = 65_536
 MAX_PCM_BYTES = 2 * WINDOW_SAMPLES
 _PREFIX = struct.Struct("<II")  # bytes of JSON, bytes of PCM
 PREFIX_BYTES = _PREFIX.size
-_SLOT = struct.Struct("<Qd")  # upload, when the current step on it began (monotonic)
 _LARGEST = 2**40  # no count and no length comes near to it, and sums stay exact
 
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
@@ -240,6 +239,9 @@ class UploadSlot:
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, mmap.PAGESIZE)
+        # Two words, each written at once, so that the other process never sees half of one.
+        self._upload = memoryview(self._map)[:8].cast("Q")
+        self._since = memoryview(self._map)[8:16].cast("d")  # the step's begin, monotonic
 
     @staticmethod
     def make_file() -> int:
@@ -249,15 +251,18 @@ class UploadSlot:
             return os.dup(file.fileno())
 
     def set(self, upload_id: int) -> None:
-        _SLOT.pack_into(self._map, 0, upload_id, time.monotonic())
+        self._since[0] = time.monotonic()  # first: who reads in between must not see an older one
+        self._upload[0] = upload_id
 
     def clear(self) -> None:
-        _SLOT.pack_into(self._map, 0, 0, 0.0)
+        self._upload[0] = 0
 
     def get(self) -> tuple[int, float]:
         """Return (upload, seconds on it); upload 0 is none."""
-        upload_id, since = _SLOT.unpack_from(self._map)
-        return upload_id, time.monotonic() - since if upload_id else 0.0
+        upload_id = self._upload[0]
+        return upload_id, time.monotonic() - self._since[0] if upload_id else 0.0
 
     def close(self) -> None:
+        self._upload.release()
+        self._since.release()
         self._map.close()
