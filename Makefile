@@ -114,4 +114,4 @@ wheel: install
 	@cp constraints.txt dist/
 
 clean:
-	rm -rf $(VENV) .gpu-check build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .gpu-check .works-with build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

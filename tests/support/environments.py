@@ -1,0 +1,147 @@
+"""Python environments of their own, for programs of others that are tested against a server.
+
+    LITELLM = Program("litellm", ("litellm[proxy]==1.93.0",))
+
+    def test_it(server):
+        environment = environment_of(LITELLM)          # made once, then kept; may skip the test
+        done = environment.run("client.py", server.url, timeout_s=60)
+        assert done.returncode == 0, done.stderr
+        environment.script("litellm")                  # path of an installed command
+
+An environment holds what pip installs for a program's pins and nothing of this project, so that a
+program runs as its users have it. It stands in `.works-with/NAME-PYTHON-DIGEST` beside
+pyproject.toml (`SPLITSCRIBE_WORKS_WITH` names another folder) and is used again until the pins
+change. `environment_of` skips the running test where the package index cannot be reached and
+nothing is installed yet. Knows no program and no server.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(os.environ.get("SPLITSCRIBE_WORKS_WITH", ROOT / ".works-with"))
+COMPLETE = "complete.json"  # written last, so that a half-made environment is made again
+WAY = "1"  # counts the changes of how environments are made
+INSTALL_S = 900.0
+OFFLINE = (  # what pip says where no index answers
+    "Temporary failure in name resolution",
+    "Name or service not known",
+    "Failed to establish a new connection",
+    "Network is unreachable",
+    "Connection refused",
+    "ConnectTimeoutError",
+)
+OF_OURS = ("PYTHON", "VIRTUAL_ENV", "COVERAGE", "OPENAI_", "SPLITSCRIBE_", "RAY_")
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program to install. requirements: as pip takes them, the program's own pinned by `==`."""
+
+    name: str
+    requirements: tuple[str, ...]
+
+    @property
+    def folder(self) -> Path:
+        pins = "\n".join((WAY, *self.requirements)).encode()
+        python = f"py{sys.version_info.major}{sys.version_info.minor}"
+        return FOLDER / f"{self.name}-{python}-{hashlib.sha256(pins).hexdigest()[:10]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """An environment that is complete. versions: of every distribution in it, by its name."""
+
+    folder: Path
+    versions: Mapping[str, str]
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin/python"
+
+    def script(self, name: str) -> str:
+        """Path of a command that one of its packages brought."""
+        path = self.folder / "bin" / name
+        assert path.exists(), f"{path} is not there: {sorted(os.listdir(path.parent))}"
+        return str(path)
+
+    def variables(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """The environment variables of a process in it: this one's without Python's and ours."""
+        kept = {name: text for name, text in os.environ.items() if not name.startswith(OF_OURS)}
+        path = os.pathsep.join((str(self.folder / "bin"), kept.get("PATH", os.defpath)))
+        return {**kept, "PATH": path, "PYTHONUNBUFFERED": "1", **(more or {})}
+
+    def run(
+        self,
+        *arguments: str | Path,
+        timeout_s: float,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run `python ARGUMENTS` in it and wait. Returns its status and what it printed."""
+        return subprocess.run(
+            [str(self.python), *map(str, arguments)],
+            cwd=cwd,
+            env=self.variables(env),
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+
+
+def environment_of(program: Program) -> Environment:
+    """The program's environment, made now where it is not there yet.
+
+    Raises:
+        AssertionError: pip refuses; the message is its last lines.
+    """
+    folder = program.folder
+    if not (folder / COMPLETE).exists():
+        with _alone(folder):
+            if not (folder / COMPLETE).exists():  # nobody else has made it in the meantime
+                _make(folder, program.requirements)
+    return Environment(folder, json.loads((folder / COMPLETE).read_text()))
+
+
+def _make(folder: Path, requirements: tuple[str, ...]) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    venv.EnvBuilder(symlinks=True).create(folder)
+    python = str(folder / "bin/python")
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
+    made = _pip(*pip, "install", "--quiet", "--no-input", "--prefer-binary", *requirements)
+    if made.returncode != 0:
+        shutil.rmtree(folder, ignore_errors=True)
+        if any(reason in made.stderr for reason in OFFLINE):
+            pytest.skip(f"no package index answers, so {folder.name} cannot be installed")
+        raise AssertionError(f"pip cannot install {requirements}:\n{made.stderr[-3000:]}")
+    listed = _pip(*pip, "list", "--format", "json")
+    assert listed.returncode == 0, listed.stderr
+    versions = {found["name"].lower(): found["version"] for found in json.loads(listed.stdout)}
+    (folder / COMPLETE).write_text(json.dumps(versions, indent=1, sort_keys=True))
+
+
+def _pip(*command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, capture_output=True, text=True, timeout=INSTALL_S)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Keep other test runs from making the same environment at the same time."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
