@@ -32,6 +32,7 @@ ROLES: tuple[Role, ...] = ("encoder", "decoder")
 Task = Literal["transcribe", "translate"]
 FinishReason = Literal["stop", "length"]
 Payload = Literal["cross_kv", "encoder_states"]  # what an encoder hands to a decoder
+Priority = Literal["live", "interactive", "bulk"]  # how urgent a window is, the most urgent first
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,7 @@ class EncodeRequest:
     audio_key: names `pcm` and `file_mel` for whoever sent them: equal for the same audio of the
         same owner, and nothing that another owner could make. Empty: its KV is not kept for reuse.
     fresh: encode it even where its KV is kept, which takes the place of that: it could not be used.
+    priority: its class, by which waiting windows are ordered.
     """
 
     request_id: str
@@ -78,6 +80,7 @@ class EncodeRequest:
     context: int = 0
     audio_key: bytes = b""
     fresh: bool = False
+    priority: Priority = "interactive"
 
     @property
     def n_samples(self) -> int:
@@ -190,6 +193,10 @@ class DecodeOptions:
     max_new_tokens: None means what the text context leaves (at most half of it).
     words: align the text's tokens with the audio.
     detect_only: answer with the language, without text.
+    prefix_tokens: text and timestamp tokens that the window's text is forced to begin with. They
+        follow the start sequence and run with it in one forward. To the rules of sampling they are
+        tokens that were sampled; they are neither scored nor part of the result.
+    peaks: tell where in the audio each sampled token was looking (`DecodeResult.peak_positions`).
     """
 
     language: str | None = None
@@ -206,6 +213,8 @@ class DecodeOptions:
     gates: QualityGates = QualityGates()
     words: bool = False
     detect_only: bool = False
+    prefix_tokens: tuple[int, ...] = ()
+    peaks: bool = False
 
     @property
     def n_rows(self) -> int:
@@ -222,6 +231,7 @@ class DecodeRequest:
     content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
     traceparent: as in `EncodeRequest`.
     kv_location: where the KV is, for whoever chooses a decoder; `handle` is the right to read it.
+    priority: as in `EncodeRequest`.
     """
 
     request_id: str
@@ -233,6 +243,7 @@ class DecodeRequest:
     content_frames: int = WINDOW_FRAMES
     traceparent: str = ""
     kv_location: Location = Location()
+    priority: Priority = "interactive"
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,6 +315,9 @@ class DecodeResult:
     alignment: None unless it was asked for and there is text.
     doubted: its encoder context was trimmed, and the first attempt is not to be trusted: the window
         is to be encoded in full. Later temperatures were not tried, and words not aligned.
+    peak_positions: for each of `tokens` the encoder position of 20 ms, from the window's start, at
+        which the alignment heads looked most when it was predicted: the largest mean of their
+        cross-attention. None unless they were asked for.
     """
 
     request_id: str
@@ -320,6 +334,7 @@ class DecodeResult:
     attempt: int = 0
     alignment: TokenAlignment | None = None
     doubted: bool = False
+    peak_positions: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.messages import Role, WorkerStatus
+from cluster.messages import Priority, Role, WorkerStatus
 from cluster.tracing import NO_SPAN, Span
 from router.api.params import TranscriptionParams
 from router.transcript import Segment, TokenLogprob, Transcript
@@ -123,6 +123,7 @@ class RequestContext:
 
     owner: whose audio it is, for those who keep its KV: opaque, and never an API key; empty where
         the API needs none.
+    priority: the class of all its windows.
     """
 
     request_id: str
@@ -134,6 +135,7 @@ class RequestContext:
     finished_s: float = 0.0
     span: Span = NO_SPAN  # of the whole request
     owner: bytes = field(default=b"", repr=False)
+    priority: Priority = "interactive"
     on_progress: Callable[[float, float], None] | None = None  # gets (finished_s, audio_s)
     on_update: Callable[[Update], None] | None = None  # gets, in order, what is certain
 

@@ -282,6 +282,7 @@ class Pipeline:
                     audio_key=window.audio_key,
                     fresh=window.is_lost,
                     context=window.context,
+                    priority=request.context.priority,
                 )
             )
         spent = reply.timings
@@ -303,6 +304,7 @@ class Pipeline:
                 content_frames=window.audio.content_frames,
                 traceparent=call.traceparent,
                 kv_location=encoded.location,
+                priority=window.request.context.priority,
             )
             on_token = window.relay.begin() if window.relay is not None else None
             result = await self._decoders.decode(request, on_token)

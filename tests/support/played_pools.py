@@ -91,6 +91,7 @@ class PlayedPools:
         self.encodes: dict[int, int] = {}
         self.lengths: dict[int, list[int]] = {}
         self.encoded: list[EncodeRequest] = []
+        self.decoded: list[DecodeRequest] = []
         self.reused: bool | None = None
         self.decodes: dict[int, int] = {}
         self.languages: dict[int, str | None] = {}
@@ -120,6 +121,7 @@ class PlayedPools:
         self.traceparents.append(request.traceparent)
         self.languages[request.window] = request.options.language
         self.options[request.window] = request.options
+        self.decoded.append(request)
         self.running += 1
         self.started.set()
         self.most_running = max(self.most_running, self.running)

@@ -154,6 +154,13 @@ async def test_a_stream_goes_on_behind_what_a_dead_worker_had_told(pools: Played
     assert len(updates) > 4, "told by windows, not by tokens"
 
 
+async def test_a_request_s_class_goes_with_each_of_its_windows(pools: PlayedPools) -> None:
+    context = RequestContext.unlimited("r1", 30.0, virtual_clock())
+    context.priority = "live"
+    await make_transcriber(PlayedAudio(2), pools).transcribe(Path("none"), PARAMS, context)
+    assert [one.priority for one in (*pools.encoded, *pools.decoded)] == ["live"] * 4
+
+
 async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
     pools.decode_fault = lambda window, nth: (
         KVLostError("gone") if window == 1 and nth < 3 else None
