@@ -44,6 +44,29 @@ class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
 
 
+class LiveSettings(_Frozen):
+    """Realtime sessions: how many, how long, and how much audio may wait."""
+
+    max_sessions: int = Field(
+        256, ge=0, description="at once, per router; above it 429; 0: no realtime sessions"
+    )
+    max_sessions_per_key: int = Field(
+        0, ge=0, description="of one API key at once, per router; above it 429; 0: no limit"
+    )
+    max_session_s: float = Field(
+        3600.0, gt=0, description="longest session; a warning comes 30 s before its end"
+    )
+    idle_timeout_s: float = Field(
+        600.0, gt=0, description="time without an event of the client after which it is closed"
+    )
+    max_event_bytes: int = Field(
+        15_728_640, ge=1024, description="largest event of a client, in bytes"
+    )
+    max_unsent_s: float = Field(
+        300.0, gt=0, description="seconds of audio of a session that may wait for its transcript"
+    )
+
+
 class RouterSettings(_Frozen):
     """The HTTP front: limits, workers for audio, time budgets."""
 
@@ -85,9 +108,20 @@ class RouterSettings(_Frozen):
     deadline_factor: float = Field(1.0, gt=0, description="seconds per second of audio")
     max_deadline_s: float = Field(600.0, gt=0, description="most time a request gets")
     max_attempts: int = Field(8, ge=1, description="tries of one window on failing workers")
+    openai_aliases: bool = Field(
+        True,
+        description="the first model also answers to gpt-4o-transcribe, gpt-4o-mini-transcribe, "
+        "gpt-realtime-whisper and gpt-live-transcribe, by which clients choose what they do",
+    )
+    list_openai_aliases: bool = Field(
+        False, description="GET /v1/models lists these names, and whisper-1, too"
+    )
+    live: LiveSettings = LiveSettings()
 
     @model_validator(mode="after")
     def _limit_needs_keys(self) -> RouterSettings:
+        if self.live.max_sessions_per_key and not self.api_key and not self.api_key_file:
+            raise ValueError("live.max_sessions_per_key needs api_key or api_key_file")
         if self.max_requests_per_key and not self.api_key and not self.api_key_file:
             raise ValueError("max_requests_per_key needs api_key or api_key_file")
         return self

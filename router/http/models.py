@@ -17,6 +17,9 @@ from router.api.responses import ModelListResponse, ModelResponse
 from router.interface import HealthReport, PoolHealth, Transcriber
 
 ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
+# Its newer names. Clients choose by them what they send: whether they end turns themselves, say.
+LIVE_ALIASES = ("gpt-realtime-whisper", "gpt-live-transcribe")
+OPENAI_ALIASES = ("gpt-4o-transcribe", "gpt-4o-mini-transcribe", *LIVE_ALIASES)
 PREFIX = "openai/"  # may be left out, or put in front of a name that has none
 _SHOWN = 128  # characters of an unknown name that the message repeats
 
@@ -40,8 +43,22 @@ class ServedModel:
 class ModelRegistry:
     """All models of a router. The first is the one that `whisper-1` means, unless one claims it."""
 
-    def __init__(self, models: Sequence[ServedModel]) -> None:
-        """Raises ConfigurationError when two models share a name."""
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        *,
+        openai_aliases: bool = True,
+        list_openai_aliases: bool = False,
+    ) -> None:
+        """Take `models`, the default first.
+
+        Args:
+            openai_aliases: OPENAI_ALIASES mean the first model, too, where no model claims them.
+            list_openai_aliases: `listing` has them, and `whisper-1`.
+
+        Raises:
+            ConfigurationError: two models share a name.
+        """
         if not models:
             raise ConfigurationError("there is no model to serve")
         self.models = tuple(models)
@@ -50,7 +67,10 @@ class ModelRegistry:
             for name in (*model.names, *model.aliases):
                 if self._by_name.setdefault(name, model) is not model:
                     raise ConfigurationError(f"two models are called '{name}'")
-        self._by_name.setdefault(ALIAS, models[0])
+        hosted = (ALIAS, *OPENAI_ALIASES) if openai_aliases else (ALIAS,)
+        for name in hosted:
+            self._by_name.setdefault(name, models[0])
+        self._listed_aliases = hosted if list_openai_aliases else ()
 
     def find(self, name: str) -> ServedModel:
         """The model of a name or alias; `openai/` in front and `%2F` for the slash do not matter.
@@ -74,9 +94,9 @@ class ModelRegistry:
 
     def listing(self) -> ModelListResponse:
         """Every name; aliases are left out, since they are the same models once more."""
-        return ModelListResponse(
-            data=[self.describe(name) for model in self.models for name in model.names]
-        )
+        names = [name for model in self.models for name in model.names]
+        names += [name for name in self._listed_aliases if name not in names]
+        return ModelListResponse(data=[self.describe(name) for name in names])
 
     async def health(self) -> dict[str, HealthReport]:
         """Each model's pools, by its first name."""

@@ -69,7 +69,11 @@ class Router:
             )
             models.append(served_model(settings, name, transcriber))
             logger.info("ready: model %s as %s", checkpoint.name, name)
-        self._registry = ModelRegistry(models)
+        self._registry = ModelRegistry(
+            models,
+            openai_aliases=settings.router.openai_aliases,
+            list_openai_aliases=settings.router.list_openai_aliases,
+        )
         self._listener = await open_listener(
             self._registry, settings.router, recorder, self._tracer
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.errors import ConfigurationError, ModelNotFoundError
-from router.http.models import ModelRegistry, ServedModel
+from router.http.models import OPENAI_ALIASES, ModelRegistry, ServedModel
 from router.http.routes import create_app
 from tests.support.router_fakes import (
     TRANSLATIONS_URL,
@@ -122,3 +122,23 @@ async def test_health_tells_of_every_model_and_is_ready_when_all_are(two: TwoMod
         assert answer.status_code == 503
         states = {name: one["status"] for name, one in answer.json()["models"].items()}
         assert states == {"large": "ready", "openai/small.en": "not ready"}
+
+
+@pytest.mark.parametrize("name", OPENAI_ALIASES)
+def test_openais_newer_names_mean_the_first_model_unless_one_claims_them(name: str) -> None:
+    two = TwoModels()
+    assert two.registry.find(name).transcriber is two.large
+    claimed = ServedModel(("own",), ("en",), two.english, aliases=(name,))
+    registry = ModelRegistry([two.registry.models[0], claimed])
+    assert registry.find(name).transcriber is two.english
+    with pytest.raises(ModelNotFoundError):
+        ModelRegistry(two.registry.models, openai_aliases=False).find(name)
+
+
+def test_openais_names_are_listed_only_where_that_is_asked_for() -> None:
+    models = TwoModels().registry.models
+    listed = [one.id for one in ModelRegistry(models, list_openai_aliases=True).listing().data]
+    assert listed[3:] == ["whisper-1", *OPENAI_ALIASES]
+    few = ModelRegistry(models, openai_aliases=False, list_openai_aliases=True)
+    assert [one.id for one in few.listing().data][3:] == ["whisper-1"]
+    assert len(ModelRegistry(models).listing().data) == 3
