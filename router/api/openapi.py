@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from cluster.messages import Task
+from router.api.json_fields import AUDIO_FIELD, AUDIO_SCHEMA
 from router.api.kinds import Schema
 from router.api.request_fields import RequestField, fields_of
 from router.api.responses import ErrorResponse, TextDeltaEvent, TextDoneEvent
@@ -56,7 +57,9 @@ Speech to text with Whisper models, through OpenAI's API: point an OpenAI client
 
 Where the server has API keys, add `-H "Authorization: Bearer KEY"`. Fields that are not OpenAI's
 go into `extra_body` of its SDKs. A field or value that is not described here, or that could not
-be honoured beside the others, is refused with a 400 that names it.
+be honoured beside the others, is refused with a 400 that names it. In place of a form a body may
+be JSON with the audio in base64:
+`{{"model": "whisper-1", "input_audio": {{"data": "UklGR...", "format": "wav"}}}}`.
 """
 
 
@@ -76,7 +79,23 @@ def _body(title: str, task: Task, example: Mapping[str, str]) -> Schema:
         "properties": {field.spelling: _property(field) for field in fields_of(task).values()},
         "additionalProperties": False,
     }
-    content = {"multipart/form-data": {"schema": form, "example": dict(example)}}
+    document = {
+        **form,
+        "title": f"{title}Document",
+        "required": [AUDIO_FIELD, "model"],
+        "properties": {
+            AUDIO_FIELD: AUDIO_SCHEMA,
+            **{
+                field.name: _property(field)
+                for field in fields_of(task).values()
+                if field.kind.shape != "file"
+            },
+        },
+    }
+    content = {
+        "multipart/form-data": {"schema": form, "example": dict(example)},
+        "application/json": {"schema": document},
+    }
     return {"requestBody": {"required": True, "content": content}}
 
 

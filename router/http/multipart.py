@@ -16,6 +16,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from cluster.errors import AudioTooShortError, InvalidRequestError
 from router.audio.limits import too_large
 
+FORM_TYPE = "multipart/form-data"
 FILE_FIELD = "file"
 MAX_FIELDS = 64
 MAX_FIELD_BYTES = 64 * 1024
@@ -38,8 +39,15 @@ class FileSink(Protocol):
 class FormReader:
     """Callbacks of the push parser: collects fields, passes the file's bytes to the spool."""
 
-    def __init__(self, boundary: bytes, sink: FileSink, max_upload_bytes: int) -> None:
+    def __init__(
+        self,
+        boundary: bytes,
+        sink: FileSink,
+        max_upload_bytes: int,
+        file_field: str = FILE_FIELD,
+    ) -> None:
         self.filename = ""
+        self._file_field = file_field
         self._sink = sink
         self._max_upload_bytes = max_upload_bytes
         self._read_bytes = 0
@@ -83,9 +91,9 @@ class FormReader:
         if not self._ended:
             raise InvalidRequestError("the multipart body ends before its closing boundary")
         if not self._has_file:
-            raise _no_file()
+            raise _no_file(self._file_field)
         if self._sink.size_bytes == 0:
-            raise AudioTooShortError("the uploaded file is empty", param=FILE_FIELD)
+            raise AudioTooShortError("the uploaded file is empty", param=self._file_field)
         return tuple(self._fields)
 
     def _part_begin(self) -> None:
@@ -109,12 +117,12 @@ class FormReader:
             raise InvalidRequestError("a part of the form has no name")
         self._name = _text(options[b"name"], "a field's name")
         filename = options.get(b"filename")
-        self._in_file = self._name == FILE_FIELD
+        self._in_file = self._name == self._file_field
         if self._in_file:
             if not filename:  # text in place of an upload, or a browser's empty file input
-                raise _no_file()
+                raise _no_file(self._file_field)
             if self._has_file:
-                raise InvalidRequestError("send one file, not several", param=FILE_FIELD)
+                raise InvalidRequestError("send one file, not several", param=self._file_field)
             self._has_file = True
             self.filename = filename.decode("utf-8", "replace")
         elif filename is not None:
@@ -145,25 +153,33 @@ class FormReader:
         self._ended = True
 
 
-def form_boundary(headers: Mapping[str, str]) -> bytes:
+def media_type(headers: Mapping[str, str]) -> bytes:
+    """What the Content-Type header says that the body is, in lower case; empty without one."""
+    found: bytes = parse_options_header(headers.get("content-type", ""))[0]
+    return found
+
+
+def form_boundary(headers: Mapping[str, str], expected: str = FORM_TYPE) -> bytes:
     """The boundary that the Content-Type header names.
+
+    expected: what the error says that a body may be.
 
     Raises:
         InvalidRequestError: the body is something else than a multipart form.
     """
-    media_type, options = parse_options_header(headers.get("content-type", ""))
-    if media_type != b"multipart/form-data":
-        came = media_type.decode("latin-1")[:64] or "no Content-Type"
-        raise InvalidRequestError(f"the body must be multipart/form-data, not {came!r}")
+    sort, options = parse_options_header(headers.get("content-type", ""))
+    if sort != FORM_TYPE.encode():
+        came = sort.decode("latin-1")[:64] or "no Content-Type"
+        raise InvalidRequestError(f"the body must be {expected}, not {came!r}")
     boundary = options.get(b"boundary", b"")
     if not boundary:
         raise InvalidRequestError("the Content-Type header has no multipart boundary")
     return boundary
 
 
-def _no_file() -> InvalidRequestError:
+def _no_file(field: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"no audio came: send it as the upload named '{FILE_FIELD}', with a file name"
+        f"no audio came: send it as the upload named '{field}', with a file name"
     )
 
 

@@ -1,6 +1,7 @@
-"""A multipart body, read as it arrives: fields into memory, the file into a spool file.
+"""A request's body, read as it arrives: fields into memory, the audio into a spool file.
 
-Counts every byte while reading, so that a limit ends the upload when it is crossed and not when
+A body is a multipart form (`router.http.multipart`) or JSON with base64 (`router.http.json_body`).
+Every byte is counted while reading, so that a limit ends the upload when it is crossed and not when
 it is over. The spool file has a name, because audio workers open it from their own processes;
 it is locked (flock) until it is deleted, when the context ends. A spool file that nobody has locked
 is that of a killed router, and is swept. Starlette's own form parser has no limit on a file's size.
@@ -21,8 +22,17 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import InvalidRequestError, OverloadedError
+from router.audio.headerless import wav_head
 from router.audio.limits import too_large
-from router.http.multipart import MAX_FRAMING_BYTES, FormReader, form_boundary
+from router.http.json_body import GROWTH, JSON_TYPE, JsonReader
+from router.http.multipart import (
+    FILE_FIELD,
+    FORM_TYPE,
+    MAX_FRAMING_BYTES,
+    FormReader,
+    form_boundary,
+    media_type,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -36,13 +46,32 @@ STALL_S = 60.0  # longest silence of a client in mid-upload
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
+@dataclass(frozen=True, slots=True)
+class BodyShape:
+    """What the bodies of an endpoint look like.
+
+    file_field: name of the form's file. takes_json: base64 in JSON will do too.
+    is_headerless: the file is 16 kHz mono int16 samples, and gets the header that it lacks.
+    """
+
+    file_field: str = FILE_FIELD
+    takes_json: bool = True
+    is_headerless: bool = False
+
+
+FORM_OR_JSON = BodyShape()
+
+
 class ClientDisconnectedError(Exception):
     """The client hung up; there is nobody left to answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class UploadedForm:
-    """What a client sent. The file lives as long as the context of `receive_form`."""
+    """What a client sent. The file lives as long as the context of `receive_form`.
+
+    size_bytes: of what the client sent as the file.
+    """
 
     fields: tuple[tuple[str, str], ...]
     path: Path
@@ -57,13 +86,14 @@ def check_content_length(headers: Mapping[str, str], max_upload_bytes: int) -> i
         The announced length, None when the body is sent in chunks.
 
     Raises:
-        PayloadTooLargeError: longer than any form whose file is within the limit.
+        PayloadTooLargeError: longer than any body whose file is within the limit.
     """
     announced = headers.get("content-length", "")
     if not (announced.isascii() and announced.isdigit()):
         return None
     length = int(announced)
-    if length > max_upload_bytes + MAX_FRAMING_BYTES:
+    growth = GROWTH if media_type(headers) == JSON_TYPE else 1.0
+    if length > growth * max_upload_bytes + MAX_FRAMING_BYTES:
         raise too_large(max_upload_bytes, length)
     return length
 
@@ -76,8 +106,9 @@ async def receive_form(
     max_upload_bytes: int,
     spool_dir: Path | None = None,
     stall_s: float = STALL_S,
+    shape: BodyShape = FORM_OR_JSON,
 ) -> AsyncIterator[UploadedForm]:
-    """Read a whole multipart body; the file is at `path` until the context ends.
+    """Read a whole body; the file is at `path` until the context ends.
 
     Args:
         headers: of the request, lower-case names.
@@ -85,16 +116,21 @@ async def receive_form(
         max_upload_bytes: largest file; exactly this many bytes are accepted.
         spool_dir: where files wait; default: the system's folder for temporary files.
         stall_s: longest time to wait for the next piece of the body.
+        shape: what the endpoint takes.
 
     Raises:
-        InvalidRequestError: not multipart, malformed, over a limit on fields, or without a file.
+        InvalidRequestError: of another type, malformed, over a limit on fields, or without a file.
         PayloadTooLargeError: the file is too large.
         ClientDisconnectedError: the client left before the end.
     """
-    boundary = form_boundary(headers)
-    spool = _Spool(spool_dir)
+    boundary = _boundary(headers, shape)
+    spool = _Spool(spool_dir, wav_head() if shape.is_headerless else b"")
     try:
-        form = FormReader(boundary, spool, max_upload_bytes)
+        form = (
+            JsonReader(spool, max_upload_bytes)
+            if boundary is None
+            else FormReader(boundary, spool, max_upload_bytes, shape.file_field)
+        )
         async for chunk in _body(receive, stall_s):
             form.feed(chunk)
             if spool.buffered >= WRITE_BYTES:
@@ -104,6 +140,14 @@ async def receive_form(
         yield UploadedForm(fields, spool.path, form.filename, spool.size_bytes)
     finally:
         spool.delete()
+
+
+def _boundary(headers: Mapping[str, str], shape: BodyShape) -> bytes | None:
+    """The form's boundary; None for JSON. Raises InvalidRequestError."""
+    if not shape.takes_json:
+        return form_boundary(headers)
+    is_json = media_type(headers) == JSON_TYPE
+    return None if is_json else form_boundary(headers, f"{FORM_TYPE} or {JSON_TYPE.decode()}")
 
 
 async def sweep_spool_always(spool_dir: Path | None = None) -> None:
@@ -148,16 +192,19 @@ async def _body(receive: Receive, stall_s: float) -> AsyncIterator[bytes]:
 
 
 class _Spool:
-    """A temporary file with a name, written in large pieces by a thread."""
+    """A temporary file with a name, written in large pieces by a thread.
 
-    def __init__(self, folder: Path | None) -> None:
+    head: what is written before all else; it does not count.
+    """
+
+    def __init__(self, folder: Path | None, head: bytes = b"") -> None:
         handle, name = tempfile.mkstemp(prefix=SPOOL_PREFIX, dir=folder)
         fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed, by us or by our end
         self.path = Path(name)
         self.size_bytes = 0
         self._file = os.fdopen(handle, "wb", buffering=0)
-        self._pieces: list[bytes] = []
-        self.buffered = 0
+        self._pieces: list[bytes] = [head] if head else []
+        self.buffered = len(head)
 
     def append(self, piece: bytes) -> None:
         self._pieces.append(piece)

@@ -53,6 +53,7 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
     """The document, with values for the fields whose values depend on the model."""
     for path in ("transcriptions", "translations"):
         body = document["paths"][f"/v1/audio/{path}"]["post"]["requestBody"]
+        del body["content"]["application/json"]  # numbers in texts are taken there too
         fields = body["content"]["multipart/form-data"]["schema"]["properties"]
         fields["model"]["enum"] = ["whisper-1", "demo", "openai/demo"]
         if "language" in fields:

@@ -98,7 +98,7 @@ async def test_an_empty_file(client: httpx.AsyncClient) -> None:
 
 
 async def test_a_body_that_is_no_form(client: httpx.AsyncClient) -> None:
-    answer = await client.post(URL, json={"model": "whisper-1"})
+    answer = await client.post(URL, data={"model": "whisper-1"})
     assert answer.status_code == 400
     assert "multipart/form-data" in error_of(answer)["message"]
 

@@ -1,0 +1,239 @@
+"""JSON bodies with base64 of every cut and spelling: the same audio and fields as of a form."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.errors import AudioTooShortError, InvalidRequestError, PayloadTooLargeError
+from router.http.json_body import MAX_DEPTH, JsonReader
+from router.http.multipart import MAX_FIELD_BYTES, MAX_FIELDS, MAX_FRAMING_BYTES
+from router.http.uploads import check_content_length
+from tests.support.router_fakes import (
+    AUDIO,
+    LIMIT,
+    TRANSLATIONS_URL,
+    URL,
+    FakeTranscriber,
+    error_of,
+)
+
+ENCODED = base64.b64encode(AUDIO).decode()
+DOCUMENT = {"model": "whisper-1", "input_audio": {"data": ENCODED, "format": "wav"}}
+PLACE = "THE-AUDIO"
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.content = bytearray()
+        self.pieces: list[int] = []
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.content)
+
+    def append(self, piece: bytes) -> None:
+        self.content += piece
+        self.pieces.append(len(piece))
+
+
+def read(body: bytes, piece: int = 1 << 20, limit: int = LIMIT) -> tuple[bytes, dict[str, str]]:
+    sink = Sink()
+    reader = JsonReader(sink, limit)
+    for start in range(0, len(body), piece):
+        reader.feed(body[start : start + piece])
+    return bytes(sink.content), dict(reader.finish())
+
+
+def is_empty(folder: Path) -> bool:
+    return not list(folder.iterdir())
+
+
+def refusal(body: bytes | dict[str, Any]) -> InvalidRequestError:
+    with pytest.raises(InvalidRequestError) as caught:
+        read(body if isinstance(body, bytes) else json.dumps(body).encode())
+    return caught.value
+
+
+def with_audio(text: str, **fields: Any) -> bytes:
+    """A document whose audio is spelt as `text`, between fields that look like it."""
+    document = {
+        'a "name" {': [{"data": "{[,:"}, "\\"],
+        "input_audio": {"format": "wav", "data": PLACE},
+        "prompt": 'say "input_audio": {"data": "no"}',
+        **fields,
+    }
+    return json.dumps(document).replace(PLACE, text).encode()
+
+
+SPELLINGS = {
+    "plain": lambda text: text,
+    "slashes escaped, as PHP does": lambda text: text.replace("/", "\\/"),
+    "plus escaped, as .NET does": lambda text: text.replace("+", "\\u002B"),
+    "in lines": lambda text: "\\r\\n".join(text[i : i + 76] for i in range(0, len(text), 76)),
+    "a data URL": lambda text: f"data:audio/wav;base64,{text}",
+}
+
+
+@pytest.mark.parametrize("piece", [1, 2, 7, 1 << 20])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_audio_of_every_length_cut_and_spelling_arrives_whole(spelling: str, piece: int) -> None:
+    for n_bytes in (1, 2, 3, 4, 100, 1000):
+        audio = os.urandom(n_bytes)
+        text = SPELLINGS[spelling](base64.b64encode(audio).decode())
+        content, fields = read(with_audio(text, temperature=0.5), piece)
+        assert content == audio
+        assert fields["prompt"] == 'say "input_audio": {"data": "no"}'
+        assert fields["temperature"] == "0.5"
+
+
+def test_neither_the_text_nor_the_audio_ever_stands_in_memory() -> None:
+    """Of 16 MB of audio, 22 MB of text, nothing larger than a few pieces is held."""
+    n_pieces, piece = 340, bytes(48 * 1024)
+    encoded = base64.b64encode(piece)
+
+    class Counter(Sink):
+        n_bytes = 0
+
+        @property
+        def size_bytes(self) -> int:
+            return self.n_bytes
+
+        def append(self, piece: bytes) -> None:
+            self.n_bytes += len(piece)
+
+    sink = Counter()
+    reader = JsonReader(sink, len(piece) * n_pieces)
+    tracemalloc.start()
+    try:
+        reader.feed(b'{"model": "m", "input_audio": {"data": "')
+        for _ in range(n_pieces):
+            reader.feed(encoded)
+        reader.feed(b'"}}')
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert sink.n_bytes == len(piece) * n_pieces
+    assert peak < 16 * len(encoded)
+
+
+def test_a_limit_on_audio_is_kept_to_the_byte() -> None:
+    fits, too_long = (base64.b64encode(bytes(n)).decode() for n in (1000, 1001))
+    assert len(read(with_audio(fits), limit=1000)[0]) == 1000
+    with pytest.raises(PayloadTooLargeError):
+        read(with_audio(too_long), limit=1000)
+
+
+def test_all_that_is_not_audio_is_bounded() -> None:
+    with pytest.raises(PayloadTooLargeError):
+        read(with_audio(ENCODED, prompt="x" * MAX_FRAMING_BYTES))
+    assert refusal(with_audio(ENCODED, prompt="x" * (MAX_FIELD_BYTES + 1))).param == "prompt"
+    fields = {f"field{i}": 1 for i in range(MAX_FIELDS)}
+    assert "more than" in refusal(with_audio(ENCODED, **fields)).message
+    assert "nested" in refusal(b"[" * (MAX_DEPTH + 1)).message
+
+
+def test_a_length_that_no_body_within_the_limit_has_is_refused_before_it_is_read() -> None:
+    headers = {"content-type": "application/json", "content-length": str(4 * LIMIT // 3 + 4)}
+    assert check_content_length(headers, LIMIT) == 4 * LIMIT // 3 + 4
+    with pytest.raises(PayloadTooLargeError):
+        check_content_length({**headers, "content-length": str(2 * LIMIT + 2**20)}, LIMIT)
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "message"),
+    [
+        (b"", None, "no JSON document"),
+        (b"{", None, "no JSON document"),
+        (json.dumps(DOCUMENT).encode()[:-9], None, "no JSON document"),
+        (b"[1]", None, "must be a JSON object"),
+        (b'{"model": NaN}', None, "no number of JSON"),
+        (b'{"prompt": "\\ud800"}', None, "no JSON document"),
+        (b"\xff\xfe{}", None, "no JSON document"),
+        ({"model": "m"}, "input_audio", "no audio came"),
+        ({"model": "m", "input_audio": ENCODED}, "input_audio", "no audio came"),
+        ({"input_audio": {"format": "wav"}}, "input_audio", "no audio came"),
+        ({"input_audio": {"data": 3}}, "input_audio", "no audio came"),
+        ({"input_audio": {"data": {"data": "AAAA"}}}, "input_audio", "no audio came"),
+        ({"x": {"data": ENCODED}, "input_audio": {}}, "input_audio", "no audio came"),
+        ({"input_audio": {"data": ""}}, "input_audio.data", "is empty"),
+        ({"input_audio": {"data": "AAA"}}, "input_audio.data", "the end is missing"),
+        ({"input_audio": {"data": "AA=A"}}, "input_audio.data", "not base64"),
+        ({"input_audio": {"data": "AA==AAAA"}}, "input_audio.data", "not base64"),
+        ({"input_audio": {"data": "é" * 8}}, "input_audio.data", "not base64"),
+        ({"input_audio": {"data": "data:audio/wav,AAAA"}}, "input_audio.data", "data URL"),
+        ({"input_audio": {"data": "AAAA", "url": "http://x"}}, "input_audio.url", "unknown"),
+        ({"input_audio": {"data": "AAAA", "format": 3}}, "input_audio.format", "text"),
+        ({"input_audio": {"data": "AAAA", "format": "pcm16"}}, "input_audio.format", "wav"),
+        (b'{"input_audio":{"data":"AAAA","data":"AAAA"}}', "input_audio.data", "more than once"),
+        (b'{"model":"a","model":"b","input_audio":{"data":"AAAA"}}', "model", "more than once"),
+        ({**DOCUMENT, "prompt": ["a"]}, "prompt", "must be one value"),
+        ({**DOCUMENT, "language": {"a": 1}}, "language", "must be one value"),
+    ],
+)
+def test_what_is_wrong_is_named(body: bytes | dict[str, Any], param: str, message: str) -> None:
+    error = refusal(body)
+    assert (error.param, error.status) == (param, 400)
+    assert message in error.message
+
+
+def test_an_empty_audio_is_too_short() -> None:
+    with pytest.raises(AudioTooShortError):
+        read(b'{"input_audio": {"data": ""}}')
+
+
+async def test_a_document_is_answered_as_the_form_with_the_same_fields(
+    client: httpx.AsyncClient, transcriber: FakeTranscriber, tmp_path: Path
+) -> None:
+    form = {
+        "model": "whisper-1",
+        "language": "de",
+        "temperature": "0.5",
+        "response_format": "verbose_json",
+        "timestamp_granularities[]": ["word", "segment"],
+        "chunking_strategy[type]": "server_vad",
+        "chunking_strategy[threshold]": "0.25",
+        "seed": "7",
+        "prompt": "",
+    }
+    document = {
+        **DOCUMENT,
+        "language": "de",
+        "temperature": 0.5,
+        "response_format": "verbose_json",
+        "timestamp_granularities": ["word", "segment"],
+        "chunking_strategy": {"type": "server_vad", "threshold": 0.25},
+        "seed": 7,
+        "prompt": None,
+    }
+    sent = await client.post(URL, data=form, files={"file": ("a.wav", AUDIO)})
+    asked = await client.post(URL, json=document)
+    assert asked.status_code == sent.status_code == 200
+    assert asked.json() == sent.json()
+    first, second = transcriber.params
+    assert first == second
+    assert transcriber.uploads == [AUDIO, AUDIO]
+    assert is_empty(tmp_path), "nothing stays on disk"
+
+
+async def test_documents_are_streamed_and_translated_too(client: httpx.AsyncClient) -> None:
+    answer = await client.post(URL, json={**DOCUMENT, "stream": True})
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    assert (await client.post(TRANSLATIONS_URL, json=DOCUMENT)).json()["text"]
+
+
+async def test_errors_of_documents_are_in_the_envelope(client: httpx.AsyncClient) -> None:
+    large = base64.b64encode(bytes(LIMIT + 1)).decode()
+    audio = {"data": large, "format": "wav"}
+    assert (await client.post(URL, json={**DOCUMENT, "input_audio": audio})).status_code == 413
+    answer = await client.post(URL, json={**DOCUMENT, "lang": "de"})
+    assert error_of(answer)["code"] == "unknown_parameter"
+    answer = await client.post(URL, content=b"a=1", headers={"content-type": "text/plain"})
+    assert "multipart/form-data or application/json" in error_of(answer)["message"]
