@@ -307,7 +307,8 @@ class DecodeResult:
 
     tokens: what was sampled after the prompt, text and timestamp tokens, without end-of-text.
     token_logprobs: log probability of each of `tokens` after the logit rules.
-    avg_logprob: sum of log probabilities (end-of-text included) over len(tokens) + 1.
+    avg_logprob: sum of log probabilities (end-of-text included) over len(tokens) + 1; with
+        `detect_only` the log probability of the language among all languages.
     no_speech_prob: probability of the no-speech token at the start-of-transcript position.
     temperature: of the attempt that stands, which was number `attempt` (from 0) of those at rising
         temperatures.

@@ -89,6 +89,10 @@ class RouterSettings(_Frozen):
     cors_origins: Texts = Field(
         (), description="web origins whose pages may call the API, or '*'; empty: none"
     )
+    asr_webservice: bool = Field(
+        False,
+        description="also answer /asr and /detect-language, as whisper-asr-webservice does",
+    )
     replicas: int = Field(1, ge=1, description="router replicas")
     cpus: float = Field(0.0, ge=0, description="of its node, that each replica claims from Ray")
     node_labels: Labels = Field(

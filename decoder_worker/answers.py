@@ -35,14 +35,14 @@ def finished_result(sequence: DecodeSequence, now: float, *, doubted: bool = Fal
 
 
 def language_result(sequence: DecodeSequence, now: float) -> DecodeResult:
-    """The answer to `detect_only`: the language, and no text."""
+    """The answer to `detect_only`: the language and its log probability, and no text."""
     assert sequence.language is not None
     return DecodeResult(
         request_id=sequence.request.request_id,
         window=sequence.request.window,
         tokens=(),
         token_logprobs=(),
-        avg_logprob=0.0,
+        avg_logprob=sequence.language_logprob,
         no_speech_prob=0.0,
         language=sequence.language,
         temperature=0.0,

@@ -212,6 +212,7 @@ class DecodeLoop:
             self._end(sequence, SequenceFailedError(NO_PROBABILITY))
             return
         sequence.language = self._prompts.language_of(output.token)
+        sequence.language_logprob = output.logprob
         self._told.append(sequence)
 
     def _fail(self, sequence: DecodeSequence, error: Exception) -> None:

@@ -63,7 +63,8 @@ class Attempt:
 class DecodeSequence:
     """A request's window in this worker. Times are this host's monotonic seconds.
 
-    language: the code asked for; None until the runner detected it.
+    language: the code asked for; None until the runner detected it, and then `language_logprob` is
+        its log probability among all languages.
     n_new_max: tokens that may be sampled.
     on_token: called with each token as it is sampled, on the engine's thread; None: no caller
         wants them.
@@ -95,6 +96,7 @@ class DecodeSequence:
     prompt: Prompt = Prompt((), 0)
     search: Search | None = None
     attempts: list[Attempt] = field(default_factory=list)
+    language_logprob: float = 0.0
     no_speech_prob: float = 0.0
     alignment: TokenAlignment | None = None
     n_in_flight: int = 0

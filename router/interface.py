@@ -199,5 +199,11 @@ class Transcriber(Protocol):
             SplitscribeError: any class; its status becomes the answer's.
         """
 
+    async def detect_language(self, upload: Path, context: RequestContext) -> tuple[str, float]:
+        """Return the code and the probability of the language of 30 s of the file at `upload`.
+
+        They begin where the speech does. All else is as with `transcribe`.
+        """
+
     async def health(self) -> HealthReport:
         """Return the state of both pools, within a second or two."""

@@ -8,6 +8,7 @@ through the encoder and decoder pools by `router.pipeline`.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Collection
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -15,8 +16,18 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import numpy as np
+
 from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.messages import HOP_LENGTH, DecodeOptions, Role, WorkerStatus
+from cluster.messages import (
+    HOP_LENGTH,
+    SAMPLE_RATE,
+    WINDOW_SAMPLES,
+    DecodeOptions,
+    Pcm,
+    Role,
+    WorkerStatus,
+)
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.dims import ModelDims
 from cluster.model.encoder_context import EncoderContext
@@ -29,7 +40,7 @@ from router.audio.whole import WholeAudio
 from router.clients import DecoderClient, EncoderClient
 from router.interface import HealthReport, PoolHealth, RequestContext, TranscriptionResult
 from router.parallel import ParallelRun
-from router.pipeline import Pipeline, RequestRun
+from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.seeking import Seeker
 from router.segments import TranscriptBuilder
 from router.sequential import SequentialRun
@@ -174,6 +185,25 @@ class RequestTranscriber:
             await work.decode_all()
         return TranscriptionResult(work.transcript(params.task), run.timings(audio.decode_s))
 
+    async def detect_language(self, upload: Path, context: RequestContext) -> tuple[str, float]:
+        """See `router.interface.Transcriber.detect_language`."""
+        async with self._audio.open(
+            upload,
+            request_id=context.request_id,
+            timeout_s=context.remaining_s(),
+            chunking=None,
+            early=False,
+        ) as stream:
+            if stream.expected_s is not None:
+                context.expect_audio(stream.expected_s)
+            pcm = await _first_speech(stream)
+        if not self.tokenizer.is_multilingual:
+            return "en", 1.0
+        options = DecodeOptions(detect_only=True)
+        audio = WindowAudio.of_samples(0, pcm)
+        result = await self._pipeline.decode(RequestRun(context), audio, options)
+        return result.language, math.exp(result.avg_logprob)
+
     def _seeker(
         self, params: TranscriptionParams, options: DecodeOptions, content_frames: int
     ) -> Seeker:
@@ -257,6 +287,27 @@ def _sends_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:
     """Whether each token can be sent at once, because nothing replaces it later."""
     is_single = len(options.temperatures) == 1 and options.n_rows == 1
     return params.stream and is_single and not params.logprobs
+
+
+async def _first_speech(stream: AudioStream) -> Pcm:
+    """int16 [at most WINDOW_SAMPLES]: the audio from the first speech on.
+
+    Silence that stands in no window stays in its place. Without any speech it is a second of it.
+    What comes later is not read.
+    """
+    pcm = np.zeros(WINDOW_SAMPLES, np.int16)
+    first, n_samples = None, 0
+    async for window in stream:
+        first = window.start_sample if first is None else first
+        at = window.start_sample - first
+        if at >= WINDOW_SAMPLES:
+            break
+        piece = window.pcm[: WINDOW_SAMPLES - at]
+        n_samples = at + piece.shape[0]
+        pcm[at:n_samples] = piece
+        if n_samples == WINDOW_SAMPLES:
+            break
+    return pcm[: n_samples or SAMPLE_RATE]
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

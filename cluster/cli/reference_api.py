@@ -25,6 +25,15 @@ A list may be sent as `name[]` several times, as `name[0]`, `name[1]` and so on,
 underscores. A field or value that is not described here, or that could not be honoured beside the
 others, is refused with a 400 that names it; so are OpenAI's fields
 {_REFUSED}.
+
+In place of a form both endpoints take JSON (`Content-Type: application/json`): the same fields with
+JSON's own numbers, booleans, lists and objects, and in place of `file` the object `input_audio` of
+`data`, the file's bytes in base64, and `format`, such as `wav`. What the audio is is seen from its
+content here too. `null` is as if the field had not been sent. The limit on uploads
+(`router.max_upload_bytes`) is that of the decoded audio, which is written to disk as it comes.
+
+With `router.asr_webservice: true` the server also answers `/asr` and `/detect-language` as
+whisper-asr-webservice does; [WORKS-WITH.md](WORKS-WITH.md#asr-and-detect-language) says how.
 """
 HEAD = """\
 | field | values | default | what it does | from | endpoints | flag |

@@ -105,6 +105,14 @@ class VerboseTranslationResponse(BaseModel):
     segments: list[SegmentResponse]
 
 
+class DetectedLanguageResponse(BaseModel):
+    """The answer of `/detect-language`."""
+
+    detected_language: str = Field(description="English name, such as 'english'")
+    language_code: str
+    confidence: float = Field(description="its probability among all languages")
+
+
 class TextDeltaEvent(BaseModel):
     """What became certain of the text; joined, the deltas are the whole of it."""
 

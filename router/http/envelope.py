@@ -1,7 +1,8 @@
 """Errors as HTTP answers: OpenAI's envelope, whatever went wrong and wherever.
 
 `{"error": {"message", "type", "param", "code"}}`, all keys present: OpenAI's clients lose the
-message of any other shape. Routes raise; only this module writes error bodies.
+message of any other shape. Answers of `ASR_PATHS` have `detail` beside it. Routes raise; only this
+module writes error bodies.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from cluster.errors import AuthenticationError, InvalidRequestError, Splitscribe
 logger = logging.getLogger(__name__)
 
 _ENDED_WITH = "splitscribe_error"  # key of a request's state
+
+ASR_PATHS = ("/asr", "/detect-language")  # whose clients read `detail`, as FastAPI writes it
 
 RETRY_AFTER_S = 1.0  # where a 429 or 503 has no figure of its own
 
@@ -79,6 +82,9 @@ async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
         what,
     )
     note_error(request.scope, error)
+    if request.url.path in ASR_PATHS:
+        body = {"detail": error.message, **error_body(error)}
+        return JSONResponse(body, error.status, _retry_headers(error))
     return error_response(error)
 
 

@@ -20,12 +20,12 @@ from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.logs import request_scope
 from cluster.metrics import Recorder
 from cluster.tracing import NO_SPAN, NO_TRACER, Span, Tracer
-from router.http.envelope import UnexpectedError, error_response, note_error, noted_error
+from router.http.envelope import ASR_PATHS, UnexpectedError, error_response, note_error, noted_error
 
 logger = logging.getLogger(__name__)
 
-API_PREFIX = "/v1/"  # what is counted: not the probes that ask for health
-TRACED_PREFIX = "/v1/audio/"
+API_PREFIXES = ("/v1/", *ASR_PATHS)  # what is counted: not the probes that ask for health
+TRACED_PREFIXES = ("/v1/audio/", *ASR_PATHS)
 MAX_REQUEST_ID = 128  # characters
 _SPAN = "splitscribe_span"  # key of a request's state
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=-]")
@@ -85,7 +85,7 @@ class RequestMiddleware:
                     raise AnswerBrokenError from None
                 await error_response(UnexpectedError(request_id))(scope, receive, send_stamped)
             finally:
-                if status and scope["path"].startswith(API_PREFIX):
+                if status and scope["path"].startswith(API_PREFIXES):
                     code = noted_error(scope)
                     self._count(status, code, self._clock.monotonic() - started_s)
                     span.note(http__response__status_code=status)
@@ -94,7 +94,7 @@ class RequestMiddleware:
 
     def _span(self, scope: Scope, request_id: str) -> Span:
         """The span of the whole answer, its stream included; only for requests that do work."""
-        if self._tracer is NO_TRACER or not scope["path"].startswith(TRACED_PREFIX):
+        if self._tracer is NO_TRACER or not scope["path"].startswith(TRACED_PREFIXES):
             return NO_SPAN
         return self._tracer.root(
             f"{scope['method']} {scope['path']}",

@@ -43,11 +43,12 @@ from router.api.responses import (
     VerboseTranslationResponse,
 )
 from router.http.admission import Admission
+from router.http.asr import add_asr_routes, asr_key_check
 from router.http.envelope import install_error_handlers
 from router.http.keys import KeyRing
 from router.http.middleware import RequestMiddleware
 from router.http.models import ModelRegistry, together
-from router.http.service import TranscriptionService
+from router.http.service import Endpoint, TranscriptionService
 from router.http.sse import HEARTBEAT_S
 from router.http.uploads import sweep_spool_always
 from router.interface import HealthReport
@@ -137,6 +138,10 @@ def create_app(
     _add_audio(api, service)
     _add_models(api, registry)
     app.include_router(api)
+    if settings.asr_webservice:
+        asr = APIRouter(dependencies=[Depends(asr_key_check(keys))] if guards else [])
+        add_asr_routes(asr, service)
+        app.include_router(asr)
     _add_health(app, registry, service.admission)
     if guards:
         _add_guarded_schema(app, guards)
@@ -154,7 +159,7 @@ def _add_audio(api: APIRouter, service: TranscriptionService) -> None:
     )
     async def create_transcription(request: Request) -> Response:
         """Audio in, text out. Fields may come in any order."""
-        return await service.answer(request, parse_transcription)
+        return await service.answer(request, Endpoint(parse_transcription))
 
     @api.post(
         "/audio/translations",
@@ -166,7 +171,7 @@ def _add_audio(api: APIRouter, service: TranscriptionService) -> None:
     )
     async def create_translation(request: Request) -> Response:
         """Audio in any language that the model knows in, English text out."""
-        return await service.answer(request, parse_translation)
+        return await service.answer(request, Endpoint(parse_translation))
 
 
 def _add_models(api: APIRouter, registry: ModelRegistry) -> None:

@@ -1,6 +1,6 @@
 """One transcription request from its form to its answer.
 
-Counts it against its key, admits it, reads and checks the form, runs the transcriber of the model
+Counts it against its key, admits it, reads and checks the body, runs the transcriber of the model
 that it names until it is done or the client hangs up, and writes the answer, whole or as a stream.
 What it holds is given back in the reverse order, however it ends. Errors are raised here and
 written by `router.http.envelope`.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -31,7 +31,13 @@ from router.http.middleware import request_span
 from router.http.models import ModelRegistry
 from router.http.sse import EventStream, EventStreamResponse, StreamContext
 from router.http.supervise import supervise
-from router.http.uploads import ClientDisconnectedError, check_content_length, receive_form
+from router.http.uploads import (
+    FORM_OR_JSON,
+    BodyShape,
+    ClientDisconnectedError,
+    check_content_length,
+    receive_form,
+)
 from router.interface import (
     DeadlineRule,
     RequestContext,
@@ -39,7 +45,7 @@ from router.interface import (
     Transcriber,
     TranscriptionResult,
 )
-from router.transcript import TokenLogprob
+from router.transcript import TokenLogprob, Transcript
 
 logger = logging.getLogger(__name__)
 
@@ -54,11 +60,47 @@ class CheckedRequest:
 
     request: Request
     upload: Path
+    filename: str  # as the client named it; empty where it did not
     params: TranscriptionParams
     transcriber: Transcriber
     share: AdmittedRequest
     started_s: float  # the clock's
     upload_s: float
+
+
+Write = Callable[[Transcript, CheckedRequest, list[TokenLogprob] | None], Response]
+
+
+def write_as_openai(
+    transcript: Transcript, checked: CheckedRequest, logprobs: list[TokenLogprob] | None
+) -> Response:
+    """The answer in the format that the request asks for."""
+    params = checked.params
+    rendered = render(
+        transcript,
+        params.response_format,
+        words=params.words,
+        segments=params.segments,
+        logprobs=logprobs,
+    )
+    return Response(rendered.body, media_type=rendered.media_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """How an endpoint's requests are read and answered.
+
+    parse: checks the fields. write: makes the whole answer. shape: of the bodies.
+    fields: what is asked for where that stands in the URL; None: the body has it.
+    """
+
+    parse: Parse
+    write: Write = write_as_openai
+    shape: BodyShape = FORM_OR_JSON
+    fields: tuple[tuple[str, str], ...] | None = None
+
+
+Work = Callable[[CheckedRequest, AsyncExitStack], Awaitable[Response]]
 
 
 class TranscriptionService:
@@ -94,15 +136,33 @@ class TranscriptionService:
         record("splitscribe_pending_audio_seconds", self.admission.pending_audio_s)
         record("splitscribe_max_pending_audio_seconds", self._settings.max_pending_audio_s)
 
-    async def answer(self, request: Request, parse: Parse) -> Response:
-        """Answer one request; `parse` checks its form for the endpoint that it came to."""
+    async def answer(self, request: Request, endpoint: Endpoint) -> Response:
+        """Transcribe what came to an endpoint."""
+
+        async def work(checked: CheckedRequest, stack: AsyncExitStack) -> Response:
+            if checked.params.stream:
+                return await self._begin_stream(checked, stack)
+            return await self._whole(checked, endpoint.write)
+
+        return await self._answer(request, endpoint, work)
+
+    async def detect_language(
+        self, request: Request, endpoint: Endpoint, write: Callable[[str, float], Response]
+    ) -> Response:
+        """Tell the language of what came to an endpoint; `write` gets its code and probability."""
+
+        async def work(checked: CheckedRequest, _: AsyncExitStack) -> Response:
+            context = RequestContext(**self._context_fields(checked))
+            detecting = checked.transcriber.detect_language(checked.upload, context)
+            return write(*await supervise(detecting, request.receive, context))
+
+        return await self._answer(request, endpoint, work)
+
+    async def _answer(self, request: Request, endpoint: Endpoint, work: Work) -> Response:
         started_s = self._clock.monotonic()
         try:
             async with AsyncExitStack() as stack:
-                checked = await self._receive(request, parse, stack, started_s)
-                if checked.params.stream:
-                    return await self._begin_stream(checked, stack)
-                return await self._whole(checked)
+                return await work(await self._receive(request, endpoint, stack, started_s), stack)
         except ClientDisconnectedError:
             logger.info("the client hung up after %.1f s", self._clock.monotonic() - started_s)
             return Response(status_code=CLIENT_CLOSED)
@@ -111,9 +171,9 @@ class TranscriptionService:
             raise
 
     async def _receive(
-        self, request: Request, parse: Parse, stack: AsyncExitStack, started_s: float
+        self, request: Request, endpoint: Endpoint, stack: AsyncExitStack, started_s: float
     ) -> CheckedRequest:
-        """Let the request in, read its form and check it; what it holds goes onto `stack`."""
+        """Let the request in, read its body and check it; what it holds goes onto `stack`."""
         limit = self._settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
         stack.enter_context(self._keys.request_of(_key_owner(request)))
@@ -124,38 +184,41 @@ class TranscriptionService:
                 request.receive,
                 max_upload_bytes=limit,
                 spool_dir=self._spool_dir,
+                shape=endpoint.shape,
             )
         )
+        fields = form.fields if endpoint.fields is None else endpoint.fields
         upload_s = self._clock.monotonic() - started_s
         self._recorder.observe("splitscribe_upload_seconds", upload_s)
         request_span(request.scope).stage("upload", started_s, upload_s, bytes=form.size_bytes)
-        model = self._registry.find(requested_model(form.fields))
-        params = parse(form.fields, model.languages)
+        model = self._registry.find(requested_model(fields))
+        params = endpoint.parse(fields, model.languages)
         share.expect(form.size_bytes / BYTES_PER_AUDIO_S)
         return CheckedRequest(
-            request, form.path, params, model.transcriber, share, started_s, upload_s
+            request,
+            form.path,
+            form.filename,
+            params,
+            model.transcriber,
+            share,
+            started_s,
+            upload_s,
         )
 
-    async def _whole(self, checked: CheckedRequest) -> Response:
+    async def _whole(self, checked: CheckedRequest, write: Write) -> Response:
         logprobs: list[TokenLogprob] = []
         context = RequestContext(**self._context_fields(checked))
         if checked.params.logprobs:
             context.on_update = lambda update: logprobs.extend(update.logprobs)
         result = await self._run(checked, context)
-        rendered = render(
-            result.transcript,
-            checked.params.response_format,
-            words=checked.params.words,
-            segments=checked.params.segments,
-            logprobs=logprobs if checked.params.logprobs else None,
-        )
+        answer = write(result.transcript, checked, logprobs if checked.params.logprobs else None)
         timing = server_timing(
             result.timings,
             upload_s=checked.upload_s,
             total_s=self._clock.monotonic() - checked.started_s,
         )
-        headers = {"server-timing": timing, **cache_header(result.timings)}
-        return Response(rendered.body, media_type=rendered.media_type, headers=headers)
+        answer.headers.update({"server-timing": timing, **cache_header(result.timings)})
+        return answer
 
     async def _begin_stream(self, checked: CheckedRequest, stack: AsyncExitStack) -> Response:
         stream = EventStream(checked.params, self._heartbeat_s)

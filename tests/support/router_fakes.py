@@ -149,6 +149,14 @@ class FakeTranscriber:
             raise
         return TranscriptionResult(transcript, self.timings)
 
+    async def detect_language(self, upload: Path, context: RequestContext) -> tuple[str, float]:
+        self.paths.append(upload)
+        self.uploads.append(await asyncio.to_thread(upload.read_bytes))
+        self.contexts.append(context)
+        if self.error is not None:
+            raise self.error
+        return self.language, 0.75
+
     async def health(self) -> HealthReport:
         if self.health_error is not None:
             raise self.health_error

@@ -1,0 +1,108 @@
+"""`/asr`, `/detect-language` and JSON bodies on the whole server: the form endpoint's texts."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+
+import httpx
+import numpy as np
+import openai
+import pytest
+import whisper
+
+from cluster.demo.samples import sample_path
+from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.model.checkpoint import open_checkpoint
+from tests.support.in_process import in_process_server
+from tests.support.openai_whisper import openai_model, openai_vocabulary
+from tests.support.speech import pcm_of
+
+DEMO = open_checkpoint("demo").path
+FLOAT32 = {"encoder": {"dtype": "float32", "context": "full"}, "decoder": {"dtype": "float32"}}
+SAME_PROBABILITY = 2e-3  # other sums, and silence in front of speech is cut off
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with in_process_server(FLOAT32, asr_webservice=True) as base:
+        yield base
+
+
+def said(url: str, name: str, **options: object) -> openai.types.audio.TranscriptionVerbose:
+    client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+    return client.audio.transcriptions.create(
+        model="whisper-1", file=sample_path(name), response_format="verbose_json", **options
+    )
+
+
+def asr(url: str, content: bytes, path: str = "/asr", **query: str) -> httpx.Response:
+    files = {"audio_file": ("audio_file", content)}
+    answer = httpx.post(f"{url}{path}", params=query, files=files, timeout=120)
+    assert answer.status_code == 200, answer.text
+    return answer
+
+
+@pytest.mark.parametrize("name", ["short", "medium"])
+def test_files_and_headerless_samples_give_the_same_subtitles(url: str, name: str) -> None:
+    query = {"task": "transcribe", "language": "en", "output": "srt"}
+    text = asr(url, sample_path(name).read_bytes(), **query).text
+    assert asr(url, pcm_of(name).tobytes(), encode="false", **query).text == text
+    cues = [block.split("\n", 2)[2] for block in text.strip().split("\n\n")]
+    assert " ".join(cues) == said(url, name, language="en").text
+
+
+def test_words_and_their_times_are_in_the_json(url: str) -> None:
+    query = {"output": "json", "word_timestamps": "true"}
+    found = json.loads(asr(url, sample_path("short").read_bytes(), **query).text)
+    words = [word["word"] for segment in found["segments"] for word in segment["words"]]
+    assert "".join(words).strip() == found["text"] == said(url, "short").text
+    assert found["language"] == "en"
+
+
+def openai_detects(pcm: Pcm) -> tuple[str, float]:
+    with openai_vocabulary(DEMO):
+        model = openai_model(DEMO)
+        audio = whisper.pad_or_trim(pcm.astype(np.float32) / 32_768)
+        mel = whisper.log_mel_spectrogram(audio, model.dims.n_mels)
+        _, probs = model.detect_language(mel)
+    language = max(probs, key=probs.get)
+    return language, probs[language]
+
+
+@pytest.mark.parametrize("name", ["short", "medium", "long"])
+def test_the_language_and_its_probability_are_whispers(url: str, name: str) -> None:
+    pcm = pcm_of(name)
+    answer = asr(url, pcm.tobytes(), "/detect-language", encode="false").json()
+    language, probability = openai_detects(pcm)
+    assert answer["language_code"] == language
+    assert answer["detected_language"] == "english"
+    assert answer["confidence"] == pytest.approx(probability, abs=SAME_PROBABILITY)
+    encoded = asr(url, sample_path(name).read_bytes(), "/detect-language").json()
+    assert encoded == answer
+
+
+def test_silence_has_a_language_too(url: str) -> None:
+    silence = bytes(2 * 3 * SAMPLE_RATE)
+    answer = asr(url, silence, "/detect-language", encode="false").json()
+    assert 0 < answer["confidence"] <= 1
+
+
+def test_what_is_no_audio_is_refused(url: str) -> None:
+    for path in ("/asr", "/detect-language"):
+        for content, encode in ((b"no audio at all", "true"), (b"12", "false")):
+            files = {"audio_file": ("a", content)}
+            answer = httpx.post(f"{url}{path}?encode={encode}", files=files, timeout=60)
+            assert answer.status_code == 400, answer.text
+            assert answer.json()["detail"]
+
+
+def test_json_gives_the_text_of_the_form(url: str) -> None:
+    encoded = base64.b64encode(sample_path("medium").read_bytes()).decode()
+    body = {"model": "whisper-1", "input_audio": {"data": encoded, "format": "flac"}}
+    endpoint = f"{url}/v1/audio/transcriptions"
+    assert httpx.post(endpoint, json=body, timeout=60).json()["text"] == said(url, "medium").text
+    with httpx.stream("POST", endpoint, json={**body, "stream": True}, timeout=60) as answer:
+        events = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
+    assert json.loads(events[-1])["text"] == said(url, "medium").text
