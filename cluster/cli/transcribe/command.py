@@ -80,6 +80,7 @@ def job_of(flags: Mapping[str, Any]) -> Job:
         verbose=flags["verbose"],
         jobs=flags["jobs"],
         target=_target(flags),
+        raw=flags["raw"],
     )
 
 

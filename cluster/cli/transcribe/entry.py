@@ -34,5 +34,9 @@ def transcribe() -> None:
 
     splitscribe transcribe long.m4a --decoding sequential --beam-size 5 --best-of 5
 
+    splitscribe transcribe recordings/ https://example.org/talk.mp3
+
+    ffmpeg -i talk.mp4 -f s16le -ac 1 -ar 16000 - | splitscribe transcribe --raw -
+
     splitscribe transcribe talk.mp3 --server http://127.0.0.1:8000
     """

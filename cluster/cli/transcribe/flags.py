@@ -93,6 +93,9 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("server", str | None, "URL of a running server; omitted: in this process"),
         Flag("api_key", str | None, "the server's", more={"envvar": "OPENAI_API_KEY"}),
     ),
+    "What is read": (
+        Flag("raw", bool, "files are 16 kHz mono int16 samples without a header", False),
+    ),
     "What is said": (Flag("task", Task, "translate: into English", "transcribe"),),
     "What is written": (
         Flag("output_dir", Path, "folder for the results", Path("."), short=("-o",)),
@@ -125,8 +128,11 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
 
 def parameters() -> Iterator[Parameter]:
     """Of a function that takes the files and every flag by name."""
-    files = typer.Argument(help="audio or video files", metavar="FILE")
-    yield Parameter("files", Parameter.KEYWORD_ONLY, annotation=Annotated[list[Path], files])
+    files = typer.Argument(
+        help="audio or video files, folders of them, patterns, URLs, or - for standard input",
+        metavar="FILE",
+    )
+    yield Parameter("files", Parameter.KEYWORD_ONLY, annotation=Annotated[list[str], files])
     for panel in dict.fromkeys((*OWN_FLAGS, *SECTIONS)):
         for one in SECTIONS.get(panel, ()):
             if one.flag:

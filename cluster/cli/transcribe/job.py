@@ -37,10 +37,11 @@ class Job:
 
     form: the request's fields as the HTTP API takes them, without model, file and format: only
         what is not as usual, so that other OpenAI-compatible servers can be asked too.
-    params: the same, parsed. jobs: files in work at a time.
+    params: the same, parsed. jobs: files in work at a time. files: also folders, patterns, URLs and
+        `-`. raw: they hold 16 kHz mono int16 samples without a header.
     """
 
-    files: tuple[Path, ...]
+    files: tuple[str, ...]
     form: Form
     params: TranscriptionParams
     cues: CueOptions
@@ -49,6 +50,7 @@ class Job:
     verbose: bool
     jobs: int
     target: Target
+    raw: bool = False
 
 
 @dataclass(frozen=True, slots=True)

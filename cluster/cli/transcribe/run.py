@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
 
 from cluster.cli.transcribe.files import check_names, write_results
+from cluster.cli.transcribe.inputs import Input, inputs_of
 from cluster.cli.transcribe.job import Job, TranscribeFile, Watcher
 from cluster.cli.transcribe.progress import ProgressBoard
 from cluster.errors import InvalidRequestError, SplitscribeError
@@ -29,21 +30,19 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
     Raises:
         SplitscribeError: nothing could be done at all, or some files failed (told before).
     """
-    unique: dict[Path, Path] = {}
-    for file in job.files:
-        unique.setdefault(file.resolve(), file)
-    files = tuple(unique.values())
-    check_names(files)
-    try:
-        job.output_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidRequestError(f"cannot write into {job.output_dir}: {error}") from error
-    readable = [file for file in files if _is_readable(file, err)]
-    n_failed = len(files) - len(readable)
-    if readable:
-        n_failed += asyncio.run(_open_and_run(Run(job, out, err), readable))
+    with inputs_of(job.files, raw=job.raw) as inputs:
+        shown = {one.path: one.shown for one in inputs}
+        check_names(shown)
+        try:
+            job.output_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InvalidRequestError(f"cannot write into {job.output_dir}: {error}") from error
+        readable = [one.path for one in inputs if _is_readable(one, err)]
+        n_failed = len(inputs) - len(readable)
+        if readable:
+            n_failed += asyncio.run(_open_and_run(Run(job, out, err, shown), readable))
     if n_failed:
-        raise InvalidRequestError(f"{n_failed} of {len(files)} files failed")
+        raise InvalidRequestError(f"{n_failed} of {len(inputs)} files failed")
 
 
 async def _open_and_run(run: Run, files: Sequence[Path]) -> int:
@@ -57,11 +56,12 @@ async def _open_and_run(run: Run, files: Sequence[Path]) -> int:
 
 @dataclass(slots=True)
 class Run:
-    """One job at work."""
+    """One job at work. shown: what people know its files by, where that is not their path."""
 
     job: Job
     out: Console
     err: Console
+    shown: Mapping[Path, str] = field(default_factory=dict)
     n_workers: int = 1
     n_failed: int = 0
     heard: dict[Path, list[Segment]] = field(default_factory=dict)  # not printed yet
@@ -86,7 +86,7 @@ class Run:
             except Exception as error:
                 self.n_failed += 1
                 self.heard.pop(file, None)
-                _tell(file, error, self.err)
+                _tell(self._name(file), error, self.err)
             board.end(file)
 
     async def _transcribe(
@@ -104,6 +104,9 @@ class Run:
         job = self.job
         write_results(transcript, file, job.output_dir, job.formats, job.cues)
 
+    def _name(self, file: Path) -> str:
+        return self.shown.get(file, str(file))
+
     def _show(self, file: Path) -> None:
         """Print the segments of a file that were not printed yet, never between another's."""
         segments = self.heard.pop(file, [])
@@ -112,24 +115,26 @@ class Run:
         # Where both end up on one terminal, the bars' console knows how to print above them.
         console = self.err if self.out.is_terminal and self.err.is_terminal else self.out
         if self.n_workers > 1:
-            console.print(str(file), markup=False)
+            console.print(self._name(file), markup=False)
         for segment in segments:
             times = f"[{clock(segment.start)} --> {clock(segment.end)}]"
             console.print(f"{times} {segment.text}", markup=False)
 
 
-def _is_readable(file: Path, err: Console) -> bool:
-    """Whether it can be read at all: told before a model is loaded for it."""
+def _is_readable(one: Input, err: Console) -> bool:
+    """Fetch it, and say whether it can be read at all: told before a model is loaded for it."""
     try:
-        with file.open("rb") as content:
+        if one.fetch is not None:
+            one.fetch()
+        with one.path.open("rb") as content:
             os.fstat(content.fileno())
-    except OSError as error:
-        _tell(file, error, err)
+    except (OSError, InvalidRequestError) as error:
+        _tell(one.shown, error, err)
         return False
     return True
 
 
-def _tell(file: Path, error: Exception, err: Console) -> None:
+def _tell(file: str, error: Exception, err: Console) -> None:
     """One line; what is not the user's mistake keeps its traceback."""
     if not isinstance(error, (SplitscribeError, OSError)):
         err.print("".join(traceback.format_exception(error)), markup=False)

@@ -61,7 +61,7 @@ def make_job(tmp_path: Path) -> MakeJob:
             "jobs": 4,
             "target": Target(),
         }
-        return Job(files, **{**fields, **changes})
+        return Job(tuple(map(str, files)), **{**fields, **changes})
 
     return make
 

@@ -120,7 +120,7 @@ def test_sequential_mode_has_whispers_options_and_keeps_the_last_attempt(job_of:
 def test_a_switch_may_be_said_in_many_ways(job_of: MakeJob, args: tuple[str, ...]) -> None:
     assert job_of(*args, "a.wav").params.words
     assert job_of("a.wav", *args).params.words
-    assert job_of(*args, "a.wav").files == (Path("a.wav"),)
+    assert job_of(*args, "a.wav").files == ("a.wav",)
 
 
 @pytest.mark.parametrize("args", [("--word_timestamps", "False"), ("--no-word-timestamps",)])
@@ -129,7 +129,7 @@ def test_a_switch_may_be_turned_off(job_of: MakeJob, args: tuple[str, ...]) -> N
 
 
 def test_behind_two_dashes_nothing_is_a_flag(job_of: MakeJob) -> None:
-    assert job_of("--", "--word_timestamps").files == (Path("--word_timestamps"),)
+    assert job_of("--", "--word_timestamps").files == ("--word_timestamps",)
 
 
 def test_none_is_what_was_not_said(job_of: MakeJob) -> None:

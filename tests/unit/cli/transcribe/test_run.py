@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.cli.transcribe.files import whisper_json, write_results, write_whole
+from cluster.cli.transcribe.files import write_results, write_whole
 from cluster.cli.transcribe.job import TranscribeFile, Watcher
 from cluster.cli.transcribe.progress import FileProgress, estimated_total_s
 from cluster.cli.transcribe.run import Run, transcribe_files
 from cluster.errors import InvalidAudioError, InvalidRequestError
 from router.api.subtitles import CueOptions, srt, tsv, txt, vtt
+from router.api.whisper_files import whisper_json
 from router.transcript import Transcript
 from tests.support.router_fakes import make_transcript
 from tests.unit.cli.transcribe.conftest import MakeJob
@@ -118,13 +119,12 @@ def test_two_files_of_one_name_are_refused_before_any_work(
 def test_files_that_cannot_be_read_are_told_before_a_model_is_loaded(
     tmp_path: Path, make_job: MakeJob, paper: Console
 ) -> None:
-    (tmp_path / "folder").mkdir()
-    job = make_job(tmp_path / "none.wav", tmp_path / "none.wav", tmp_path / "folder")
+    job = make_job(tmp_path / "none.wav", tmp_path / "none.wav", tmp_path / "no.wav")
     with pytest.raises(InvalidRequestError, match="2 of 2 files failed"):
         transcribe_files(job, paper, paper)
     told = paper.file.getvalue()  # type: ignore[attr-defined]
     assert "none.wav: No such file or directory\n" in told
-    assert "folder: Is a directory\n" in told
+    assert "no.wav: No such file or directory\n" in told
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(

@@ -1,0 +1,144 @@
+"""What may be named on the command line: folders, patterns, URLs, standard input, raw samples."""
+
+from __future__ import annotations
+
+import http.server
+import io
+import threading
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from cluster.cli.transcribe import inputs, run
+from cluster.cli.transcribe.files import check_names
+from cluster.cli.transcribe.inputs import inputs_of
+from cluster.cli.transcribe.run import transcribe_files
+from cluster.errors import InvalidRequestError
+from router.audio.headerless import wav_head
+from tests.unit.cli.transcribe.conftest import MakeJob
+from tests.unit.cli.transcribe.test_run import hears_names, make_files
+
+PCM = bytes(range(256)) * 20
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[str]:
+    """The URL of a server of the files in `tmp_path / "site"`."""
+    (tmp_path / "site").mkdir()
+    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "site"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture
+def piped(monkeypatch: pytest.MonkeyPatch) -> io.BytesIO:
+    """What stands in standard input."""
+    content = io.BytesIO(PCM)
+    monkeypatch.setattr(inputs.sys, "stdin", SimpleNamespace(buffer=content, isatty=lambda: False))
+    return content
+
+
+def names_of(*names: str | Path, raw: bool = False) -> list[str]:
+    with inputs_of([str(name) for name in names], raw=raw) as found:
+        return [one.path.name for one in found]
+
+
+def test_a_folder_is_its_audio_files_by_name(tmp_path: Path) -> None:
+    make_files(tmp_path, "b.WAV", "a.mp3", "notes.txt", "c.mkv", "deeper/d.wav")
+    assert names_of(tmp_path) == ["a.mp3", "b.WAV", "c.mkv"]
+
+
+def test_a_pattern_that_no_shell_has_read_is_what_it_matches(tmp_path: Path) -> None:
+    make_files(tmp_path, "b.wav", "a.wav", "deeper/c.wav", "[x].wav")
+    assert names_of(tmp_path / "?.wav") == ["a.wav", "b.wav"]
+    assert names_of(tmp_path / "**" / "c.*") == ["c.wav"]
+    assert names_of(tmp_path / "[x].wav") == ["[x].wav"], "a file of that very name"
+
+
+def test_a_file_named_twice_is_one(tmp_path: Path) -> None:
+    make_files(tmp_path, "a.wav")
+    assert names_of(tmp_path / "a.wav", tmp_path, tmp_path / "*.wav") == ["a.wav"]
+
+
+@pytest.mark.parametrize(("name", "message"), [("empty", "no audio file"), ("*.wav", "matches")])
+def test_what_means_no_file_is_told_at_once(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidRequestError, match=message):
+        names_of(tmp_path / name)
+
+
+def test_standard_input_is_a_file_of_its_own(piped: io.BytesIO) -> None:
+    with inputs_of(["-"], raw=False) as (one,):
+        assert (one.shown, one.path.name) == ("stdin", "stdin")
+        assert one.fetch is not None
+        one.fetch()
+        assert one.path.read_bytes() == PCM
+    assert not one.path.exists()
+
+
+def test_raw_samples_get_their_header_wherever_they_come_from(
+    piped: io.BytesIO, tmp_path: Path
+) -> None:
+    (tmp_path / "a.pcm").write_bytes(PCM)
+    with inputs_of(["-", str(tmp_path / "a.pcm")], raw=True) as found:
+        for one in found:
+            assert one.fetch is not None
+            one.fetch()
+            assert one.path.read_bytes() == wav_head() + PCM
+    assert (tmp_path / "a.pcm").read_bytes() == PCM
+
+
+def test_nothing_is_waited_for_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inputs.sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    with pytest.raises(InvalidRequestError, match="pipe a file"):
+        names_of("-")
+
+
+@pytest.mark.parametrize(
+    ("url", "name"),
+    [
+        ("http://host/a/talk%20one.mp3?x=1#y", "talk one.mp3"),
+        ("https://host/", "host"),
+        ("https://host/..", "host"),
+        ("https://host/a%2F..%2F..%2Fetc%2Fpasswd", "passwd"),
+        ("https://host/..%5C..%5Cx.mp3", "x.mp3"),
+    ],
+)
+def test_a_url_names_its_results_and_never_a_place(url: str, name: str) -> None:
+    assert names_of(url) == [name]
+
+
+def test_urls_are_fetched_and_a_failure_is_one_line(
+    site: str, tmp_path: Path, make_job: MakeJob, paper: Console, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_files(tmp_path / "site", "talk.mp3")
+
+    async def transcribe(job: run.Run, files: list[Path]) -> int:
+        return await job.run(files, hears_names())
+
+    monkeypatch.setattr(run, "_open_and_run", transcribe)
+    job = make_job(f"{site}/talk.mp3", f"{site}/none.mp3", "http://127.0.0.1:1/x.mp3", jobs=1)
+    with pytest.raises(InvalidRequestError, match="2 of 3 files failed"):
+        transcribe_files(job, paper, paper)
+    assert (job.output_dir / "talk.txt").read_text() == "talk 0.\n"
+    told = paper.file.getvalue()  # type: ignore[attr-defined]
+    assert f"{site}/none.mp3: the server answers 404\n" in told
+    assert "http://127.0.0.1:1/x.mp3: it cannot be fetched" in told
+
+
+def test_results_that_would_overwrite_each_other_are_told_by_what_was_named() -> None:
+    with pytest.raises(InvalidRequestError, match=r"http://a/talk.mp3 and here/talk.wav"):
+        check_names({Path("x/talk.mp3"): "http://a/talk.mp3", Path("talk.wav"): "here/talk.wav"})
+
+
+def test_the_command_takes_all_of_it(job_of: MakeJob) -> None:
+    job = job_of("-", "https://host/a.mp3", "folder/", "*.wav", "--raw", "--output_dir", "out")
+    assert job.files == ("-", "https://host/a.mp3", "folder/", "*.wav")
+    assert (job.raw, job.output_dir) == (True, Path("out"))
+    assert not job_of("a.wav").raw
