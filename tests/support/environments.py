@@ -24,7 +24,6 @@ import os
 import shutil
 import subprocess
 import sys
-import venv
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -50,16 +49,32 @@ OF_OURS = ("PYTHON", "VIRTUAL_ENV", "COVERAGE", "OPENAI_", "SPLITSCRIBE_", "RAY_
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to install. requirements: as pip takes them, the program's own pinned by `==`."""
+    """A program to install.
+
+    requirements: as pip takes them, the program's own pinned by `==`. python: the oldest it needs.
+    """
 
     name: str
     requirements: tuple[str, ...]
+    python: tuple[int, int] = (3, 11)
 
     @property
     def folder(self) -> Path:
         pins = "\n".join((WAY, *self.requirements)).encode()
-        python = f"py{sys.version_info.major}{sys.version_info.minor}"
+        newest = max(self.python, sys.version_info[:2])
+        python = "py" + "".join(map(str, newest))
         return FOLDER / f"{self.name}-{python}-{hashlib.sha256(pins).hexdigest()[:10]}"
+
+    def interpreter(self) -> str:
+        """A Python that it runs on: this one, or a newer one; skips the running test without."""
+        if self.python <= sys.version_info[:2]:
+            return sys.executable
+        name = "python" + ".".join(map(str, self.python))
+        installed = sorted(Path.home().glob(f".pyenv/versions/{name.removeprefix('python')}.*"))
+        found = [str(folder / "bin" / name) for folder in installed] or [shutil.which(name)]
+        if found[-1] is None:
+            pytest.skip(f"{self.name} needs {name}")
+        return found[-1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +96,7 @@ class Environment:
 
     def variables(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment variables of a process in it: this one's without Python's and ours."""
-        kept = {name: text for name, text in os.environ.items() if not name.startswith(OF_OURS)}
+        kept = _plain_variables()
         path = os.pathsep.join((str(self.folder / "bin"), kept.get("PATH", os.defpath)))
         return {**kept, "PATH": path, "PYTHONUNBUFFERED": "1", **(more or {})}
 
@@ -113,13 +128,15 @@ def environment_of(program: Program) -> Environment:
     if not (folder / COMPLETE).exists():
         with _alone(folder):
             if not (folder / COMPLETE).exists():  # nobody else has made it in the meantime
-                _make(folder, program.requirements)
+                _make(folder, program)
     return Environment(folder, json.loads((folder / COMPLETE).read_text()))
 
 
-def _make(folder: Path, requirements: tuple[str, ...]) -> None:
+def _make(folder: Path, program: Program) -> None:
+    requirements = program.requirements
     shutil.rmtree(folder, ignore_errors=True)
-    venv.EnvBuilder(symlinks=True).create(folder)
+    create = (program.interpreter(), "-m", "venv", "--without-pip", str(folder))
+    subprocess.run(create, check=True, timeout=INSTALL_S, env=_plain_variables())
     python = str(folder / "bin/python")
     pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check")
     made = _pip(*pip, "install", "--quiet", "--no-input", "--prefer-binary", *requirements)
@@ -132,6 +149,10 @@ def _make(folder: Path, requirements: tuple[str, ...]) -> None:
     assert listed.returncode == 0, listed.stderr
     versions = {found["name"].lower(): found["version"] for found in json.loads(listed.stdout)}
     (folder / COMPLETE).write_text(json.dumps(versions, indent=1, sort_keys=True))
+
+
+def _plain_variables() -> dict[str, str]:
+    return {name: text for name, text in os.environ.items() if not name.startswith(OF_OURS)}
 
 
 def _pip(*command: str) -> subprocess.CompletedProcess[str]:
