@@ -49,6 +49,11 @@ class KeyRing:
         """What tells the audio of one key from another's: opaque; empty where there are no keys."""
         return b"" if owner is None else self._owners[owner]
 
+    def owner_of_digest(self, digest: bytes) -> int | None:
+        """Number of the key whose `owner_digest` this is; None: none of these keys."""
+        equal = [hmac.compare_digest(digest, known) for known in self._owners]
+        return equal.index(True) if True in equal else None
+
     @contextmanager
     def request_of(self, owner: int | None) -> Iterator[None]:
         """Count a request while it runs; `owner` is None where there are no keys.

@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 import numpy.typing as npt
-import soxr  # type: ignore[import-untyped]
+import soxr
 
 from cluster.demo.recipe import corpus
 from cluster.messages import SAMPLE_RATE

@@ -1,0 +1,187 @@
+"""The events of OpenAI's realtime transcription: what a client sends, read; what it gets, written.
+
+Only shapes stand here, of the protocol as it is today and of its beta. `router.live.protocol` says
+which event comes when. Source: openai-python, `types/realtime` and `types/beta/realtime`.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Literal
+
+from cluster.errors import InvalidRequestError, SplitscribeError
+from router.transcript import TokenLogprob
+
+Event = dict[str, Any]
+Form = Literal["ga", "beta"]
+
+TRANSCRIPTION = "conversation.item.input_audio_transcription"
+_ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_ID_LENGTH = 21  # 125 bits of chance
+_MAX_EVENT_ID = 512  # characters of a client's id that are repeated to it
+
+
+@dataclass(frozen=True, slots=True)
+class ClientEvent:
+    """What a client sent. event_id: its own name for it, which an error repeats."""
+
+    event_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Update(ClientEvent):
+    """session: as it came. form: whose answer the client expects."""
+
+    session: object
+    form: Form
+
+
+@dataclass(frozen=True, slots=True)
+class Append(ClientEvent):
+    audio: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Commit(ClientEvent):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Clear(ClientEvent):
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Refused(ClientEvent):
+    """An event that is answered by an error."""
+
+    error: SplitscribeError
+
+
+def read_event(text: str | bytes | None) -> ClientEvent:
+    """What came in one message; what is no event of ours becomes `Refused`. Never raises."""
+    if not isinstance(text, str):
+        return Refused(None, _wrong("Send events as text messages, not as binary ones."))
+    try:
+        sent = json.loads(text)
+    except (ValueError, RecursionError):
+        return Refused(None, _wrong("The event is not JSON.", code="invalid_json"))
+    if not isinstance(sent, dict):
+        return Refused(None, _wrong("The event is not a JSON object.", code="invalid_json"))
+    event_id = sent.get("event_id")
+    event_id = event_id[:_MAX_EVENT_ID] if isinstance(event_id, str) else None
+    try:
+        return _read(sent, event_id)
+    except InvalidRequestError as error:
+        return Refused(event_id, error)
+
+
+def _read(sent: Mapping[str, Any], event_id: str | None) -> ClientEvent:
+    match sent.get("type"):
+        case "input_audio_buffer.append":
+            return Append(event_id, _audio(sent.get("audio")))
+        case "input_audio_buffer.commit":
+            return Commit(event_id)
+        case "input_audio_buffer.clear":
+            return Clear(event_id)
+        case "session.update":
+            return Update(event_id, sent.get("session"), "ga")
+        case "transcription_session.update":
+            return Update(event_id, sent.get("session"), "beta")
+        case None:
+            raise _wrong(
+                "The event has no 'type'.", param="type", code="missing_required_parameter"
+            )
+        case other:
+            shown = repr(other)[:64]
+            raise _wrong(
+                f"{shown} is no event of a transcription session; it takes 'session.update' and "
+                f"'input_audio_buffer.append', '.commit' and '.clear'.",
+                param="type",
+                code="invalid_value",
+            )
+
+
+def _audio(sent: object) -> bytes:
+    if not isinstance(sent, str):
+        raise _wrong("'audio' must be a string of base64.", param="audio", code="invalid_value")
+    try:
+        return base64.b64decode(sent, validate=True)
+    except (binascii.Error, ValueError):
+        raise _wrong("'audio' is not base64.", param="audio", code="invalid_value") from None
+
+
+def _wrong(
+    message: str, *, param: str | None = None, code: str = "invalid_event"
+) -> InvalidRequestError:
+    return InvalidRequestError(message, param=param, code=code)
+
+
+class EventWriter:
+    """Writes a session's events in one form, each with an id of its own."""
+
+    def __init__(self, random: Random, form: Form) -> None:
+        self.form = form
+        self._random = random
+
+    def new_id(self, kind: str) -> str:
+        return new_id(self._random, kind)
+
+    def event(self, type: str, **fields: Any) -> Event:
+        return {"type": type, "event_id": self.new_id("event"), **fields}
+
+    def session(self, what: Literal["created", "updated"], session: Event) -> Event:
+        kind = "session" if self.form == "ga" else "transcription_session"
+        return self.event(f"{kind}.{what}", session=session)
+
+    def item(self, item_id: str, previous: str | None) -> list[Event]:
+        """That an item was made of the audio."""
+        item = {
+            "id": item_id,
+            "object": "realtime.item",
+            "type": "message",
+            "status": "completed",
+            "role": "user",
+            "content": [{"type": "input_audio", "transcript": None}],
+        }
+        kinds = ("added", "done") if self.form == "ga" else ("created",)
+        return [
+            self.event(f"conversation.item.{kind}", previous_item_id=previous, item=item)
+            for kind in kinds
+        ]
+
+    def transcription(self, kind: str, item_id: str, **fields: Any) -> Event:
+        return self.event(
+            f"{TRANSCRIPTION}.{kind}",
+            item_id=item_id,
+            content_index=0,
+            **fields,
+        )
+
+    def error(self, error: SplitscribeError, event_id: str | None = None) -> Event:
+        return self.event("error", error={**error_fields(error), "event_id": event_id})
+
+
+def new_id(random: Random, kind: str) -> str:
+    """An id such as "event_" and 21 letters."""
+    return f"{kind}_{''.join(random.choices(_ID_LETTERS, k=_ID_LENGTH))}"
+
+
+def error_fields(error: SplitscribeError) -> dict[str, Any]:
+    return {
+        "type": error.type,
+        "code": error.code,
+        "message": error.message,
+        "param": error.param,
+    }
+
+
+def written_logprobs(logprobs: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
+    return [
+        {"token": one.token, "logprob": one.logprob, "bytes": list(one.bytes)} for one in logprobs
+    ]
