@@ -44,7 +44,7 @@ from cluster.serve.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, rep
 from cluster.serve.launch import running_cluster
 from cluster.serve.placement import Placement
 from cluster.serve.replicas.replica_setup import start_replica
-from cluster.serve.replicas.router_replica import Router, open_listener, proxied_app, served_model
+from cluster.serve.replicas.router_replica import Router, open_listener, router_app, served_model
 from cluster.settings import RouterSettings, Settings
 from router.audio.pool import AudioPool
 from router.http.admission import MAX_REQUESTS
@@ -139,7 +139,6 @@ class LocalRouter:
 
     async def __init__(self, settings: Settings, build: str, hold_s: float) -> None:  # type: ignore[misc]
         _, recorder = start_replica("router", settings, build, ROUTER_METRICS)
-        self._settings, self._recorder = settings, recorder
         self._audio = AudioPool(settings.router)
         await self._audio.start()
         checkpoint = open_checkpoint(settings.model, weights=False)
@@ -156,10 +155,11 @@ class LocalRouter:
         self._registry = ModelRegistry(
             [served_model(settings, next(iter(settings.by_model())), transcriber)]
         )
-        self._listener = await open_listener(self._registry, settings.router, recorder)
+        self._app = router_app(self._registry, settings, recorder)
+        self._listener = await open_listener(self._app, settings.router)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return proxied_app(self._registry, self._settings.router, self._recorder)
+        return self._app
 
     async def __del__(self) -> None:
         if self._listener is not None:

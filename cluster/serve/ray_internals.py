@@ -121,3 +121,16 @@ def shared_value(namespace: bytes, name: bytes, first: bytes) -> bytes:
     _internal_kv_put(name, first, False, namespace=namespace)
     kept: bytes = _internal_kv_get(name, namespace=namespace)
     return kept
+
+
+def replica_is_stopping() -> bool:
+    """Whether Serve has begun to stop the replica of this process, which still finishes requests.
+
+    Serve tells a replica only when its last request has ended.
+    """
+    from ray._private.worker import global_worker
+
+    return any(
+        getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False)
+        for actor in global_worker.actors.values()
+    )

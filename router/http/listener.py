@@ -14,6 +14,7 @@ import socket
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from cluster.errors import WorkerError
 
@@ -22,6 +23,10 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048  # connections that wait to be accepted
 KEEP_ALIVE_S = 90.0  # of an idle connection, as Serve's proxy has it
 CLOSE_TIMEOUT_S = 30.0  # for requests in flight when the replica is stopped
+PING_S = 20.0  # keeps what stands between awake; an answer may take as long as audio waits for room
+PONG_S = 60.0
+STUCK_S = 60.0  # in which a WebSocket's client that reads anything at all makes some room
+FRAME_BYTES = 16 << 20  # of a WebSocket message, at least
 
 
 class HttpListener:
@@ -33,8 +38,14 @@ class HttpListener:
         self._serving = serving
 
     @classmethod
-    async def open(cls, app: ASGIApp, host: str, port: int) -> HttpListener:
+    async def open(
+        cls, app: ASGIApp, host: str, port: int, max_message_bytes: int = 0
+    ) -> HttpListener:
         """Listen; port 0 takes a free one.
+
+        Args:
+            max_message_bytes: that the application wants to see of a WebSocket's message; one of
+                more than 16 MiB and more than this closes the connection.
 
         Raises:
             OSError: the address cannot be bound.
@@ -48,6 +59,11 @@ class HttpListener:
             access_log=False,
             timeout_keep_alive=round(KEEP_ALIVE_S),
             timeout_graceful_shutdown=round(CLOSE_TIMEOUT_S),
+            ws=_WebSocketProtocol,
+            ws_max_size=max(FRAME_BYTES, 2 * max_message_bytes),
+            ws_ping_interval=PING_S,
+            ws_ping_timeout=PONG_S,
+            ws_per_message_deflate=False,  # what is sent is small, and base64 hardly shrinks
         )
         server = _Server(config)
         serving = asyncio.create_task(server.serve(sockets=[bound]))
@@ -83,6 +99,32 @@ class _Server(uvicorn.Server):
         except SystemExit:  # which would end the whole process
             raise WorkerError("the application did not start; the log says why") from None
         self.up.set()
+
+
+class _WebSocketProtocol(WebSocketsSansIOProtocol):
+    """Cuts the connection of a client that takes nothing any more.
+
+    The application can only close one, which waits for the client to read what was sent before.
+    """
+
+    _stuck: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stuck = self.loop.call_later(STUCK_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._forget()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def _forget(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
 
 def _bind(host: str, port: int) -> socket.socket:

@@ -54,6 +54,9 @@ class RequestMiddleware:
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            await self._serve_websocket(scope, receive, send)
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -91,6 +94,27 @@ class RequestMiddleware:
                     span.note(http__response__status_code=status)
                     if code is not None:
                         span.note(error=code)
+
+    async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Name the connection for its log lines and its client; it counts its events itself."""
+        request_id = accept_request_id(Headers(scope=scope).get("x-request-id"))
+
+        async def send_stamped(message: Message) -> None:
+            begins = message["type"] in ("websocket.accept", "websocket.http.response.start")
+            if begins and self._echo_request_id:
+                headers = MutableHeaders(raw=list(message.get("headers", [])))
+                headers["x-request-id"] = request_id
+                message = {**message, "headers": headers.raw}
+            if message["type"] == "websocket.http.response.start":
+                self._count(message["status"], noted_error(scope), 0.0)
+            await send(message)
+
+        with request_scope(request_id):
+            try:
+                await self._app(scope, receive, send_stamped)
+            except Exception:  # the server says 500, or closes what is open
+                logger.exception("WebSocket %s failed", scope["path"])
+                raise AnswerBrokenError from None
 
     def _span(self, scope: Scope, request_id: str) -> Span:
         """The span of the whole answer, its stream included; only for requests that do work."""

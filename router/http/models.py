@@ -15,6 +15,7 @@ from cluster.errors import ConfigurationError, ModelNotFoundError
 from cluster.messages import ROLES, Role
 from router.api.responses import ModelListResponse, ModelResponse
 from router.interface import HealthReport, PoolHealth, Transcriber
+from router.live.interface import LiveEngine
 
 ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
 # Its newer names. Clients choose by them what they send: whether they end turns themselves, say.
@@ -29,7 +30,7 @@ class ServedModel:
     """One model and the pools that serve it.
 
     names: what it is listed as, the first one foremost; aliases: further names, not listed;
-    languages: codes it knows; created: Unix time.
+    languages: codes it knows; created: Unix time; live: its realtime sessions, where it has them.
     """
 
     names: tuple[str, ...]
@@ -38,6 +39,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
     owned_by: str = "splitscribe"
+    live: LiveEngine | None = None
 
 
 class ModelRegistry:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict
@@ -44,10 +45,13 @@ from router.api.responses import (
 )
 from router.http.admission import Admission
 from router.http.asr import add_asr_routes, asr_key_check
+from router.http.client_secrets import ClientSecrets
 from router.http.envelope import install_error_handlers
 from router.http.keys import KeyRing
 from router.http.middleware import RequestMiddleware
 from router.http.models import ModelRegistry, together
+from router.http.realtime import RealtimeService
+from router.http.realtime_routes import add_realtime
 from router.http.service import Endpoint, TranscriptionService
 from router.http.sse import HEARTBEAT_S
 from router.http.uploads import sweep_spool_always
@@ -75,8 +79,9 @@ def create_app(
     echo_request_id: bool = True,
     spool_dir: Path | None = None,
     heartbeat_s: float = HEARTBEAT_S,
+    cluster_key: str | None = None,
 ) -> FastAPI:
-    """Build the application.
+    """Build the application. Its `state.realtime` has the sessions, to be drained before it ends.
 
     Args:
         registry: what clients may ask for, and the transcribers that do the work.
@@ -85,9 +90,10 @@ def create_app(
         tracer: begins a trace for each.
         clock: measures how long requests take, and so when their time is over.
         echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` to every
-            answer itself (twice would join to one wrong id).
+            answer itself (twice would join to one wrong id), and queues what a WebSocket sends.
         spool_dir: where uploads wait; default: the system's folder for temporary files.
         heartbeat_s: longest silence of a stream.
+        cluster_key: signs client secrets, so that any router with it takes them; default: made.
     """
 
     @asynccontextmanager
@@ -135,14 +141,23 @@ def create_app(
         heartbeat_s=heartbeat_s,
     )
     api = APIRouter(prefix="/v1", dependencies=guards, responses=ERRORS)
+    app.state.realtime = realtime = RealtimeService(
+        registry,
+        settings,
+        keys,
+        ClientSecrets(cluster_key or secrets.token_hex(32), keys),
+        clock=clock,
+        is_proxied=not echo_request_id,
+    )
     _add_audio(api, service)
     _add_models(api, registry)
+    add_realtime(app, api, realtime)
     app.include_router(api)
     if settings.asr_webservice:
         asr = APIRouter(dependencies=[Depends(asr_key_check(keys))] if guards else [])
         add_asr_routes(asr, service)
         app.include_router(asr)
-    _add_health(app, registry, service.admission)
+    _add_health(app, registry, service.admission, realtime)
     if guards:
         _add_guarded_schema(app, guards)
     return app
@@ -186,7 +201,9 @@ def _add_models(api: APIRouter, registry: ModelRegistry) -> None:
         return registry.describe(model_id)
 
 
-def _add_health(app: FastAPI, registry: ModelRegistry, admission: Admission) -> None:
+def _add_health(
+    app: FastAPI, registry: ModelRegistry, admission: Admission, realtime: RealtimeService
+) -> None:
     @app.get(
         "/health",
         tags=["operations"],
@@ -210,6 +227,7 @@ def _add_health(app: FastAPI, registry: ModelRegistry, admission: Admission) -> 
             "router": {
                 "requests": admission.requests,
                 "pending_audio_s": round(admission.pending_audio_s, 1),
+                "realtime_sessions": realtime.sessions,
             },
         }
         return JSONResponse(body, 200 if whole.ready else 503)

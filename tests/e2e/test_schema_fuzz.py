@@ -30,6 +30,8 @@ SHARES = {
     ("GET", "/v1/models"): 2,
     ("GET", "/v1/models/{model_id}"): 12,
     ("GET", "/health"): 2,
+    ("POST", "/v1/realtime/client_secrets"): 8,
+    ("POST", "/v1/realtime/transcription_sessions"): 8,
 }
 # A schema cannot say that fields exclude each other, or that bytes are no audio.
 NEVER_CHECKED = ("positive_data_acceptance",)

@@ -28,6 +28,7 @@ from router.interface import (
     TranscriptionResult,
     Update,
 )
+from router.live.interface import LiveEngine
 from router.transcript import Segment, TokenLogprob, Transcript, Word
 
 NAMES = ("openai/whisper-large-v3", "demo")
@@ -92,9 +93,12 @@ def make_updates(transcript: Transcript) -> list[Update]:
 
 
 def make_registry(
-    transcriber: Transcriber, languages: tuple[str, ...] = LANGUAGES
+    transcriber: Transcriber,
+    languages: tuple[str, ...] = LANGUAGES,
+    live: LiveEngine | None = None,
 ) -> ModelRegistry:
-    return ModelRegistry([ServedModel(NAMES, languages, transcriber, created=1_700_000_000)])
+    model = ServedModel(NAMES, languages, transcriber, created=1_700_000_000, live=live)
+    return ModelRegistry([model])
 
 
 def make_settings(**changes: Any) -> RouterSettings:

@@ -22,6 +22,7 @@ from cluster.model.encoder_context import chosen_context
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.serve.clients import ServePool
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
+from cluster.serve.ray_internals import replica_is_stopping
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.settings import RouterSettings, Settings
 from cluster.tracing import NO_TRACER, Tracer, make_tracer
@@ -32,6 +33,8 @@ from router.http.routes import create_app
 from router.request import RequestTranscriber
 
 logger = logging.getLogger(__name__)
+
+STOP_POLL_S = 0.2
 
 
 class Router:
@@ -74,9 +77,10 @@ class Router:
             openai_aliases=settings.router.openai_aliases,
             list_openai_aliases=settings.router.list_openai_aliases,
         )
-        self._listener = await open_listener(
-            self._registry, settings.router, recorder, self._tracer
-        )
+        self._app = router_app(self._registry, settings, recorder, self._tracer)
+        self._listener = await open_listener(self._app, settings.router)
+        if self._listener is None:
+            self._draining = asyncio.create_task(self._drain_when_stopped())
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
@@ -84,11 +88,20 @@ class Router:
             self._listener.check()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        return proxied_app(self._registry, self._settings.router, self._recorder, self._tracer)
+        return self._app
+
+    async def _drain_when_stopped(self) -> None:
+        """Behind Serve's proxy a session counts as a request, for whose end a stop waits."""
+        while not replica_is_stopping():  # noqa: ASYNC110 - Serve has no event for it
+            await asyncio.sleep(STOP_POLL_S)
+        await self._app.state.realtime.drain()
 
     async def __del__(self) -> None:
         """Serve's hook on shutdown."""
+        if hasattr(self, "_draining"):
+            self._draining.cancel()
         if hasattr(self, "_listener") and self._listener is not None:
+            await self._app.state.realtime.drain()
             await self._listener.close()
         if hasattr(self, "_audio"):
             await self._audio.close()
@@ -96,22 +109,21 @@ class Router:
             await asyncio.to_thread(self._tracer.close)
 
 
-def proxied_app(
-    registry: ModelRegistry,
-    settings: RouterSettings,
-    recorder: Recorder,
-    tracer: Tracer = NO_TRACER,
+def router_app(
+    registry: ModelRegistry, settings: Settings, recorder: Recorder, tracer: Tracer = NO_TRACER
 ) -> FastAPI:
-    """The application behind Serve's proxy, which names requests itself."""
-    return create_app(registry, settings, recorder=recorder, tracer=tracer, echo_request_id=False)
+    """The application of one replica, for its own listener or for Serve's proxy."""
+    return create_app(
+        registry,
+        settings.router,
+        recorder=recorder,
+        tracer=tracer,
+        echo_request_id=settings.router.listener == "router",  # Serve's proxy names requests itself
+        cluster_key=settings.cluster_key,
+    )
 
 
-async def open_listener(
-    registry: ModelRegistry,
-    settings: RouterSettings,
-    recorder: Recorder,
-    tracer: Tracer = NO_TRACER,
-) -> HttpListener | None:
+async def open_listener(app: FastAPI, settings: RouterSettings) -> HttpListener | None:
     """Serve HTTP from this replica; None where Serve's proxy does.
 
     Raises:
@@ -120,8 +132,9 @@ async def open_listener(
     if settings.listener != "router":
         return None
     try:
-        app = create_app(registry, settings, recorder=recorder, tracer=tracer)
-        return await HttpListener.open(app, settings.host, settings.port)
+        return await HttpListener.open(
+            app, settings.host, settings.port, settings.live.max_event_bytes
+        )
     except OSError as error:
         raise ConfigurationError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"

@@ -33,6 +33,7 @@ NAMES = (
     "ray.autoscaler._private.util.validate_config",
     "ray.experimental.internal_kv._internal_kv_get",
     "ray.experimental.internal_kv._internal_kv_put",
+    "ray._private.worker.global_worker",
 )
 
 

@@ -11,9 +11,9 @@ import pytest
 from fastapi import FastAPI
 
 from cluster.errors import ConfigurationError, WorkerError
-from cluster.metrics import ROUTER_METRICS, silent_recorder
 from cluster.serve.replicas.router_replica import open_listener
 from router.http.listener import HttpListener
+from router.http.routes import create_app
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings, post
 
 LOCAL = "127.0.0.1"
@@ -111,13 +111,12 @@ async def test_an_application_that_does_not_start_is_told() -> None:
 
 
 async def test_only_a_router_that_is_to_listen_does() -> None:
-    registry, recorder = make_registry(FakeTranscriber()), silent_recorder(ROUTER_METRICS)
-    proxied = make_settings(listener="serve", port=0)
-    assert await open_listener(registry, proxied, recorder) is None
+    app = create_app(make_registry(FakeTranscriber()), make_settings())
+    assert await open_listener(app, make_settings(listener="serve", port=0)) is None
     foreign = make_settings(listener="router", host="192.0.2.1", port=0)
     with pytest.raises(ConfigurationError, match=r"cannot listen on 192\.0\.2\.1"):
-        await open_listener(registry, foreign, recorder)
-    listener = await open_listener(registry, make_settings(listener="router", port=0), recorder)
+        await open_listener(app, foreign)
+    listener = await open_listener(app, make_settings(listener="router", port=0))
     assert listener is not None
     async with httpx.AsyncClient(base_url=f"http://{LOCAL}:{listener.port}") as client:
         answer = await post(client)

@@ -136,7 +136,11 @@ async def test_health_is_503_until_both_pools_are_ready(
     encoder = answer.json()["pools"]["encoder"]
     assert (encoder["ready"], encoder["replicas"]) == (True, 1)
     assert encoder["workers"][0]["pages_free"] == 3
-    assert answer.json()["router"] == {"requests": 0, "pending_audio_s": 0.0}
+    assert answer.json()["router"] == {
+        "requests": 0,
+        "pending_audio_s": 0.0,
+        "realtime_sessions": 0,
+    }
 
 
 async def test_health_that_cannot_be_had_is_503(

@@ -237,7 +237,11 @@ def test_a_quiet_stream_has_heartbeats_and_a_hang_up_cancels_the_work(
 def test_a_stream_that_ended_leaves_nothing(url: str, tmp_path: Path) -> None:
     post_stream(url)
     wait_until(lambda: not list(tmp_path.iterdir()))
-    assert httpx.get(f"{url}/health").json()["router"] == {"requests": 0, "pending_audio_s": 0.0}
+    assert httpx.get(f"{url}/health").json()["router"] == {
+        "requests": 0,
+        "pending_audio_s": 0.0,
+        "realtime_sessions": 0,
+    }
 
 
 def test_a_hang_up_before_the_200_cancels_the_work_too(

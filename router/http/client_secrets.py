@@ -1,0 +1,107 @@
+"""Client secrets: keys that a server of ours gives to its browsers, good for minutes.
+
+A secret holds its own content, signed with a key that is derived from the cluster's: any router
+accepts one that another router issued, and nothing is stored. Its content is not encrypted: its
+bearer can read the session's configuration. Its expiry is a Unix time, as OpenAI's API has it, so
+the clocks of the routers' hosts have to agree to seconds.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import secrets
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.errors import AuthenticationError, InvalidRequestError
+from router.http.keys import KeyRing
+
+PREFIX = "ek_"
+MAX_LENGTH = 6_000  # characters; it travels in one header line, and those may have 8,192
+MIN_S, USUAL_S, MAX_S = 10, 600, 7200  # OpenAI's
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSecret:
+    """A secret that was found genuine. owner: number of the key that it stands for."""
+
+    owner: int | None
+    session: dict[str, Any]
+
+
+class ClientSecrets:
+    """Issues and reads the secrets of one cluster."""
+
+    def __init__(
+        self, cluster_key: str, keys: KeyRing, unix_time: Callable[[], float] = time.time
+    ) -> None:
+        key = cluster_key.encode()
+        self._key = hmac.new(key, b"splitscribe client secrets", hashlib.sha256).digest()
+        self._keys = keys
+        self.unix_time = unix_time
+
+    def issue(self, owner: int | None, session: dict[str, Any], seconds: int) -> tuple[str, int]:
+        """A secret for sessions that begin as `session`, and when it expires.
+
+        Raises:
+            InvalidRequestError: the configuration is too long for a secret.
+        """
+        expires_at = int(self.unix_time()) + seconds
+        content = {
+            "expires_at": expires_at,
+            "owner": self._keys.owner_digest(owner).hex(),
+            "session": session,
+            "nonce": secrets.token_hex(8),  # so that no two are equal
+        }
+        packed = zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 9)
+        value = f"{PREFIX}{_text(packed)}.{_text(self._mac(packed))}"
+        if len(value) > MAX_LENGTH:
+            raise InvalidRequestError(
+                f"The session's configuration makes a secret of {len(value)} characters, of at "
+                f"most {MAX_LENGTH}; send a shorter prompt with 'session.update' instead.",
+                param="session",
+                code="string_above_max_length",
+            )
+        return value, expires_at
+
+    def read(self, value: str) -> ClientSecret:
+        """The content of a secret.
+
+        Raises:
+            AuthenticationError: it is not genuine, it has expired, or its API key is gone.
+        """
+        try:
+            packed_text, mac_text = value.removeprefix(PREFIX).split(".")
+            packed, mac = _bytes(packed_text), _bytes(mac_text)
+        except (ValueError, binascii.Error):
+            packed, mac = b"", b""
+        if not hmac.compare_digest(self._mac(packed), mac):
+            raise AuthenticationError("the client secret is not right")
+        content = json.loads(zlib.decompress(packed))
+        if content["expires_at"] <= self.unix_time():
+            raise AuthenticationError(
+                "the client secret has expired; create another one", code="client_secret_expired"
+            )
+        owner = self._keys.owner_of_digest(bytes.fromhex(content["owner"]))
+        if len(self._keys) and owner is None:
+            raise AuthenticationError("the API key that made the client secret is not valid here")
+        return ClientSecret(owner, content["session"])
+
+    def _mac(self, packed: bytes) -> bytes:
+        return hmac.new(self._key, packed, hashlib.sha256).digest()
+
+
+def _text(data: bytes) -> str:
+    """Base64 that may stand in a header and in the name of a sub-protocol."""
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -1,0 +1,280 @@
+"""One realtime WebSocket: carries events between a client, its session's protocol and the engine.
+
+Four tasks of one event loop: one reads the client, one hears the engine, one sends, one watches the
+time. The first that ends decides how the connection ends. What the events mean is
+`router.live.protocol`'s; who may connect is `router.http.realtime`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from cluster.clock import Clock
+from cluster.errors import (
+    InvalidRequestError,
+    SplitscribeError,
+    WorkerDrainingError,
+    WorkerError,
+)
+from cluster.settings import LiveSettings
+from router.http.outbox import Outbox, Pace, SlowReaderError
+from router.live.events import Append, ClientEvent, EventWriter, Refused, read_event
+from router.live.protocol import LiveProtocol, TooManyMistakesError
+
+logger = logging.getLogger(__name__)
+
+# Close codes of RFC 6455 and IANA's list.
+ENDED, LEFT_ALONE, REFUSED, CRASHED, RESTARTING = 1000, 1001, 1008, 1011, 1012
+
+WARNING_S = 30.0  # before a session is ended by the time
+DRAIN_S = 20.0  # for open turns, before they fail
+FLUSH_S = 5.0  # for what was said last
+CLOSE_S = 5.0
+ROOM_TIMEOUT_S = 30.0  # how long a client is not read while its audio waits
+ROOM_POLL_S = 0.05
+LONG_EVENT = 262_144  # characters; longer ones are read in a thread
+PIECE_S = 10.0  # of audio that is taken without a pause for others
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a connection ends.
+
+    code: of the close; None: the client has left. error: said before it. drains: whether open turns
+    may end first.
+    """
+
+    code: int | None
+    reason: str = ""
+    error: SplitscribeError | None = None
+    drains: bool = False
+
+
+LEFT = Ending(None, "the client left")
+DRAINED = Ending(RESTARTING, "the server restarts; connect again", drains=True)
+
+
+class RealtimeConnection:
+    """A WebSocket that was accepted, until it is closed."""
+
+    def __init__(
+        self,
+        websocket: WebSocket,
+        protocol: LiveProtocol,
+        writer: EventWriter,
+        settings: LiveSettings,
+        clock: Clock,
+        *,
+        is_proxied: bool,
+    ) -> None:
+        """`is_proxied`: Serve's proxy stands between, which queues both directions without bound.
+
+        Without it a client that sends faster than the pools work is read more slowly.
+        """
+        self._websocket = websocket
+        self._protocol = protocol
+        self._writer = writer
+        self._settings = settings
+        self._clock = clock
+        self._is_proxied = is_proxied
+        self._outbox = Outbox(websocket.send_text, clock, Pace() if is_proxied else None)
+        self._started_s = self._heard_s = clock.monotonic()
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """Let open turns end, and close for a restart. The caller awaits `run`."""
+        self._draining.set()
+
+    async def run(self) -> Ending:
+        """Serve until one side ends it; returns how it ended. Closes the engine's session."""
+        hearing = asyncio.create_task(self._hear())
+        sending = asyncio.create_task(self._outbox.run())
+        others = [
+            asyncio.create_task(self._read()),
+            asyncio.create_task(self._watch_time()),
+            asyncio.create_task(self._wait_for_drain()),
+        ]
+        tasks: list[asyncio.Task[Any]] = [others[0], hearing, sending, *others[1:]]
+        try:
+            self._outbox.put(self._protocol.open())
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            ending = next(_ending_of(task) for task in tasks if task.done())
+            await _cancel(others)
+            return await self._end(ending, hearing, sending)
+        finally:
+            await _cancel(tasks)
+            await self._protocol.session.close()
+
+    # ---- the tasks ----
+
+    async def _read(self) -> Ending:
+        try:
+            while True:
+                message = await self._websocket.receive()
+                if message["type"] == "websocket.disconnect":
+                    return LEFT
+                self._heard_s = self._clock.monotonic()
+                text = message.get("text")
+                event = await self._parsed(message.get("bytes") if text is None else text)
+                for piece in _pieces(event, self._protocol.audio_s(event)):
+                    await self._wait_for_room(self._protocol.audio_s(piece))
+                    self._outbox.put(self._protocol.receive(piece))
+                for replaced in self._protocol.take_replaced():
+                    await replaced.close()
+        except TooManyMistakesError as error:
+            return Ending(REFUSED, "too many wrong events", error)
+        except InvalidRequestError as error:  # from `_wait_for_room`
+            return Ending(REFUSED, "too much audio waits", error)
+
+    async def _parsed(self, sent: str | bytes | None) -> ClientEvent:
+        length = 0 if sent is None else len(sent)
+        limit = self._settings.max_event_bytes
+        if length > limit:
+            message = f"The event has {length} bytes, of at most {limit}; send audio in pieces."
+            return Refused(None, InvalidRequestError(message, code="event_too_large"))
+        if length > LONG_EVENT:
+            return await asyncio.to_thread(read_event, sent)
+        return read_event(sent)
+
+    async def _wait_for_room(self, audio_s: float) -> None:
+        """Raises InvalidRequestError: there is none, and none comes, or the client must be read."""
+        limit = self._settings.max_unsent_s
+        patience_s = 0.0 if self._is_proxied else ROOM_TIMEOUT_S
+        asked_s = self._clock.monotonic()
+        while audio_s and (unsent_s := self._protocol.unsent_s) and unsent_s + audio_s > limit:
+            if self._clock.monotonic() - asked_s >= patience_s:
+                raise InvalidRequestError(
+                    f"{unsent_s:.0f} s of audio wait to be transcribed, of at most {limit:.0f} s; "
+                    f"send audio more slowly.",
+                    code="input_audio_buffer_full",
+                )
+            await self._clock.sleep(ROOM_POLL_S)
+
+    async def _hear(self) -> Ending:
+        while True:
+            session = self._protocol.session
+            async for event in session.events():
+                self._outbox.put(self._protocol.tell(event))
+            if session is self._protocol.session:
+                return Ending(CRASHED, "the session ended", WorkerError("the session has ended"))
+
+    async def _watch_time(self) -> Ending:
+        """Warn once before each limit, and end the session there."""
+        limits = self._settings
+        warning_s = min(WARNING_S, limits.idle_timeout_s / 2, limits.max_session_s / 2)
+        warned_of_end, warned_at_s = False, -1.0
+        while True:
+            now_s = self._clock.monotonic()
+            end_s = self._started_s + limits.max_session_s
+            idle_end_s = self._heard_s + limits.idle_timeout_s
+            if now_s >= end_s:
+                return _expired(f"Your session hit the maximum duration of {_time(limits)}.")
+            if now_s >= idle_end_s:
+                return _expired(
+                    f"Nothing came from you for {limits.idle_timeout_s:.0f} s.", "session_idle"
+                )
+            if now_s >= end_s - warning_s and not warned_of_end:
+                warned_of_end = True
+                self._warn("max_duration", end_s - now_s)
+            if now_s >= idle_end_s - warning_s and warned_at_s < self._heard_s:
+                warned_at_s = now_s
+                self._warn("idle", idle_end_s - now_s)
+            next_s = [end_s, idle_end_s, end_s - warning_s, idle_end_s - warning_s]
+            await self._clock.sleep(max(0.001, min(at for at in next_s if at > now_s) - now_s))
+
+    def _warn(self, reason: str, left_s: float) -> None:
+        event = self._writer.event("session.expiring", reason=reason, seconds_left=round(left_s, 1))
+        self._outbox.put([event])
+
+    async def _wait_for_drain(self) -> Ending:
+        await self._draining.wait()
+        return DRAINED
+
+    # ---- the end ----
+
+    async def _end(
+        self, ending: Ending, hearing: asyncio.Task[Ending], sending: asyncio.Task[None]
+    ) -> Ending:
+        if ending.code is None:
+            return ending
+        try:
+            if ending.drains and not hearing.done():
+                await self._drain_turns(hearing)
+            await _cancel([hearing])
+            self._outbox.put(self._protocol.fail_open_turns(_left_over(ending)))
+            if ending.error is not None:
+                self._outbox.put([self._writer.error(ending.error)])
+            flushing = asyncio.ensure_future(self._outbox.sent())
+            await asyncio.wait(
+                {flushing, sending}, timeout=FLUSH_S, return_when=asyncio.FIRST_COMPLETED
+            )
+            flushing.cancel()
+        except SlowReaderError:
+            pass  # it does not read: the close is all that it may still get
+        await _cancel([sending])
+        try:
+            async with asyncio.timeout(CLOSE_S):
+                await self._websocket.close(ending.code, ending.reason)
+        except (TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
+            pass  # it has gone
+        return ending
+
+    async def _drain_turns(self, hearing: asyncio.Task[Ending]) -> None:
+        draining = asyncio.ensure_future(self._protocol.session.drain())
+        try:
+            async with asyncio.timeout(DRAIN_S):
+                await asyncio.wait({hearing})
+        except TimeoutError:
+            logger.warning("a realtime session's turns did not end within %.0f s", DRAIN_S)
+        finally:
+            await _cancel([draining])
+
+
+def _pieces(event: ClientEvent, audio_s: float) -> Iterator[ClientEvent]:
+    """`event`, or its audio in pieces that are short enough to be taken at once."""
+    if not isinstance(event, Append) or audio_s <= PIECE_S:
+        yield event
+        return
+    size = round(len(event.audio) * PIECE_S / audio_s) & ~1
+    for start in range(0, len(event.audio), size):
+        yield Append(event.event_id, event.audio[start : start + size])
+
+
+def _ending_of(task: asyncio.Task[Any]) -> Ending:
+    try:
+        ending: Ending = task.result()
+    except SlowReaderError:
+        return Ending(REFUSED, "you read too slowly")
+    except (WebSocketDisconnect, OSError):
+        return LEFT
+    except Exception:
+        logger.exception("a realtime session failed")
+        return Ending(CRASHED, "internal error", SplitscribeError("The server had an error."))
+    return ending
+
+
+def _left_over(ending: Ending) -> SplitscribeError:
+    if ending.drains:
+        return WorkerDrainingError("the session ended before this turn was transcribed")
+    return ending.error or WorkerError("the session ended before this turn was transcribed")
+
+
+def _expired(message: str, code: str = "session_expired") -> Ending:
+    return Ending(LEFT_ALONE, message, InvalidRequestError(message, code=code), drains=True)
+
+
+def _time(limits: LiveSettings) -> str:
+    minutes = limits.max_session_s / 60
+    return f"{minutes:.0f} minutes" if minutes >= 2 else f"{limits.max_session_s:g} s"
+
+
+async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
