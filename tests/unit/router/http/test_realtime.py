@@ -7,97 +7,34 @@ import base64
 import json
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import openai
 import pytest
-from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from cluster.settings import LiveSettings, RouterSettings
+from cluster.settings import LiveSettings
 from router.http import outbox, realtime_connection
-from router.http.listener import HttpListener
-from router.http.routes import create_app
-from tests.support.live_engine import BAD, FakeLiveEngine, spoken
-from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings
-
-ANSWER_S = 20.0
-RATE = 24_000
-
-
-class Door:
-    """A router's own listener with a fake engine behind it."""
-
-    def __init__(self, engine: FakeLiveEngine, listener: HttpListener, app: Any) -> None:
-        self.engine, self.app, self.port = engine, app, listener.port
-        self.listener = listener
-
-    def url(self, query: str = "?intent=transcription") -> str:
-        return f"ws://127.0.0.1:{self.port}/v1/realtime{query}"
-
-    def connect(self, query: str = "?intent=transcription", **options: Any) -> connect:
-        return connect(self.url(query), compression=None, **options)
-
-    async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
-        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}") as client:
-            return await client.post(f"/v1/realtime/{path}", json=body, **options)
-
-    async def none_left(self) -> None:
-        """Every session is closed and forgotten."""
-        realtime, sessions = self.app.state.realtime, self.engine.sessions
-        await eventually(
-            lambda: not realtime.sessions and all(session.closed for session in sessions)
-        )
-
-
-@asynccontextmanager
-async def opened(settings: RouterSettings | None = None, **options: Any) -> AsyncIterator[Door]:
-    engine = FakeLiveEngine()
-    app = create_app(
-        make_registry(FakeTranscriber(), live=engine), settings or make_settings(), **options
-    )
-    listener = await HttpListener.open(app, "127.0.0.1", 0)
-    try:
-        yield Door(engine, listener, app)
-    finally:
-        await listener.close()
+from tests.support.live_engine import BAD, spoken
+from tests.support.realtime import (
+    ANSWER_S,
+    RATE,
+    Door,
+    append,
+    eventually,
+    opened,
+    send,
+    types_of,
+    until,
+)
+from tests.support.router_fakes import make_settings
 
 
 @pytest.fixture
 async def door() -> AsyncIterator[Door]:
     async with opened() as made:
         yield made
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(ANSWER_S):
-        while not condition():  # noqa: ASYNC110 - the server's tasks are waited for
-            await asyncio.sleep(0.01)
-
-
-async def send(socket: ClientConnection, type: str, **fields: Any) -> None:
-    await socket.send(json.dumps({"type": type, **fields}))
-
-
-async def append(socket: ClientConnection, audio: bytes) -> None:
-    encoded = base64.b64encode(audio).decode()
-    await send(socket, "input_audio_buffer.append", audio=encoded)
-
-
-async def until(socket: ClientConnection, *types: str) -> list[dict[str, Any]]:
-    """Events up to the first of one of `types`."""
-    events = []
-    async with asyncio.timeout(ANSWER_S):
-        while True:
-            events.append(json.loads(await socket.recv()))
-            if events[-1]["type"].endswith(types):
-                return events
-
-
-def types_of(events: list[dict[str, Any]]) -> list[str]:
-    return [event["type"].removeprefix("conversation.item.") for event in events]
 
 
 @pytest.mark.parametrize("pieces", [1, 7])

@@ -1,0 +1,143 @@
+"""Realtime sessions through the proxies that are shipped: nothing of the protocol is lost there.
+
+The router's listener has a fake engine behind it, so that no cluster is needed; the proxies are the
+real ones, with TLS. `tests/unit/router/http/test_realtime.py` does the same without a proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import ssl
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from cluster.cli.shipped import shipped_config
+from cluster.settings import LiveSettings
+from tests.e2e.test_tls import (
+    START_S,
+    certificate,
+    free_port,
+    haproxy_command,
+    nginx_command,
+)
+from tests.support.live_engine import spoken
+from tests.support.programs import needs
+from tests.support.realtime import RATE, Door, append, opened, types_of, until
+from tests.support.router_fakes import make_settings
+
+pytestmark = needs("openssl")
+__all__ = ["certificate"]  # a fixture
+
+
+class Proxied:
+    """A proxy in front of a door."""
+
+    def __init__(self, door: Door, port: int, certificate: Path) -> None:
+        self.door = door
+        self.context = ssl.create_default_context(cafile=str(certificate))
+        self.url = f"wss://localhost:{port}/v1/realtime?intent=transcription"
+        self.health = f"https://localhost:{port}/health"
+
+    def connect(self, **options: Any) -> connect:
+        return connect(self.url, ssl=self.context, **options)
+
+
+@asynccontextmanager
+async def proxied(kind: str, door: Door, folder: Path, certificate: Path) -> AsyncIterator[Proxied]:
+    port = free_port()
+    shipped = shipped_config(f"tls/{kind}").path
+    text = shipped.read_text()
+    changes = {
+        "127.0.0.1:8000": f"127.0.0.1:{door.port}",
+        "/etc/splitscribe/tls.pem": str(certificate),
+        "bind :443": f"bind 127.0.0.1:{port}",
+        "listen 443": f"listen 127.0.0.1:{port}",
+    }
+    for old, new in changes.items():
+        text = text.replace(old, new)
+    config = folder / shipped.name
+    config.write_text(text)
+    make = haproxy_command if kind == "haproxy" else nginx_command
+    process = await asyncio.to_thread(subprocess.Popen, make(config, folder))
+    try:
+        made = Proxied(door, port, certificate)
+        async with asyncio.timeout(START_S), httpx.AsyncClient(verify=made.context) as client:
+            while not await _is_up(client, made.health):  # noqa: ASYNC110 - a process is waited for
+                await asyncio.sleep(0.05)
+        yield made
+    finally:
+        process.terminate()
+        await asyncio.to_thread(process.wait, START_S)
+
+
+async def _is_up(client: httpx.AsyncClient, url: str) -> bool:
+    try:
+        return (await client.get(url)).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@pytest.mark.parametrize("kind", ["haproxy", "nginx"])
+async def test_a_session_a_refusal_and_a_drain_come_through(
+    kind: str, certificate: Path, tmp_path: Path
+) -> None:
+    live = LiveSettings(max_sessions=1)
+    async with (
+        opened(make_settings(live=live)) as door,
+        proxied(kind, door, tmp_path, certificate) as proxy,
+        proxy.connect(subprotocols=["realtime"]) as socket,
+    ):
+        assert socket.subprotocol == "realtime"
+        await append(socket, spoken(5, 0, rate=RATE) + bytes(4800))
+        events = await until(socket, ".completed")
+        assert events[-1]["transcript"] == "w5"
+
+        with pytest.raises(InvalidStatus) as refused:
+            async with proxy.connect():
+                pass
+        answer = refused.value.response
+        assert answer.status_code == 429
+        assert answer.headers["retry-after"] == "5"
+        assert json.loads(answer.body)["error"]["code"] == "rate_limit_exceeded"
+
+        await append(socket, spoken(6, rate=RATE) + bytes(4800))
+        await until(socket, ".delta")
+        draining = asyncio.create_task(door.app.state.realtime.drain())
+        events = await until(socket, ".completed")
+        assert "input_audio_transcription.completed" in types_of(events)
+        with pytest.raises(ConnectionClosed):
+            await until(socket, "never")
+        assert socket.close_code == 1012
+        await draining
+
+
+@pytest.mark.parametrize("kind", ["haproxy", "nginx"])
+async def test_a_client_that_leaves_ends_its_session(
+    kind: str, certificate: Path, tmp_path: Path
+) -> None:
+    async with opened() as door, proxied(kind, door, tmp_path, certificate) as proxy:
+        async with proxy.connect() as socket:
+            await until(socket, "session.created")
+            socket.transport.abort()
+        await door.none_left()
+
+
+def test_a_quiet_session_outlives_the_proxies_patience() -> None:
+    """HAProxy counts a WebSocket's pings; its time for tunnels must not be the shorter one."""
+    found = re.search(r"timeout tunnel (\d+)m", shipped_config("tls/haproxy").path.read_text())
+    assert found is not None
+    assert 60 * int(found.group(1)) > LiveSettings().max_session_s
+    nginx = shipped_config("tls/nginx").path.read_text()
+    found = re.search(r"proxy_read_timeout (\d+)m", nginx)
+    assert found is not None
+    assert 60 * int(found.group(1)) > LiveSettings().idle_timeout_s
