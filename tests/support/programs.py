@@ -15,6 +15,7 @@ PACKAGES = {
     "chromium": "chromium",
     "curl": "curl",
     "espeak-ng": "espeak-ng",
+    "ffmpeg": "ffmpeg",
     "flite": "flite",
     "ip": "iproute2",
     "nft": "nftables",

@@ -1,0 +1,63 @@
+"""One server for all programs: a cluster as a person starts it, with all that they call."""
+
+from __future__ import annotations
+
+import json
+import wave
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.demo.samples import sample_path
+from tests.e2e.conftest import Server, start_server, stop_server
+from tests.support.environments import Environment
+from tests.support.speech import pcm_of, wav_of
+
+CLIENTS = Path(__file__).with_name("clients")
+CALLS_S = 240.0  # some of the programs take long to import
+
+
+@pytest.fixture(scope="session")
+def server(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One encoder and one decoder."""
+    env = {"SPLITSCRIBE_ROUTER__ASR_WEBSERVICE": "true"}
+    running = start_server(tmp_path_factory.mktemp("cwd"), env=env)
+    try:
+        yield running
+    finally:
+        status = stop_server(running)
+    assert status == 0, running.output()[-4000:]
+
+
+@pytest.fixture(scope="session")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The short recording as a wav file, which every program takes."""
+    path = tmp_path_factory.mktemp("speech") / "short.wav"
+    path.write_bytes(wav_of(pcm_of("short")))
+    with wave.open(str(path)) as file:
+        assert (file.getframerate(), file.getnchannels()) == (16_000, 1)
+    return path
+
+
+@pytest.fixture(scope="session")
+def said(server: Server, speech: Path) -> str:
+    """What the server hears in it, asked by OpenAI's own client."""
+    text = server.client().audio.transcriptions.create(model="whisper-1", file=speech).text
+    assert len(text.split()) > 5
+    return text
+
+
+@pytest.fixture(scope="session")
+def medium_said(server: Server) -> str:
+    create = server.client().audio.transcriptions.create
+    return create(model="whisper-1", file=sample_path("medium")).text
+
+
+def call(environment: Environment, script: str, *arguments: str | Path, **env: str) -> Any:
+    """Run one of `clients/` in a program's environment; what it printed last, as JSON."""
+    path = CLIENTS / f"{script}.py"
+    done = environment.run(path, *arguments, timeout_s=CALLS_S, env=env)
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+    return json.loads(done.stdout.splitlines()[-1])
