@@ -193,7 +193,7 @@ class DecodeOptions:
     max_new_tokens: None means what the text context leaves (at most half of it).
     words: align the text's tokens with the audio.
     detect_only: answer with the language, without text.
-    prefix_tokens: text and timestamp tokens that the window's text is forced to begin with. They
+    prefix_tokens: tokens that the window's text, with its timestamps, is forced to begin with. They
         follow the start sequence and run with it in one forward. To the rules of sampling they are
         tokens that were sampled; they are neither scored nor part of the result.
     peaks: tell where in the audio each sampled token was looking (`DecodeResult.peak_positions`).
@@ -290,7 +290,8 @@ OnToken = Callable[[SampledToken], None]
 class TokenAlignment:
     """When the text tokens of a window's segments are spoken (openai/whisper's `timing.py`).
 
-    tokens: the n text tokens that were aligned, in order: those of all segments of the window.
+    tokens: the n text tokens that were aligned, in order: those of all segments of the window,
+        with a prefix's.
     times_s: n + 1 seconds from the window's start: token i is spoken from times_s[i] on, and the
         last one ends at times_s[n].
     probs: n probabilities of the tokens, each given those before it.
@@ -305,14 +306,15 @@ class TokenAlignment:
 class DecodeResult:
     """A finished sequence: of all attempts, the one that stands.
 
-    tokens: what was sampled after the prompt, text and timestamp tokens, without end-of-text.
+    tokens: what was sampled after the prompt and a prefix, text and timestamp tokens, without
+        end-of-text.
     token_logprobs: log probability of each of `tokens` after the logit rules.
     avg_logprob: sum of log probabilities (end-of-text included) over len(tokens) + 1; with
         `detect_only` the log probability of the language among all languages.
     no_speech_prob: probability of the no-speech token at the start-of-transcript position.
     temperature: of the attempt that stands, which was number `attempt` (from 0) of those at rising
         temperatures.
-    compression_ratio: of the attempt's text.
+    compression_ratio: of the attempt's text, with its prefix.
     alignment: None unless it was asked for and there is text.
     doubted: its encoder context was trimmed, and the first attempt is not to be trusted: the window
         is to be encoded in full. Later temperatures were not tried, and words not aligned.

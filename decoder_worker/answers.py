@@ -31,6 +31,7 @@ def finished_result(sequence: DecodeSequence, now: float, *, doubted: bool = Fal
         attempt=index,
         alignment=sequence.alignment,
         doubted=doubted,
+        peak_positions=sequence.peaks,
     )
 
 

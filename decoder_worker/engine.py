@@ -26,7 +26,8 @@ from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import DecoderSettings
 from decoder_worker.build import EngineParts, build_parts
 from decoder_worker.loop import IDLE_S, Call, DecodeLoop
-from decoder_worker.sequence import DecodeSequence, PromptBuilder, SequenceState
+from decoder_worker.prompts import PromptBuilder
+from decoder_worker.sequence import DecodeSequence, SequenceState
 from decoder_worker.stats import DecoderStats
 from decoder_worker.warm_up import warm_up
 

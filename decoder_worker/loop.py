@@ -34,9 +34,10 @@ from decoder_worker.fallback import is_doubted, is_final
 from decoder_worker.landing import Landing
 from decoder_worker.launch_queue import Kind, LaunchQueue
 from decoder_worker.model_runner import ModelRunner
+from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import StepOutput
 from decoder_worker.scheduler import Scheduler
-from decoder_worker.sequence import Attempt, DecodeSequence, PromptBuilder, SequenceState
+from decoder_worker.sequence import Attempt, DecodeSequence, SequenceState
 from decoder_worker.stats import Counters
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,7 @@ class DecodeLoop:
         self._prompts = prompts
         self._runner = runner
         self._post = post
-        self._unaligned: list[DecodeSequence] = []  # decoded, their words not yet found
+        self._unaligned: list[DecodeSequence] = []  # decoded; peaks or words to be found
         self._told: list[DecodeSequence] = []  # their languages were found, their prompts not run
         self._on_leave = on_leave
         self._clock = clock
@@ -219,10 +220,16 @@ class DecodeLoop:
         self._end(sequence, _as_failure("decoding failed", error))
 
     def _align(self, finished: list[DecodeSequence]) -> None:
-        """Find when the words of finished sequences are spoken, then answer."""
-        for sequence, alignment in run_batch(finished, self._runner.align, self._fail):
+        """Find where finished sequences looked and when their words are spoken, then answer."""
+        wanted = [s for s in finished if s.options.peaks]  # first: they need the prompt's KV
+        for sequence, peaks in run_batch(wanted, self._runner.peaks, self._fail):
+            sequence.peaks = peaks
+        worded = [s for s in finished if s.options.words and not s.resolved]
+        for sequence, alignment in run_batch(worded, self._runner.align, self._fail):
             sequence.alignment = alignment
-            self._end(sequence, finished_result(sequence, self._clock()))
+        for sequence in finished:
+            if sequence.state is SequenceState.RUNNING:
+                self._end(sequence, finished_result(sequence, self._clock()))
 
     def _take_outputs(self, sequence: DecodeSequence, outputs: list[StepOutput]) -> None:
         """All that happens on the host to what a step gave for a sequence's rows."""
@@ -250,7 +257,8 @@ class DecodeLoop:
         search = sequence.search
         assert search is not None
         hypothesis = search.best()
-        ratio = compression_ratio(self._prompts.text_of(hypothesis.tokens))
+        text = (*sequence.options.prefix_tokens, *hypothesis.tokens)
+        ratio = compression_ratio(self._prompts.text_of(text))
         sequence.attempts.append(Attempt(hypothesis, sequence.temperature, ratio))
         sequence.search = None
         if self._is_doubted(sequence):
@@ -259,7 +267,7 @@ class DecodeLoop:
         elif not is_final(sequence):
             self.counters.fallbacks += 1
             self.scheduler.repeat(sequence)
-        elif sequence.options.words:
+        elif sequence.options.words or sequence.options.peaks:
             self._unaligned.append(sequence)
         else:
             self._end(sequence, finished_result(sequence, self._clock()))

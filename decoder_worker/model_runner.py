@@ -26,11 +26,13 @@ from cluster.model.splitting import split_tokens
 from cluster.model.streams import DECODE_PRIORITY, new_stream, on_stream, synchronize
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.alignment import Aligner, AlignmentItem
+from decoder_worker.alignment_heads import AlignmentHeads
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import Decoders, choose_sampler
 from decoder_worker.fallback import chosen_attempt
 from decoder_worker.gpu.fixed_sizes import FixedSizes
 from decoder_worker.launched import Launched, launched, outputs_of, read_back
+from decoder_worker.peaks import PeakFinder, PeakItem
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import best_of
@@ -103,9 +105,11 @@ class ModelRunner:
         self._rules = LogitRules(tokenizer, limit, self._device)
         sampler = choose_sampler(self._rules, self._slots)
         self._step = DecodeStep(sampler, self._slots, tokenizer.special.no_speech)
+        heads = AlignmentHeads(checkpoint, decoders.torch, cross_pool)
         self._aligner = Aligner(
-            checkpoint, tokenizer, decoders.ragged, decoders.torch, cross_pool, self_pool
+            checkpoint, tokenizer, decoders.ragged, heads, cross_pool, self_pool
         )
+        self._peak_finder = PeakFinder(heads, cross_pool, self_pool)
         self.states_projection = StatesProjection(checkpoint, cross_pool)
         self._language_tokens = torch.tensor(
             list(tokenizer.special.languages.values()), dtype=torch.int64, device=self._device
@@ -153,7 +157,7 @@ class ModelRunner:
         with self._on_device():
             self._restore(sequences)
             if self._fixed is not None:
-                return self._fixed.prefill(sequences)
+                return self._fixed.prefill(sequences, self._prefill_ragged)
             return launched(sequences, self._prefill_ragged(sequences))
 
     def decode(self, sequences: Sequence[DecodeSequence]) -> Launched:
@@ -224,6 +228,21 @@ class ModelRunner:
             found = iter(self._aligner.align(items) if items else [])
         return [next(found) if text else None for _, text in texts]
 
+    def peaks(self, sequences: Sequence[DecodeSequence]) -> list[tuple[int, ...]]:
+        """Where decoded sequences looked for each token of the attempt that stands.
+
+        Overwrites the self-attention KV of each one's first row behind its prompt.
+        """
+        texts = [s.attempts[chosen_attempt(s)].hypothesis.tokens for s in sequences]
+        items = [
+            PeakItem(s.cross_pages, s.rows[0].self_pages, s.prompt.tokens, text, s.n_positions)
+            for s, text in zip(sequences, texts, strict=True)
+            if text
+        ]
+        with self._on_device():
+            found = iter(self._peak_finder.find(items) if items else [])
+        return [next(found) if text else () for text in texts]
+
     def restore(self, sequence: DecodeSequence) -> None:
         """Set the slots of the live rows from what the host knows that these have sampled."""
         with self._on_device():
@@ -234,7 +253,7 @@ class ModelRunner:
         self._slots.load(
             [row.slot for _, row in rows],
             [s.slot_options(row) for s, row in rows],
-            [row.tokens for _, row in rows],
+            [s.sampled(row) for s, row in rows],
             [s.n_cached(row) for s, row in rows],
             self._rules.timestamp_begin,
         )
@@ -306,12 +325,16 @@ class ModelRunner:
 
 
 def text_to_align(sequence: DecodeSequence, tokenizer: WhisperTokenizer) -> tuple[int, ...]:
-    """The text tokens of the segments that the window will have; none for silence."""
+    """The text tokens of the segments that the window will have, prefix included.
+
+    None for silence.
+    """
     chosen = sequence.attempts[chosen_attempt(sequence)].hypothesis
     if is_silence(sequence.options.gates, chosen.avg_logprob, sequence.no_speech_prob):
         return ()
     special = tokenizer.special
-    pieces = split_tokens(chosen.tokens, special.timestamp_begin).pieces
+    text = (*sequence.options.prefix_tokens, *chosen.tokens)
+    pieces = split_tokens(text, special.timestamp_begin).pieces
     return tuple(token for piece in pieces for token in piece.tokens if token < special.eot)
 
 

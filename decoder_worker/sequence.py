@@ -10,37 +10,25 @@ finish from any of them. Only the engine's thread changes a sequence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
-from math import inf
 
-from cluster.errors import UnsupportedValueError
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import FetchStats
 from cluster.messages import (
     DecodeOptions,
     DecodeRequest,
     DecodeResult,
+    Priority,
     SampledToken,
     TokenAlignment,
 )
-from cluster.model.dims import ModelDims
-from cluster.model.tokenizer import WhisperTokenizer
+from decoder_worker.prompts import NO_PROMPT, Prompt
 from decoder_worker.sampling.noise import noise_key
 from decoder_worker.sampling.search import BeamSearch, CandidateSearch, Hypothesis, Row, Search
 from decoder_worker.sampling.slots import SlotOptions
-
-SOT_TOKENS = 3  # start of transcript, language, task: the longest start sequence
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """The tokens before the first sampled one; `sot` is where `<|startoftranscript|>` stands."""
-
-    tokens: tuple[int, ...]
-    sot: int
 
 
 class SequenceState(Enum):
@@ -93,11 +81,12 @@ class DecodeSequence:
     landing_pages: tuple[int, ...] = ()
     reading: bool = False
     fetched: FetchStats | None = None
-    prompt: Prompt = Prompt((), 0)
+    prompt: Prompt = NO_PROMPT
     search: Search | None = None
     attempts: list[Attempt] = field(default_factory=list)
     language_logprob: float = 0.0
     no_speech_prob: float = 0.0
+    peaks: tuple[int, ...] | None = None
     alignment: TokenAlignment | None = None
     n_in_flight: int = 0
     n_ahead: int = 0
@@ -117,6 +106,10 @@ class DecodeSequence:
     @property
     def options(self) -> DecodeOptions:
         return self.request.options
+
+    @property
+    def priority(self) -> Priority:
+        return self.request.priority
 
     @property
     def n_positions(self) -> int:
@@ -193,84 +186,9 @@ class DecodeSequence:
     def slot_options(self, row: Row) -> SlotOptions:
         options = self.options
         key = noise_key(options.seed, self.request.window, len(self.attempts), row.candidate)
-        return SlotOptions(options.timestamps, self.temperature, key, self.n_new_max)
+        limit = len(options.prefix_tokens) + self.n_new_max
+        return SlotOptions(options.timestamps, self.temperature, key, limit)
 
-
-class PromptBuilder:
-    """Checks requests against the checkpoint, and writes the tokens that a decode begins with."""
-
-    def __init__(self, tokenizer: WhisperTokenizer, dims: ModelDims) -> None:
-        self._tokenizer = tokenizer
-        self._dims = dims
-
-    @property
-    def eot(self) -> int:
-        return self._tokenizer.special.eot
-
-    @property
-    def timestamp_begin(self) -> int:
-        return self._tokenizer.special.timestamp_begin
-
-    def language_of(self, token: int) -> str | None:
-        return self._tokenizer.language_of(token)
-
-    def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of sampled tokens, as openai/whisper measures its compression."""
-        return self._tokenizer.decode_with_names(tokens).strip()
-
-    def check(self, options: DecodeOptions) -> None:
-        """Raise UnsupportedValueError, naming the field, when the model cannot do this."""
-        language = options.language or self.any_language
-        self._tokenizer.sot_sequence(language, options.task, options.timestamps)
-        n_vocab = self._tokenizer.n_vocab
-        wrong = [token for token in options.prompt_tokens if not 0 <= token < n_vocab]
-        if wrong:
-            raise UnsupportedValueError(
-                f"prompt token {wrong[0]} is not in the vocabulary of {n_vocab}", param="prompt"
-            )
-        if not options.temperatures or not all(0.0 <= t < inf for t in options.temperatures):
-            raise UnsupportedValueError(
-                f"temperatures must be 0 or above, got {options.temperatures}", param="temperature"
-            )
-        for name in ("beam_size", "best_of"):
-            if getattr(options, name) < 1:
-                raise UnsupportedValueError(
-                    f"{name} must be at least 1, got {getattr(options, name)}", param=name
-                )
-        if not 0 < options.patience < inf:
-            raise UnsupportedValueError(
-                f"patience must be above 0, got {options.patience}", param="patience"
-            )
-        if options.max_new_tokens is not None and options.max_new_tokens < 1:
-            raise UnsupportedValueError(
-                f"max_new_tokens must be at least 1, got {options.max_new_tokens}"
-            )
-
-    def known_language(self, options: DecodeOptions) -> str | None:
-        """What need not be detected: the language asked for, or the only one there is."""
-        if options.language is None and not self._tokenizer.is_multilingual:
-            return self.any_language
-        return options.language
-
-    def n_new_max(self, options: DecodeOptions) -> int:
-        """Tokens that may be sampled; the last one is never fed, so it needs no position."""
-        prompt = self.prompt(options, options.language or self.any_language)
-        wanted = options.max_new_tokens or self._dims.n_text_ctx // 2
-        if options.words:
-            # Their alignment feeds them between a start sequence, <|notimestamps|> and the end.
-            wanted = min(wanted, self._dims.n_text_ctx - SOT_TOKENS - 2)
-        return min(wanted, self._dims.n_text_ctx + 1 - len(prompt.tokens))
-
-    def prompt(self, options: DecodeOptions, language: str) -> Prompt:
-        """Earlier context (its last 223 tokens of 448 positions), then the start sequence."""
-        start = self._tokenizer.sot_sequence(language, options.task, options.timestamps)
-        if not options.prompt_tokens:
-            return Prompt(start, sot=0)
-        n_context = self._dims.n_text_ctx // 2 - 1
-        context = options.prompt_tokens[-n_context:]
-        before = (self._tokenizer.special.sot_prev, *context)
-        return Prompt((*before, *start), sot=len(before))
-
-    @property
-    def any_language(self) -> str:
-        return self._tokenizer.languages[0]
+    def sampled(self, row: Row) -> tuple[int, ...]:
+        """What to the rules a row has sampled: the prefix, and what followed."""
+        return (*self.options.prefix_tokens, *row.tokens)

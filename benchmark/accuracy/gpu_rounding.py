@@ -45,8 +45,9 @@ from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import Decoders
 from decoder_worker.model import TorchDecoder, WideHead
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
+from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row
-from decoder_worker.sequence import DecodeSequence, PromptBuilder
+from decoder_worker.sequence import DecodeSequence
 from decoder_worker.tensors import DecoderTensors
 from encoder_worker.gpu.encoder import Encoder
 from encoder_worker.mel import LogMel

@@ -1,9 +1,10 @@
 """Which sequences of a forward run at fixed sizes, and their launches.
 
-All prompts do: a start sequence at its own length, a prompt with context filled up to one of a few
-lengths; and so does the detection of languages, whose prompt is one token. Of decode steps those of
-single rows do, and those of searches whose rows share their window's pages, filled up to one of a
-few numbers of rows. What a search decides about is sampled outside of the captured part.
+Nearly all prompts do: a start sequence at its own length, one with context or a prefix filled up to
+one of a few lengths; and so does the detection of languages, whose prompt is one token. Of decode
+steps those of single rows do, and those of searches whose rows share their window's pages, filled
+up to one of a few numbers of rows. What a search decides about is sampled outside of the captured
+part.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from decoder_worker.gpu.graphs import (
 )
 from decoder_worker.launched import Launched, launched
 from decoder_worker.model import TextDecoder
+from decoder_worker.prompts import SOT_TOKENS
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.slots import SlotTable
-from decoder_worker.sequence import SOT_TOKENS, DecodeSequence
+from decoder_worker.sequence import DecodeSequence
 from decoder_worker.step import DecodeStep
 
 MAX_PROMPTS = 16  # in the largest bucket of prompts: more arrive at once only where many waited
@@ -114,18 +116,21 @@ class FixedSizes:
             found.append(self._languages.launch(windows, Outcome.LANGUAGE))
         return found
 
-    def prefill(self, sequences: Sequence[DecodeSequence]) -> Launched:
-        """Launch prompts."""
+    def prefill(self, sequences: Sequence[DecodeSequence], ragged: Ragged) -> Launched:
+        """Launch prompts; `ragged` launches those that are too long for any bucket.
 
-        def bucket_of(sequence: DecodeSequence) -> Buckets:
+        That takes the longest context with a prefix behind it.
+        """
+
+        def bucket_of(sequence: DecodeSequence) -> Buckets | None:
             n_tokens = len(sequence.prompt.tokens)
-            return next(buckets for n, buckets in self._prompts.items() if n >= n_tokens)
+            return next((own for n, own in self._prompts.items() if n >= n_tokens), None)
 
         def rows_of(sequence: DecodeSequence) -> list[BatchRow]:
             prompt = sequence.prompt
             return [self._row(sequence, prompt.tokens, prompt.sot)]
 
-        return self._launch(sequences, bucket_of, rows_of, None)
+        return self._launch(sequences, bucket_of, rows_of, ragged)
 
     def decode(self, sequences: Sequence[DecodeSequence], ragged: Ragged) -> Launched:
         """Launch a decode step; `ragged` launches those that have too many rows for any bucket."""
@@ -141,7 +146,7 @@ class FixedSizes:
         sequences: Sequence[DecodeSequence],
         bucket_of: Callable[[DecodeSequence], Buckets | None],
         rows_of: Callable[[DecodeSequence], list[BatchRow]],
-        ragged: Ragged | None,
+        ragged: Ragged,
     ) -> Launched:
         parts: dict[tuple[Buckets | None, bool], list[DecodeSequence]] = {}
         for sequence in sequences:
@@ -154,7 +159,6 @@ class FixedSizes:
         for (buckets, samples), own in parts.items():
             order += own
             if buckets is None:
-                assert ragged is not None
                 readbacks.append(ragged(own))
                 continue
             for part in _parts(own, buckets.max_windows):

@@ -26,8 +26,9 @@ from decoder_worker.attention.base import AttentionBatch
 from decoder_worker.backends import Decoders, load_decoders, torch_attention
 from decoder_worker.model import TextDecoder
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
+from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row
-from decoder_worker.sequence import DecodeSequence, PromptBuilder
+from decoder_worker.sequence import DecodeSequence
 from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
 from tests.support.decoder_engines import ANSWER_S, make_stand, wait_until, write_window
 from tests.support.reference import assert_close, hf_features, hf_model, make_pcm

@@ -12,6 +12,7 @@ from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.alignment import Aligner, AlignmentItem
+from decoder_worker.alignment_heads import AlignmentHeads
 from decoder_worker.backends import load_decoders, torch_attention
 from decoder_worker.model_runner import self_kv_layout
 from tests.support.decoder_engines import random_kv, write_window
@@ -42,8 +43,9 @@ class Bench:
             self.write(window, random_kv(layout, window))
         pools = (self.self_pool.tensor, self.cross_pool.tensor)
         decoder = load_decoders(checkpoint, torch_attention(*pools), *pools).torch
+        heads = AlignmentHeads(checkpoint, decoder, self.cross_pool)
         self.aligner = Aligner(
-            checkpoint, self.tokenizer, decoder, decoder, self.cross_pool, self.self_pool
+            checkpoint, self.tokenizer, decoder, heads, self.cross_pool, self.self_pool
         )
 
     def write(self, window: int, kv: torch.Tensor) -> None:

@@ -12,8 +12,9 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.backends import choose_attention, load_decoders, torch_attention
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
+from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row
-from decoder_worker.sequence import DecodeSequence, PromptBuilder
+from decoder_worker.sequence import DecodeSequence
 from tests.support.decoder_engines import random_kv, write_window
 
 N_NEW_MAX = 64

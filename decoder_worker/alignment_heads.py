@@ -1,0 +1,133 @@
+"""Where a decoder's alignment heads look: their cross-attention queries, and the keys in the pages.
+
+A forward of known tokens through the decoder's layers gives the queries on its way; the keys of the
+window are in its pages already. Knows nothing of words and times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from cluster.errors import CheckpointError
+from cluster.kv.pool import PagePool
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.cross_kv import packed_page
+from decoder_worker.attention.base import AttentionBackend, AttentionBatch
+from decoder_worker.model import TorchDecoder
+
+
+class QueryTap:
+    """Implements `AttentionBackend` by another one, and keeps some heads' cross queries.
+
+    heads: layer -> int64 [n] heads; queries: layer -> float32 [n, n_tokens, head_dim], filled by
+        a forward.
+    """
+
+    def __init__(self, attention: AttentionBackend, heads: Mapping[int, Tensor]) -> None:
+        self._attention = attention
+        self._heads = heads
+        self.queries: dict[int, Tensor] = {}
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._attention.plan(batch)
+
+    def begin(self, positions: Tensor) -> None:
+        self._attention.begin(positions)
+
+    def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._attention.self_attention(layer, q, k, v)
+
+    def cross_attention(self, layer: int, q: Tensor) -> Tensor:
+        if layer in self._heads:
+            self.queries[layer] = q.index_select(1, self._heads[layer]).transpose(0, 1).float()
+        return self._attention.cross_attention(layer, q)
+
+
+class AlignmentHeads:
+    """The alignment heads of one checkpoint over a decoder's pools."""
+
+    def __init__(self, checkpoint: Checkpoint, layers: TorchDecoder, cross_pool: PagePool) -> None:
+        """
+        Args:
+            layers: over this pool; gives states, whose queries are kept on the way.
+
+        Raises:
+            CheckpointError: the checkpoint names alignment heads that it does not have.
+        """
+        self._layers = layers
+        self._cross_pool = cross_pool
+        self._device = cross_pool.device
+        named = alignment_heads(checkpoint)
+        self._heads = {layer: self._indices(heads) for layer, heads in named.items()}
+        self.n_heads = sum(len(heads) for heads in named.values())
+
+    def forward(
+        self, batch: AttentionBatch, tokens: Sequence[int], positions: Sequence[int]
+    ) -> tuple[Tensor, Mapping[int, Tensor]]:
+        """Feed tokens to the planned rows; writes their self-attention KV.
+
+        Returns:
+            States [n_tokens, n_text_state], and layer -> the heads' queries, float32
+            [n, n_tokens, head_dim].
+        """
+        tap = QueryTap(self._layers.attention, self._heads)
+        decoder = self._layers.over(tap)
+        decoder.plan(batch)
+        states = decoder.states(self._indices(tokens), self._indices(positions))
+        return states, tap.queries
+
+    def weights(
+        self, layer: int, queries: Tensor, pages: Sequence[int], n_frames: int, n_positions: int
+    ) -> Tensor:
+        """How much each query looks at each of the first frames of a window.
+
+        Args:
+            queries: float32 [n, n_tokens, head_dim], of the layer's heads.
+            pages: hold the window's KV, of `n_positions` encoder positions.
+
+        Returns:
+            float32 [n, n_tokens, n_frames]; over the frames they sum up to 1.
+        """
+        keys = self._keys(layer, pages, n_frames, n_positions)
+        weights: Tensor = (queries @ keys.transpose(1, 2) * queries.shape[-1] ** -0.5).softmax(-1)
+        return weights
+
+    def _keys(self, layer: int, pages: Sequence[int], n_frames: int, n_positions: int) -> Tensor:
+        """The heads' keys, copied out of the pages: float32 [n, n_frames, head_dim]."""
+        if self._cross_pool.packs:
+            page = packed_page(self._cross_pool.tensor[pages[0]], n_positions)
+            keys = page[layer, 0, :n_frames].index_select(1, self._heads[layer])
+            return keys.transpose(0, 1).float()
+        n_pages = self._cross_pool.layout.pages_for(n_frames)
+        own = self._indices(list(pages[:n_pages]))
+        keys = self._cross_pool.tensor[:, layer, 0]  # [page, page_frames, head, head_dim]
+        chosen = keys[own[:, None], :, self._heads[layer]]  # [n_pages, n, page_frames, head_dim]
+        return chosen.transpose(0, 1).flatten(1, 2)[:, :n_frames].float()
+
+    def _indices(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def alignment_heads(checkpoint: Checkpoint) -> dict[int, list[int]]:
+    """Layer to heads: those that the checkpoint names, else all of the upper half's layers.
+
+    Raises:
+        CheckpointError: a head that is named does not exist.
+    """
+    dims = checkpoint.dims
+    listed = checkpoint.generation_config.get("alignment_heads")
+    if not listed:
+        upper = range(dims.n_text_layer // 2, dims.n_text_layer)
+        return {layer: list(range(dims.n_text_head)) for layer in upper}
+    heads: dict[int, list[int]] = {}
+    for layer, head in sorted({(int(layer), int(head)) for layer, head in listed}):
+        if not (0 <= layer < dims.n_text_layer and 0 <= head < dims.n_text_head):
+            raise CheckpointError(
+                f"{checkpoint.path}: generation_config.json names alignment head {head} of layer "
+                f"{layer}, but the decoder has {dims.n_text_layer} layers of {dims.n_text_head}"
+            )
+        heads.setdefault(layer, []).append(head)
+    return heads
