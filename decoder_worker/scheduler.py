@@ -1,7 +1,8 @@
 """Who waits, who loads, who runs; and the pages and slots that they hold.
 
-Admission is by deadline: a sequence gets its cross-attention pages, and those that its encoder
-states land in where these travel, or it waits holding nothing. Its rows, each with a slot in the
+Admission is by class (`cluster.priorities`), and within one by deadline: a sequence gets its
+cross-attention pages, and those that its encoder states land in where these travel, or it waits
+holding nothing. Its rows, each with a slot in the
 batch and self-attention pages for the longest text, it gets when it begins to run, all at once. So
 KV is read while the batch is still full, for a bounded number of sequences. Rows come free without
 any page: who runs has all that it can ever need, is never preempted, and so always finishes.
@@ -12,13 +13,19 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Container
 
 from cluster.kv.pool import PagePool
+from cluster.messages import Priority
+from cluster.priorities import URGENCY, Turns, leaves_room
 from decoder_worker.sampling.search import Row
 from decoder_worker.sequence import DecodeSequence, SequenceState
 
 PREFILL_TOKENS = 512  # prompt tokens in one step, so that long prompts do not stall the batch
 READ_AHEAD = 0.5  # of the batch: sequences whose KV may be read before there are rows for them
+
+
+Waiting = tuple[float, int, DecodeSequence]  # its deadline, and in which order it came
 
 
 class Scheduler:
@@ -43,7 +50,8 @@ class Scheduler:
         self._read_ahead = max(1, round(READ_AHEAD * max_batch))
         self._free_slots = list(range(max_batch - 1, -1, -1))  # the lowest is taken first
         self._order = itertools.count()
-        self._waiting: list[tuple[float, int, DecodeSequence]] = []  # heap by deadline
+        self._page_turns, self._row_turns = Turns(), Turns()
+        self._waiting: dict[Priority, list[Waiting]] = {one: [] for one in URGENCY}  # heaps
         self._loading: dict[DecodeSequence, None] = {}  # in order of admission
         self._running: dict[DecodeSequence, None] = {}  # in order of their first step
 
@@ -53,7 +61,7 @@ class Scheduler:
 
     @property
     def n_waiting(self) -> int:
-        return len(self._waiting)
+        return sum(len(heap) for heap in self._waiting.values())
 
     @property
     def n_loading(self) -> int:
@@ -71,34 +79,55 @@ class Scheduler:
     @property
     def n_without_slots(self) -> int:
         """Sequences with pages that have to wait for rows of others, in any thread's view."""
+        return self._n_without_slots(URGENCY)
+
+    def _n_without_slots(self, classes: Container[Priority]) -> int:
         left, n = len(self._free_slots), 0
-        for wanted in self._rows_wanted():
+        for wanted in self._rows_wanted(classes):
             left -= wanted
             n += left < 0
         return n
 
-    def _rows_wanted(self) -> list[int]:
+    def _rows_wanted(self, classes: Container[Priority] = URGENCY) -> list[int]:
         """Of each sequence that has pages and no rows yet, in order of admission."""
-        return [s.options.n_rows for s in tuple(self._loading) if not s.rows]
+        loading = [s for s in tuple(self._loading) if not s.rows]
+        return [s.options.n_rows for s in loading if s.priority in classes]
 
     def add(self, sequence: DecodeSequence) -> None:
-        heapq.heappush(self._waiting, (sequence.deadline, next(self._order), sequence))
+        item = (sequence.deadline, next(self._order), sequence)
+        heapq.heappush(self._waiting[sequence.priority], item)
 
     def admit(self) -> list[DecodeSequence]:
-        """Move waiting sequences to LOADING, earliest deadline first, while there is room.
+        """Move waiting sequences to LOADING while there is room.
 
-        Beyond what the free rows suffice for, at most `READ_AHEAD` of the batch.
+        Of each class the earliest deadline goes first. Beyond what the free rows suffice for, the
+        KV is read of at most `READ_AHEAD` of the batch; less urgent classes do not count there.
         """
         admitted = []
-        while self._waiting and self.n_without_slots < self._read_ahead:
-            sequence = self._waiting[0][2]
-            if not self._reserve(sequence):
-                break
-            heapq.heappop(self._waiting)
+        while (sequence := self._next_waiting()) is not None and self._reserve(sequence):
+            heapq.heappop(self._waiting[sequence.priority])
+            self._page_turns.went(sequence.priority, self._classes_waiting())
             sequence.state = SequenceState.LOADING
             self._loading[sequence] = None
             admitted.append(sequence)
         return admitted
+
+    def _classes_waiting(self) -> list[Priority]:
+        return [priority for priority, heap in self._waiting.items() if heap]
+
+    def _next_waiting(self) -> DecodeSequence | None:
+        """Who gets pages next, of the classes that may have some now."""
+        classes = [one for one in self._classes_waiting() if self._may_load(one)]
+        return self._waiting[self._page_turns.next(classes)][0][2] if classes else None
+
+    def _may_load(self, priority: Priority) -> bool:
+        as_urgent = [one for one, rank in URGENCY.items() if rank <= URGENCY[priority]]
+        if self._n_without_slots(as_urgent) >= self._read_ahead:
+            return False
+        if priority != "bulk" or self._page_turns.is_due("bulk"):
+            return True
+        pool, n_pages = self._cross_pool, self._n_cross_pages(self._waiting["bulk"][0][2])
+        return leaves_room(pool.n_used, n_pages, pool.n_pages)
 
     def _reserve(self, sequence: DecodeSequence) -> bool:
         """Give it cross-attention and landing pages, or neither."""
@@ -128,28 +157,48 @@ class Scheduler:
     def start_running(self) -> list[DecodeSequence]:
         """Move sequences whose KV is in their pages to RUNNING, up to a budget of prompt tokens.
 
-        In order of admission: where one needs more rows than are free, later ones wait behind it,
-        so that many small ones do not keep it waiting for ever.
+        Those that begin again have kept their rows, and go first. The others go by class, and
+        within one in order of admission: where one needs more rows than are free, the ones behind
+        it wait, so that many small ones do not keep it waiting for ever.
         """
         started: list[DecodeSequence] = []
-        n_tokens, rows_left = 0, True
-        for sequence in list(self._loading):
-            if sequence.fetched is None or sequence.landing_pages:
-                continue
-            rows_left = rows_left and sequence.options.n_rows <= len(self._free_slots)
-            if not sequence.rows and not rows_left:
-                continue
-            n_tokens += len(sequence.options.prompt_tokens) + 1
+        n_tokens = 0
+        while (sequence := self._next_ready()) is not None:
+            options = sequence.options
+            n_tokens += len(options.prompt_tokens) + len(options.prefix_tokens) + 1
             if started and n_tokens > PREFILL_TOKENS:
                 break
-            if not sequence.rows:  # one that begins again has kept its own
-                n_rows = sequence.options.n_rows
-                sequence.rows = [self._new_row(candidate) for candidate in range(n_rows)]
             del self._loading[sequence]
+            if not sequence.rows:
+                sequence.rows = [self._new_row(candidate) for candidate in range(options.n_rows)]
+                self._row_turns.went(sequence.priority, {one.priority for one in self._ready()})
             sequence.state = SequenceState.RUNNING
             self._running[sequence] = None
             started.append(sequence)
         return started
+
+    def _ready(self) -> list[DecodeSequence]:
+        """Those whose KV is in their pages, in order of admission."""
+        return [s for s in self._loading if s.fetched is not None and not s.landing_pages]
+
+    def _next_ready(self) -> DecodeSequence | None:
+        """Who runs next, if there are rows for it."""
+        first: dict[Priority, DecodeSequence] = {}
+        for sequence in self._ready():
+            if sequence.rows:
+                return sequence
+            first.setdefault(sequence.priority, sequence)
+        classes = [one for one in first if one != "bulk" or self._may_run(first[one])]
+        if not classes:
+            return None
+        sequence = first[self._row_turns.next(classes)]
+        return sequence if sequence.options.n_rows <= len(self._free_slots) else None
+
+    def _may_run(self, bulk: DecodeSequence) -> bool:
+        """Whether a bulk sequence may have rows: it leaves some to whoever comes."""
+        n_used = self._max_batch - len(self._free_slots)
+        has_room = leaves_room(n_used, bulk.options.n_rows, self._max_batch)
+        return has_room or self._row_turns.is_due("bulk")
 
     def repeat(self, sequence: DecodeSequence) -> None:
         """Have a running sequence begin again: `start_running` will give it once more."""
@@ -164,8 +213,9 @@ class Scheduler:
         assert not sequence.reading
         assert not sequence.n_in_flight
         if sequence.state is SequenceState.WAITING:
-            self._waiting = [item for item in self._waiting if item[2] is not sequence]
-            heapq.heapify(self._waiting)
+            heap = self._waiting[sequence.priority]
+            heap[:] = [item for item in heap if item[2] is not sequence]
+            heapq.heapify(heap)
         self._loading.pop(sequence, None)
         self._running.pop(sequence, None)
         if sequence.cross_pages:
@@ -187,15 +237,16 @@ class Scheduler:
     def expired(self, now: float) -> list[DecodeSequence]:
         """Unanswered sequences past their deadline, in any state."""
         late = [s for s in self._admitted_unanswered() if s.deadline <= now]
-        if self._waiting and self._waiting[0][0] <= now:
-            waiting = [sequence for deadline, _, sequence in self._waiting if deadline <= now]
-            late += [sequence for sequence in waiting if not sequence.resolved]
+        for heap in self._waiting.values():
+            if heap and heap[0][0] <= now:
+                waiting = [sequence for deadline, _, sequence in heap if deadline <= now]
+                late += [sequence for sequence in waiting if not sequence.resolved]
         return late
 
     def next_deadline(self) -> float:
         """The earliest deadline of an unanswered sequence; infinite when there is none."""
         deadlines = [s.deadline for s in self._admitted_unanswered()]
-        deadlines += [self._waiting[0][0]] if self._waiting else []
+        deadlines += [heap[0][0] for heap in self._waiting.values() if heap]
         return min(deadlines, default=float("inf"))
 
     def _admitted_unanswered(self) -> list[DecodeSequence]:
@@ -204,11 +255,11 @@ class Scheduler:
 
     def everything(self) -> list[DecodeSequence]:
         """All sequences, in any state."""
-        waiting = [sequence for _, _, sequence in self._waiting]
+        waiting = [item[2] for heap in self._waiting.values() for item in heap]
         return [*waiting, *self._loading, *self._running]
 
     def is_idle(self) -> bool:
-        return not (self._waiting or self._loading or self._running)
+        return not (self.n_waiting or self._loading or self._running)
 
     def check_integrity(self) -> None:
         """Raise RuntimeError unless idle, with every page and slot back (or quarantined)."""

@@ -1,8 +1,10 @@
 """The encoder's queue of windows: which go next, and when a batch is closed.
 
-Order: windows whose time runs out first; the others by arrival, where late windows of a request and
-long ones count as having come some seconds later: so a two-second clip passes a two-hour file, and
-no stream of clips, however dense, keeps a window waiting for longer than that. A batch is closed
+Order: by class first (`cluster.priorities`). Within a class windows whose time runs out go first;
+the others by arrival, where late windows of a request and long ones count as having come some
+seconds later: so a two-second clip passes a two-hour file, and no stream of clips, however dense,
+keeps a window waiting for longer than that. Of bulk windows one is in flight at a time, so that
+whoever comes waits for one of them at most. A batch is closed
 when it is full or its oldest window has waited long enough; after an idle time, at once. Its
 windows are all of one context (`EncodeRequest`): that of the window whose turn it is. Of windows
 with the same key one goes, and its duplicates wait for what becomes of it: `take_duplicates` takes
@@ -19,13 +21,21 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, EncodeReply, EncodeRequest
+from cluster.messages import (
+    SAMPLE_RATE,
+    WINDOW_SAMPLES,
+    EncodeReply,
+    EncodeRequest,
+    Priority,
+)
+from cluster.priorities import URGENCY, Turns
 
 # Window n of a request, from 0, counts as n / LATE_WINDOWS of LATE_S later than it came; all
 # windows from LATE_WINDOWS on count as LATE_S later.
 LATE_S, LATE_WINDOWS = 4.0, 8
 LONG_S = 0.5  # and so much one of 30 s
 URGENT_SHARE = 0.25  # of its time left: from then on a window goes before all that have more
+BULK_AT_ONCE = 1  # bulk windows in flight
 
 
 @dataclass(slots=True, eq=False)
@@ -45,6 +55,10 @@ class QueuedWindow:
     def may_share(self) -> bool:
         """Whether the KV of another window with its key will do."""
         return bool(self.key) and not self.request.fresh
+
+    @property
+    def priority(self) -> Priority:
+        return self.request.priority
 
     @property
     def urgent_from_s(self) -> float:
@@ -74,6 +88,9 @@ class Batcher:
         self._in_flight: Counter[str] = Counter()
         self._keys_in_flight: Counter[bytes] = Counter()
         self._work_in_flight = 0.0
+        self._bulk_in_flight = 0
+        self._holds_bulk = False
+        self._turns = Turns()
         self._idle = True
         self._woken = False
         self._changed = threading.Condition()
@@ -105,9 +122,9 @@ class Batcher:
 
     @property
     def has_full_batch(self) -> bool:
-        """Whether windows of some context wait that fill a batch."""
+        """Whether windows of some context may go that fill a batch."""
         with self._changed:
-            return self._fills_a_batch(self._distinct(self._queue))
+            return self._fills_a_batch(self._free_to_go(self._distinct(self._queue)))
 
     @property
     def slack_s(self) -> float:
@@ -156,12 +173,18 @@ class Batcher:
             while True:
                 wait_s = self.ready_in_s()  # the condition's lock may be taken again
                 if wait_s == 0.0:
-                    return min(self.n_distinct, self._max_batch)
+                    n_free = len(self._free_to_go(self._distinct(self._queue)))
+                    return min(n_free, self._max_batch)
                 left_s = end - self._clock()
                 if self._woken or left_s <= 0:
                     self._woken = False
                     return 0
                 self._changed.wait(left_s if wait_s is None else min(wait_s, left_s))
+
+    def hold_bulk(self, held: bool) -> None:
+        """Whether bulk windows have to wait, unless it is their turn."""
+        with self._changed:
+            self._holds_bulk = held
 
     def wake(self) -> None:
         """Make the current (or the next) `wait` return."""
@@ -172,7 +195,7 @@ class Batcher:
     def ready_in_s(self) -> float | None:
         """Seconds until a batch is closed as things stand: 0 is now, None is not without more."""
         with self._changed:
-            waiting = self._distinct(self._queue)
+            waiting = self._free_to_go(self._distinct(self._queue))
             if not waiting:
                 self._idle = self._idle or not self._queue
                 return None
@@ -193,19 +216,38 @@ class Batcher:
                 (window for window in self._queue if window.deadline_s > now),
                 key=lambda window: _order(window, now),
             )
-            ordered = self._distinct(ordered)
-            capped = self._within_cap(ordered)
-            first = (capped or ordered)[:1]
-            alike = [one for one in ordered if one.request.context == first[0].request.context]
-            taken = [window for window in capped if window in alike][:n_windows]
-            others = [window for window in alike if window not in taken]
-            taken += others[: n_windows - len(taken)]  # better than leaving room empty
+            waiting = alike = self._distinct(ordered)
+            taken: list[QueuedWindow] = []
+            while len(taken) < n_windows and (by_class := self._by_class(alike)):
+                window = by_class[self._turns.next(by_class)][0]
+                self._take(window)
+                taken.append(window)
+                waiting = [one for one in waiting if one is not window]
+                context = window.request.context
+                alike = [one for one in waiting if one.request.context == context]
+                self._turns.went(window.priority, {one.priority for one in waiting})
             self._queue = [window for window in self._queue if window not in taken]
-            self._in_flight.update(window.request.request_id for window in taken)
-            self._work_in_flight += sum(window.request.work for window in taken)
-            self._keys_in_flight.update(window.key for window in taken if window.key)
             self._idle = False
             return taken
+
+    def _take(self, window: QueuedWindow) -> None:
+        request = window.request
+        self._in_flight[request.request_id] += 1
+        self._work_in_flight += request.work
+        self._bulk_in_flight += request.priority == "bulk"
+        if window.key:
+            self._keys_in_flight[window.key] += 1
+
+    def _by_class(self, ordered: Sequence[QueuedWindow]) -> dict[Priority, list[QueuedWindow]]:
+        """The windows that may go, in order.
+
+        Behind the others those whose request has enough windows in flight: better than leaving
+        room empty.
+        """
+        by_class: dict[Priority, list[QueuedWindow]] = {}
+        for window in sorted(self._free_to_go(ordered), key=self._is_over_cap):
+            by_class.setdefault(window.priority, []).append(window)
+        return by_class
 
     def finish(self, windows: Sequence[QueuedWindow]) -> None:
         """These windows are no longer in flight."""
@@ -215,6 +257,7 @@ class Batcher:
             self._keys_in_flight.subtract(window.key for window in windows if window.key)
             self._keys_in_flight = +self._keys_in_flight
             self._work_in_flight -= sum(window.request.work for window in windows)
+            self._bulk_in_flight -= sum(window.priority == "bulk" for window in windows)
             if not self._in_flight:
                 self._work_in_flight = 0.0  # what rounding left
 
@@ -246,25 +289,34 @@ class Batcher:
             distinct.append(window)
         return distinct
 
+    def _free_to_go(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
+        """Those that may go as things stand: all but most of the bulk windows."""
+        n_bulk = BULK_AT_ONCE - self._bulk_in_flight
+        if self._holds_bulk and not self._turns.is_due("bulk"):
+            n_bulk = 0
+        free = []
+        for window in windows:
+            if window.priority == "bulk":
+                n_bulk -= 1
+                if n_bulk < 0:
+                    continue
+            free.append(window)
+        return free
+
     def _fills_a_batch(self, windows: Sequence[QueuedWindow]) -> bool:
         """Whether so many of these have one context."""
         contexts = Counter(window.request.context for window in windows)
         return max(contexts.values(), default=0) >= self._max_batch
 
-    def _within_cap(self, ordered: list[QueuedWindow]) -> list[QueuedWindow]:
-        counts = self._in_flight.copy()
-        kept = []
-        for window in ordered:
-            if counts[window.request.request_id] < self._max_per_request:
-                counts[window.request.request_id] += 1
-                kept.append(window)
-        return kept
+    def _is_over_cap(self, window: QueuedWindow) -> bool:
+        return self._in_flight[window.request.request_id] >= self._max_per_request
 
 
 def _order(window: QueuedWindow, now: float) -> tuple[float, ...]:
     request = window.request
+    urgency = URGENCY[request.priority]
     if now >= window.urgent_from_s:
-        return (0, window.deadline_s)
+        return (urgency, 0, window.deadline_s)
     late = min(request.window, LATE_WINDOWS) / LATE_WINDOWS
     handicap_s = LATE_S * late + LONG_S * request.n_samples / WINDOW_SAMPLES
-    return (1, window.arrived_s + handicap_s)
+    return (urgency, 1, window.arrived_s + handicap_s)

@@ -21,6 +21,7 @@ from cluster.errors import ConfigurationError, DeadlineExceededError
 from cluster.kv.exporter import KVExporter
 from cluster.messages import WINDOW_SAMPLES, EncodeTimings
 from cluster.metrics import Recorder
+from cluster.priorities import leaves_room
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error
 from encoder_worker.exports import Exports, Pages, give_back_surplus, reserve
@@ -115,7 +116,9 @@ class EncodeLoop:
 
     def step(self) -> None:
         """Wait for a batch, then encode until none is ready."""
-        n_ready = self._batcher.wait(IDLE_WAIT_S)
+        leaves_room = self._leaves_room()
+        self._batcher.hold_bulk(not leaves_room)
+        n_ready = self._batcher.wait(IDLE_WAIT_S if leaves_room else PAGE_WAIT_S)
         self._fail_expired()
         if not n_ready:
             return
@@ -164,6 +167,12 @@ class EncodeLoop:
         except Exception as error:
             self._encode_alone(batch, error)
             return None
+
+    def _leaves_room(self) -> bool:
+        """Whether a bulk window may take pages; those that nobody reads must not fill the pool."""
+        exports = self._exports
+        wanted = exports.n_pages // max(1, exports.n_windows)
+        return leaves_room(exports.n_pages - exports.n_free_pages, wanted, exports.n_pages)
 
     def _without_published(self, windows: list[QueuedWindow]) -> list[QueuedWindow]:
         """Answer those whose KV was published between their arrival and now; the others."""

@@ -12,7 +12,8 @@ from cluster.errors import DeadlineExceededError
 from cluster.kv.layout import KVLayout
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import FetchStats
-from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest, Priority
+from cluster.priorities import PASSED_BY, URGENCY
 from decoder_worker.scheduler import PREFILL_TOKENS, Scheduler
 from decoder_worker.sequence import DecodeSequence, SequenceState
 
@@ -26,10 +27,15 @@ def make_scheduler(windows: int = 2, max_batch: int = 3) -> Scheduler:
     return Scheduler(cross, own, 2, max_batch)
 
 
-def make_sequence(deadline: float = 1.0, n_prompt: int = 0, n_pages: int = 3) -> DecodeSequence:
+def make_sequence(
+    deadline: float = 1.0,
+    n_prompt: int = 0,
+    n_pages: int = 3,
+    priority: Priority = "interactive",
+) -> DecodeSequence:
     handle = CrossKVHandle("r", 0, 0, "agent", b"", "", (0,) * n_pages, 0, 6, 0, 0, "lease", 1.0)
     options = DecodeOptions(prompt_tokens=(0,) * n_prompt)
-    request = DecodeRequest("r", 0, 0, handle, options, 1.0)
+    request = DecodeRequest("r", 0, 0, handle, options, 1.0, priority=priority)
     return DecodeSequence(
         request, Future(), arrived=0.0, deadline=deadline, n_new_max=4, language="en"
     )
@@ -176,7 +182,7 @@ def test_random_lives_return_everything() -> None:
     for _ in range(500):
         action = rng.randrange(4)
         if action == 0:
-            live.append(make_sequence(rng.random()))
+            live.append(make_sequence(rng.random(), priority=rng.choice(list(URGENCY))))
             scheduler.add(live[-1])
         elif action == 1:
             for sequence in scheduler.admit():
@@ -191,3 +197,82 @@ def test_random_lives_return_everything() -> None:
     for sequence in live:
         scheduler.release(sequence)
     scheduler.check_integrity()
+
+
+def test_classes_come_before_deadlines() -> None:
+    scheduler = make_scheduler(windows=3, max_batch=3)
+    bulk = make_sequence(1.0, priority="bulk")
+    clip = make_sequence(2.0)
+    live = make_sequence(3.0, priority="live")
+    for sequence in (bulk, clip, live):
+        scheduler.add(sequence)
+    assert scheduler.admit() == [live, clip]
+    assert scheduler.next_deadline() == 1.0
+    assert scheduler.expired(1.0) == [bulk]
+    clip.fetched = live.fetched = FETCHED
+    assert scheduler.start_running() == [live, clip]
+    scheduler.release(live)
+    scheduler.release(clip)
+    assert scheduler.admit() == [bulk], "bulk takes half of the pages, or one window's"
+
+
+def test_live_kv_is_read_though_enough_of_others_waits_for_rows() -> None:
+    """And it gets the next row."""
+    scheduler = make_scheduler(windows=9, max_batch=2)
+    clips = [make_sequence(deadline) for deadline in range(4)]
+    for sequence in clips:
+        scheduler.add(sequence)
+    assert scheduler.admit() == clips[:3]
+    for sequence in clips:
+        sequence.fetched = FETCHED
+    assert scheduler.start_running() == clips[:2]
+    live = make_sequence(9.0, priority="live")
+    scheduler.add(live)
+    assert scheduler.admit() == [live]
+    live.fetched = FETCHED
+    assert scheduler.start_running() == []
+    scheduler.release(clips[0])
+    assert scheduler.start_running() == [live]
+
+
+def test_bulk_work_leaves_rows_and_pages_to_whoever_comes() -> None:
+    scheduler = make_scheduler(windows=8, max_batch=4)
+    bulk = [make_sequence(priority="bulk") for _ in range(8)]
+    for sequence in bulk:
+        scheduler.add(sequence)
+    admitted = scheduler.admit()
+    assert admitted == bulk[:4], "half of the pages"
+    for sequence in bulk:
+        sequence.fetched = FETCHED
+    assert scheduler.start_running() == bulk[:2], "half of the rows"
+    clips = [make_sequence() for _ in range(2)]
+    for sequence in clips:
+        sequence.fetched = FETCHED
+        scheduler.add(sequence)
+    assert scheduler.admit() == clips
+    assert scheduler.start_running() == clips
+    scheduler.release(clips[0])
+    assert scheduler.start_running() == [], "three of four rows are taken"
+    scheduler.release(clips[1])
+    scheduler.release(bulk[0])
+    assert scheduler.start_running() == [bulk[2]]
+
+
+def test_no_class_starves_for_rows_or_pages() -> None:
+    """Live sequences keep coming, two for each row: an interactive and a bulk one still run."""
+    scheduler = make_scheduler(windows=2, max_batch=1)
+    clip, bulk = make_sequence(99.0), make_sequence(99.0, priority="bulk")
+    scheduler.add(clip)
+    scheduler.add(bulk)
+    started: list[DecodeSequence] = []
+    for _ in range(60):
+        for _ in range(2):
+            scheduler.add(make_sequence(1.0, priority="live"))
+        for sequence in scheduler.admit():
+            sequence.fetched = FETCHED
+        for sequence in scheduler.start_running():
+            started.append(sequence)
+            scheduler.release(sequence)
+    # Each waits for pages and then for a row, so it may be passed by twice.
+    assert started.index(clip) <= 2 * PASSED_BY["interactive"] + 2
+    assert started.index(bulk) <= 2 * PASSED_BY["bulk"] + 4

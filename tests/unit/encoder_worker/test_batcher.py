@@ -9,7 +9,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from cluster.messages import EncodeRequest
+from cluster.messages import EncodeRequest, Priority
+from cluster.priorities import PASSED_BY
 from encoder_worker.batcher import Batcher, QueuedWindow
 
 
@@ -38,9 +39,12 @@ def put(
     key: bytes = b"",
     fresh: bool = False,
     context: int = 0,
+    priority: Priority = "interactive",
 ) -> QueuedWindow:
     pcm = np.zeros(n_samples, dtype=np.int16)
-    request = EncodeRequest(request_id, window, 0, pcm, remaining_s, fresh=fresh, context=context)
+    request = EncodeRequest(
+        request_id, window, 0, pcm, remaining_s, fresh=fresh, context=context, priority=priority
+    )
     return batcher.put(request, Future(), key)
 
 
@@ -301,3 +305,79 @@ def test_windows_of_many_contexts_do_not_make_a_full_batch(clock: Clock) -> None
     assert batcher.ready_in_s() == pytest.approx(0.005)
     put(batcher, "e", context=384)
     assert batcher.ready_in_s() == 0.0
+
+
+def test_live_windows_go_before_interactive_ones_and_these_before_bulk(clock: Clock) -> None:
+    """However late they came, and however little time the others have left."""
+    batcher = make_batcher(clock)
+    put(batcher, "bulk", priority="bulk", remaining_s=2.0)
+    put(batcher, "clip", remaining_s=2.0)
+    clock.now += 1.9
+    put(batcher, "live", priority="live", n_samples=480_000)
+    assert names(batcher.pop(3)) == ["live0", "clip0", "bulk0"]
+
+
+def test_no_class_starves_behind_more_urgent_ones(clock: Clock) -> None:
+    """For every window that leaves a live one comes: the others have their turns all the same."""
+    batcher = make_batcher(clock, max_batch=1)
+    for n in range(3):
+        put(batcher, f"clip{n}-", remaining_s=600.0)
+        put(batcher, f"bulk{n}-", remaining_s=600.0, priority="bulk")
+    order = []
+    for n in range(100):
+        put(batcher, f"live{n}-", priority="live")
+        clock.now += 0.1
+        taken = batcher.pop(1)
+        order += names(taken)
+        batcher.finish(taken)
+    clips = [order.index(f"clip{n}-0") for n in range(3)]
+    bulk = [order.index(f"bulk{n}-0") for n in range(3)]
+    assert clips[0] == PASSED_BY["interactive"]
+    assert max(b - a for a, b in itertools.pairwise(clips)) <= PASSED_BY["interactive"] + 2
+    assert bulk[0] <= PASSED_BY["bulk"] + 1
+    assert max(b - a for a, b in itertools.pairwise(bulk)) <= PASSED_BY["bulk"] + 2
+
+
+def test_whoever_comes_waits_for_one_bulk_window_at_most(clock: Clock) -> None:
+    """An archive fills neither a batch nor the time between two."""
+    batcher = make_batcher(clock, max_batch=4)
+    for n in range(20):
+        put(batcher, f"bulk{n}-", priority="bulk")
+    assert batcher.wait(0.0) == 1
+    running = batcher.pop(4)
+    assert names(running) == ["bulk0-0"]
+    assert not batcher.has_full_batch
+    assert batcher.pop(4) == []
+    for n in range(3):
+        put(batcher, f"clip{n}-")
+    assert names(batcher.pop(4)) == ["clip0-0", "clip1-0", "clip2-0"]
+    batcher.finish(running)
+    put(batcher, "clip3-")
+    assert names(batcher.pop(4)) == ["clip3-0", "bulk1-0"]
+
+
+def test_bulk_windows_that_are_held_wait_for_their_turn(clock: Clock) -> None:
+    batcher = make_batcher(clock, max_batch=1)
+    put(batcher, "bulk", priority="bulk")
+    batcher.hold_bulk(True)
+    assert batcher.ready_in_s() is None
+    for n in range(PASSED_BY["bulk"]):
+        put(batcher, f"clip{n}-")
+        taken = batcher.pop(1)
+        assert names(taken) == [f"clip{n}-0"]
+        batcher.finish(taken)
+    assert batcher.ready_in_s() == 0.0
+    assert names(batcher.pop(1)) == ["bulk0"]
+
+
+def test_a_context_of_its_own_costs_no_class_its_turn(clock: Clock) -> None:
+    """Live windows are trimmed, the others are not, so that no batch holds both."""
+    batcher = make_batcher(clock, max_batch=2)
+    put(batcher, "clip")
+    order = []
+    for n in range(12):
+        put(batcher, f"live{n}-", context=300, priority="live")
+        taken = batcher.pop(1)
+        order += names(taken)
+        batcher.finish(taken)
+    assert order.index("clip0") == PASSED_BY["interactive"]
