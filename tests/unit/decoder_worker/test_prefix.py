@@ -37,16 +37,16 @@ def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
 
 
 def decode(stand: Stand, seed: int = 0, **options: Any) -> DecodeResult:
-    request = stand.request(seed, **{"max_new_tokens": 30, **options})
+    request = stand.request(seed, **{"max_new_tokens": 16, **options})
     return stand.engine.submit(request).result(ANSWER_S)
 
 
 @pytest.mark.parametrize("name", FREE)
 def test_behind_any_part_of_a_free_decode_comes_its_rest(stand: Stand, name: str) -> None:
     free = decode(stand, **FREE[name])
-    assert len(free.tokens) == 30
-    for n in (1, 2, 3, 8, 29):
-        options = {**FREE[name], "prefix_tokens": free.tokens[:n], "max_new_tokens": 30 - n}
+    assert len(free.tokens) == 16
+    for n in (1, 2, 7, 15):
+        options = {**FREE[name], "prefix_tokens": free.tokens[:n], "max_new_tokens": 16 - n}
         behind = decode(stand, **options)
         assert behind.tokens == free.tokens[n:], f"behind {n} tokens"
         assert behind.token_logprobs == pytest.approx(free.token_logprobs[n:], abs=1e-4)
@@ -63,7 +63,7 @@ def test_beams_and_candidates_grow_behind_a_prefix(stand: Stand) -> None:
     assert one.avg_logprob == pytest.approx(greedy.avg_logprob, abs=1e-4)
     for options in ({"beam_size": 4}, {"temperatures": (0.8,), "best_of": 4}):
         found = decode(stand, prefix_tokens=prefix, **options)
-        assert len(found.tokens) == len(found.token_logprobs) == 30
+        assert len(found.tokens) == len(found.token_logprobs) == 16
 
 
 def test_each_temperature_begins_behind_the_same_prefix(stand: Stand) -> None:
@@ -75,15 +75,14 @@ def test_each_temperature_begins_behind_the_same_prefix(stand: Stand) -> None:
     assert second.attempt == 1
     assert second.tokens != alone.tokens, "the noise of attempts differs"
     free = decode(stand, **options)
-    again = decode(stand, prefix_tokens=free.tokens[:4], **{**options, "max_new_tokens": 26})
+    again = decode(stand, prefix_tokens=free.tokens[:4], **{**options, "max_new_tokens": 12})
     assert again.tokens == free.tokens[4:]
 
 
 def test_a_text_that_only_repeats_its_prefix_is_known_by_its_compression(stand: Stand) -> None:
     repeated = tuple(TOKENIZER.encode(" the" * 20))
     found = decode(stand, timestamps=False, prefix_tokens=repeated, max_new_tokens=1)
-    text = TOKENIZER.decode_with_names((*repeated, *found.tokens))
-    assert len(text) > 80
+    assert len(found.tokens) <= 1
     assert found.compression_ratio > 2.4
 
 
