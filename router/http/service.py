@@ -19,6 +19,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from cluster.clock import Clock
+from cluster.errors import SplitscribeError
 from cluster.logs import current_request_id, log_fields
 from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
@@ -29,6 +30,7 @@ from router.http.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest
 from router.http.keys import KeyRing
 from router.http.middleware import request_span
 from router.http.models import ModelRegistry
+from router.http.multipart import FILE_FIELD
 from router.http.sse import EventStream, EventStreamResponse, StreamContext
 from router.http.supervise import supervise
 from router.http.uploads import (
@@ -163,6 +165,10 @@ class TranscriptionService:
         try:
             async with AsyncExitStack() as stack:
                 return await work(await self._receive(request, endpoint, stack, started_s), stack)
+        except SplitscribeError as error:
+            if error.param == FILE_FIELD:  # as all that reads audio calls it
+                error.param = endpoint.shape.audio_field(request.headers)
+            raise
         except ClientDisconnectedError:
             logger.info("the client hung up after %.1f s", self._clock.monotonic() - started_s)
             return Response(status_code=CLIENT_CLOSED)

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import InvalidRequestError, OverloadedError
+from router.api.json_fields import AUDIO_FIELD
 from router.audio.headerless import wav_head
 from router.audio.limits import too_large
 from router.http.json_body import GROWTH, JSON_TYPE, JsonReader
@@ -57,6 +58,13 @@ class BodyShape:
     file_field: str = FILE_FIELD
     takes_json: bool = True
     is_headerless: bool = False
+
+    def is_json(self, headers: Mapping[str, str]) -> bool:
+        return self.takes_json and media_type(headers) == JSON_TYPE
+
+    def audio_field(self, headers: Mapping[str, str]) -> str:
+        """What the client calls the audio of a request with these headers."""
+        return AUDIO_FIELD if self.is_json(headers) else self.file_field
 
 
 FORM_OR_JSON = BodyShape()
@@ -144,10 +152,10 @@ async def receive_form(
 
 def _boundary(headers: Mapping[str, str], shape: BodyShape) -> bytes | None:
     """The form's boundary; None for JSON. Raises InvalidRequestError."""
-    if not shape.takes_json:
-        return form_boundary(headers)
-    is_json = media_type(headers) == JSON_TYPE
-    return None if is_json else form_boundary(headers, f"{FORM_TYPE} or {JSON_TYPE.decode()}")
+    if shape.is_json(headers):
+        return None
+    expected = f"{FORM_TYPE} or {JSON_TYPE.decode()}" if shape.takes_json else FORM_TYPE
+    return form_boundary(headers, expected)
 
 
 async def sweep_spool_always(spool_dir: Path | None = None) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cluster.errors import InvalidAudioError
 from router.api.params import Chunking
 from router.api.subtitles import PLAIN
 from router.api.whisper_files import WRITERS
@@ -135,6 +136,15 @@ async def test_what_is_wrong_is_named_for_both_kinds_of_clients(
     assert answer.status_code == status
     assert body["detail"] == body["error"]["message"]
     assert body["error"]["param"] == param
+
+
+async def test_an_error_of_the_audio_names_it_as_the_client_does(
+    asr: httpx.AsyncClient, transcriber: FakeTranscriber
+) -> None:
+    for path in ("/asr", "/detect-language"):
+        transcriber.error = InvalidAudioError("no sound in it", param="file")
+        answer = await asr.post(path, files=FILES)
+        assert answer.json()["error"]["param"] == "audio_file"
 
 
 async def test_uploads_are_bounded_as_everywhere(asr: httpx.AsyncClient) -> None:

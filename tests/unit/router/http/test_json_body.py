@@ -12,7 +12,12 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.errors import AudioTooShortError, InvalidRequestError, PayloadTooLargeError
+from cluster.errors import (
+    AudioTooShortError,
+    InvalidAudioError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+)
 from router.http.json_body import MAX_DEPTH, JsonReader
 from router.http.multipart import MAX_FIELD_BYTES, MAX_FIELDS, MAX_FRAMING_BYTES
 from router.http.uploads import check_content_length
@@ -23,6 +28,7 @@ from tests.support.router_fakes import (
     URL,
     FakeTranscriber,
     error_of,
+    post,
 )
 
 ENCODED = base64.b64encode(AUDIO).decode()
@@ -227,6 +233,15 @@ async def test_documents_are_streamed_and_translated_too(client: httpx.AsyncClie
     answer = await client.post(URL, json={**DOCUMENT, "stream": True})
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert (await client.post(TRANSLATIONS_URL, json=DOCUMENT)).json()["text"]
+
+
+async def test_an_error_of_the_audio_names_it_as_the_client_does(
+    client: httpx.AsyncClient, transcriber: FakeTranscriber
+) -> None:
+    transcriber.error = InvalidAudioError("no sound in it", param="file")
+    assert error_of(await client.post(URL, json=DOCUMENT))["param"] == "input_audio"
+    transcriber.error = InvalidAudioError("no sound in it", param="file")
+    assert error_of(await post(client))["param"] == "file"
 
 
 async def test_errors_of_documents_are_in_the_envelope(client: httpx.AsyncClient) -> None:
