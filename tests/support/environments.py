@@ -9,11 +9,10 @@
         environment.script("litellm")                  # path of an installed command
 
 An environment holds what uv installs for a program's pins and nothing of this project, so that a
-program runs as its users have it. (uv takes seconds where pip takes minutes, and the environment is
-the same.) It stands in `.works-with/NAME-PYTHON-DIGEST` beside
-pyproject.toml (`SPLITSCRIBE_WORKS_WITH` names another folder) and is used again until the pins
-change. `environment_of` skips the running test where the package index cannot be reached and
-nothing is installed yet. Knows no program and no server.
+program runs as its users have it. (uv installs what pip does, in seconds.) It stands in
+`.works-with/NAME-PYTHON-DIGEST` beside pyproject.toml (`SPLITSCRIBE_WORKS_WITH` names another
+folder) and is used again until the pins change. `environment_of` skips the running test where no
+package index can be reached and nothing is installed yet. Knows no program and no server.
 """
 
 from __future__ import annotations
@@ -37,13 +36,7 @@ FOLDER = Path(os.environ.get("SPLITSCRIBE_WORKS_WITH", ROOT / ".works-with"))
 COMPLETE = "complete.json"  # written last, so that a half-made environment is made again
 WAY = "2"  # counts the changes of how environments are made
 INSTALL_S = 900.0
-OFFLINE = (  # what uv says where no index answers
-    "dns error",
-    "error trying to connect",
-    "operation timed out",
-    "Network connectivity is disabled",
-    "Failed to fetch",
-)
+OFFLINE = ("error sending request", "Network connectivity is disabled")  # uv's, without an index
 NEWEST_MINOR = 14  # of the Pythons that are looked for
 OF_OURS = ("PYTHON", "VIRTUAL_ENV", "COVERAGE", "OPENAI_", "SPLITSCRIBE_", "RAY_")
 
