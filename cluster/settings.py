@@ -115,7 +115,8 @@ class RouterSettings(_Frozen):
     openai_aliases: bool = Field(
         True,
         description="the first model also answers to gpt-4o-transcribe, gpt-4o-mini-transcribe, "
-        "gpt-realtime-whisper and gpt-live-transcribe, by which clients choose what they do",
+        "gpt-transcribe, gpt-realtime-whisper and gpt-live-transcribe, by which clients choose "
+        "what they do",
     )
     list_openai_aliases: bool = Field(
         False, description="GET /v1/models lists these names, and whisper-1, too"

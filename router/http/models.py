@@ -20,7 +20,12 @@ from router.live.interface import LiveEngine
 ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
 # Its newer names. Clients choose by them what they send: whether they end turns themselves, say.
 LIVE_ALIASES = ("gpt-realtime-whisper", "gpt-live-transcribe")
-OPENAI_ALIASES = ("gpt-4o-transcribe", "gpt-4o-mini-transcribe", *LIVE_ALIASES)
+OPENAI_ALIASES = (
+    "gpt-4o-transcribe",
+    "gpt-4o-mini-transcribe",
+    "gpt-transcribe",
+    *LIVE_ALIASES,
+)
 PREFIX = "openai/"  # may be left out, or put in front of a name that has none
 _SHOWN = 128  # characters of an unknown name that the message repeats
 

@@ -11,8 +11,9 @@ import json
 import re
 import ssl
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cluster.cli.shipped import shipped_config
 from cluster.settings import LiveSettings
+from tests.e2e.conftest import wait_until
 from tests.e2e.test_tls import (
     START_S,
     certificate,
@@ -46,19 +48,19 @@ class Proxied:
         self.door = door
         self.context = ssl.create_default_context(cafile=str(certificate))
         self.url = f"wss://localhost:{port}/v1/realtime?intent=transcription"
-        self.health = f"https://localhost:{port}/health"
 
     def connect(self, **options: Any) -> connect:
         return connect(self.url, ssl=self.context, **options)
 
 
-@asynccontextmanager
-async def proxied(kind: str, door: Door, folder: Path, certificate: Path) -> AsyncIterator[Proxied]:
+@contextmanager
+def proxy_in_front(kind: str, backend: str, folder: Path, certificate: Path) -> Iterator[int]:
+    """The shipped proxy before `backend` (host and port), once it answers; gives its port."""
     port = free_port()
     shipped = shipped_config(f"tls/{kind}").path
     text = shipped.read_text()
     changes = {
-        "127.0.0.1:8000": f"127.0.0.1:{door.port}",
+        "127.0.0.1:8000": backend,
         "/etc/splitscribe/tls.pem": str(certificate),
         "bind :443": f"bind 127.0.0.1:{port}",
         "listen 443": f"listen 127.0.0.1:{port}",
@@ -68,23 +70,28 @@ async def proxied(kind: str, door: Door, folder: Path, certificate: Path) -> Asy
     config = folder / shipped.name
     config.write_text(text)
     make = haproxy_command if kind == "haproxy" else nginx_command
-    process = await asyncio.to_thread(subprocess.Popen, make(config, folder))
+    process = subprocess.Popen(make(config, folder))
+    context = ssl.create_default_context(cafile=str(certificate))
     try:
-        made = Proxied(door, port, certificate)
-        async with asyncio.timeout(START_S), httpx.AsyncClient(verify=made.context) as client:
-            while not await _is_up(client, made.health):  # noqa: ASYNC110 - a process is waited for
-                await asyncio.sleep(0.05)
-        yield made
+        with httpx.Client(base_url=f"https://localhost:{port}", verify=context) as client:
+            wait_until(lambda: client.get("/health").status_code == 200, START_S, "the proxy")
+        yield port
     finally:
         process.terminate()
-        await asyncio.to_thread(process.wait, START_S)
+        process.wait(START_S)
 
 
-async def _is_up(client: httpx.AsyncClient, url: str) -> bool:
-    try:
-        return (await client.get(url)).status_code == 200
-    except httpx.TransportError:
-        return False
+@asynccontextmanager
+async def proxied(kind: str, door: Door, folder: Path, certificate: Path) -> AsyncIterator[Proxied]:
+    """The same without blocking the loop, on which the door serves."""
+    with ThreadPoolExecutor(1) as threads:
+        loop, backend = asyncio.get_running_loop(), f"127.0.0.1:{door.port}"
+        manager = proxy_in_front(kind, backend, folder, certificate)
+        port = await loop.run_in_executor(threads, manager.__enter__)
+        try:
+            yield Proxied(door, port, certificate)
+        finally:
+            await loop.run_in_executor(threads, manager.__exit__, None, None, None)
 
 
 @pytest.mark.parametrize("kind", ["haproxy", "nginx"])
