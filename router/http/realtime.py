@@ -133,6 +133,9 @@ class RealtimeService:
         except (WebSocketDisconnect, RuntimeError, OSError):
             await protocol.session.close()
             return
+        except asyncio.CancelledError:
+            await protocol.session.close()
+            raise
         connection = RealtimeConnection(
             websocket,
             protocol,

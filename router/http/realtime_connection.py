@@ -109,7 +109,8 @@ class RealtimeConnection:
             return await self._end(ending, hearing, sending)
         finally:
             await _cancel(tasks)
-            await self._protocol.session.close()
+            for session in (*self._protocol.take_replaced(), self._protocol.session):
+                await session.close()
 
     # ---- the tasks ----
 
