@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from cluster.jit.cache import ensure_jit_cache, one_builder
+from cluster.jit.loading import load_machine_code_alone
 from cluster.settings import Kernels
 
 logger = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class InBackground(Generic[T]):
         begun = time.monotonic()
         try:
             ensure_jit_cache(self._sources)
+            load_machine_code_alone()
             with one_builder(f"{self.name} {self.variant}", self._sources):
                 self._built = self._build()
             logger.info("%s kernels are ready after %.1f s", self.name, time.monotonic() - begun)

@@ -185,7 +185,7 @@ def test_every_source_of_kernels_is_registered(package: str, registered: tuple[P
         file
         for file in (root / package).rglob("*.py")
         if "njit(" in file.read_text() or "from numba" in file.read_text()
-    }
+    } - {root / "cluster" / "jit" / "loading.py"}  # loads kernels and has none
     for file in tuple(found):
         for node in ast.walk(ast.parse(file.read_text())):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
