@@ -92,6 +92,8 @@ def packer(device: torch.device | str, dtype: torch.dtype, *, int8: bool = False
         return as_it_is
     if int8:
         return DynamicInt8.of
+    if dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return as_it_is  # oneDNN refuses such weights on CPUs without AVX512
     return PackedLinear.of if dtype in (torch.float32, torch.bfloat16) else as_it_is
 
 
