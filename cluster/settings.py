@@ -25,7 +25,7 @@ Attention = Literal["auto", "flashinfer", "torch"]
 Listener = Literal["auto", "router", "serve"]
 Context = Literal["auto", "full", "trimmed"]
 Kernels = Literal["wait", "background"]
-RayDashboard = Literal["serve", "all"]
+RayDashboard = Literal["none", "serve", "all"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
@@ -104,7 +104,12 @@ class RouterSettings(_Frozen):
     max_pending_audio_s: float = Field(
         8 * 3600.0, gt=0, description="audio-seconds admitted at once; above it 503"
     )
-    audio_workers: int = Field(2, ge=1, description="processes that decode uploads")
+    audio_workers: int = Field(
+        2,
+        ge=1,
+        description="processes that decode uploads; all but the first start when more uploads are "
+        "there than processes",
+    )
     audio_timeout_s: float = Field(120.0, gt=0, description="time one upload may take to decode")
     audio_memory_mb: int = Field(1024, ge=128, description="memory one audio worker may take")
     max_windows_in_flight: int = Field(8, ge=1, description="windows of one request at a time")
@@ -335,9 +340,10 @@ class Settings(_Frozen):
         "same audio may get another timestamp",
     )
     ray_dashboard: RayDashboard = Field(
-        "serve",
-        description="parts of Ray's dashboard that serve starts: serve (nodes, actors, logs, "
-        "Serve), or all (also jobs, events, profiles, Grafana, Ray's own autoscaler)",
+        "none",
+        description="parts of Ray's dashboard where splitscribe serve starts Ray: none, serve "
+        "(nodes, actors, logs, Serve), or all (also jobs, events, profiles, Grafana, the file that "
+        "Prometheus finds its targets by, Ray's own autoscaler)",
     )
     router: RouterSettings = RouterSettings()
     encoder: EncoderSettings = EncoderSettings()

@@ -11,7 +11,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager
+from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,9 @@ def running_cluster(
         os.environ.setdefault(name, value)
     import ray
 
-    from cluster.serve.app import build_app
+    # What the application is made of is imported while Ray's processes start: a second's work.
+    imports = threading.Thread(target=_import_application, name="imports", daemon=True)
+    imports.start()
     from cluster.serve.ray_session import ray_session
 
     with (
@@ -82,6 +84,9 @@ def running_cluster(
         say("starting Ray" if address is None else f"joining Ray at {address}")
         with ray_session(address, log_to_driver, settings.ray_dashboard) as context:
             check_stop(stop)
+            imports.join()
+            from cluster.serve.app import build_app
+
             if placement is None:
                 resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
                 placement = place(settings, joined_machine(resources.get("GPU", 0.0)))
@@ -96,6 +101,13 @@ def running_cluster(
                     )
                 dashboard = f"http://{context.dashboard_url}" if context.dashboard_url else None
                 yield RunningCluster(url, dashboard, settings, placement)
+
+
+def _import_application() -> None:
+    """Whoever imports it next says what is wrong with it."""
+    with suppress(Exception):
+
+        import cluster.serve.app  # noqa: F401
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -22,8 +22,8 @@ KEEP_SIGNALS = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
 # Set to "0", Ray runs on one machine alone, at the loopback address; on a Mac it is so by default.
 ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 ANY_ADDRESS = "[::]:"
-# What Ray's dashboard is asked for here: its pages of nodes, actors, logs and Serve, and our own
-# commands. Each part is a process of 20 MB; others show jobs, events, Grafana, Data and Train.
+# Ray's dashboard as `ray_dashboard: serve` has it: its pages of nodes, actors, logs and Serve. Each
+# part is a process of 20 MB; others show jobs, events, Grafana, Data and Train.
 DASHBOARD_PARTS = ("NodeHead", "ServeHead", "StateHead")
 
 AddPort = Callable[[Any, str], int]
@@ -51,28 +51,34 @@ def ray_on_loopback() -> Iterator[None]:
 
 
 @contextmanager
-def small_ray_head() -> Iterator[None]:
-    """While open, Ray that starts here has `DASHBOARD_PARTS` alone, and nothing that adds machines.
+def small_ray_head(parts: Sequence[str] = ()) -> Iterator[None]:
+    """While open, Ray that starts here has these parts of its dashboard, and adds no machines.
 
-    `ray.init` has no such options. What adds machines has none to add where there is one, and takes
-    50 MB.
+    `ray.init` has no such options. It would start a dashboard even without `include_dashboard`, and
+    wait for it: 3 s. What adds machines has none to add where there is one, and takes 50 MB.
+
+    parts: none at all: no dashboard.
     """
     from ray._private import node, ray_constants, services
 
     head: Any = node.Node
     usual_start, usual_monitor = services.start_ray_process, head.start_monitor
+    usual_dashboard = head.start_api_server
 
     def start(command: list[str], process_type: str, *args: Any, **options: Any) -> Any:
         if process_type == ray_constants.PROCESS_TYPE_DASHBOARD:
-            command = [*command, f"--modules-to-load={','.join(DASHBOARD_PARTS)}"]
+            command = [*command, f"--modules-to-load={','.join(parts)}"]
         return usual_start(command, process_type, *args, **options)
 
     services.start_ray_process = start
     head.start_monitor = lambda node: None
+    if not parts:
+        head.start_api_server = lambda node, **options: None
     try:
         yield
     finally:
         services.start_ray_process, head.start_monitor = usual_start, usual_monitor
+        head.start_api_server = usual_dashboard
 
 
 def bind_replica_port(address: str) -> None:

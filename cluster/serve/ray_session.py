@@ -9,17 +9,16 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray import serve
 
 from cluster.errors import ConfigurationError
 from cluster.serve.distribution import package_root
 from cluster.serve.ray_environment import APP_NAME, ONE_MACHINE_ENVIRONMENT
-from cluster.serve.ray_internals import ray_on_loopback, small_ray_head
+from cluster.serve.ray_internals import DASHBOARD_PARTS, ray_on_loopback, small_ray_head
 from cluster.settings import RayDashboard
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # audio and KV do not pass through it
@@ -27,7 +26,7 @@ OBJECT_STORE_BYTES = 256 * 1024 * 1024  # audio and KV do not pass through it
 
 @contextmanager
 def ray_session(
-    address: str | None, log_to_driver: bool, dashboard: RayDashboard = "serve"
+    address: str | None, log_to_driver: bool, dashboard: RayDashboard = "none"
 ) -> Iterator[Any]:
     """Ray's context, of a cluster at `address` or of one that lives as long as this is open.
 
@@ -38,6 +37,8 @@ def ray_session(
     """
     _put_packages_on_path()
     context = _start(address, log_to_driver, dashboard)
+    import ray.serve  # which sets the level of its log
+
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     try:
         yield context
@@ -56,7 +57,7 @@ def _start(address: str | None, log_to_driver: bool, dashboard: RayDashboard) ->
         heaps = {"MALLOC_ARENA_MAX": str(max(2, os.cpu_count() or 1))}
         for name, value in (ONE_MACHINE_ENVIRONMENT | heaps).items():
             os.environ.setdefault(name, value)
-        with ray_on_loopback(), small_ray_head() if dashboard == "serve" else nullcontext():
+        with ray_on_loopback(), _head(dashboard):
             return ray.init(
                 address="local",
                 include_dashboard=True,
@@ -67,8 +68,16 @@ def _start(address: str | None, log_to_driver: bool, dashboard: RayDashboard) ->
         raise ConfigurationError(f"Ray did not start: {error}") from error
 
 
+def _head(dashboard: RayDashboard) -> AbstractContextManager[None]:
+    if dashboard == "all":
+        return nullcontext()
+    return small_ray_head(DASHBOARD_PARTS if dashboard == "serve" else ())
+
+
 def stop_application(owns_ray: bool) -> None:
     """End the application once its replicas have finished what they have begun."""
+    from ray import serve
+
     with _silenced():
         if owns_ray:
             serve.shutdown()  # type: ignore[no-untyped-call]

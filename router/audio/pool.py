@@ -53,7 +53,12 @@ CRASHES = frozenset(
 
 
 class AudioPool:
-    """A warm pool of audio workers. Belongs to one event loop."""
+    """A pool of audio workers. Belongs to one event loop.
+
+    One is there from the start. Each of the others is started when there are more uploads than
+    workers for the first time, and is then kept: most servers at rest need one, and each takes
+    60 MB.
+    """
 
     def __init__(self, settings: RouterSettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self._settings = settings
@@ -69,19 +74,21 @@ class AudioPool:
         self._workers: list[AudioProcess] = []
         self._waiting: deque[AudioStream] = deque()
         self._tasks: list[asyncio.Task[None]] = []
+        self._reserve: deque[asyncio.Event] = deque()  # of workers that were not needed yet
         self._closed = False
 
     async def start(self) -> None:
-        """Start every worker and wait until each is ready.
+        """Start the first worker and wait until it is ready.
 
         Raises:
-            ConfigurationError: a worker does not start; its standard error says why.
+            ConfigurationError: it does not start; its standard error says why.
         """
-        keepers = [self._keep_worker() for _ in range(self._settings.audio_workers)]
+        self._reserve.extend(asyncio.Event() for _ in range(self._settings.audio_workers - 1))
+        keepers = [self._keep_worker(), *(self._keep_later(event) for event in self._reserve)]
         self._tasks = [asyncio.create_task(task) for task in (*keepers, self._watch())]
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
-                while sum(w.is_able for w in self._workers) < len(keepers):
+                while not any(w.is_able for w in self._workers):
                     await asyncio.wait(self._tasks, timeout=0.01)
                     for task in self._tasks:
                         if task.done():
@@ -171,14 +178,19 @@ class AudioPool:
             self._release(stream)
 
     def _assign(self) -> None:
-        """Give waiting uploads to the least busy workers."""
+        """Give waiting uploads to the least busy workers, and start one more where that helps."""
         while self._waiting:
             able = [w for w in self._workers if w.is_able and len(w.streams) < MAX_UPLOADS]
             if not able:
-                return
+                break
             stream = self._waiting.popleft()
             if not stream.ended:
                 min(able, key=lambda worker: worker.load).add(stream)
+        n_uploads = len(self._waiting) + sum(len(worker.streams) for worker in self._workers)
+        n_started = self._settings.audio_workers - len(self._reserve)
+        n_able = sum(worker.is_able for worker in self._workers)
+        if self._reserve and n_able == n_started < n_uploads:  # one at a time
+            self._reserve.popleft().set()
 
     def _expire(self, stream: AudioStream) -> None:
         stream.fail(DeadlineExceededError("the request's time ran out before its audio was read"))
@@ -194,9 +206,18 @@ class AudioPool:
 
     # ------------------------------------------------------------------------- the workers
 
-    async def _keep_worker(self) -> None:
-        """Keep one worker running: start it, listen to it, replace it when it dies."""
-        pause_s, ever_ready = FIRST_RESTART_S, False
+    async def _keep_later(self, needed: asyncio.Event) -> None:
+        """As `_keep_worker` of one that is not there at the start, once it is needed."""
+        await needed.wait()
+        await self._keep_worker(ever_ready=True)
+
+    async def _keep_worker(self, *, ever_ready: bool = False) -> None:
+        """Keep one worker running: start it, listen to it, replace it when it dies.
+
+        Raises:
+            ConfigurationError: it was never ready, and does not start.
+        """
+        pause_s = FIRST_RESTART_S
         while True:
             problem = await self._run_worker()
             if problem is None:

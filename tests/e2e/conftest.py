@@ -23,6 +23,7 @@ SPLITSCRIBE = str(Path(sys.executable).with_name("splitscribe"))
 START_S = 120.0
 STOP_S = 60.0
 KERNELS_S = 600.0  # to compile all of them the first time, on full cores
+WITH_DASHBOARD = {"SPLITSCRIBE_RAY_DASHBOARD": "serve"}
 
 
 @dataclass
@@ -62,7 +63,7 @@ class Server:
         )
 
     def dashboard(self) -> str:
-        """URL of Ray's dashboard."""
+        """URL of Ray's dashboard, of a server that was started `WITH_DASHBOARD`."""
         return next(line.split()[1] for line in self.lines if "dashboard" in line)
 
     def output(self) -> str:
@@ -148,7 +149,8 @@ def kernels() -> None:
 @pytest.fixture(scope="session")
 def server(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two encoders and two decoders, each decoder pulling from any encoder."""
-    running = start_server(tmp_path_factory.mktemp("cwd"), "--encoders", "2", "--decoders", "2")
+    folder = tmp_path_factory.mktemp("cwd")
+    running = start_server(folder, "--encoders", "2", "--decoders", "2", env=WITH_DASHBOARD)
     try:
         yield running
     finally:

@@ -143,7 +143,7 @@ def send_broken(client: httpx.Client, cases: range) -> Counter[int]:
     """Send them, some at once, and check each answer. Returns the statuses."""
     other = OtherCaller(client)
     workers = audio_workers()
-    assert len(workers) == N_WORKERS
+    assert 1 <= len(workers) <= N_WORKERS, "the others start when there is work for them"
     too_big: list[str] = []
 
     def send(case: int) -> int:
@@ -167,7 +167,7 @@ def send_broken(client: httpx.Client, cases: range) -> Counter[int]:
     with concurrent.futures.ThreadPoolExecutor(AT_ONCE) as pool:
         statuses = Counter(pool.map(send, cases))
     other.check()
-    wait_until(lambda: len(audio_workers()) == N_WORKERS, ANSWER_S, "as many workers as before")
+    wait_until(lambda: len(audio_workers()) == N_WORKERS, ANSWER_S, "as many workers as set")
     assert len(workers - audio_workers()) <= len(too_big), too_big
     return statuses
 

@@ -99,13 +99,17 @@ def test_a_small_head_is_told_its_parts_and_adds_no_machines(
     monkeypatch.setattr(
         services, "start_ray_process", lambda command, kind, **_: started.append(command)
     )
-    usual = services.start_ray_process, node.Node.start_monitor
-    with small_ray_head():
+    usual = services.start_ray_process, node.Node.start_monitor, node.Node.start_api_server
+    with small_ray_head(DASHBOARD_PARTS):
         services.start_ray_process(["one"], "dashboard", fate_share=True)
         services.start_ray_process(["two"], "raylet")
         assert node.Node.start_monitor(None) is None
+        assert node.Node.start_api_server is usual[2]
     assert started == [["one", "--modules-to-load=NodeHead,ServeHead,StateHead"], ["two"]]
-    assert (services.start_ray_process, node.Node.start_monitor) == usual
+    with small_ray_head():
+        assert node.Node.start_api_server(None, include_dashboard=True) is None
+    now = services.start_ray_process, node.Node.start_monitor, node.Node.start_api_server
+    assert now == usual
 
 
 def test_serve_s_port_between_replicas_has_the_node_s_address(

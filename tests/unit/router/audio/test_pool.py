@@ -161,6 +161,38 @@ async def test_many_uploads_at_once(clip: Path) -> None:
     assert {tuple(spans(windows)) for windows, _ in results} == {((0, 38_400),)}
 
 
+async def test_a_worker_is_started_when_there_are_more_uploads_than_workers(
+    clip: Path, long_file: Path
+) -> None:
+    """One at a time, until there are as many as set; then they stay."""
+    async with running(audio_workers=3) as pool:
+        for _ in range(3):
+            await read(pool, clip)
+        assert len(pids(pool)) == 1, "one upload after another needs one worker"
+        async with pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream:
+            await anext(stream)
+            await read(pool, clip)
+            await until(lambda: [w.is_able for w in pool._workers] == [True, True])
+            await asyncio.gather(*(read(pool, clip) for _ in range(3)))
+            await until(lambda: [w.is_able for w in pool._workers] == [True, True, True])
+        await asyncio.gather(*(read(pool, clip) for _ in range(8)))
+        assert len(pids(pool)) == 3
+
+
+async def test_a_worker_that_is_needed_later_may_fail_to_start(
+    clip: Path, long_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first goes on alone, the log says why, and another start is tried."""
+    async with running(audio_workers=2) as pool:
+        with monkeypatch.context() as broken:
+            broken.setattr("router.audio.worker_handle.BOOT", "raise SystemExit(7)")
+            async with pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream:
+                await anext(stream)
+                await read(pool, clip)
+                await until(lambda: "does not start: exit code 7" in caplog.text)
+        await until(lambda: [w.is_able for w in pool._workers] == [True, True])
+
+
 async def test_short_clips_pass_a_long_file(pool: AudioPool, clip: Path, long_file: Path) -> None:
     async with pool.open(long_file, request_id="long", timeout_s=PATIENCE_S) as stream:
         work = asyncio.create_task(drain(stream))
@@ -237,6 +269,8 @@ async def test_a_killed_worker_fails_only_the_upload_it_was_on(
 
 async def test_an_idle_worker_that_dies_is_replaced(clip: Path) -> None:
     async with running(audio_workers=2) as pool:
+        await asyncio.gather(*(read(pool, clip) for _ in range(3)))
+        await until(lambda: [w.ready.is_set() for w in pool._workers] == [True, True])
         first, second = pids(pool)
         os.kill(first, signal.SIGKILL)
         await until(lambda: first not in pids(pool))
