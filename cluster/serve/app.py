@@ -7,7 +7,6 @@ composes only names the classes of the replicas: none of what they compute with 
 
 from __future__ import annotations
 
-import os
 import re
 import warnings
 from collections.abc import Iterable, Mapping
@@ -185,7 +184,6 @@ def _replica_options(
             "num_cpus": cpus,
             "num_gpus": gpus,
             "label_selector": dict(node_labels),
-            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(os.cpu_count() or 1)}},
         },
         "health_check_period_s": HEALTH_PERIOD_S,
         "health_check_timeout_s": HEALTH_TIMEOUT_S,

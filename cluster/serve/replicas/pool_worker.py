@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from typing import ClassVar, Protocol
 
 from cluster.errors import WorkerError
@@ -66,7 +67,10 @@ class PoolWorker:
     _engine: Engine
 
     def _start(self, settings: Settings, build: str) -> None:
-        """Raises ConfigurationError, as `start_replica` does."""
+        """Call before torch is imported. Raises ConfigurationError, as `start_replica` does."""
+        # Ray says 1 where a worker claims no core. To say otherwise to Ray, as a runtime
+        # environment, would keep the replica out of the processes that Ray has started ahead.
+        os.environ["OMP_NUM_THREADS"] = str(os.cpu_count() or 1)
         self._name, self._recorder = start_replica(self.ROLE, settings, build, self.METRICS)
 
     def _ready(self, settings: Settings, model: str, device: str) -> None:
