@@ -1,7 +1,7 @@
 """After each attempt at a window: whether another temperature is tried, and which attempt stands.
 
 openai/whisper's temperature fallback (`transcribe.py`), with faster-whisper's choice among failed
-attempts as a setting. Where the encoder's context was trimmed, a first attempt that fails asks for
+attempts as a setting. Where the encoder's context was trimmed, a greedy attempt that fails asks for
 the full one instead. Knows texts and scores, nothing of rows and pages.
 """
 
@@ -22,13 +22,17 @@ def is_doubted(sequence: DecodeSequence, timestamp_begin: int) -> bool:
     misses the rest of the padding tends to say the last sentence once more, and stamps it there.
     The gates hardly see that, and to forbid such timestamps would only hide it. A text that would
     be left out as silence is doubted too, so that no speech is lost to a short context alone.
+
+    A sampled text fails the gates by the dice of its own temperature, whatever the context, so for
+    it the gates lead to the next temperature as ever, and the other two signs alone to a doubt.
     """
     attempt = sequence.attempts[-1]
     last = timestamp_begin + positions_of(sequence.request.content_frames)
     if any(token > last for token in attempt.hypothesis.tokens):
         return True
     gates, avg_logprob = sequence.options.gates, attempt.hypothesis.avg_logprob
-    return _failed(attempt, gates, no_speech_prob=0.0) or is_silence(
+    is_greedy = attempt.temperature == 0.0
+    return (is_greedy and _failed(attempt, gates, no_speech_prob=0.0)) or is_silence(
         gates, avg_logprob, sequence.no_speech_prob
     )
 

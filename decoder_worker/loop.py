@@ -273,7 +273,7 @@ class DecodeLoop:
             self._end(sequence, finished_result(sequence, self._clock()))
 
     def _is_doubted(self, sequence: DecodeSequence) -> bool:
-        """Nothing is tried again from a trimmed context, so this is asked after each attempt."""
+        """Asked after each attempt: only a sampled one is tried again from a trimmed context."""
         is_trimmed = sequence.n_positions < self._importer.layout.n_frames
         return is_trimmed and is_doubted(sequence, self._prompts.timestamp_begin)
 

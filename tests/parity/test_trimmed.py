@@ -172,6 +172,16 @@ async def test_a_first_attempt_that_fails_is_doubted_not_tried_again() -> None:
         assert (full.doubted, full.attempt) == (False, 1)
 
 
+async def test_a_sampled_attempt_that_fails_goes_up_the_ladder() -> None:
+    """It is as uncertain with all positions: another encode would change nothing."""
+    options = {"temperatures": (0.4, 0.6), "gates": QualityGates(avg_logprob=0.0), "seed": 1}
+    async with engines() as made:
+        trimmed = await transcribe(made, 0, sentences()[0], 256, **options)
+        assert (trimmed.doubted, trimmed.attempt) == (False, 1)
+        late = await transcribe(made, 1, sentences()[0], 256, content_frames=100, **options)
+        assert (late.doubted, late.attempt) == (True, 0), "a timestamp past the audio"
+
+
 async def test_what_would_be_left_out_as_silence_is_doubted() -> None:
     """Gates that take every window for silence: a short context alone never decides that."""
     every = QualityGates(avg_logprob=0.0, no_speech_prob=0.0)
