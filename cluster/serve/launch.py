@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 from cluster.errors import ConfigurationError
@@ -106,8 +107,8 @@ def running_cluster(
 def _import_application() -> None:
     """Whoever imports it next says what is wrong with it."""
     with suppress(Exception):
-
-        import cluster.serve.app  # noqa: F401
+        for name in ("ray.serve", "cluster.serve.app"):
+            import_module(name)
 
 
 @contextmanager
