@@ -20,18 +20,20 @@ _once = threading.Lock()
 def load_machine_code_alone() -> None:
     """From now on, in this process; in a version of numba that was not tried, nothing changes."""
     from numba import version_info
-    from numba.core.caching import Cache
+    from numba.core import caching
 
+    cache: Any = caching.Cache
     with _once:
-        if version_info.short in TESTED and Cache.load_overload is not _load_overload:
+        if version_info.short in TESTED and cache.load_overload is not _load_overload:
             _import_sums_without_scipy()
-            Cache.load_overload = _load_overload
+            cache.load_overload = _load_overload
 
 
 def _import_sums_without_scipy() -> None:
     """As numba does where scipy is not installed, which it needs for products of matrices alone."""
-    from numba.np import linalg
+    import numba.np.linalg
 
+    linalg: Any = numba.np.linalg
     usual = linalg.ensure_blas
 
     def no_blas() -> None:
@@ -39,7 +41,7 @@ def _import_sums_without_scipy() -> None:
 
     linalg.ensure_blas = no_blas
     try:
-        import numba.np.arraymath  # noqa: F401
+        import numba.np.arraymath
     finally:
         linalg.ensure_blas = usual
 
@@ -49,9 +51,10 @@ def _load_overload(self: Any, signature: Any, target_context: Any) -> Any:
 
     Machine code calls numba's runtime, and nothing else that numba would set up.
     """
-    from numba.core.runtime import rtsys
+    from numba.core.runtime import nrt
 
-    rtsys.initialize(target_context)
+    runtime: Any = nrt.rtsys
+    runtime.initialize(target_context)
     with self._guard_against_spurious_io_errors():
         return self._load_overload(signature, target_context)
     return None  # an error of the file system: the kernel is compiled

@@ -34,7 +34,17 @@ def checkpoint() -> Checkpoint:
     return open_checkpoint(str(cached_checkpoint("tiny")))
 
 
-@pytest.fixture(scope="module", params=list(OWN), ids=str)
+# On CPUs without instructions for it bfloat16 takes minutes here.
+NATIVE = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a CPU with AVX512"
+)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[torch.float32, pytest.param(torch.bfloat16, marks=NATIVE)],
+    ids=str,
+)
 def kernels(request: pytest.FixtureRequest) -> TeamKernels:
     return build(OWN[request.param])
 

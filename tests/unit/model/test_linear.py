@@ -31,7 +31,8 @@ def test_a_packed_product_is_the_plain_one(
 ) -> None:
     plain = make_linear(96, 161, dtype, bias=bias)
     packed = packer("cpu", dtype)(plain)
-    assert isinstance(packed, PackedLinear)
+    is_taken = dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    assert isinstance(packed, PackedLinear if is_taken else Linear)
     x, residual = make_rows(shape, dtype), make_rows((*shape[:-1], 161), dtype)
     for got, expected in (
         (packed(x), plain(x)),
@@ -58,6 +59,14 @@ def test_int8_is_within_two_percent(dtype: torch.dtype, bias: bool) -> None:
     ):
         wrong = (got.float() - expected.float()).norm(dim=-1) / expected.float().norm(dim=-1)
         assert wrong.max() < 0.02
+
+
+def test_a_cpu_that_onednn_knows_no_bfloat16_for_has_the_plain_product(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    assert isinstance(packer("cpu", torch.bfloat16)(make_linear(8, 8, torch.bfloat16)), Linear)
+    assert isinstance(packer("cpu", torch.float32)(make_linear(8, 8, torch.float32)), PackedLinear)
 
 
 def test_a_residual_in_float32_stays_so() -> None:
