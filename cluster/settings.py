@@ -24,6 +24,7 @@ PlacementName = Literal["auto", "split", "colocated"]
 Attention = Literal["auto", "flashinfer", "torch"]
 Listener = Literal["auto", "router", "serve"]
 Context = Literal["auto", "full", "trimmed"]
+LivePolicy = Literal["auto", "attention_peak", "local_agreement"]
 Kernels = Literal["wait", "background"]
 RayDashboard = Literal["none", "serve", "all"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
@@ -45,7 +46,7 @@ class _Frozen(BaseModel):
 
 
 class LiveSettings(_Frozen):
-    """Realtime sessions: how many, how long, and how much audio may wait."""
+    """Realtime sessions: how many, how long, how much audio may wait, and how words are told."""
 
     max_sessions: int = Field(
         256, ge=0, description="at once, per router; above it 429; 0: no realtime sessions"
@@ -65,6 +66,30 @@ class LiveSettings(_Frozen):
     max_unsent_s: float = Field(
         300.0, gt=0, description="seconds of audio of a session that may wait for its transcript"
     )
+    policy: LivePolicy = Field(
+        "auto",
+        description="which words are certain: attention_peak (those that attention is past), "
+        "local_agreement (those that two updates agree on; slower), or auto (the first, but for "
+        "checkpoints whose decoder has less than half as many layers as their encoder)",
+    )
+    min_hop_s: float = Field(
+        0.5, ge=0.1, le=30, description="seconds between two updates of a session, at least"
+    )
+    max_hop_s: float = Field(
+        3.0,
+        ge=0.1,
+        le=30,
+        description="the same at most; where the workers need more, new sessions get a 503",
+    )
+
+    @model_validator(mode="after")
+    def _hops_in_order(self) -> LiveSettings:
+        if self.min_hop_s > self.max_hop_s:
+            raise ValueError(
+                f"live.min_hop_s ({self.min_hop_s}) must not exceed "
+                f"live.max_hop_s ({self.max_hop_s})"
+            )
+        return self
 
 
 class RouterSettings(_Frozen):
@@ -271,6 +296,9 @@ class ModelSettings(_Frozen):
 
     model: str = Field(description="'demo' (bundled), a folder, or a Hub id")
     aliases: Texts = Field((), description="further names that clients may use")
+    live_policy: LivePolicy | None = Field(
+        None, description="as router.live.policy, for this model; unset: as for all of them"
+    )
     encoder: EncoderSettings = EncoderSettings()
     decoder: DecoderSettings = DecoderSettings()
 
@@ -373,6 +401,7 @@ class Settings(_Frozen):
                     "model": one.model,
                     "served_model_names": (name,),
                     "models": {},
+                    "router": _with_live_policy(self.router, one.live_policy),
                     "encoder": _overridden(self.encoder, one.encoder),
                     "decoder": _overridden(self.decoder, one.decoder),
                 }
@@ -390,6 +419,12 @@ RoleSettings = TypeVar("RoleSettings", EncoderSettings, DecoderSettings)
 
 def _overridden(usual: RoleSettings, own: RoleSettings) -> RoleSettings:
     return usual.model_copy(update=own.model_dump(exclude_unset=True))
+
+
+def _with_live_policy(router: RouterSettings, policy: LivePolicy | None) -> RouterSettings:
+    if policy is None:
+        return router
+    return router.model_copy(update={"live": router.live.model_copy(update={"policy": policy})})
 
 
 def _default_name(model: str) -> str:

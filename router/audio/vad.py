@@ -150,15 +150,15 @@ def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def model_path() -> Path:
-    """Where the installed package keeps the model.
+def model_path(file: str = MODEL_FILE) -> Path:
+    """Where the installed package keeps the model, or another export of it.
 
     Raises:
         ConfigurationError: the package or the file is missing.
     """
     spec = find_spec("silero_vad")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / "data" / MODEL_FILE
+        path = Path(folder) / "data" / file
         if path.is_file():
             return path
-    raise ConfigurationError(f"{MODEL_FILE} not found: install the package silero-vad 6.2 or later")
+    raise ConfigurationError(f"{file} not found: install the package silero-vad 6.2 or later")

@@ -1,0 +1,57 @@
+"""Makes the live engine of a model: its own pipeline, the checkpoint's policy and context.
+
+For routers of a cluster and for the whole path in one process alike.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from cluster.clock import SYSTEM_CLOCK, Clock
+from cluster.metrics import Recorder
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.encoder_context import chosen_context
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.settings import Settings
+from cluster.tracing import NO_TRACER, Tracer
+from router.clients import DecoderClient, EncoderClient
+from router.live.activity import VoiceActivity
+from router.live.engine import LiveEngine
+from router.live.policies import chosen_policy
+from router.pipeline import Pipeline
+
+
+def make_live_engine(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    encoders: EncoderClient,
+    decoders: DecoderClient,
+    activity: VoiceActivity,
+    recorder: Recorder,
+    tracer: Tracer = NO_TRACER,
+    clock: Clock = SYSTEM_CLOCK,
+) -> LiveEngine:
+    """The engine of one model.
+
+    Args:
+        settings: the model's, as if it were alone (`Settings.by_model`).
+        checkpoint: may be without its weights.
+        activity: of all engines of the process; the caller closes it, after the engine.
+    """
+    dims = checkpoint.dims
+    trimmed = chosen_context(checkpoint, settings.encoder)
+    return LiveEngine(
+        # Growing audio never comes again, so that its KV is not kept.
+        Pipeline(encoders, decoders, settings.router, recorder, tracer, clock, reuses_kv=False),
+        WhisperTokenizer.from_checkpoint(checkpoint),
+        settings.router.live,
+        policy=chosen_policy(settings.router.live.policy, dims),
+        n_text_ctx=dims.n_text_ctx,
+        activity=activity,
+        context_for=(
+            None
+            if trimmed is None
+            else partial(trimmed.positions_for, n_audio_ctx=dims.n_audio_ctx)
+        ),
+        clock=clock,
+    )

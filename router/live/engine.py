@@ -1,0 +1,86 @@
+"""Live transcription with one model, for all sessions of this process.
+
+Builds what sessions share, opens and closes them, and refuses one where there is no room. All
+behaviour is in the parts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from cluster.clock import SYSTEM_CLOCK, Clock
+from cluster.errors import OverloadedError
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.settings import LiveSettings
+from router.live.activity import VoiceActivity
+from router.live.interface import LiveConfig
+from router.live.observer import LiveObserver
+from router.live.pace import PATIENCE, USUAL, Pace
+from router.live.policies import Policy
+from router.live.session import Session, SessionParts
+from router.live.updates import Updates
+from router.pipeline import Pipeline
+
+RETRY_AFTER_S = 10.0
+
+
+class LiveEngine:
+    """Implements `router.live.interface.LiveEngine`."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        tokenizer: WhisperTokenizer,
+        settings: LiveSettings,
+        *,
+        policy: Policy,
+        n_text_ctx: int,
+        activity: VoiceActivity,
+        context_for: Callable[[int], int] | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """The parts that do the work.
+
+        Args:
+            pipeline: one that keeps no KV for reuse: growing audio never comes again.
+            activity: of all engines of the process; whoever made it closes it.
+            context_for: encoder positions by mel frames, as in `WindowAudio.of_samples`.
+        """
+        self.observer = LiveObserver()
+        self.pace = Pace(settings.min_hop_s, settings.max_hop_s, clock)
+        self._sessions: set[Session] = set()
+        self._parts = SessionParts(
+            activity=activity,
+            updates=Updates(pipeline, tokenizer, n_text_ctx, context_for, clock),
+            tokenizer=tokenizer,
+            policy=policy,
+            pace=self.pace,
+            observer=self.observer,
+            clock=clock,
+            delay=PATIENCE[USUAL],
+        )
+
+    def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> Session:
+        """See `router.live.interface.LiveEngine.open`."""
+        if self.pace.is_overloaded:
+            self.observer.session_refused()
+            raise OverloadedError(
+                "the workers are behind with the live sessions that are there: "
+                f"an update takes {self.pace.update_s:.1f} s",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        session = Session(
+            self._parts, config, session_id=session_id, owner=owner, on_end=self._ended
+        )
+        self._sessions.add(session)
+        self.observer.session_opened()
+        return session
+
+    async def close(self) -> None:
+        """See `router.live.interface.LiveEngine.close`."""
+        await asyncio.gather(*(session.close() for session in list(self._sessions)))
+
+    def _ended(self, session: Session) -> None:
+        self._sessions.discard(session)
+        self.observer.session_ended()

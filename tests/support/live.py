@@ -1,0 +1,138 @@
+"""A live engine over played speech, on virtual time, and what its sessions told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cluster.clock import Clock
+from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.metrics import ROUTER_METRICS, silent_recorder
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.settings import LiveSettings, RouterSettings
+from router.live.activity import VoiceActivity
+from router.live.engine import LiveEngine
+from router.live.interface import (
+    LiveConfig,
+    LiveEvent,
+    LiveSession,
+    TextDelta,
+    TurnCompleted,
+    TurnFailed,
+)
+from router.live.policies import AttentionPeak, Policy
+from router.pipeline import Pipeline
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.played_speech import LoudIsSpeech, PlayedListeners, SpokenWord
+from tests.support.virtual_time import virtual_clock
+
+PIECE_S = 0.05  # of audio, as clients send it
+
+
+def micro_tokenizer() -> WhisperTokenizer:
+    return WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("micro"))))
+
+
+async def at_once(work: Callable[[], None]) -> None:
+    """Run a detector's work without a thread, which a virtual clock could not wait for."""
+    work()
+
+
+@dataclass
+class PlayedEngine:
+    """An engine whose pools hear `words`; inside of a virtual loop."""
+
+    words: list[SpokenWord]
+    policy: Policy = field(default_factory=AttentionPeak)
+    settings: LiveSettings = field(default_factory=LiveSettings)
+
+    def __post_init__(self) -> None:
+        self.clock: Clock = virtual_clock()
+        tokenizer = micro_tokenizer()
+        self.pools = PlayedListeners(tokenizer, self.words)
+        recorder = silent_recorder(ROUTER_METRICS)
+        pipeline = Pipeline(
+            self.pools, self.pools, RouterSettings(), recorder, clock=self.clock, reuses_kv=False
+        )
+        self.model = LoudIsSpeech()
+        self.activity = VoiceActivity(self.model, self.clock.sleep, at_once)
+        self.engine = LiveEngine(
+            pipeline,
+            tokenizer,
+            self.settings,
+            policy=self.policy,
+            n_text_ctx=448,
+            activity=self.activity,
+            clock=self.clock,
+        )
+
+    async def close(self) -> None:
+        await self.engine.close()
+        await self.activity.close()
+
+
+@dataclass
+class Told:
+    """What a session told, and when (seconds of the clock)."""
+
+    events: list[tuple[float, LiveEvent]] = field(default_factory=list)
+
+    def of(self, kind: type) -> list[LiveEvent]:
+        return [event for _, event in self.events if isinstance(event, kind)]
+
+    @property
+    def texts(self) -> dict[int, str]:
+        """The deltas of each turn, joined."""
+        texts: dict[int, str] = {}
+        for delta in self.of(TextDelta):
+            assert isinstance(delta, TextDelta)
+            texts[delta.turn] = texts.get(delta.turn, "") + delta.text
+        return texts
+
+    def when(self, kind: type, turn: int) -> float:
+        return next(at for at, e in self.events if isinstance(e, kind) and e.turn == turn)  # type: ignore[attr-defined]
+
+    def check_ends(self) -> None:
+        """Every turn ends once, as the last thing told of it, and its text is its deltas."""
+        ends = [event for _, event in self.events if isinstance(event, TurnCompleted | TurnFailed)]
+        numbers = [event.turn for event in ends]
+        assert len(set(numbers)) == len(numbers), f"a turn ended twice: {numbers}"
+        assert set(numbers) == {event.turn for _, event in self.events}
+        for number in numbers:
+            last = [event for _, event in self.events if event.turn == number][-1]
+            assert isinstance(last, TurnCompleted | TurnFailed)
+            if isinstance(last, TurnCompleted):
+                assert last.text == self.texts.get(number, "")
+
+
+async def listen(session: LiveSession, clock: Clock) -> Told:
+    """Take all that a session tells, until it ends."""
+    told = Told()
+    async for event in session.events():
+        told.events.append((clock.monotonic(), event))
+    return told
+
+
+async def speak(session: LiveSession, pcm: Pcm, clock: Clock, piece_s: float = PIECE_S) -> None:
+    """Send audio at the speed at which it is spoken."""
+    step = round(piece_s * SAMPLE_RATE)
+    began_s = clock.monotonic()
+    for first in range(0, pcm.shape[0], step):
+        due_s = began_s + min(first + step, pcm.shape[0]) / SAMPLE_RATE
+        await clock.sleep(max(0.0, due_s - clock.monotonic()))
+        session.append(pcm[first : first + step])
+
+
+async def say(played: PlayedEngine, pcm: Pcm, config: LiveConfig, *, commit: bool = False) -> Told:
+    """One session from its start to its drained end."""
+    session = played.engine.open(config, session_id="live")
+    listening = asyncio.ensure_future(listen(session, played.clock))
+    await speak(session, pcm, played.clock)
+    if commit:
+        session.commit()
+    await session.drain()
+    told = await listening
+    told.check_ends()
+    return told

@@ -1,0 +1,186 @@
+"""Speech that a test makes up: words with exact times, a detector, and pools that hear them.
+
+Each word is a run of samples of one value, so that whoever gets the samples knows which words they
+hold, and how much of each. The pools do what a real model was seen to do: a word whose end is not
+there yet is guessed, and wrongly; one whose beginning is missing becomes another; a text seems to
+end wherever the audio does; and where a full stop is forced that the speaker did not make, nothing
+more is heard.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.messages import (
+    SAMPLE_RATE,
+    CrossKVHandle,
+    DecodeRequest,
+    DecodeResult,
+    DecodeTimings,
+    EncodeReply,
+    EncodeRequest,
+    EncodeTimings,
+    OnToken,
+    Pcm,
+    WorkerStatus,
+)
+from cluster.model.tokenizer import WhisperTokenizer
+
+BASE = 1000  # the value of word 0
+STEP = 320  # samples of an encoder position
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenWord:
+    """A word, perhaps with the full stop behind it. Times in seconds."""
+
+    text: str
+    start_s: float
+    end_s: float
+
+
+def spoken(
+    text: str, *, at_s: float = 0.5, word_s: float = 0.3, gap_s: float = 0.0
+) -> list[SpokenWord]:
+    """The words of `text` one after another; a number in brackets is a pause: "one. (0.8) two"."""
+    words = []
+    for part in text.split():
+        if part.startswith("("):
+            at_s += float(part.strip("()"))
+            continue
+        words.append(SpokenWord(part, at_s, at_s + word_s))
+        at_s += word_s + gap_s
+    return words
+
+
+def pcm_of_words(words: Sequence[SpokenWord], tail_s: float = 1.0) -> Pcm:
+    """Int16 [n]: the words, silence between them, and `tail_s` of it at the end."""
+    pcm = np.zeros(round((words[-1].end_s + tail_s) * SAMPLE_RATE), np.int16)
+    for index, word in enumerate(words):
+        pcm[round(word.start_s * SAMPLE_RATE) : round(word.end_s * SAMPLE_RATE)] = BASE + index
+    return pcm
+
+
+class LoudIsSpeech:
+    """An `ActivityModel` that takes whatever is not silent for speech; counts its batches."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+
+    def run(
+        self, frames: NDArray[np.float32], state: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        self.batches.append(frames.shape[0])
+        own = frames[:, -512:]  # without the context of the frame before
+        return (np.abs(own) > 0.01).mean(axis=1).round().astype(np.float32), state
+
+
+class PlayedListeners:
+    """Both pools: they hear the words in a window's samples, behind the forced tokens."""
+
+    def __init__(self, tokenizer: WhisperTokenizer, words: Sequence[SpokenWord]) -> None:
+        self.tokenizer = tokenizer
+        self.words = list(words)
+        self.encode_s: Callable[[int], float] = lambda nth: 0.05
+        self.fault: Callable[[int], Exception | None] = lambda nth: None  # of the nth decode
+        self.encoded: list[EncodeRequest] = []
+        self.decoded: list[DecodeRequest] = []
+        self.cancelled = 0
+        self.language = "en"
+        self.no_speech_prob = 0.0
+        self._pcm: dict[str, Pcm] = {}
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        nth = len(self.encoded)
+        self.encoded.append(request)
+        lease = f"lease-{nth}"
+        self._pcm[lease] = request.pcm
+        try:
+            await asyncio.sleep(self.encode_s(nth))
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        handle = CrossKVHandle(
+            request.request_id, request.window, request.attempt, "agent", b"", "", (1,), 1,
+            request.context or 1500, 1, 1, lease, 10.0,
+        )  # fmt: skip
+        return EncodeReply(handle, EncodeTimings(0.0, 0.05, 1))
+
+    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+        nth = len(self.decoded)
+        self.decoded.append(request)
+        await asyncio.sleep(0.01)
+        if (error := self.fault(nth)) is not None:
+            raise error
+        tokens, peaks = self._heard(self._pcm[request.handle.lease], request.options.prefix_tokens)
+        limit = request.options.max_new_tokens or 224
+        tokens, peaks = tokens[:limit], peaks[:limit]
+        return DecodeResult(
+            request.request_id, request.window, tuple(tokens), (-0.1,) * len(tokens), -0.1,
+            self.no_speech_prob, request.options.language or self.language, 0.0, "stop",
+            DecodeTimings(0.0, 0.0, 100, "memory", 0.0, 0.01, 3),
+            peak_positions=tuple(peaks) if request.options.peaks else None,
+        )  # fmt: skip
+
+    async def status(self) -> list[WorkerStatus]:
+        return []
+
+    def _heard(self, pcm: Pcm, forced: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Tokens behind the forced ones, and for each where it was heard."""
+        begin = self.tokenizer.special.timestamp_begin
+        text = self.tokenizer.decode([token for token in forced if token < begin])
+        tokens: list[int] = []
+        peaks: list[int] = []
+
+        def say(token: int, at: int) -> None:
+            tokens.append(token)
+            peaks.append(at)
+
+        said = text.split()
+        spoken = self._words_in(pcm)
+        n = len(said)
+        if n and said[-1].endswith(".") and n <= len(spoken) and not spoken[n - 1][0].endswith("."):
+            return [], []  # a full stop that nobody made: the text seems to be over
+        is_open = bool(forced)  # whether a timestamp has begun the segment
+        if n and n <= len(spoken) and spoken[n - 1][0].endswith(".") and not said[-1].endswith("."):
+            word, first, last = spoken[n - 1]
+            say(self.tokenizer.encode(".")[0], last // STEP)
+            say(begin + last // STEP, last // STEP)
+            is_open = False
+        elif n and forced[-1] < begin and said[-1].endswith("."):
+            is_open = True
+        for index, (word, first, last) in enumerate(spoken[n:]):
+            if not is_open:
+                say(begin + first // STEP, first // STEP)
+                is_open = True
+            for token in self.tokenizer.encode(" " + word):
+                say(token, first // STEP + 2)
+            if word.endswith(".") or index == len(spoken) - n - 1:
+                if not word.endswith("."):
+                    say(self.tokenizer.encode(".")[0], last // STEP)
+                say(begin + last // STEP, last // STEP)
+                is_open = False
+        return tokens, peaks
+
+    def _words_in(self, pcm: Pcm) -> list[tuple[str, int, int]]:
+        """The words that the samples hold, as a model would hear them, with their places."""
+        edges = np.flatnonzero(np.diff(pcm, prepend=0, append=0))
+        found = []
+        for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+            value = int(pcm[first])
+            if value < BASE:
+                continue
+            word = self.words[value - BASE]
+            length = round((word.end_s - word.start_s) * SAMPLE_RATE)
+            text = word.text
+            if last - first < 0.9 * length:
+                if last - first < 0.15 * length:
+                    continue
+                text = "guess" if last == pcm.shape[0] else "other"
+            found.append((text, first, last))
+        return found
