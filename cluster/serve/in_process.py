@@ -18,11 +18,12 @@ from cluster.jit.background import longest_wait_s
 from cluster.kv.payloads import make_exporters, make_handoff_importer
 from cluster.kv.wires.gpu_memory import gpu_budget
 from cluster.messages import Role, WorkerStatus
-from cluster.metrics import Recorder
+from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_device
 from cluster.model.encoder_context import chosen_context
 from cluster.model.tokenizer import WhisperTokenizer
+from cluster.serve.live_engines import make_live_engine
 from cluster.serve.replicas.colocated_replica import EXPORT_PORTION
 from cluster.settings import Settings
 from decoder_worker import sizing as decoder_sizing
@@ -31,6 +32,8 @@ from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
 from router.audio.pool import AudioPool
 from router.clients import EnginePool
+from router.live.activity import SileroBatch, VoiceActivity
+from router.live.engine import LiveEngine
 from router.request import RequestTranscriber
 
 _T = TypeVar("_T")
@@ -138,9 +141,21 @@ async def local_transcriber(
     Raises:
         ConfigurationError: settings and checkpoint do not fit each other or this machine.
     """
-    async with local_engines(settings) as engines, AsyncExitStack() as started:
-        own = engines.settings.router
-        audio = AudioPool(own)
+    async with (
+        local_engines(settings) as engines,
+        transcriber_over(engines, recorder) as transcriber,
+    ):
+        yield transcriber
+
+
+@asynccontextmanager
+async def transcriber_over(
+    engines: LocalEngines, recorder: Recorder | None = None
+) -> AsyncIterator[RequestTranscriber]:
+    """Audio workers in front of engines in this process."""
+    own = engines.settings.router
+    audio = AudioPool(own)
+    async with AsyncExitStack() as started:
         await audio.start()
         started.push_async_callback(audio.close)
         yield RequestTranscriber(
@@ -151,9 +166,30 @@ async def local_transcriber(
             own,
             recorder,
             dims=engines.checkpoint.dims,
-            reuses_kv=settings.encoder.cache,
+            reuses_kv=engines.settings.encoder.cache,
             context=chosen_context(engines.checkpoint, engines.settings.encoder),
         )
+
+
+@asynccontextmanager
+async def live_engine_over(
+    engines: LocalEngines, recorder: Recorder | None = None
+) -> AsyncIterator[LiveEngine]:
+    """Live sessions over engines in this process."""
+    activity = VoiceActivity(SileroBatch())
+    live = make_live_engine(
+        engines.settings,
+        engines.checkpoint,
+        engines.pool("encoder"),
+        engines.pool("decoder"),
+        activity,
+        recorder or silent_recorder(ROUTER_METRICS),
+    )
+    try:
+        yield live
+    finally:
+        await live.close()
+        await activity.close()
 
 
 def _status_of(

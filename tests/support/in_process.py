@@ -16,7 +16,7 @@ from typing import Any
 
 import uvicorn
 
-from cluster.serve.in_process import local_transcriber
+from cluster.serve.in_process import live_engine_over, local_engines, transcriber_over
 from cluster.serve.replicas.router_replica import served_model
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
@@ -59,8 +59,12 @@ async def _serve(
 ) -> None:
     """Serve until `should_exit`; clients may connect before, they wait in the socket's queue."""
     name, own = next(iter(settings.by_model().items()))
-    async with local_transcriber(own) as transcriber:
-        registry = ModelRegistry([served_model(settings, name, transcriber)])
+    async with (
+        local_engines(own) as engines,
+        transcriber_over(engines) as transcriber,
+        live_engine_over(engines) as live,
+    ):
+        registry = ModelRegistry([served_model(settings, name, transcriber, live)])
         app = create_app(registry, settings.router)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         started.set_result(server)

@@ -22,6 +22,7 @@ from cluster.model.encoder_context import chosen_context
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.serve.clients import ServePool
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
+from cluster.serve.live_engines import make_live_engine
 from cluster.serve.ray_internals import replica_is_stopping
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.settings import RouterSettings, Settings
@@ -30,6 +31,8 @@ from router.audio.pool import AudioPool
 from router.http.listener import HttpListener
 from router.http.models import ModelRegistry, ServedModel
 from router.http.routes import create_app
+from router.live.activity import SileroBatch, VoiceActivity
+from router.live.engine import LiveEngine
 from router.request import RequestTranscriber
 
 logger = logging.getLogger(__name__)
@@ -54,13 +57,17 @@ class Router:
         self._settings = settings
         self._audio = AudioPool(settings.router)
         await self._audio.start()
+        self._activity = VoiceActivity(SileroBatch())
+        self._live: list[LiveEngine] = []
         models = []
         for name, own in settings.by_model().items():
             checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
+            encoder = ServePool(encoders[name], "encoder", PROCESS_LEDGER)
+            decoder = ServePool(decoders[name], "decoder", PROCESS_LEDGER)
             transcriber = RequestTranscriber(
                 self._audio,
-                ServePool(encoders[name], "encoder", PROCESS_LEDGER),
-                ServePool(decoders[name], "decoder", PROCESS_LEDGER),
+                encoder,
+                decoder,
                 WhisperTokenizer.from_checkpoint(checkpoint),
                 settings.router,
                 recorder,
@@ -70,7 +77,11 @@ class Router:
                 may_sleep=[role for role in ROLES if getattr(own, role).fewest == 0],
                 reuses_kv=own.encoder.cache,
             )
-            models.append(served_model(settings, name, transcriber))
+            live = make_live_engine(
+                own, checkpoint, encoder, decoder, self._activity, recorder, self._tracer
+            )
+            self._live.append(live)
+            models.append(served_model(settings, name, transcriber, live))
             logger.info("ready: model %s as %s", checkpoint.name, name)
         self._registry = ModelRegistry(
             models,
@@ -103,6 +114,10 @@ class Router:
         if hasattr(self, "_listener") and self._listener is not None:
             await self._app.state.realtime.drain()
             await self._listener.close()
+        for live in getattr(self, "_live", ()):
+            await live.close()
+        if hasattr(self, "_activity"):
+            await self._activity.close()
         if hasattr(self, "_audio"):
             await self._audio.close()
         if hasattr(self, "_tracer"):
@@ -141,11 +156,17 @@ async def open_listener(app: FastAPI, settings: RouterSettings) -> HttpListener 
         ) from error
 
 
-def served_model(settings: Settings, name: str, transcriber: RequestTranscriber) -> ServedModel:
+def served_model(
+    settings: Settings,
+    name: str,
+    transcriber: RequestTranscriber,
+    live: LiveEngine | None = None,
+) -> ServedModel:
     """The model called `name` in `settings.by_model()`: what clients may call it, and more."""
     return ServedModel(
         names=settings.by_model()[name].served_model_names,
         languages=transcriber.tokenizer.languages,
         transcriber=transcriber,
         aliases=settings.aliases_of(name),
+        live=live,
     )

@@ -1,0 +1,109 @@
+"""Voice activity of many sessions in one batch is that of each by itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from router.audio.vad import FRAME_SAMPLES, SpeechDetector
+from router.live.activity import MAX_FRAMES, SileroBatch, SpeechTrack, VoiceActivity
+from tests.support.live import at_once
+from tests.support.speech import pcm_of
+from tests.support.virtual_time import run_virtually
+
+
+class Broken:
+    def run(
+        self, frames: NDArray[np.float32], state: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        raise RuntimeError("broken")
+
+
+async def _all_of(
+    activity: VoiceActivity, pieces: list[list[NDArray[np.int16]]]
+) -> list[NDArray[np.float32]]:
+    """Feed several tracks piece by piece, and return what each was told."""
+    told: list[list[NDArray[np.float32]]] = [[] for _ in pieces]
+    tracks = [activity.track(heard.append) for heard in told]
+    for nth in range(max(map(len, pieces))):
+        for track, own in zip(tracks, pieces, strict=True):
+            if nth < len(own):
+                activity.feed(track, own[nth])
+        await asyncio.sleep(0.03)
+    await asyncio.sleep(10.0)  # of the virtual clock: many ticks
+    await activity.close()
+    return [np.concatenate(heard) for heard in told]
+
+
+def test_a_batch_of_streams_has_the_probabilities_of_each_alone() -> None:
+    """Beside the sequence export that uploads are cut by; pieces of any length, streams of several
+    loudnesses, silence between them."""
+    speech = pcm_of("short")
+    quiet = (speech // 20).astype(np.int16)
+    later = np.concatenate((np.zeros(7_000, np.int16), speech))
+    streams = [speech, quiet, later]
+    sizes = (800, 1600, 333)
+    pieces = [
+        [stream[at : at + size] for at in range(0, len(stream), size)]
+        for stream, size in zip(streams, sizes, strict=True)
+    ]
+    found = run_virtually(_all_of(VoiceActivity(SileroBatch(), run=at_once), pieces))
+    detector = SpeechDetector()
+    for stream, probabilities in zip(streams, found, strict=True):
+        n_frames = len(stream) // FRAME_SAMPLES
+        alone = detector.stream()
+        expected = np.concatenate(
+            [alone.feed(stream[at : at + 512]) for at in range(0, n_frames * 512, 512)]
+        )
+        assert probabilities.shape == expected.shape
+        assert float(np.abs(probabilities - expected).max()) < 1e-4
+
+
+def test_a_pushed_file_leaves_room_for_others() -> None:
+    """A tick takes a bounded part of each stream."""
+    told: list[tuple[str, int]] = []
+
+    def note(name: str) -> Callable[[NDArray[np.float32]], None]:
+        return lambda found: told.append((name, len(found)))
+
+    class Silent:
+        def run(
+            self, frames: NDArray[np.float32], state: NDArray[np.float32]
+        ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+            return np.zeros(len(frames), np.float32), state
+
+    async def run() -> None:
+        activity = VoiceActivity(Silent(), run=at_once)
+        pushed, spoken = activity.track(note("pushed")), activity.track(note("spoken"))
+        activity.feed(pushed, np.ones(4 * MAX_FRAMES * FRAME_SAMPLES, np.int16))
+        activity.feed(spoken, np.ones(FRAME_SAMPLES, np.int16))
+        await asyncio.sleep(1.0)
+        await activity.close()
+
+    run_virtually(run())
+    assert {"spoken", "pushed"} == {name for name, _ in told[:2]}
+    assert [n for name, n in told if name == "pushed"] == [MAX_FRAMES] * 4
+
+
+def test_a_broken_network_loses_no_speech() -> None:
+    async def run() -> list[float]:
+        found: list[float] = []
+        activity = VoiceActivity(Broken(), run=at_once)
+        track = activity.track(lambda probabilities: found.extend(probabilities.tolist()))
+        activity.feed(track, np.full(3 * FRAME_SAMPLES, 1000, np.int16))
+        await asyncio.sleep(1.0)
+        await activity.close()
+        return found
+
+    assert run_virtually(run()) == [1.0, 1.0, 1.0]
+
+
+def test_what_a_track_has_not_completed_waits_for_more() -> None:
+    track = SpeechTrack(lambda found: None, SpeechDetector().options)
+    track.feed(np.ones(500, np.int16))
+    assert track.n_waiting == 0
+    track.feed(np.ones(12, np.int16))
+    assert track.n_waiting == 1

@@ -1,0 +1,123 @@
+"""Which tokens are certain: by attention, by agreement, and always in whole words."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster.model.dims import ModelDims
+from cluster.model.tokenizer import WhisperTokenizer
+from router.live.policies import (
+    AttentionPeak,
+    Hypothesis,
+    LocalAgreement,
+    Policy,
+    certain,
+    chosen_policy,
+    whole_words,
+)
+from tests.support.live import micro_tokenizer
+
+END = 200  # positions of the audio: 4 s
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> WhisperTokenizer:
+    return micro_tokenizer()
+
+
+def heard(tokenizer: WhisperTokenizer, text: str, *, last_peak: int = END - 60) -> Hypothesis:
+    """A hypothesis whose tokens look ever later, up to `last_peak`."""
+    tokens = (tokenizer.special.timestamp_begin, *tokenizer.encode(text))
+    step = last_peak // (len(tokens) - 1)
+    peaks = tuple(last_peak - step * (len(tokens) - 1 - n) for n in range(len(tokens)))
+    return Hypothesis(tokens, (-0.1,) * len(tokens), peaks, END)
+
+
+def told(
+    tokenizer: WhisperTokenizer,
+    policy: Policy,
+    new: Hypothesis,
+    last: Hypothesis | None = None,
+    language: str = "en",
+    looked_to: int = 0,
+) -> str:
+    n = certain(policy, tokenizer, new, last, looked_to, language)
+    return tokenizer.decode(new.tokens[:n])
+
+
+def test_what_attention_finds_in_the_last_half_second_waits(tokenizer: WhisperTokenizer) -> None:
+    tokens = tuple(tokenizer.encode(" one")) + tuple(tokenizer.encode(" two"))
+    one = len(tokenizer.encode(" one"))
+    for peak, text in ((END - 26, " one two"), (END - 25, " one"), (END - 1, " one")):
+        peaks = (50,) * one + (peak,) * (len(tokens) - one)
+        new = Hypothesis(tokens, (-0.1,) * len(tokens), peaks, END)
+        assert told(tokenizer, AttentionPeak(0.5), new) == text
+
+
+def test_attention_that_jumps_back_has_lost_its_place(tokenizer: WhisperTokenizer) -> None:
+    one, two = tokenizer.encode(" one"), tokenizer.encode(" two")
+    new = Hypothesis((*one, *two), (-0.1,) * 20, (150,) * len(one) + (10,) * len(two), END)
+    assert told(tokenizer, AttentionPeak(), new) == " one"
+    assert told(tokenizer, AttentionPeak(), new, looked_to=260) == ""
+
+
+def test_a_full_stop_waits_for_what_follows(tokenizer: WhisperTokenizer) -> None:
+    assert told(tokenizer, AttentionPeak(), heard(tokenizer, " one two.")) == " one two"
+    assert (
+        told(tokenizer, AttentionPeak(), heard(tokenizer, " one two. three")) == " one two. three"
+    )
+    assert told(tokenizer, AttentionPeak(), heard(tokenizer, ".")) == ""
+
+
+def test_agreement_needs_two_updates(tokenizer: WhisperTokenizer) -> None:
+    new, last = heard(tokenizer, " one two three"), heard(tokenizer, " one two tree")
+    assert told(tokenizer, LocalAgreement(), new) == ""
+    assert told(tokenizer, LocalAgreement(), new, last) == " one two"
+    assert told(tokenizer, LocalAgreement(), new, new) == " one two three"
+
+
+def test_agreement_does_not_ask_for_equal_timestamps(tokenizer: WhisperTokenizer) -> None:
+    begin = tokenizer.special.timestamp_begin
+    text = tuple(tokenizer.encode(" one two"))
+    new = Hypothesis((begin, *text), (-0.1,) * 20, (), END)
+    last = Hypothesis((begin + 7, *text), (-0.1,) * 20, (), END)
+    assert told(tokenizer, LocalAgreement(), new, last) == " one two"
+
+
+def test_words_are_told_whole(tokenizer: WhisperTokenizer) -> None:
+    for text in (" extraordinary things", " it's nine o'clock", " one-two three"):
+        tokens = tokenizer.encode(text)
+        words = text.split()
+        allowed = {"", *(" " + " ".join(words[: n + 1]) for n in range(len(words)))}
+        for n in range(len(tokens) + 1):
+            assert tokenizer.decode(tokens[: whole_words(tokenizer, tokens, n, "en")]) in allowed
+
+
+def test_text_without_spaces_is_told_by_whole_characters(tokenizer: WhisperTokenizer) -> None:
+    tokens = tokenizer.encode("日本語です")
+    for n in range(len(tokens) + 1):
+        kept = tokenizer.decode_bytes(tokens[: whole_words(tokenizer, tokens, n, "ja")])
+        assert "日本語です".encode().startswith(kept)
+        kept.decode()
+    assert whole_words(tokenizer, tokens, len(tokens), "ja") == len(tokens)
+
+
+@pytest.mark.parametrize(
+    ("choice", "layers", "expected"),
+    [
+        ("auto", (32, 32), AttentionPeak()),
+        ("auto", (32, 4), LocalAgreement()),  # large-v3-turbo
+        ("auto", (4, 3), AttentionPeak()),
+        ("attention_peak", (32, 4), AttentionPeak()),
+        ("local_agreement", (4, 4), LocalAgreement()),
+    ],
+)
+def test_the_policy_follows_setting_and_checkpoint(
+    choice: str, layers: tuple[int, int], expected: Policy
+) -> None:
+    dims = ModelDims(
+        n_mels=80, n_vocab=51865, n_audio_ctx=1500, n_audio_state=64, n_audio_head=2,
+        n_audio_layer=layers[0], n_audio_ffn=256, n_text_ctx=448, n_text_state=64, n_text_head=2,
+        n_text_layer=layers[1], n_text_ffn=256,
+    )  # fmt: skip
+    assert chosen_policy(choice, dims) == expected  # type: ignore[arg-type]
