@@ -71,6 +71,8 @@ class AttentionPeak:
     def agreed(self, new: Hypothesis, last: Hypothesis | None, eot: int, looked_to: int) -> int:
         """See `Policy.agreed`. Attention that jumps far back has lost its place: nothing from
         there on is certain."""
+        if len(new.peaks) != len(new.tokens):
+            return 0  # of a worker that could not tell
         limit = new.end - round(self.hold_s * POSITIONS_PER_S)
         for index, (token, peak) in enumerate(zip(new.tokens, new.peaks, strict=True)):
             if token > eot:
@@ -78,7 +80,7 @@ class AttentionPeak:
             if peak >= limit or peak < looked_to - REWIND:
                 return index
             looked_to = max(looked_to, peak)
-        return len(new.peaks)
+        return len(new.tokens)
 
 
 @dataclass(frozen=True, slots=True)

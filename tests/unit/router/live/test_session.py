@@ -258,11 +258,11 @@ def test_an_update_that_hangs_is_overtaken() -> None:
 
 def test_load_makes_updates_rare_and_then_refuses_sessions() -> None:
     async def run(encode_s: float) -> PlayedEngine:
-        words = spoken(" ".join(f"w{n}" for n in range(60)), gap_s=GAP_S)
+        words = spoken(" ".join(f"w{n}" for n in range(40)), gap_s=GAP_S)
         played = PlayedEngine(words, settings=LiveSettings(max_hop_s=2.0))
         played.pools.encode_s = lambda nth: encode_s
         told = await say(played, pcm_of_words(words), MANUAL, commit=True)
-        assert plain(told.texts[0]) == [f"w{n}" for n in range(60)]
+        assert plain(told.texts[0]) == [f"w{n}" for n in range(40)]
         return played
 
     async def compare() -> None:
