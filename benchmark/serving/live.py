@@ -1,0 +1,386 @@
+"""How many people at once are transcribed while they speak, and how soon their words come.
+
+    python -m benchmark.serving.live                         a server of its own, the bundled model
+    python -m benchmark.serving.live --sessions 1 4 12 20 --seconds 30 --context trimmed
+    python -m benchmark.serving.live --url http://host:8000  a server that is there
+
+Each session sends its own synthesised talk over WebSocket at the speed at which it is spoken, all
+sessions at once, and notes when each delta comes. The ceiling of a word's delay is the wait for the
+next update, half a hop in the mean, and the audio that a policy holds back; both are printed first.
+A word counts where it was heard right: its delay is from its true end to the delta that ends it.
+The same talks are then sent to the file endpoint, whose word error rate stands beside. Last, in the
+same run, openai-whisper on the same weights decodes one of the talks by LocalAgreement-2, one
+stream alone, updating once a second: its compute for each second of audio bounds its streams.
+
+The CPU of this load generator is told apart from the server's. One JSON line comes last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import io
+import json
+import statistics
+import sys
+import time
+import wave
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import psutil
+from rich.console import Console
+from rich.table import Table
+from websockets.asyncio.client import connect
+
+from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.machine import cpu_info, versions
+from benchmark.shared.server import BenchServer, serving
+from benchmark.shared.talks import Talk, make_talks
+from benchmark.shared.word_errors import count_all, total
+from cluster.messages import SAMPLE_RATE
+
+PIECE_S = 0.1
+TAIL_S = 1.5  # of silence behind a talk, so that its last turn ends by itself
+ANSWER_S = 60.0
+LIMITS = (1.0, 1.6, 1.0)  # seconds of a word's delay at p50 and p95, points of word error rate
+
+
+@dataclass
+class Heard:
+    """What one session got. Times are seconds since its first sample was due."""
+
+    deltas: list[tuple[float, str, str]] = field(default_factory=list)  # when, item, text
+    stopped: dict[str, float] = field(default_factory=dict)  # item to where its silence had passed
+    completed: dict[str, tuple[float, str]] = field(default_factory=dict)
+    committed: list[str] = field(default_factory=list)
+    late_s: float = 0.0  # most that a piece was sent too late
+    error: str = ""
+
+    @property
+    def text(self) -> str:
+        """All turns, in the order of their audio."""
+        return " ".join(
+            self.completed[item][1] for item in self.committed if item in self.completed
+        )
+
+    @property
+    def is_append_only(self) -> bool:
+        """Whether every turn's deltas are its text."""
+        joined: dict[str, str] = {}
+        for _, item, text in self.deltas:
+            joined[item] = joined.get(item, "") + text
+        return all(joined.get(item, "") == text for item, (_, text) in self.completed.items())
+
+
+async def speak(url: str, model: str, talk: Talk, start_s: float) -> Heard:
+    """One session, from its first sample to its last turn."""
+    heard = Heard()
+    endpoint = url.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
+    try:
+        async with connect(endpoint, max_size=None) as socket:
+            await socket.send(json.dumps(_configuration(model)))
+            listening = asyncio.create_task(_listen(socket, heard, start_s))
+            await _send(socket, talk, heard, start_s)
+            await asyncio.wait_for(listening, ANSWER_S)
+    except Exception as error:
+        heard.error = f"{type(error).__name__}: {error}"
+    return heard
+
+
+def _configuration(model: str) -> dict[str, Any]:
+    transcription = {"model": model, "language": "en"}
+    audio = {
+        "format": {"type": "audio/pcm", "rate": SAMPLE_RATE},
+        "transcription": transcription,
+        "turn_detection": {"type": "server_vad"},
+    }
+    session = {"type": "transcription", "audio": {"input": audio}}
+    return {"type": "session.update", "session": session}
+
+
+async def _send(socket: Any, talk: Talk, heard: Heard, start_s: float) -> None:
+    pcm = np.concatenate((talk.pcm, np.zeros(round(TAIL_S * SAMPLE_RATE), np.int16)))
+    step = round(PIECE_S * SAMPLE_RATE)
+    for first in range(0, len(pcm), step):
+        due_s = start_s + (first + step) / SAMPLE_RATE
+        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+        heard.late_s = max(heard.late_s, time.perf_counter() - due_s)
+        audio = base64.b64encode(pcm[first : first + step].tobytes()).decode()
+        await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+    await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+
+
+async def _listen(socket: Any, heard: Heard, start_s: float) -> None:
+    """Until every committed turn is completed, and the talk is over."""
+    last_s = start_s
+    while True:
+        try:
+            message = await asyncio.wait_for(socket.recv(), 1.0)
+        except TimeoutError:
+            is_done = all(item in heard.completed for item in heard.committed)
+            if heard.committed and is_done and time.perf_counter() - last_s > 2 * TAIL_S + 1.0:
+                return
+            continue
+        last_s = time.perf_counter()
+        event, at_s = json.loads(message), last_s - start_s
+        kind, item = event["type"], event.get("item_id", "")
+        if kind.endswith("transcription.delta"):
+            heard.deltas.append((at_s, item, event["delta"]))
+        elif kind.endswith("transcription.completed"):
+            heard.completed[item] = (at_s, event["transcript"])
+        elif kind.endswith("speech_stopped"):
+            heard.stopped[item] = event["audio_end_ms"] / 1000
+        elif kind.endswith("buffer.committed"):
+            heard.committed.append(item)
+        elif kind.endswith("failed") or kind == "error":
+            heard.error = message
+
+
+def word_delays(talk: Talk, heard: Heard) -> list[float]:
+    """Seconds from each word's end to its delta, of the words that were heard right."""
+    import jiwer
+
+    said = [_plain(word) for word, _ in talk.words]
+    told: list[tuple[str, float]] = []
+    open_words: dict[str, str] = {}
+    for at_s, item, text in heard.deltas:
+        joined = open_words.get(item, "") + text
+        open_words[item] = joined[len(joined.rstrip()) :] if joined != joined.rstrip() else ""
+        told += [(_plain(word), at_s) for word in joined.split() if _plain(word)]
+    if not told or not said:
+        return []
+    aligned = jiwer.process_words(" ".join(said), " ".join(word for word, _ in told))
+    delays = []
+    for chunk in aligned.alignments[0]:
+        if chunk.type == "equal":
+            for ref in range(chunk.ref_start_idx, chunk.ref_end_idx):
+                hyp = chunk.hyp_start_idx + ref - chunk.ref_start_idx
+                delays.append(told[hyp][1] - talk.words[ref][1])
+    return delays
+
+
+def _plain(word: str) -> str:
+    return "".join(char for char in word.lower() if char.isalnum() or char == "'")
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return float(np.percentile(values, share)) if values else float("nan")
+
+
+async def measure(
+    server_url: str, model: str, talks: Sequence[Talk], server: BenchServer | None
+) -> dict[str, Any]:
+    """All talks at once, each in a session of its own."""
+    before = server.cpu_s() if server else {}
+    own_s = psutil.Process().cpu_times()
+    start_s = time.perf_counter() + 1.0
+    # Sessions begin within a second, as people do, and not all in the same millisecond.
+    heard = await asyncio.gather(
+        *(speak(server_url, model, talk, start_s + i / len(talks)) for i, talk in enumerate(talks))
+    )
+    wall_s = time.perf_counter() - start_s
+    audio_s = sum(talk.duration_s for talk in talks)
+    after, own = server.cpu_s() if server else {}, psutil.Process().cpu_times()
+    delays = [d for talk, one in zip(talks, heard, strict=True) for d in word_delays(talk, one)]
+    completions = [
+        one.completed[item][0] - stopped_s
+        for one in heard
+        for item, stopped_s in one.stopped.items()
+        if item in one.completed
+    ]
+    errors = total(count_all([t.text for t in talks], [one.text for one in heard], "en"))
+    return {
+        "sessions": len(talks),
+        "word_p50_s": percentile(delays, 50),
+        "word_p95_s": percentile(delays, 95),
+        "completed_p50_s": percentile(completions, 50),
+        "completed_p95_s": percentile(completions, 95),
+        "wer": errors.wer,
+        "words_heard": len(delays),
+        "words_said": sum(len(talk.words) for talk in talks),
+        "deltas_per_audio_s": sum(len(one.deltas) for one in heard) / audio_s,
+        "taken_back": sum(not one.is_append_only for one in heard),
+        "failed": [one.error for one in heard if one.error],
+        "latest_send_s": max(one.late_s for one in heard),
+        "cores_of_load_generator": (own.user + own.system - own_s.user - own_s.system) / wall_s,
+        "cpu_s_per_audio_s": {
+            kind: (used - before.get(kind, 0.0)) / audio_s for kind, used in after.items()
+        },
+    }
+
+
+def file_errors(url: str, model: str, talks: Sequence[Talk]) -> float:
+    """The file endpoint's word error rate on the same talks."""
+    texts = []
+    with httpx.Client(timeout=300.0) as client:
+        for talk in talks:
+            answer = client.post(
+                f"{url}/v1/audio/transcriptions",
+                files={"file": ("talk.wav", _wav(talk))},
+                data={"model": model, "language": "en"},
+            )
+            texts.append(answer.raise_for_status().json()["text"])
+    return total(count_all([talk.text for talk in talks], texts, "en")).wer
+
+
+def _wav(talk: Talk) -> bytes:
+    content = io.BytesIO()
+    with wave.open(content, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes(talk.pcm.tobytes())
+    return content.getvalue()
+
+
+def rival(talk: Talk, model_name: str, hop_s: float, threads: int) -> dict[str, float]:
+    """openai-whisper by LocalAgreement-2 on one talk: compute for each second of its audio.
+
+    It knows where the pauses are, so it pays for no voice detector, and its buffer is cut there.
+    """
+    import torch
+    import whisper
+
+    from cluster.model.locate import locate
+    from tests.support.openai_whisper import openai_model, openai_vocabulary, reference_options
+
+    torch.set_num_threads(threads)
+    checkpoint = locate(model_name, weights=True)
+    model, options = openai_model(checkpoint), reference_options(checkpoint)
+    audio = talk.pcm.astype(np.float32) / 32768
+    spent_s, updates, start, text, last = 0.0, 0, 0.0, [], [""]
+    pauses = [
+        (a[1] + 0.25) for a, b in zip(talk.words, talk.words[1:], strict=False) if b[1] - a[1] > 1.0
+    ]
+    with openai_vocabulary(checkpoint), torch.no_grad():
+        now_s = hop_s
+        while now_s < talk.duration_s + hop_s:
+            end_s = min(now_s, talk.duration_s)
+            mel = whisper.log_mel_spectrogram(
+                whisper.pad_or_trim(audio[round(start * SAMPLE_RATE) : round(end_s * SAMPLE_RATE)])
+            )
+            began = time.perf_counter()
+            asked = whisper.DecodingOptions(
+                language="en",
+                without_timestamps=True,
+                prefix=" ".join(text) or None,
+                **options,
+            )
+            result = whisper.decode(model, mel, asked)
+            spent_s += time.perf_counter() - began
+            updates += 1
+            words = result.text.split()
+            agreed = 0
+            for new, old in zip(words, last, strict=False):
+                if new != old:
+                    break
+                agreed += 1
+            text, last = words[: max(agreed - 1, len(text))], words
+            if pauses and pauses[0] < end_s:
+                start, text, last = pauses.pop(0), [], [""]
+            now_s += hop_s
+    return {"compute_s_per_audio_s": spent_s / talk.duration_s, "updates": updates}
+
+
+def report(rows: Sequence[Mapping[str, Any]], file_wer: float, console: Console) -> None:
+    table = Table(
+        "sessions", "word p50", "p95", "completed p50", "p95", "WER", "file", "server cores"
+    )
+    for row in rows:
+        cores = sum(row["cpu_s_per_audio_s"].values()) * row["sessions"]
+        table.add_row(
+            str(row["sessions"]),
+            *(f"{row[key]:.2f} s" for key in (
+                "word_p50_s", "word_p95_s", "completed_p50_s", "completed_p95_s")),
+            f"{row['wer']:.2f} %",
+            f"{file_wer:.2f} %",
+            f"{cores:.2f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def within_limits(row: Mapping[str, Any], file_wer: float) -> bool:
+    p50, p95, points = LIMITS
+    in_time = row["word_p50_s"] <= p50 and row["word_p95_s"] <= p95
+    return (
+        in_time and row["wer"] <= file_wer + points and not row["failed"] and not row["taken_back"]
+    )
+
+
+def main() -> None:
+    """Command line."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--url", help="of a server that is there; else one is started")
+    parser.add_argument("--model", default="demo")
+    parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 12, 20])
+    parser.add_argument("--seconds", type=float, default=30.0, help="of a talk")
+    parser.add_argument("--context", choices=["full", "trimmed"], default="full")
+    parser.add_argument(
+        "--policy", choices=["auto", "attention_peak", "local_agreement"], default="auto"
+    )
+    parser.add_argument("--min-hop", type=float, default=0.5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--no-rival", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    console = Console(file=sys.stderr)
+    talks = make_talks(max(args.sessions), args.seconds, args.seed)
+    console.print(
+        f"ceiling, with 0.5 s held back: half of the shortest hop and 0.5 s, "
+        f"{args.min_hop / 2 + 0.5:.2f} s in the mean for words without a pause behind them"
+    )
+    with ExitStack() as stack:
+        server = None if args.url else stack.enter_context(serving(env=_environment(args)))
+        url = args.url or (server.url if server else "")
+        asyncio.run(measure(url, args.model, talks[:1], server))  # warm
+        rows = []
+        for n in args.sessions:
+            rows.append(asyncio.run(measure(url, args.model, talks[:n], server)))
+            console.print(json.dumps(rows[-1]))
+        file_wer = file_errors(url, args.model, talks)
+    alone = None if args.no_rival else rival(talks[0], args.model, 1.0, psutil.cpu_count() or 1)
+    report(rows, file_wer, console)
+    kept = [row["sessions"] for row in rows if within_limits(row, file_wer)]
+    if alone is not None:
+        console.print(
+            "openai-whisper, one stream, one update a second: "
+            f"{alone['compute_s_per_audio_s']:.2f} s of all cores for each second of audio, so at "
+            f"most {1 / alone['compute_s_per_audio_s']:.1f} streams, without any delay's bound"
+        )
+    print_result(
+        "live",
+        {
+            **cpu_info(),
+            **versions("splitscribe", "openai-whisper", "torch"),
+            "context": args.context,
+            "policy": args.policy,
+            "min_hop_s": args.min_hop,
+            "talk_s": statistics.mean(talk.duration_s for talk in talks),
+            "file_wer": file_wer,
+            "most_sessions_within_limits": max(kept, default=0),
+            "rows": rows,
+            "openai_whisper_one_stream": alone,
+        },
+        args.out,
+    )
+
+
+def _environment(args: argparse.Namespace) -> dict[str, str]:
+    """The server's settings as variables."""
+    return {
+        "SPLITSCRIBE_MODEL": args.model,
+        "SPLITSCRIBE_ENCODER__CONTEXT": args.context,
+        "SPLITSCRIBE_ROUTER__LIVE__MIN_HOP_S": str(args.min_hop),
+        "SPLITSCRIBE_ROUTER__LIVE__POLICY": args.policy,
+    }
+
+
+if __name__ == "__main__":
+    main()

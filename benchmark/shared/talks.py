@@ -1,0 +1,81 @@
+"""Talks with true word times, spoken by espeak-ng: for whatever transcribes while people speak.
+
+Sentences of the bundled model's language with pauses of 0.3 to 1.2 s between them, over noise, each
+talk in one voice. The word times are the synthesiser's own. Needs espeak-ng.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from random import Random
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.messages import SAMPLE_RATE
+
+PAUSE_S = (0.3, 1.2)
+NOISE_DB = (-55.0, -40.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """pcm: int16 [n], 16 kHz. words: each with the second at which it ends."""
+
+    pcm: NDArray[np.int16]
+    words: tuple[tuple[str, float], ...]
+    voice: str
+
+    @property
+    def text(self) -> str:
+        return " ".join(word for word, _ in self.words)
+
+    @property
+    def duration_s(self) -> float:
+        return len(self.pcm) / SAMPLE_RATE
+
+
+def make_talks(n: int, seconds: float, seed: int = 0, voices: tuple[str, ...] = ()) -> list[Talk]:
+    """`n` talks of about `seconds`; the same for the same arguments.
+
+    Args:
+        voices: taken by turns; empty: two that training never had, and the corpus's.
+
+    Raises:
+        SystemExit: espeak-ng is missing.
+    """
+    from cluster.demo.recipe.synthesis import (
+        ESPEAK_VOICES,
+        UNHEARD_VOICES,
+        SynthesisError,
+        Synthesizer,
+    )
+
+    synthesizer, rng = Synthesizer(), Random(seed)
+    chosen = voices or (*UNHEARD_VOICES, *ESPEAK_VOICES)
+    try:
+        return [_talk(synthesizer, rng, seconds, chosen[i % len(chosen)]) for i in range(n)]
+    except SynthesisError as error:
+        raise SystemExit(str(error)) from error
+
+
+def _talk(synthesizer: object, rng: Random, seconds: float, voice: str) -> Talk:
+    from cluster.demo.recipe import corpus
+    from cluster.demo.recipe.synthesis import FRAME_S, Synthesizer, draw_manner
+
+    assert isinstance(synthesizer, Synthesizer)
+    manner = draw_manner(rng, (voice,))
+    parts, words, at_s = [np.zeros(round(0.5 * SAMPLE_RATE), np.int16)], [], 0.5
+    while at_s < seconds:
+        spoken = synthesizer.speak(corpus.made_sentence(rng), manner)
+        ends = spoken.word_frames[:, 1] * FRAME_S
+        words += [
+            (word, at_s + float(end)) for word, end in zip(spoken.text.split(), ends, strict=True)
+        ]
+        gap = np.zeros(round(rng.uniform(*PAUSE_S) * SAMPLE_RATE), np.int16)
+        parts += [spoken.samples, gap]
+        at_s += (len(spoken.samples) + len(gap)) / SAMPLE_RATE
+    pcm = np.concatenate(parts).astype(np.float32)
+    level = 32768 * 10 ** (rng.uniform(*NOISE_DB) / 20)
+    pcm += np.random.default_rng(rng.getrandbits(32)).normal(0, level, len(pcm))
+    return Talk(np.clip(pcm, -32768, 32767).astype(np.int16), tuple(words), voice)
