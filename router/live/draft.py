@@ -113,13 +113,7 @@ class Draft:
         begin = self._tokenizer.special.timestamp_begin
         stamps = [item.token - begin for item in self._tokens if item.token >= begin]
         is_closed = bool(self._tokens) and self._tokens[-1].token >= begin
-        reach = (
-            stamps[-1]
-            if is_closed
-            else max(self.looked_to, *stamps, 0)
-            if stamps
-            else self.looked_to
-        )
+        reach = stamps[-1] if is_closed else max([self.looked_to, *stamps])
         return self.stretch.start + reach * SAMPLES_PER_POSITION
 
     # -- cutting -----------------------------------------------------------------------------

@@ -102,7 +102,7 @@ class Listener:
         self.config = config
         for turn in self._turns:
             if not turn.text.told and turn.end is None:
-                turn.config = config
+                turn.configure(config)
         if self._open_turn is not None and config.turn_detection is not None:
             self._forget_untold()
 

@@ -65,7 +65,8 @@ class Pace:
 
     @property
     def is_overloaded(self) -> bool:
-        return self.update_s / SHARE > self._max_s
+        """Whether updates take longer than they may be apart at most."""
+        return self.update_s > self._max_s
 
     def took(self, seconds: float) -> None:
         """Note the time of an update that was answered, or given up."""

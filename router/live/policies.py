@@ -49,7 +49,9 @@ class Hypothesis:
 class Policy(Protocol):
     """A rule for what is certain. It keeps nothing between updates."""
 
-    needs_peaks: bool
+    @property
+    def needs_peaks(self) -> bool:
+        """Whether updates have to tell where attention was."""
 
     def agreed(self, new: Hypothesis, last: Hypothesis | None, eot: int, looked_to: int) -> int:
         """How many of the tokens of `new`, from the first on, are certain.

@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cluster.clock import Clock
 from cluster.errors import SplitscribeError, WorkerError
@@ -371,7 +372,8 @@ class Session:
         """Wait until the task is done, or there is more audio or another wish."""
         changed = asyncio.ensure_future(self._changed.wait())
         try:
-            await asyncio.wait({task, changed}, return_when=asyncio.FIRST_COMPLETED)
+            both: set[asyncio.Future[Any]] = {task, changed}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
         finally:
             changed.cancel()
         self._changed.clear()

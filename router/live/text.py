@@ -23,7 +23,7 @@ class TurnText:
     def __init__(self, tokenizer: WhisperTokenizer, *, logprobs: bool = False) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._asked = logprobs
+        self.tells_logprobs = logprobs
         self._waiting: list[TokenLogprob] = []  # of tokens whose text is not told yet
         self._space = ""
         self.told = ""
@@ -36,7 +36,7 @@ class TurnText:
             turn: the turn's number, for the delta.
             logprobs: of each of `tokens`.
         """
-        if self._asked:
+        if self.tells_logprobs:
             for token, logprob in zip(tokens, logprobs, strict=True):
                 if content := self._tokenizer.decode_bytes([token]):
                     shown = content.decode("utf-8", errors="replace")

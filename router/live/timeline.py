@@ -86,6 +86,11 @@ class Turn:
     is_told: bool = False
     is_dropped: bool = False
 
+    def configure(self, config: LiveConfig) -> None:
+        """Take another configuration; only while there is no text."""
+        self.config = config
+        self.text.tells_logprobs = config.logprobs
+
 
 @dataclass(eq=False, slots=True)
 class Stretch:

@@ -349,3 +349,35 @@ def test_windows_are_live_and_carry_the_prompt() -> None:
     prompt = tokenizer.decode(played.pools.decoded[0].options.prompt_tokens)
     assert prompt == " Ada before"
     assert all(request.audio_key == b"" for request in played.pools.encoded)
+
+
+def test_log_probabilities_are_told_where_they_are_asked_for() -> None:
+    config = LiveConfig(language="en", turn_detection=None, logprobs=True)
+    told, _ = virtually(_run("one two three four.", config, commit=True))
+    completed = told.of(TurnCompleted)[0]
+    text = b"".join(bytes(one.bytes) for one in completed.logprobs).decode()  # type: ignore[attr-defined]
+    assert text.strip() == completed.text  # type: ignore[attr-defined]
+    by_delta = [one for delta in told.of(TextDelta) for one in delta.logprobs]  # type: ignore[attr-defined]
+    assert tuple(by_delta) == completed.logprobs  # type: ignore[attr-defined]
+
+
+def test_a_configuration_holds_from_the_text_that_follows() -> None:
+    """Audio may come before it; a turn that has text keeps its own."""
+
+    async def run() -> Told:
+        words = spoken("one two three. (1.5) four five six.")
+        played = PlayedEngine(words)
+        pcm = pcm_of_words(words)
+        session = played.engine.open(LiveConfig(language="en"), session_id="live")
+        listening = asyncio.ensure_future(listen(session, played.clock))
+        session.append(pcm[: SAMPLE_RATE // 2])
+        session.configure(LiveConfig(language="de", turn_detection=ServerVad(), logprobs=True))
+        await speak(session, pcm[SAMPLE_RATE // 2 :], played.clock)
+        await session.drain()
+        told = await listening
+        await played.close()
+        return told
+
+    told = virtually(run())
+    assert [turn.language for turn in told.of(TurnCompleted)] == ["de", "de"]  # type: ignore[attr-defined]
+    assert all(delta.logprobs for delta in told.of(TextDelta))  # type: ignore[attr-defined]
