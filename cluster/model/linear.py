@@ -8,6 +8,7 @@ a decode step; and it rounds once, after the epilogue (activation or residual).
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -17,6 +18,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 MIDDLE = 128  # zero of int8 rows that are held as uint8
+MOST = 127  # of 8 bits with a sign
+# An x86 CPU without VNNI adds two products of a row and a weight in 16 bits, where 2 * 255 * 127
+# does not fit and 2 * 255 * 63 does.
+MOST_WITHOUT_VNNI = 63
 
 
 class Projection(Protocol):
@@ -84,6 +89,8 @@ def as_loaded(projection: Projection) -> Linear:
 def packer(device: torch.device | str, dtype: torch.dtype, *, int8: bool = False) -> Pack:
     """How a role on `device` prepares its products.
 
+    oneDNN packs bfloat16 for CPUs with AVX-512 (or AVX-NE-CONVERT) alone; others keep it as it is.
+
     Args:
         int8: weights in 8 bits, a scale for each output; rows are quantised as they come. CPU only.
     """
@@ -125,6 +132,8 @@ class PackedLinear:
 class DynamicInt8:
     """int8 weights and activations, multiplied as integers; a scale for each output and each row.
 
+    Weights have 7 bits on CPUs where 8 would saturate.
+
     weight: oneDNN's layout (opaque); scale float32 [n_out]; bias [n_out] or None.
     """
 
@@ -135,7 +144,7 @@ class DynamicInt8:
 
     @classmethod
     def of(cls, linear: Linear) -> DynamicInt8:
-        weight, scale = quantize_rows(linear.weight)
+        weight, scale = quantize_rows(linear.weight, _most_of_weights())
         packed = torch.ops.onednn.qlinear_prepack(weight, None)
         return cls(packed, scale, torch.zeros(len(scale), dtype=torch.int64), linear.bias)
 
@@ -161,10 +170,17 @@ class DynamicInt8:
         return residual + self(x)
 
 
-def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Each row of x [n, m] in -127..127 with its own scale: int8 [n, m], float32 [n]."""
-    scale = (x.abs().amax(-1).float() / 127.0).clamp_(min=1e-12)
+def quantize_rows(x: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
+    """Each row of x [n, m] in -most..most with its own scale: int8 [n, m], float32 [n]."""
+    scale = (x.abs().amax(-1).float() / most).clamp_(min=1e-12)
     return (x * scale.reciprocal()[:, None]).round_().to(torch.int8), scale
+
+
+def _most_of_weights() -> int:
+    """The largest integer that this CPU multiplies without saturating its sums."""
+    on_x86 = platform.machine() in ("x86_64", "AMD64")
+    has_vnni = getattr(torch.cpu, "_is_vnni_supported", None)
+    return MOST_WITHOUT_VNNI if on_x86 and not (has_vnni and has_vnni()) else MOST
 
 
 def _pointwise(
