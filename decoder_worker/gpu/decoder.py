@@ -22,6 +22,9 @@ from decoder_worker.model import TorchDecoder
 # Beyond so many rows every program of `FewRows` reads more of them than the kernels that it saves
 # would take: predicted by `python -m benchmark.gpu.roofline`, not measured on a GPU.
 FEW_ROWS = 32
+# `FewRows` rounds rows times a norm's gain before it norms them. Float16 ends at 65,504, which a
+# few numbers of Whisper's residual stream times their gain may pass, so norms come first there.
+NARROW = torch.float16
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +44,17 @@ class GpuDecoder:
     def of(
         cls, reference: TorchDecoder, attention: ProjectedAttention, few_rows: int = FEW_ROWS
     ) -> GpuDecoder:
-        """The reference's products must be as they were loaded, which they are on a GPU."""
+        """The reference's products must be as they were loaded, which they are on a GPU.
+
+        few_rows: 0 in float16, whatever it is.
+        """
+        is_narrow = reference.embed_tokens.dtype is NARROW
         return cls(
             reference=reference,
             attention=attention,
-            few=tuple(FewRowsLayer.of(layer) for layer in reference.layers),
+            few=() if is_narrow else tuple(FewRowsLayer.of(layer) for layer in reference.layers),
             many=tuple(ManyRowsLayer.of(layer) for layer in reference.layers),
-            few_rows=few_rows,
+            few_rows=0 if is_narrow else few_rows,
         )
 
     def over(self, attention: ProjectedAttention) -> GpuDecoder:

@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 from cluster.model.checkpoint import open_checkpoint
+from cluster.model.layers import LayerNorm
 from cluster.model.linear import as_it_is
+from cluster.model.shapes import EMBED_TOKENS
 from decoder_worker import backends
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
@@ -109,6 +111,31 @@ def test_both_ways_round_as_torch_does_in_bfloat16() -> None:
         errors.append([(x - exact).norm() / exact.norm() for x in (made, states[torch.bfloat16])])
     for ours, plain in errors:
         assert ours < 2 * plain < 0.05, errors
+
+
+def test_float16_stays_finite_where_the_stream_times_a_gain_does_not() -> None:
+    """One channel of the stream is 4,000, as in trained models, and its norm's gain is 32."""
+    checkpoint = open_checkpoint(str(cached_checkpoint("tiny")))
+    dims = checkpoint.dims
+    heads = (dims.n_text_head, dims.text_head_dim)
+    tensors = DecoderTensors.load(checkpoint, torch.float32, "cpu")
+    tensors.by_name["decoder.embed_positions.weight"][:, 7] = 4000.0
+    tensors.by_name["decoder.layers.0.self_attn_layer_norm.weight"][7] = 32.0
+    own = torch.zeros(76, dims.n_text_layer, 2, PAGE, *heads)
+    cross = torch.zeros(3, dims.n_text_layer, 2, FRAMES, *heads)
+    packed = TorchDecoder.of(tensors, TorchAttention(own, cross))
+    found = {}
+    for dtype in (torch.float32, torch.float16):
+        cast = {name: tensor.to(dtype) for name, tensor in tensors.by_name.items()}
+        reference = replace(
+            as_on_a_gpu(packed, replace(tensors, by_name=cast)),
+            embed_tokens=cast[EMBED_TOKENS],
+            embed_positions=cast["decoder.embed_positions.weight"],
+            norm=LayerNorm.load(cast, "decoder.layer_norm"),
+        )
+        attention = TorchAttention(own.to(dtype), cross.to(dtype))
+        found[dtype] = forward(GpuDecoder.of(reference, attention), STEPS).float()
+    assert_close("states", found[torch.float16], found[torch.float32], share=0.02)
 
 
 @pytest.fixture
