@@ -7,7 +7,7 @@ remaining seconds; each receiver turns them into its own monotonic deadline on a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:  # the command line has this module, and no use for NumPy
@@ -366,11 +366,13 @@ class WorkerLoad:
     capacity: of them that it works on at once; more only wait.
     window_s: encoder seconds for one window of all positions; 0 where there was none yet, and of a
         decoder.
+    failed: it refuses all windows, and will be replaced; what it holds is little, therefore.
     """
 
     work: float = 0.0
     capacity: float = 1.0
     window_s: float = 0.0
+    failed: bool = False
 
     def as_stats(self) -> dict[str, float]:
         """As Serve carries it."""
@@ -379,7 +381,8 @@ class WorkerLoad:
     @classmethod
     def of_stats(cls, stats: Mapping[str, Any]) -> WorkerLoad:
         """The reverse of `as_stats`; the defaults for a worker that has reported nothing yet."""
-        return cls(**{name: float(stats[name]) for name in cls.__slots__ if name in stats})
+        kinds = {one.name: type(one.default) for one in fields(cls)}
+        return cls(**{name: kind(stats[name]) for name, kind in kinds.items() if name in stats})
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ which bumps their counters first, so that a late reader sees the change.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cluster.errors import WorkerDrainingError
@@ -25,6 +26,7 @@ from cluster.messages import CrossKVHandle
 
 POLL_S = 0.005  # between two looks for notifications while a lease is open
 IDLE_POLL_S = 0.25  # and while none is; a lease that opens ends the wait
+STALL_S = 1.0  # between two looks: longer only where this thread or its process was held up
 
 
 class KVExporter:
@@ -235,12 +237,17 @@ class KVExporter:
         self._wire.open(self.pool, self._counters.array)
 
     def _run(self) -> None:
+        looked = time.monotonic()
         while not self._closing.is_set():
             self._woken.wait(POLL_S if len(self._leases) else IDLE_POLL_S)
             self._woken.clear()
             # Renewals before expiry: a process that was stopped for a while must not end leases
-            # whose renewals have already arrived.
+            # whose renewals have already arrived. Nor those whose readers could not renew: a reader
+            # in this process was stopped too, and handles of this process had not left it.
             self.handle_notifications(self._wire.drain())
+            before, looked = looked, time.monotonic()
+            if looked - before > STALL_S:
+                self._leases.extend_all(looked - before)
             self._close_all(self._leases.expire())
 
     def _end(self) -> None:

@@ -70,6 +70,12 @@ class LeaseTable:
                 else:
                     lease.deadline = deadline
 
+    def extend_all(self, seconds: float) -> None:
+        """Nobody could be heard for so long: no lease ends for that time."""
+        with self._lock:
+            for lease in self._leases.values():
+                lease.deadline += seconds
+
     def end(self, lease_id: str) -> tuple[int, ...] | None:
         """End one lease: its pages, or None (counted) when it is unknown or has ended."""
         with self._lock:

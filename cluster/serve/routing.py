@@ -5,7 +5,8 @@ first; of those that are done about as soon, the one that encoded the same audio
 or else the one that the audio prefers by rendezvous hashing: there its KV may be kept, and nobody
 has to tell what is kept where. A decoder holds the KV of all its
 sequences at once, so the best one has the emptiest pool, and of those about as empty the one next
-to the encoder that holds the KV. Workers report their load twice a second; what this process has
+to the encoder that holds the KV. A worker that has failed comes last, until Serve has replaced it:
+it has the least to do. Workers report their load twice a second; what this process has
 sent since then it knows itself. Knows nothing of Serve: `cluster.serve.hooks.replica_choice` calls
 it.
 """
@@ -191,6 +192,7 @@ def ranked(
         workers.sort(key=lambda worker: _decoder_cost(worker, request.kv_location))
     elif isinstance(request, EncodeRequest):
         workers = _encoders_ranked(request, workers, kept_at)
+    workers.sort(key=lambda worker: worker.load.failed)  # the others keep their order
     return [worker.key for worker in workers]
 
 

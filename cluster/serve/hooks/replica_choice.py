@@ -83,7 +83,8 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         order = ranked(request, candidates, self._chance, self._ledger.kept_at(kv_key))
         if work := work_of(request):
             call = key_of(request)
-            if (place := self._ledger.place_of(kv_key, call)) in replicas:
+            failed = {candidate.key for candidate in candidates if candidate.load.failed}
+            if (place := self._ledger.place_of(kv_key, call)) in replicas.keys() - failed:
                 order.remove(place)  # there it is encoded already, so it is no more work
                 order.insert(0, place)
                 work = 0.0

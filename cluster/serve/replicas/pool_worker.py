@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from cluster.errors import WorkerError
@@ -105,7 +106,8 @@ class PoolWorker:
 
     def record_routing_stats(self) -> dict[str, float]:
         """For `cluster.serve.hooks.replica_choice`; Serve asks twice a second."""
-        return self._engine.stats().load.as_stats()
+        load = replace(self._engine.stats().load, failed=self._engine.healthy() is not None)
+        return load.as_stats()
 
     async def status(self) -> WorkerStatus:
         return self._engine.stats().as_status(

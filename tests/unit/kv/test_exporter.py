@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
 from cluster.errors import ConfigurationError, WorkerDrainingError
+from cluster.kv import exporter as exporter_module
 from cluster.kv.exporter import KVExporter
 from cluster.kv.layout import KVLayout
 from cluster.kv.pool import PagePool
@@ -145,6 +148,37 @@ def test_leases_run_on_the_clock_that_it_is_given() -> None:
     wait_until(lambda: exporter.n_expired == 1)
     assert exporter.active_leases() == 0
     exporter.close()
+
+
+def test_no_lease_ends_for_a_time_in_which_the_exporter_was_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a process that was stopped would lose what readers of its own could not renew."""
+    now = [0.0]
+    monkeypatch.setattr(exporter_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    exporter = MemoryExporter(LAYOUT, 2, cluster_key=KEY, lease_s=10.0, clock=lambda: now[0])
+    drain, entered, goes_on = exporter.memory.drain, threading.Event(), threading.Event()
+
+    def held_up() -> Sequence[bytes]:
+        entered.set()
+        goes_on.wait(20.0)
+        return drain()
+
+    publish(exporter, reserve(exporter))
+    monkeypatch.setattr(exporter.memory, "drain", held_up)
+    assert entered.wait(20.0)
+    now[0] += 60.0
+    goes_on.set()
+    entered.clear()
+    assert entered.wait(20.0), "it has looked since then"
+    assert exporter.active_leases() == 1
+    for _ in range(44):  # as it goes on, time counts again
+        entered.clear()
+        now[0] += 0.25
+        assert entered.wait(20.0)
+    wait_until(lambda: exporter.n_expired == 1)
+    exporter.close()
+    exporter.check_integrity()
 
 
 def test_one_seed_gives_the_same_names_leases_and_generations() -> None:

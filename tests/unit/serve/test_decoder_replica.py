@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,6 +15,7 @@ from cluster.messages import (
     DecodeTimings,
     OnToken,
     SampledToken,
+    WorkerLoad,
 )
 from cluster.serve.replicas.decoder_replica import DecoderWorker
 from cluster.settings_sources import load_settings
@@ -23,6 +26,15 @@ RESULT = DecodeResult(
     "r", 0, (1, 2), (-0.1, -0.1), -0.1, 0.0, "en", 0.0, "stop",
     DecodeTimings(0.0, 0.0, 1, "memory", 0.0, 0.0, 2),
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("reason", [None, "the decoder failed"])
+def test_a_worker_tells_those_who_choose_whether_it_has_failed(reason: str | None) -> None:
+    worker: Any = DecoderWorker.__new__(DecoderWorker)
+    stats = SimpleNamespace(load=WorkerLoad(work=2.0))
+    worker._engine = SimpleNamespace(stats=lambda: stats, healthy=lambda: reason)
+    told = WorkerLoad.of_stats(worker.record_routing_stats())
+    assert told == WorkerLoad(work=2.0, failed=reason is not None)
 
 
 @pytest.mark.usefixtures("as_replica")

@@ -88,6 +88,24 @@ async def test_the_same_audio_in_flight_goes_to_one_encoder_and_counts_once() ->
     assert order[0][0].replica_id != firsts[0], "that one is gone"
 
 
+async def test_a_failed_encoder_gets_no_window_of_audio_that_was_sent_there() -> None:
+    ledger = WorkLedger()
+    router = make_router(ledger)
+    replicas = [make_replica(f"failed-{index}", {}) for index in range(2)]
+    same = [replace(request(window), audio_key=b"k") for window in range(2)]
+    firsts = []
+    for window in same:
+        ledger.begin(key_of(window))
+        order = await router.choose_replicas(replicas, make_pending(window))
+        firsts.append(order[0][0].replica_id)
+        failed = WorkerLoad(failed=True).as_stats()
+        replicas = [
+            make_replica(one.replica_id, failed if one.replica_id == firsts[0] else {})
+            for one in replicas
+        ]
+    assert firsts[0] != firsts[1]
+
+
 async def test_a_window_counts_where_it_went() -> None:
     ledger = WorkLedger()
     ledger.begin(key_of(request(0)))

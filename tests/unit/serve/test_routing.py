@@ -280,8 +280,16 @@ def test_a_worker_that_is_gone_leaves_nothing() -> None:
     assert counted(ledger, "a", "b") == [0.0, 1.0]
 
 
+@pytest.mark.parametrize("window", [encode_request(0, b"k"), decode_request()])
+def test_a_worker_that_has_failed_comes_last_however_little_it_has_to_do(window: Any) -> None:
+    busy = [Candidate(name, WorkerLoad(), HERE, 9.0) for name in "ab"]
+    failed = Candidate("failed", WorkerLoad(failed=True), HERE, 0.0)
+    assert ranked(window, [failed, *busy], CHANCE, kept_at="failed")[-1] == "failed"
+    assert ranked(window, [failed], CHANCE) == ["failed"], "there is no other to ask"
+
+
 def test_a_load_survives_the_way_through_serve() -> None:
-    load = WorkerLoad(3.0, 16.0, 0.25)
+    load = WorkerLoad(3.0, 16.0, 0.25, failed=True)
     assert WorkerLoad.of_stats(load.as_stats()) == load
     assert WorkerLoad.of_stats({}) == WorkerLoad()
 
