@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from cluster.errors import CheckpointError
+from cluster.kv.cross_kv import packed_page
 from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.cross_kv import packed_page
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch
 from decoder_worker.model import TorchDecoder
 

@@ -23,7 +23,7 @@ from cluster.messages import TokenAlignment
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.quality import is_silence
 from cluster.model.splitting import split_tokens
-from cluster.model.streams import DECODE_PRIORITY, new_stream, on_stream, synchronize
+from cluster.model.streams import DECODE_PRIORITY, new_stream, on_stream, synchronize, upload
 from cluster.model.tokenizer import WhisperTokenizer
 from decoder_worker.alignment import Aligner, AlignmentItem
 from decoder_worker.alignment_heads import AlignmentHeads
@@ -37,7 +37,7 @@ from decoder_worker.readback import Readback
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import best_of
 from decoder_worker.sampling.search import Row, RowCopy, StepOutput
-from decoder_worker.sampling.slots import SlotTable, upload
+from decoder_worker.sampling.slots import SlotTable
 from decoder_worker.sequence import DecodeSequence
 from decoder_worker.states_projection import StatesProjection
 from decoder_worker.step import DecodeStep

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 
 import torch
 
+from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.cross_kv import CrossKVProjection
 from cluster.model.kv_scales import kv_scales
 from cluster.model.streams import (
     PROJECT_PRIORITY,
@@ -24,8 +24,8 @@ from cluster.model.streams import (
     new_stream,
     on_stream,
     synchronize,
+    upload,
 )
-from decoder_worker.sampling.slots import upload
 from decoder_worker.sequence import DecodeSequence
 
 SHARE_OF_NEWEST = 0.2  # in the running mean of a projection's time

@@ -21,16 +21,15 @@ from torch import Tensor
 
 from cluster.gpu.kernels import has_triton
 from cluster.jit.background import InBackground
-from cluster.messages import FileMel
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.cross_kv import (
+from cluster.kv.cross_kv import (
     CrossKVProjection,
     Unprojected,
     as_kv_pool,
-    cross_kv_parts,
     is_packed,
     packed_page,
 )
+from cluster.messages import FileMel
+from cluster.model.checkpoint import Checkpoint
 from cluster.model.encoder_context import FULL, MEL_PER_POSITION
 from cluster.model.kv_scales import kv_scales
 from cluster.model.streams import (
@@ -90,7 +89,6 @@ class WindowEncoder:
         torch_dtype = TORCH_DTYPES[dtype]
         self.device = device
         self.dtype = dtype
-        self._checkpoint = checkpoint
         self._dims = checkpoint.dims
         self._contexts = contexts
         self._mel = LogMel(checkpoint.dims.n_mels, device)
@@ -104,6 +102,7 @@ class WindowEncoder:
             self._projection = CrossKVProjection(checkpoint, torch_dtype, device, scales)
         self._stream = new_stream(device, ENCODE_PRIORITY)
         self._static: dict[int, StaticEncoder] = {}  # by dimensions of the pool; see `prepare`
+        self._whole: WholeWindows | None = None  # then it has the projection's weights
         self._kernels: InBackground[TeamKernels] | None = None
         self._team: TeamEncoder | None = None  # made where its kernels are first found built
         if device == "cpu" and torch_dtype in DTYPES:
@@ -124,26 +123,20 @@ class WindowEncoder:
         if not has_triton():
             logger.warning("Triton does not load: the encoder runs without CUDA graphs")
             return
-        projection, paged = self._output(pool)
+        output: CrossKVProjection | Unprojected | WholeWindows
+        output, paged = self._output(pool)
+        if isinstance(output, CrossKVProjection) and self._takes_whole_windows(pool):
+            output = self._whole = WholeWindows(output.fused(), pool, max_batch)
+            self._projection = None
         static = StaticEncoder(
-            self._mel,
-            self._encoder,
-            projection,
-            paged,
-            max_batch,
-            self._stream,
-            self._contexts,
-            self._whole_windows(pool, max_batch),
+            self._mel, self._encoder, output, paged, max_batch, self._stream, self._contexts
         )
         self._static[pool.dim()] = static
         logger.info("%d CUDA graphs of the encoder", len(static.graphs.captured))
 
-    def _whole_windows(self, pool: Tensor, max_batch: int) -> WholeWindows | None:
-        """What writes K/V to these pages as they are computed; None where these are scattered."""
-        dtype = TORCH_DTYPES[self.dtype]
-        if pool.dim() == 3 or pool.dtype != dtype or pool.shape[3] != self._dims.n_audio_ctx:
-            return None
-        return WholeWindows(cross_kv_parts(self._checkpoint, dtype, self.device), pool, max_batch)
+    def _takes_whole_windows(self, pool: Tensor) -> bool:
+        """Whether a product can write K/V to these pages; else they are scattered."""
+        return pool.dtype == TORCH_DTYPES[self.dtype] and pool.shape[3] == self._dims.n_audio_ctx
 
     @torch.inference_mode()
     def __call__(
@@ -187,13 +180,16 @@ class WindowEncoder:
     @torch.inference_mode()
     def time_projection(self, pool: Tensor, pages: Sequence[int]) -> float:
         """Seconds that the K/V of one window take on an idle device. Overwrites `pages`."""
-        projection, paged = self._output(pool)
         shape = (1, self._dims.n_audio_ctx, self._dims.n_audio_state)
         states = torch.zeros(shape, dtype=TORCH_DTYPES[self.dtype], device=self.device)
         seconds = []
         for _ in range(TIMED_PROJECTIONS):
             begun = time.perf_counter()
-            projection.write(states, paged, [pages])
+            if self._whole is None:
+                self._output(pool)[0].write(states, pool, [pages])
+            else:
+                self._whole.keep(states)
+                self._whole.write([pages[0]], self._dims.n_audio_ctx)
             synchronize(self.device)
             seconds.append(time.perf_counter() - begun)
         return min(seconds)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 
+from cluster.kv.cross_kv import WINDOWS_AT_ONCE
 from cluster.kv.layout import ITEM_BYTES, window_bytes
 from cluster.kv.layout_for import exported_layouts
 from cluster.kv.wires.gpu_memory import GpuBudget, pool_windows
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.cross_kv import WINDOWS_AT_ONCE
 from cluster.model.device import resolve_dtype
 from cluster.model.dims import ModelDims
 from cluster.model.shapes import cross_kv_shapes, encoder_shapes
@@ -88,10 +88,11 @@ def weight_bytes(dims: ModelDims, dtype: str) -> int:
 
 
 def whole_window_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:
-    """What writes KV into pages of a window each: its own weights, and the states of a batch."""
-    weights = sum(math.prod(shape) for shape in cross_kv_shapes(dims).values())
-    states = max_batch * dims.n_audio_ctx * (dims.n_audio_state + PAD)
-    return (weights + states) * ITEM_BYTES[dtype]
+    """What writes KV into pages of a window each, beside its weights: the states of a batch.
+
+    While it is made the weights are there twice; then nothing of a batch's working memory is yet.
+    """
+    return max_batch * dims.n_audio_ctx * (dims.n_audio_state + PAD) * ITEM_BYTES[dtype]
 
 
 def working_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:

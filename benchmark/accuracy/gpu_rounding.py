@@ -30,11 +30,11 @@ from torch.nn import functional as F
 from benchmark.shared.clips import add_clip_flags, clips_of
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.word_errors import WordErrors, count_all, difference, total
+from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.layout_for import kv_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import WINDOW_SAMPLES, CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.cross_kv import CrossKVProjection
 from cluster.model.device import use_threads
 from cluster.model.layers import LayerNorm
 from cluster.model.linear import Linear, PackedLinear, Projection

@@ -30,12 +30,12 @@ from benchmark.shared.clips import add_clip_flags, clips_of
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.word_errors import WordErrors, count_all, difference, total
 from cluster.demo.recipe.served import transcribe_served
+from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.layout import window_bytes
 from cluster.kv.layout_for import served_kv_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import WINDOW_SAMPLES
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.cross_kv import CrossKVProjection
 from cluster.model.device import use_threads
 from cluster.model.kv_scales import kv_scales
 from cluster.model.tokenizer import WhisperTokenizer

@@ -2,6 +2,7 @@
 
     python -m benchmark.gpu --sections correct,encoder,decoder,overlap --work /tmp/gpu
     python -m benchmark.gpu --sections e2e,handoff,hf --work /tmp/gpu
+    python -m benchmark.gpu --sections options --minutes 6 --work /tmp/gpu
     python -m benchmark.gpu                         # all of it in one, each section with less time
     python -m benchmark.gpu --smoke                 # seconds, tiny shapes, a CPU will do
 
@@ -40,6 +41,7 @@ WEIGHTS = {  # of the time, against one another
     "e2e": 25,
     "handoff": 8,
     "hf": 18,
+    "options": 20,
 }
 MINUTES = 9.5  # of a whole command, where ten is all that one may take
 PREPARE_SHARE = 0.4  # of them at most, for checkpoints and compiling for the first time
@@ -50,19 +52,19 @@ TICK_S = 0.5  # between two looks at a section
 
 def run_section(name: str, args: argparse.Namespace) -> int:
     """In the child: run one section and write its rows as they come."""
-    from benchmark.gpu import kernels as gpu_kernels
-    from benchmark.gpu import serving as gpu_serving
-    from benchmark.gpu.rig import FULL, SMOKE, Clock, OutOfTimeError, Rig
+    from benchmark.gpu import correct, decode, encode, options, serving
+    from benchmark.gpu.rig import FULL, SMOKE, Clock, OutOfTimeError, Record, Rig
 
-    run: Callable[[Rig, Clock, Callable[[str, Any], None]], None] = {
-        "prepare": gpu_kernels.prepare,
-        "correct": gpu_kernels.correct,
-        "encoder": gpu_kernels.encoder,
-        "decoder": gpu_kernels.decoder,
-        "overlap": gpu_serving.overlap,
-        "e2e": gpu_serving.e2e,
-        "handoff": gpu_serving.handoff,
-        "hf": gpu_serving.hugging_face,
+    run: Callable[[Rig, Clock, Record], None] = {
+        "prepare": correct.prepare,
+        "correct": correct.correct,
+        "encoder": encode.encoder,
+        "decoder": decode.decoder,
+        "overlap": serving.overlap,
+        "e2e": serving.e2e,
+        "handoff": serving.handoff,
+        "hf": serving.hugging_face,
+        "options": options.options,
     }[name]
     rows: Rows = {}
     file = rows_file(args.work, name)

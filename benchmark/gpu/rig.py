@@ -12,7 +12,7 @@ import functools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -43,8 +43,11 @@ from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import ModelShape, make_checkpoint, special_tokens
 
+Record = Callable[[str, Any], None]  # a row's name and its figure or figures
+
 KEY = "benchmark" * 4
 PATIENCE_S = 120.0
+PAGE_FRAMES = 125
 MODELS = {"large-v3": SHAPES["large-v3"], "turbo": SHAPES["large-v3-turbo"]}
 SMOKE_MODELS = {"micro": ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)}  # heads of 64
 
@@ -131,10 +134,10 @@ class Pair:
     decoder: DecoderEngine
     prepare_s: float  # to load, compile and capture
 
-    async def transcribe(self, pcm: NDArray[np.int16], n_tokens: int) -> Served:
-        """One request, from samples to text."""
+    async def transcribe(self, pcm: NDArray[np.int16], n_tokens: int, context: int = 0) -> Served:
+        """One request, from samples to text; context: as in `EncodeRequest`."""
         begun = time.perf_counter()
-        handle = await self.encode(pcm)
+        handle = await self.encode(pcm, context)
         first: list[float] = []
 
         def on_token(token: SampledToken) -> None:  # on the engine's thread
@@ -147,9 +150,9 @@ class Pair:
             raise RuntimeError(f"{len(result.tokens)} tokens came of {n_tokens}")
         return Served(begun, time.perf_counter(), first[0], result.timings)
 
-    async def encode(self, pcm: NDArray[np.int16]) -> CrossKVHandle:
+    async def encode(self, pcm: NDArray[np.int16], context: int = 0) -> CrossKVHandle:
         """Encode one window; the handle is leased."""
-        request = EncodeRequest("r", 0, 0, pcm, PATIENCE_S)
+        request = EncodeRequest("r", 0, 0, pcm, PATIENCE_S, context=context)
         return (await asyncio.wrap_future(self.encoder.submit(request))).handle
 
 
@@ -230,23 +233,25 @@ class Rig:
         *,
         max_batch: int = 64,
         encode_batch: int = 8,
-        dtype: str | None = None,
         windows: int = 0,
         attention: Literal["auto", "torch"] = "auto",
+        encoder: Mapping[str, Any] | None = None,
         **top: Any,
     ) -> Iterator[Pair]:
         """Both engines of a model.
 
-        windows: of both pools, 0: as free memory has it; `top`: fields of `Settings`.
+        windows: of both pools, 0: as free memory has it; encoder: fields of `EncoderSettings`;
+        top: of `Settings`.
         """
         begun = time.perf_counter()
         checkpoint = self.checkpoint(name)
-        common: dict[str, Any] = {"device": self.device, "dtype": dtype or self.dtype}
+        common: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
+        own = {**common, "max_batch": encode_batch, "export_windows": windows, **(encoder or {})}
         settings = Settings(
             model=str(checkpoint.path),
             transport="memory",
             cluster_key=KEY,
-            encoder=EncoderSettings(max_batch=encode_batch, export_windows=windows, **common),
+            encoder=EncoderSettings(**own),
             decoder=DecoderSettings(
                 max_batch=max_batch,
                 max_waiting=1024,
@@ -259,18 +264,18 @@ class Rig:
         budget = gpu_budget(self.device)
         settings = encoder_sizing.sized(settings, checkpoint, self.device, budget, 0.25)
         exporters = make_exporters(checkpoint, settings, self.device, "encoder")
-        encoder = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
+        encodes = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
         budget = gpu_budget(self.device)
         settings = decoder_sizing.sized(settings, checkpoint, self.device, budget)
         importer = make_handoff_importer(checkpoint, settings, self.device, "decoder")
         decoder = DecoderEngine(checkpoint, importer, settings.decoder)
         try:
             prepare_s = time.perf_counter() - begun
-            yield Pair(checkpoint, exporters[0], importer, encoder, decoder, prepare_s)
+            yield Pair(checkpoint, exporters[0], importer, encodes, decoder, prepare_s)
         finally:
-            for part in (encoder, decoder, importer, *exporters):
+            for part in (encodes, decoder, importer, *exporters):
                 part.close()
-            del encoder, decoder, importer, exporters
+            del encodes, decoder, importer, exporters
             if self.device == "cuda":
                 torch.cuda.empty_cache()
 

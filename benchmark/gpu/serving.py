@@ -16,7 +16,18 @@ import numpy as np
 import torch
 
 from benchmark.gpu import roofline
-from benchmark.gpu.rig import KEY, PATIENCE_S, Clock, Pair, Rig, Served, Workload, clip, greedy
+from benchmark.gpu.rig import (
+    KEY,
+    PATIENCE_S,
+    Clock,
+    Pair,
+    Record,
+    Rig,
+    Served,
+    Workload,
+    clip,
+    greedy,
+)
 from benchmark.gpu.roofline import Work
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
@@ -25,7 +36,6 @@ from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wires.connect import available_transport, make_wire
 from cluster.messages import DecodeRequest
 
-Record = Callable[[str, Any], None]
 WARM_UP_SHARE = 0.25  # of a load point, on top of it
 POISSON_LOADS = (0.5, 0.8)  # of the closed loop's best
 OVERLAP_WINDOWS = 32

@@ -34,7 +34,7 @@ class PagePool:
     tensor: [n_pages, *layout.page_shape], `layout.dtype`, on `device`, contiguous. Of KV that is
         [n_pages, layer, 2, page_frames, head, head_dim]; on axis 2, index 0 is K and 1 is V.
     packs: a window of fewer frames than a page has lies contiguous in the page's beginning. So do
-        states, and KV on a CPU with a page per window (`cluster.model.cross_kv.packed_page`).
+        states, and KV on a CPU with a page per window (`cluster.kv.cross_kv.packed_page`).
     """
 
     def __init__(self, layout: PageLayout, n_pages: int, device: str = "cpu") -> None:

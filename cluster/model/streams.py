@@ -123,6 +123,16 @@ def pinned(values: Sequence[float], dtype: torch.dtype) -> Tensor:
     return _runtime.pinned(values, dtype)
 
 
+def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A tensor of `values` on `device`; to a GPU from pinned memory, without waiting for it.
+
+    The pinned memory is torch's, which does not use it again before the copy has been made.
+    """
+    if device.type == "cpu":
+        return torch.tensor(values, dtype=dtype)
+    return pinned(values, dtype).to(device, non_blocking=True)
+
+
 def new_graph_memory() -> Any:
     """Memory for graphs to share: never two of them run at once, and none leaves anything there
     for another to read.

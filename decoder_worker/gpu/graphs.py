@@ -22,11 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.model.streams import Body, capture, new_graph_memory, warm_up
+from cluster.model.streams import Body, capture, new_graph_memory, upload, warm_up
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.model import TextDecoder
 from decoder_worker.readback import Readback
-from decoder_worker.sampling.slots import upload
 from decoder_worker.step import DecodeStep, Prompts
 
 Capture = Callable[[Body], Body]

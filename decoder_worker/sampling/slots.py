@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cluster.model.streams import pinned
+from cluster.model.streams import upload
 from decoder_worker.sampling.logit_rules import NO_TIMESTAMP, History
 
 # Columns of the table; a step writes the first six.
@@ -146,13 +146,3 @@ def _row(
     row[LIMIT] = options.limit
     row[NOISE_KEY] = options.noise_key
     return row
-
-
-def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of `values` on `device`; to a GPU from pinned memory, without waiting for it.
-
-    The pinned memory is torch's, which does not use it again before the copy has been made.
-    """
-    if device.type == "cpu":
-        return torch.tensor(values, dtype=dtype)
-    return pinned(values, dtype).to(device, non_blocking=True)

@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cluster.gpu.scatter import NO_PAGE
 from cluster.messages import FileMel
 from cluster.model.streams import current_stream, new_event, new_stream, on_stream
 from encoder_worker.gpu.fixed_mel import N_MARKS, ROW_SAMPLES, marks_of
-from encoder_worker.gpu.scatter import NO_PAGE
 from encoder_worker.mel import INT16_SCALE
 
 N_SLOTS = 2

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from cluster.gpu.scatter import scatter_pages
+from cluster.kv.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
 from cluster.messages import FileMel
-from cluster.model.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
 from cluster.model.streams import new_event, on_stream, synchronize
 from encoder_worker.gpu.encoder import Encoder
 from encoder_worker.gpu.fixed_mel import FixedLogMel
 from encoder_worker.gpu.graphs import BatchGraphs, BatchShape, sizes_up_to
-from encoder_worker.gpu.scatter import scatter_pages
 from encoder_worker.gpu.staging import Staging
 from encoder_worker.gpu.whole_window import WholeWindows
 from encoder_worker.mel import LogMel
@@ -68,25 +68,23 @@ class StaticEncoder:
         self,
         mel: LogMel,
         encoder: Encoder,
-        projection: CrossKVProjection | Unprojected,
+        projection: CrossKVProjection | Unprojected | WholeWindows,
         pool: Tensor,
         max_batch: int,
         stream: torch.cuda.Stream | None = None,
         contexts: Sequence[int] = (),
-        whole: WholeWindows | None = None,
     ) -> None:
         """Capture a graph for each batch size up to `max_batch`, with each context.
 
         Args:
+            projection: `WholeWindows` is over the same pool.
             pool: [n_pages, L, 2, page_frames, H, Dh]; it must outlive this.
             stream: None on a CPU.
             contexts: encoder positions that windows may have, beside the checkpoint's n_audio_ctx.
-            whole: over the same pool, writes to it in place of `projection`.
         """
         self._mel = FixedLogMel(mel)
         self._encoder = encoder
         self._projection = projection
-        self._whole = whole
         self._pool = pool
         pages_per_window = -(-encoder.dims.n_audio_ctx // pool.shape[3])
         self._staging = Staging(max_batch, pages_per_window, pool.device)
@@ -113,17 +111,17 @@ class StaticEncoder:
         with on_stream(self._stream):
             self._staging.put(windows, pages, slices, shape.windows)
             self.graphs.launch(shape)
-            if self._whole is not None:
-                self._whole.write([own[0] for own in pages], shape.positions)
+            if isinstance(self._projection, WholeWindows):
+                self._projection.write([own[0] for own in pages], shape.positions)
         return AlreadyDone() if self._stream is None else EventReady(self._stream)
 
     def _compute(self, shape: BatchShape) -> None:
-        """From the static inputs of `shape.windows` rows to the pages, or to `whole`."""
+        """From the static inputs of `shape.windows` rows to the pages, or to `WholeWindows`."""
         inputs = self._staging.inputs.first(shape.windows)
         mel = self._mel(inputs.pcm, inputs.marks)[:, :, : 2 * shape.positions]
         states = self._encoder(mel)
-        if self._whole is not None:
-            self._whole.keep(states)
+        if isinstance(self._projection, WholeWindows):
+            self._projection.keep(states)
             return
         n_pages = -(-shape.positions // self._pool.shape[3])
         table = inputs.pages[:, :n_pages].contiguous()

@@ -22,18 +22,19 @@ PAD = 8  # columns for the bias: products want multiples of 16 bytes
 class WholeWindows:
     """Over one pool; in the order of one stream."""
 
-    def __init__(self, parts: Sequence[Linear], pool: Tensor, max_batch: int) -> None:
-        """
+    def __init__(self, fused: Linear, pool: Tensor, max_batch: int) -> None:
+        """Copies the weights, in another order.
+
         Args:
-            parts: of `cross_kv_parts`, in the pool's dtype.
+            fused: K's and V's products of all layers as one, in the pool's dtype.
             pool: [n_pages, L, 2, n_audio_ctx, H, Dh]; it must outlive this.
         """
-        fused = Linear.fused(parts)
         assert fused.bias is not None  # V has one
+        n_blocks = pool.shape[1] * pool.shape[2]
         n_out, n = fused.weight.shape
-        d = n_out // len(parts)
+        d = n_out // n_blocks
         self._pool = pool
-        self._weight = pool.new_zeros(len(parts), n + PAD, d)
+        self._weight = pool.new_zeros(n_blocks, n + PAD, d)
         self._weight[:, :n] = fused.weight.view(-1, d, n).transpose(1, 2)
         self._weight[:, n] = fused.bias.view(-1, d)
         self._rows = pool.new_zeros(max_batch, pool.shape[3], n + PAD)

@@ -35,6 +35,7 @@ NIXL and Ray are not among them: tests that need them are skipped.
        timeout 580 python3 -m pytest -m gpu -q -p no:cacheprovider
        python3 -m benchmark.gpu --sections correct,encoder,decoder,overlap --work /tmp/gpu --out OUT
        python3 -m benchmark.gpu --sections e2e,handoff,hf --work /tmp/gpu --out OUT
+       python3 -m benchmark.gpu --sections options --minutes 6 --work /tmp/gpu --out OUT
 """
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cluster.kv.cross_kv import CrossKVProjection, packed_page
 from cluster.kv.layout_for import kv_layout
 from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.cross_kv import CrossKVProjection, packed_page
 from cluster.model.encoder_context import FULL
 from cluster.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine

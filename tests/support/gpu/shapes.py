@@ -28,7 +28,7 @@ from tests.support.gpu.one_gpu import simulated_one_gpu
 from tests.support.gpu.runtime import SimulatedRuntime
 
 LOADERS = (
-    "cluster.model.cross_kv",
+    "cluster.kv.cross_kv",
     "cluster.model.kv_scales",
     "decoder_worker.tensors",
     "encoder_worker.model",

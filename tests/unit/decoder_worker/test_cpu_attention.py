@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.model.cross_kv import packed_page
+from cluster.kv.cross_kv import packed_page
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import choose_attention

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from cluster.kv.cross_kv import packed_page
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.cross_kv import packed_page
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import DecoderByRows

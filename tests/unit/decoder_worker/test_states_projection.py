@@ -18,11 +18,11 @@ from cluster.errors import (
     StaleGenerationError,
     TransferTimeoutError,
 )
+from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeRequest, DecodeResult
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.cross_kv import CrossKVProjection
 from cluster.model.kv_scales import kv_scales
 from decoder_worker.states_projection import StatesProjection
 from tests.support.checkpoints import cached_checkpoint

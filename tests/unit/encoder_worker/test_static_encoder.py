@@ -10,15 +10,15 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from cluster.gpu.scatter import NO_PAGE, scatter_pages
+from cluster.kv.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
 from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.messages import FileMel
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
 from cluster.model.layers import MLP, LayerNorm
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu.fixed_mel import N_MARKS, ROW_SAMPLES, FixedLogMel
 from encoder_worker.gpu.graphs import BatchGraphs, BatchShape, sizes_up_to
-from encoder_worker.gpu.scatter import NO_PAGE, scatter_pages
 from encoder_worker.gpu.staging import Staging
 from encoder_worker.gpu.static_encoder import ATTENTION, StaticEncoder
 from encoder_worker.mel import LogMel
@@ -28,7 +28,7 @@ from tests.support.reference import make_pcm
 from tests.support.triton_kernels import load_kernel
 
 UNTOUCHED = -7.0
-KERNEL = "encoder_worker.gpu.scatter_kernel"
+KERNEL = "cluster.gpu.scatter_kernel"
 WINDOWS = [make_pcm(seconds, seed) for seed, seconds in enumerate((0.0001, 4.9973, 29.995, 30.0))]
 WINDOWS += [np.zeros(8_000, np.int16)]
 SLICES = [None] * len(WINDOWS)

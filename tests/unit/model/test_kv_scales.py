@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.layout_for import kv_layout
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.cross_kv import CrossKVProjection
 from cluster.model.kv_scales import KVScales, kv_scales
 from cluster.model.layers import LayerNorm
 from cluster.model.shapes import encoder_shapes

@@ -45,7 +45,7 @@ def scatter(  # type: ignore[no-untyped-def]  # Triton reads annotations, and kn
 
 
 def launch(kv: Tensor, pool: Tensor, table: Tensor) -> None:
-    """See `encoder_worker.gpu.scatter.scatter_pages`."""
+    """See `cluster.gpu.scatter.scatter_pages`."""
     n_windows, n_frames, n_layer, two, n_head, head_dim = kv.shape
     page_frames, width = pool.shape[3], n_head * head_dim
     assert kv.is_contiguous()

@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from cluster.errors import ConfigurationError
+from cluster.gpu.scatter import page_table, scatter_pages, stored_as
+from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.layout import FLOAT8
 from cluster.kv.layout_for import GPU_PAGE_FRAMES, kv_layout, served_kv_layout
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.cross_kv import CrossKVProjection, stored_as, write_pages
 from cluster.model.device import resolve_dtype
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
@@ -50,7 +51,7 @@ def test_a_last_page_is_filled_partly() -> None:
     kv = torch.randn(2, 10, 3, 2, 2, 4)
     pool = torch.full((7, 3, 2, 4, 2, 4), UNTOUCHED)
     pages = [[6, 0, 2], [1, 5, 4]]
-    write_pages(kv, pool, pages)
+    scatter_pages(kv, pool, page_table(pages, pool.device))
     for window, own in enumerate(pages):
         assert torch.equal(gather(pool, own, 10), kv[window])
         assert (pool[own[2], :, :, 2:] == UNTOUCHED).all()

@@ -15,9 +15,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from cluster.gpu.scatter import page_table, scatter_pages, stored_as
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.kv_scales import KVScales
-from cluster.model.linear import Linear, packer
+from cluster.model.linear import Linear, as_loaded, packer
 from cluster.model.shapes import cross_kv_shapes
 from cluster.model.weights import load_tensors
 
@@ -62,17 +63,20 @@ class CrossKVProjection:
                 8-bit one saturates.
             pages: per window its pages in frame order, as many as T frames take.
         """
-        whole = is_packed(pool, self._n_audio_ctx)
-        if states.device.type != "cpu":
-            for first in range(0, len(states), WINDOWS_AT_ONCE):
-                part = slice(first, first + WINDOWS_AT_ONCE)
-                write_pages(self.project(states[part]), pool, pages[part])
-            return
-        for row, own in zip(states, pages, strict=True):  # a window at a time: it fits the cache
-            if whole:
+        if is_packed(pool, self._n_audio_ctx):
+            for row, own in zip(states, pages, strict=True):  # a window at a time fits the cache
                 self.write_rows(packed_page(pool[own[0]], len(row)), row, 0)
-            else:
-                write_pages(self.project(row[None]), pool, [own])
+            return
+        table = page_table(pages, pool.device)
+        at_once = 1 if states.device.type == "cpu" else WINDOWS_AT_ONCE
+        for first in range(0, len(states), at_once):
+            part = slice(first, first + at_once)
+            scatter_pages(self.project(states[part]), pool, table[part])
+
+    def fused(self) -> Linear:
+        """The one product of a GPU."""
+        (product,) = self._products
+        return as_loaded(product)
 
     def write_rows(self, page: Tensor, states: Tensor, begin: int) -> None:
         """Project some frames into a page that holds all of a window's. Mutates `page`.
@@ -112,7 +116,7 @@ class Unprojected:
         return states[:, :, None, None, None]
 
     def write(self, states: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> None:
-        write_pages(self.project(states), pool, pages)
+        scatter_pages(self.project(states), pool, page_table(pages, pool.device))
 
 
 def is_packed(pool: Tensor, n_audio_ctx: int) -> bool:
@@ -139,34 +143,3 @@ def packed_page(page: Tensor, n_frames: int) -> Tensor:
 def as_kv_pool(pool: Tensor) -> Tensor:
     """A pool of states [n_pages, T, n] as [n_pages, 1, 1, T, 1, n], a view."""
     return pool[:, None, None, :, None]
-
-
-def write_pages(kv: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> None:
-    """Scatter projected KV into pages. Mutates `pool`.
-
-    Example: 1500 frames in pages of 64 take 24 pages; the last gets 28 frames, and its other 36
-    are left as they were.
-
-    Args:
-        kv: [B, T, L, 2, H, Dh].
-        pool: [n_pages, L, 2, page_frames, H, Dh], any float dtype.
-        pages: per window its pages in frame order.
-    """
-    page_frames = pool.shape[3]
-    for window, own in zip(kv, pages, strict=True):
-        for page, frames in zip(own, window.split(page_frames), strict=True):
-            # Rows of H * Dh are contiguous on both sides, which indexed writes do not make use of.
-            part = frames.permute(1, 2, 0, 3, 4)  # [L, 2, page_frames, H, Dh]
-            pool[page, :, :, : len(frames)] = stored_as(part, pool.dtype)
-
-
-def stored_as(kv: Tensor, dtype: torch.dtype) -> Tensor:
-    """`kv` in a pool's dtype.
-
-    float8_e4m3fn has no infinity: what is beyond its range becomes the largest number it has, for
-    a conversion alone makes NaN of it on some devices.
-    """
-    if dtype is torch.float8_e4m3fn:
-        most = torch.finfo(dtype).max  # 448
-        kv = kv.clamp(-most, most)  # keeps NaN
-    return kv.to(dtype)
