@@ -59,10 +59,6 @@ class CpuAttention:
         self._self_plan: _Plan | None = None
         self._cross_plan: _Plan | None = None
 
-    def wait(self, timeout_s: float) -> bool:
-        """Whether the kernels are there, after at most `timeout_s`."""
-        return self._kernels.wait(timeout_s) is not None
-
     def plan(self, batch: AttentionBatch) -> None:
         few = max(batch.self_kv.most_queries, batch.cross_kv.most_queries) <= FEW_QUERIES
         self._running = self._kernels.get() if few else None

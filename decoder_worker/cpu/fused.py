@@ -91,10 +91,6 @@ class FusedDecoder:
         dtypes = [array.dtype.type for array in read]
         self._kernels = layer_kernels(*dtypes)
 
-    def wait(self, timeout_s: float) -> bool:
-        """Whether the kernels are there, after at most `timeout_s`."""
-        return self._kernels.wait(timeout_s) is not None
-
     def takes(self, n_rows: int) -> bool:
         """Whether forwards of so many rows are for this, now."""
         return n_rows <= MAX_ROWS and self._kernels.get() is not None

@@ -22,10 +22,6 @@ class CompiledSampler:
         self._marks = rules.marks
         self._kernel = sampling_kernel()
 
-    def wait(self, timeout_s: float) -> bool:
-        """Whether the kernel is there, after at most `timeout_s`."""
-        return self._kernel.wait(timeout_s) is not None
-
     def __call__(
         self, logits: Tensor, rows: SlotRows, noisy: Tensor | None, n_top: int = 0
     ) -> Sampled:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decoder_worker.gpu.choice import Parts, Rules, choose, look
+from decoder_worker.gpu.greedy import Parts, Rules, reduce_logits, sample_greedy
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampled, Sampler
 from decoder_worker.sampling.slots import SlotRows, SlotTable
@@ -27,6 +27,6 @@ class GpuSampler:
         parts = Parts.empty(logits)
         tokens = torch.empty_like(rows.index)
         logprobs = torch.empty(len(rows.index), dtype=torch.float32, device=logits.device)
-        look(logits, rows.index, self._slots.table, self._rules, parts)
-        choose(parts, rows.index, self._slots.table, self._rules, tokens, logprobs)
+        reduce_logits(logits, rows.index, self._slots.table, self._rules, parts)
+        sample_greedy(parts, rows.index, self._slots.table, self._rules, tokens, logprobs)
         return Sampled(tokens, logprobs)

@@ -77,7 +77,7 @@ def test_kernels_give_what_the_reference_gives(
     theirs_pool = own.clone()
     ours = choose_attention("auto", own, shared, threads=2).ragged
     assert isinstance(ours, CpuAttention)
-    assert ours.wait(BUILD_S)
+    assert ours._kernels.wait(BUILD_S)
     theirs = TorchAttention(theirs_pool, shared)
     batches = [steps(cross_page)] + ([prompts()] if cross_page == 100 else [])
     for batch in batches:
@@ -104,7 +104,7 @@ def test_packed_windows_give_what_paged_ones_give(dtype: torch.dtype) -> None:
     )
     ours = choose_attention("auto", own.clone(), packed, threads=2, packed=True).ragged
     assert isinstance(ours, CpuAttention)
-    assert ours.wait(BUILD_S)
+    assert ours._kernels.wait(BUILD_S)
     for backend in (TorchAttention(own.clone(), packed, packed=True), ours):
         for got, reference in zip(run(backend, batch, dtype), expected, strict=True):
             largest = (got.float() - reference.float()).abs().max().item()
@@ -114,7 +114,7 @@ def test_packed_windows_give_what_paged_ones_give(dtype: torch.dtype) -> None:
 def test_a_sequence_s_result_does_not_depend_on_its_batch() -> None:
     own, shared = make_pools(torch.float32, torch.float32, 100)
     ours = CpuAttention(own, shared, StepTeam(1))
-    assert ours.wait(BUILD_S)
+    assert ours._kernels.wait(BUILD_S)
     together = run(ours, steps(100), torch.float32)[1][5]
     alone = AttentionBatch(
         self_kv=PagedKV.make([1] * 6, [[2 * r, 2 * r + 1] for r in range(6)], [1] * 6, 8),

@@ -65,7 +65,7 @@ class Bench:
         self.compiled = FusedDecoder(
             tensors, self.torch.embed, self.pools, team, int8=int8, packed=packed
         )
-        assert self.compiled.wait(BUILD_S)
+        assert self.compiled._kernels.wait(BUILD_S)
 
     def fused(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
         """States and logits."""

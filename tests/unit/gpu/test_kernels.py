@@ -14,8 +14,8 @@ from cluster.gpu.product import MAX_ROWS, FewRows
 from cluster.model.layers import LAYER_NORM_EPS, LayerNorm
 from cluster.model.linear import Linear
 from decoder_worker.attention.append import Places, append_qkv
-from decoder_worker.gpu.choice import Parts, Rules, choose, look
 from decoder_worker.gpu.embed import embed
+from decoder_worker.gpu.greedy import Parts, Rules, reduce_logits, sample_greedy
 from decoder_worker.sampling.logit_rules import LogitRules
 from tests.support.slot_states import N, filled_slots, make_tokenizer
 from tests.support.triton_kernels import ARCHITECTURES, compiled, load_kernel
@@ -26,7 +26,7 @@ IN_ORDER = [384, *(pytest.param(width, marks=SLOW) for width in WIDTHS[1:-1]), 1
 FLOATS = (torch.float32, torch.float16)  # NumPy, which interprets, has no bfloat16
 SHARES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 UNTOUCHED = -7.0
-CHOICE = "decoder_worker.gpu.choice_kernel"
+GREEDY = "decoder_worker.gpu.greedy_kernel"
 
 NORM, PRODUCT = "cluster.gpu.norm_kernel", "cluster.gpu.product_kernel"
 APPEND, EMBED = "decoder_worker.attention.append_kernel", "decoder_worker.gpu.embed_kernel"
@@ -158,7 +158,7 @@ def test_embeddings_are_summed(interpreted: Callable[[str], Callable[..., None]]
 @pytest.mark.filterwarnings("ignore:divide by zero")  # of a span in which nothing is allowed
 def test_the_choice_equals_its_twin(monkeypatch: pytest.MonkeyPatch, seed: int, n: int) -> None:
     """Rows in every state of the grammar, one with a NaN and one without a finite logit."""
-    module = load_kernel(monkeypatch, CHOICE, interpreted=True)
+    module = load_kernel(monkeypatch, GREEDY, interpreted=True)
     tokenizer = make_tokenizer()
     own, plain = filled_slots(tokenizer, seed), filled_slots(tokenizer, seed)
     given = LogitRules(tokenizer, 50, "cpu")
@@ -169,17 +169,17 @@ def test_the_choice_equals_its_twin(monkeypatch: pytest.MonkeyPatch, seed: int, 
     logits[4, :9] = 20.0  # the first of several wins
     index = torch.randperm(N)[:n]
     expected, parts = Parts.empty(logits), Parts.empty(logits)
-    look(logits, index, plain.table, rules, expected)
+    reduce_logits(logits, index, plain.table, rules, expected)
     arguments = (rules.suppressed, rules.begin, *rules.marks)
-    module.launch_look(logits, index, own.table, *arguments, *parts)
+    module.launch_reduce(logits, index, own.table, *arguments, *parts)
     for found, twin in zip(parts, expected, strict=True):
         sound = (expected.highest > float("-inf")) | (found.dtype == torch.float32)
         torch.testing.assert_close(found[sound], twin[sound], equal_nan=True)
     expected_tokens, tokens = torch.empty(2, n, dtype=torch.int64).unbind()
     expected_logprobs, logprobs = torch.empty(2, n).unbind()
-    choose(expected, index, plain.table, rules, expected_tokens, expected_logprobs)
+    sample_greedy(expected, index, plain.table, rules, expected_tokens, expected_logprobs)
     marks = (given.eot, given.timestamp_begin)
-    module.launch_choose(*parts, index, own.table, *marks, tokens, logprobs)
+    module.launch_sample(*parts, index, own.table, *marks, tokens, logprobs)
     assert torch.equal(tokens, expected_tokens)
     assert torch.equal(own.table, plain.table)
     torch.testing.assert_close(logprobs, expected_logprobs, equal_nan=True, atol=2e-5, rtol=1e-4)
@@ -231,23 +231,23 @@ def test_every_kernel_compiles_for_gpus(
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_the_choice_compiles_for_gpus(monkeypatch: pytest.MonkeyPatch, architecture: int) -> None:
-    module = load_kernel(monkeypatch, CHOICE, interpreted=False)
+    module = load_kernel(monkeypatch, GREEDY, interpreted=False)
     logits = on_meta(8, 51_866, dtype=torch.float32)
     index, table = on_meta(8, dtype=torch.int64), on_meta(9, 9, dtype=torch.int64)
     parts, begin = Parts.empty(logits), on_meta(2, dtype=torch.int64)
     rules = (on_meta(51_866, dtype=torch.float32), begin, 50_257, 50_364, 50_365, 50)
     compiled(
         module,
-        "look",
+        "reduce_logits",
         architecture,
-        lambda: module.launch_look(logits, index, table, *rules, *parts),
+        lambda: module.launch_reduce(logits, index, table, *rules, *parts),
     )
     chosen = (on_meta(8, dtype=torch.int64), on_meta(8, dtype=torch.float32))
     compiled(
         module,
-        "choose",
+        "sample_greedy",
         architecture,
-        lambda: module.launch_choose(*parts, index, table, 50_257, 50_365, *chosen),
+        lambda: module.launch_sample(*parts, index, table, 50_257, 50_365, *chosen),
     )
 
 

@@ -1,4 +1,4 @@
-"""The choice of tokens as two Triton kernels. See `decoder_worker.gpu.choice`.
+"""Greedy sampling as two Triton kernels. See `decoder_worker.gpu.greedy`.
 
 Imported only where Triton is. Where there is no GPU its tests run it interpreted, and compile it.
 """
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from decoder_worker.gpu.choice import PART, SPANS
+from decoder_worker.gpu.greedy import PART, SPANS
 from decoder_worker.sampling.slots import (
     BEFORE_IS,
     LAST_IS,
@@ -35,7 +35,7 @@ NOWHERE = tl.constexpr(2**31 - 1)
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def look(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows its own only
+def reduce_logits(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows its own only
     logits,  # float32 [n, n_vocab]
     index,  # int64 [n]
     table,  # int64 [n_slots, n_columns]
@@ -98,7 +98,7 @@ def look(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows
 
 
 @triton.jit
-def put_together(highest, sums, places, at, inside):  # type: ignore[no-untyped-def]
+def combine_parts(highest, sums, places, at, inside):  # type: ignore[no-untyped-def]
     """Of one span: its highest logit, its sum of exponentials over it, its first place, NaN."""
     tops = tl.load(highest + at, mask=inside, other=NEVER)
     broken = tl.max((tops != tops).to(tl.int32), 0) > 0
@@ -112,7 +112,7 @@ def put_together(highest, sums, places, at, inside):  # type: ignore[no-untyped-
 
 
 @triton.jit  # type: ignore[untyped-decorator]
-def choose(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows its own only
+def sample_greedy(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows its own only
     highest,  # float32 [n, 3, n_parts]
     sums,
     places,
@@ -134,9 +134,9 @@ def choose(  # type: ignore[no-untyped-def]  # Triton reads annotations, and kno
     before_is = tl.load(slot + before_is_column) != 0
     part = tl.arange(0, block)
     inside, at = part < n_parts, row * 3 * n_parts + part
-    word, words, word_place, broken = put_together(highest, sums, places, at, inside)
-    text, texts, text_place, _ = put_together(highest, sums, places, at + n_parts, inside)
-    stamp, stamps, stamp_place, _ = put_together(highest, sums, places, at + 2 * n_parts, inside)
+    word, words, word_place, broken = combine_parts(highest, sums, places, at, inside)
+    text, texts, text_place, _ = combine_parts(highest, sums, places, at + n_parts, inside)
+    stamp, stamps, stamp_place, _ = combine_parts(highest, sums, places, at + 2 * n_parts, inside)
     word = tl.where(timed & last_is & (before_is == 0), NEVER, word)
     # All timestamps together against the best single other token that is still allowed.
     together = tl.where(stamp == NEVER, NEVER, tl.log(stamps) + stamp)
@@ -167,7 +167,7 @@ def choose(  # type: ignore[no-untyped-def]  # Triton reads annotations, and kno
     tl.store(slot + before_is_column, tl.where(last_is | (n_sampled == 0), 1, 0).to(tl.int64))
 
 
-def launch_look(
+def launch_reduce(
     logits: Tensor,
     index: Tensor,
     table: Tensor,
@@ -181,11 +181,11 @@ def launch_look(
     sums: Tensor,
     places: Tensor,
 ) -> None:
-    """See `decoder_worker.gpu.choice.look`."""
+    """See `decoder_worker.gpu.greedy.reduce_logits`."""
     n, n_vocab = logits.shape
     assert logits.is_contiguous()
     n_parts = triton.cdiv(n_vocab, PART)
-    look[(n, n_parts)](
+    reduce_logits[(n, n_parts)](
         logits,
         index,
         table,
@@ -207,7 +207,7 @@ def launch_look(
     )
 
 
-def launch_choose(
+def launch_sample(
     highest: Tensor,
     sums: Tensor,
     places: Tensor,
@@ -218,9 +218,9 @@ def launch_choose(
     tokens: Tensor,
     logprobs: Tensor,
 ) -> None:
-    """See `decoder_worker.gpu.choice.choose`."""
+    """See `decoder_worker.gpu.greedy.sample_greedy`."""
     n, _, n_parts = highest.shape
-    choose[(n,)](
+    sample_greedy[(n,)](
         highest,
         sums,
         places,

@@ -1,4 +1,4 @@
-"""The choice of each row's next token in two kernels: rules, argmax, probability, slot.
+"""Greedy sampling of each row's next token in two kernels: rules, argmax, probability, slot.
 
 The first goes over the vocabulary in parts, which share out a GPU. Of each part it keeps, for the
 three spans in which the rules forbid or allow as one (words; end of text and what follows; the
@@ -63,20 +63,20 @@ class Rules:
     marks: Marks
 
 
-def look(logits: Tensor, index: Tensor, table: Tensor, rules: Rules, parts: Parts) -> None:
+def reduce_logits(logits: Tensor, index: Tensor, table: Tensor, rules: Rules, parts: Parts) -> None:
     """Fill `parts` from logits float32 [n, n_vocab], contiguous, for the slots int64 [n]."""
-    _look(logits, index, table, rules.suppressed, rules.begin, *rules.marks, *parts)
+    _reduce_logits(logits, index, table, rules.suppressed, rules.begin, *rules.marks, *parts)
 
 
-def choose(
+def sample_greedy(
     parts: Parts, index: Tensor, table: Tensor, rules: Rules, tokens: Tensor, logprobs: Tensor
 ) -> None:
     """Write tokens int64 [n], logprobs float32 [n] and the slots. Mutates table."""
     marks = rules.marks
-    _choose(*parts, index, table, marks.eot, marks.timestamp_begin, tokens, logprobs)
+    _sample_greedy(*parts, index, table, marks.eot, marks.timestamp_begin, tokens, logprobs)
 
 
-def _plain_look(
+def _plain_reduce(
     logits: Tensor,
     index: Tensor,
     table: Tensor,
@@ -120,7 +120,7 @@ def _plain_look(
     highest[:, 0] = highest[:, 0].masked_fill(broken.view(n, n_parts, PART).any(-1), torch.nan)
 
 
-def _plain_choose(
+def _plain_sample(
     highest: Tensor,
     sums: Tensor,
     places: Tensor,
@@ -163,21 +163,21 @@ def _plain_choose(
     table.index_copy_(0, index, slots)
 
 
-_KERNELS = "decoder_worker.gpu.choice_kernel"
+_KERNELS = "decoder_worker.gpu.greedy_kernel"
 
-_look = define(
-    "look_for_tokens(Tensor logits, Tensor index, Tensor table, Tensor suppressed, Tensor begin,"
+_reduce_logits = define(
+    "reduce_logits(Tensor logits, Tensor index, Tensor table, Tensor suppressed, Tensor begin,"
     " int eot, int no_timestamps, int timestamp_begin, int latest_first, Tensor(a!) highest,"
     " Tensor(b!) sums, Tensor(c!) places) -> ()",
-    cuda=launcher(_KERNELS, "launch_look"),
-    cpu=_plain_look,
+    cuda=launcher(_KERNELS, "launch_reduce"),
+    cpu=_plain_reduce,
     shapes=nothing,
 )
 
-_choose = define(
-    "choose_tokens(Tensor highest, Tensor sums, Tensor places, Tensor index, Tensor(a!) table,"
+_sample_greedy = define(
+    "sample_greedy(Tensor highest, Tensor sums, Tensor places, Tensor index, Tensor(a!) table,"
     " int eot, int timestamp_begin, Tensor(b!) tokens, Tensor(c!) logprobs) -> ()",
-    cuda=launcher(_KERNELS, "launch_choose"),
-    cpu=_plain_choose,
+    cuda=launcher(_KERNELS, "launch_sample"),
+    cpu=_plain_sample,
     shapes=nothing,
 )
