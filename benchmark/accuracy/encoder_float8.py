@@ -2,8 +2,7 @@
 
 The GPU's own layers run here by their plain twins: weights with a scale for each output, rows with
 a scale each, both in float8_e4m3fn, sums in float32, and bfloat16 between products. The decoder is
-in bfloat16, as beside a GPU's encoder. A last row has GELU by its tanh approximation, which is what
-the epilogue of the library's products computes.
+in bfloat16, as beside a GPU's encoder.
 
     python -m benchmark.accuracy.encoder_float8 [--demo N] [--threads 0] [--save FILE]
 
@@ -15,8 +14,7 @@ float32.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from unittest.mock import patch
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch.nn import functional as F
 
 from benchmark.accuracy.gpu_rounding import AT_ONCE, REFERENCE, ROUNDINGS, Hearing, Rounding
 from benchmark.shared.clips import add_clip_flags, clips_of
@@ -49,12 +46,6 @@ def make_encoder(*, float8: bool) -> GpuEncoder:
     with as_on_gpu, streams:
         encoder = AudioEncoder(open_checkpoint("demo"), torch.bfloat16)
     return GpuEncoder(encoder, float8=float8)
-
-
-@contextmanager
-def tanh_gelu() -> Iterator[None]:
-    with patch.object(F, "gelu", partial(F.gelu, approximate="tanh")):
-        yield
 
 
 def hear_by(make: Callable[[], GpuEncoder]) -> Hearing:
@@ -101,14 +92,12 @@ def main() -> int:
         REFERENCE: lambda: Hearing(ROUNDINGS[REFERENCE]),
         "bfloat16": partial(hear_by, partial(make_encoder, float8=False)),
         FLOAT8: partial(hear_by, partial(make_encoder, float8=True)),
-        "bfloat16, GELU by tanh": partial(hear_by, partial(make_encoder, float8=False)),
     }
     texts: dict[str, list[str]] = {}
     for name, make in systems.items():
         hearing, heard = make(), list[str]()
-        with tanh_gelu() if "tanh" in name else patch.dict({}):
-            for begin in range(0, len(clips), AT_ONCE):
-                heard += hearing.hear([pcm for pcm, _ in clips[begin : begin + AT_ONCE]])
+        for begin in range(0, len(clips), AT_ONCE):
+            heard += hearing.hear([pcm for pcm, _ in clips[begin : begin + AT_ONCE]])
         texts[name] = heard
         print(f"transcribed with {name}", file=sys.stderr, flush=True)
     made = report(texts, [said for _, said in clips])

@@ -27,6 +27,7 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmark.accuracy.forced_text import ForcedText
 from benchmark.shared.clips import add_clip_flags, clips_of
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.word_errors import WordErrors, count_all, difference, total
@@ -40,7 +41,6 @@ from cluster.model.layers import LayerNorm
 from cluster.model.linear import Linear, PackedLinear, Projection
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.model.weights import TORCH_DTYPES
-from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import Decoders
 from decoder_worker.model import TorchDecoder, WideHead
@@ -132,6 +132,7 @@ class Hearing:
         self._tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
         self._prompts = PromptBuilder(self._tokenizer, checkpoint.dims)
         self._mel = LogMel(checkpoint.dims.n_mels)
+        self._n_text_ctx = checkpoint.dims.n_text_ctx
         encoder = AudioEncoder(checkpoint, compute)
         encoder.layers = rounded(encoder.layers, TORCH_DTYPES[rounding.encoder])
         encoder.norm = rounded(encoder.norm, TORCH_DTYPES[rounding.encoder])
@@ -180,18 +181,10 @@ class Hearing:
     @torch.inference_mode()
     def logprobs(self, page: int, reference: str) -> list[float]:
         """Of the reference's tokens over the KV in a page, after a start without timestamps."""
-        start = self._tokenizer.sot_sequence("en", "transcribe", False)
-        tokens = [*start, *self._tokenizer.encode(f" {reference}")]
-        n, n_frames = len(tokens), self._cross_pool.layout.n_frames
-        self._decoder.plan(
-            AttentionBatch(
-                self_kv=PagedKV.make([n], [(0,)], [n], self._self_pool.layout.page_frames),
-                cross_kv=PagedKV.make([n], [(page,)], [n_frames], n_frames),
-            )
-        )
-        hidden = self._decoder.states(torch.tensor(tokens), torch.arange(n))
-        logits = self._decoder.logits(hidden[len(start) - 1 : -1])
-        told = torch.tensor(tokens[len(start) :])
+        text = ForcedText(self._tokenizer, reference, self._n_text_ctx)
+        layouts = (self._self_pool.layout, self._cross_pool.layout)
+        logits = text.logits(self._decoder, page, *layouts)[:-1]
+        told = torch.tensor(text.tokens)
         found: list[float] = logits.log_softmax(-1).gather(1, told[:, None]).squeeze(1).tolist()
         return found
 

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmark.accuracy.forced_text import ForcedText
 from benchmark.shared.clips import add_clip_flags, clips_of
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.word_errors import WordErrors, count_all, difference, total
@@ -41,7 +42,6 @@ from cluster.model.kv_scales import kv_scales
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
-from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.model import TorchDecoder
 from decoder_worker.model_runner import self_kv_layout
@@ -124,22 +124,12 @@ class Forcing:
     def logits(self, pcm: NDArray[np.int16], reference: str) -> dict[str, Tensor]:
         """By dtype: float32 [n_tokens, n_vocab], of the tokens of `reference` and of its end."""
         states = self._encoder(self._mel([pcm]))
-        start = self._tokenizer.sot_sequence("en", "transcribe", False)
-        text = self._tokenizer.encode(f" {reference}")[: self._n_text_ctx - len(start)]
-        tokens = [*start, *text]
+        text = ForcedText(self._tokenizer, reference, self._n_text_ctx)
         found = {}
         for name, pool in self._cross_pools.items():
             self._projections[name].write(states, pool.tensor, [(0,)])
-            n, n_frames = len(tokens), pool.layout.n_frames
             decoder = self._decoders[name]
-            decoder.plan(
-                AttentionBatch(
-                    self_kv=PagedKV.make([n], [(0,)], [n], self._self_pool.layout.page_frames),
-                    cross_kv=PagedKV.make([n], [(0,)], [n_frames], pool.layout.page_frames),
-                )
-            )
-            hidden = decoder.states(torch.tensor(tokens), torch.arange(n))
-            found[name] = decoder.logits(hidden[len(start) - 1 :])
+            found[name] = text.logits(decoder, 0, self._self_pool.layout, pool.layout)
         return found
 
 
