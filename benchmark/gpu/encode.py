@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from benchmark.gpu import roofline
 from benchmark.gpu.profiles import profiled
@@ -116,12 +117,24 @@ class _EncoderParts:
         whole = self._whole(page, 1)
         whole.keep(states[:1])
 
+        d = dims.n_audio_state
+        rows, wide = states.flatten(0, 1), self._empty((4 * d, d)).normal_(std=d**-0.5)
+        bias = self._empty((4 * d,)).zero_()
         n, per_window = self._rig.sizes.repeats, self._rig.time_s
         times = {
             "log-mel": per_window(lambda: self.mel(windows), n) / batch,
             "encoder": per_window(lambda: self.encoder(features), n) / batch,
             "product": per_window(lambda: self.projection.project(few), n) / len(few),
             "scatter": per_window(lambda: scatter_pages(kv, pool, table), n) / len(few),
+            # As it is served, and with what the library's product can take along.
+            "a layer's first product, then GELU": per_window(
+                lambda: F.gelu(F.linear(rows, wide, bias)), n
+            )
+            / batch,
+            "the same, GELU by tanh within": per_window(
+                lambda: torch._addmm_activation(bias, rows, wide.t(), use_gelu=True), n
+            )
+            / batch,
             "product into a whole-window page": per_window(
                 lambda: whole.write([0], dims.n_audio_ctx), n
             ),
