@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 BACKEND = "decoder_worker.attention.flashinfer_backend"
+OURS = (BACKEND, "decoder_worker.attention.flashinfer_tables")
 
 
 class Event:
@@ -200,9 +201,10 @@ def fake_flashinfer() -> Iterator[ModuleType]:
     BatchDecodeWithPagedKVCacheWrapper.made = []
     BatchPrefillWithPagedKVCacheWrapper.made = []
     parts = ("flashinfer", "flashinfer.decode", "flashinfer.page", "flashinfer.prefill")
-    shadowed = {name: sys.modules.get(name) for name in (*parts, BACKEND)}
+    shadowed = {name: sys.modules.get(name) for name in (*parts, *OURS)}
     sys.modules |= dict.fromkeys(parts, sys.modules[__name__])
-    sys.modules.pop(BACKEND, None)
+    for name in OURS:
+        sys.modules.pop(name, None)
     try:
         with (
             patch.object(torch.cuda, "Event", Event),

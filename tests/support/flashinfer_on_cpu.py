@@ -30,7 +30,7 @@ from tests.gpu_kit.packages import FOLDER
 from tests.support.fake_flashinfer import Event
 from tests.support.flashinfer_modules import module_on_cpu
 
-BACKEND = "decoder_worker.attention.flashinfer_backend"
+BACKENDS = tuple(f"decoder_worker.attention.flashinfer_{part}" for part in ("backend", "tables"))
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("cluster", "decoder_worker", "encoder_worker", "router")
 
@@ -123,7 +123,7 @@ def flashinfer_on_cpu(
 
 
 def _ours_and_theirs() -> list[str]:
-    return [name for name in sys.modules if name == BACKEND or _is_theirs(name)]
+    return [name for name in sys.modules if name in BACKENDS or _is_theirs(name)]
 
 
 def _is_theirs(module: str) -> bool:

@@ -35,6 +35,7 @@ def test_the_kit_brings_what_is_missing_and_no_more() -> None:
     assert not {"torch", "numpy", "numba", "ray", "nixl-cu13", "fastapi"} & set(brought)
 
 
+@pytest.mark.slow
 def test_all_gpu_tests_are_collected_and_the_benchmark_imports(tmp_path: Path) -> None:
     """By `pytest -m gpu` alone, and every file that names the mark is among them.
 

@@ -1,6 +1,12 @@
 """The transport within one process: a wire whose reads are copies.
 
-It serves unit tests, offline transcription and platforms without NIXL. `freeze` and `close` act as
+It serves unit tests, offline transcription, platforms without NIXL, and workers with both roles.
+There KV is copied once, from one pool of the process to the other: 246 MB for a window of large-v3,
+0.11 ms at an H200's bandwidth beside some 12 ms of encode and decode. Reading it in place would
+save that, and keep the encoder's pages until the window is decoded; and since one call of the
+attention kernels takes one pool, all KV of other workers would have to land in the encoder's pool.
+
+`freeze` and `close` act as
 if the peer's process had been stopped or killed, so that whatever is written against NIXL's
 failures can be tried without it.
 """

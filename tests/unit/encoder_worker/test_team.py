@@ -91,6 +91,12 @@ def test_any_team_gives_the_plain_encoders_states(
         assert torch.equal(found, alone), f"{n_threads} threads, another result"
 
 
+@pytest.mark.parametrize(
+    "kernels",
+    [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)],
+    ids=str,
+    indirect=True,
+)
 @torch.inference_mode()
 def test_short_contexts_give_the_plain_encoders_states(
     checkpoint: Checkpoint, kernels: TeamKernels, request: pytest.FixtureRequest

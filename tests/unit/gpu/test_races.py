@@ -28,7 +28,7 @@ from tests.support.gpu.runtime import simulated_gpu
 from tests.support.gpu.tensor import CUDA
 
 STAGING = "encoder_worker/gpu/staging.py Staging"
-TABLES = "decoder_worker/attention/flashinfer_backend.py"
+TABLES = "decoder_worker/attention/flashinfer_tables.py"
 RUNNER = "decoder_worker/model_runner.py ModelRunner"
 FORWARD = "encoder_worker/forward.py WindowEncoder"
 PROJECTION = "decoder_worker/states_projection.py"
@@ -42,8 +42,8 @@ MISSED_BY: dict[str, Scenario] = {
     f"{STATIC} StaticEncoder.__init__: synchronize": parts.batches_without_waits,
     f"{FORWARD}.__call__: wait_stream": parts.encoder_without_graphs,
     f"{FORWARD}.time_projection: synchronize": parts.projection_timed,
-    f"{TABLES} _PrefillTable.plan: synchronize": parts.ragged_plans,
-    f"{TABLES} _StepTable.plan: synchronize": parts.step_plans,
+    f"{TABLES} PrefillTable.plan: synchronize": parts.ragged_plans,
+    f"{TABLES} StepTable.plan: synchronize": parts.step_plans,
     f"{STATIC} EventReady.wait: synchronize": parts.colocated,
     "cluster/kv/wires/memory_wire.py MemoryWire._copy_pages: synchronize": parts.colocated,
     "decoder_worker/readback.py Readback.wait: synchronize": parts.colocated,
@@ -92,13 +92,18 @@ def test_without_a_fence_there_is_a_race(name: str) -> None:
 @pytest.mark.parametrize(
     "scenario",
     [
-        parts.batches_without_waits,
-        parts.encoder_without_graphs,
-        parts.projection_timed,
-        parts.ragged_plans,
         parts.step_plans,
-        parts.states_projected,
-        parts.states_found_projected,
+        *(
+            pytest.param(scenario, marks=pytest.mark.slow)
+            for scenario in (
+                parts.batches_without_waits,
+                parts.encoder_without_graphs,
+                parts.projection_timed,
+                parts.ragged_plans,
+                parts.states_projected,
+                parts.states_found_projected,
+            )
+        ),
     ],
     ids=lambda scenario: scenario.__name__,
 )

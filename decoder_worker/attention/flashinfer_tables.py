@@ -1,0 +1,209 @@
+"""Page tables of flashinfer's kernels on the device, with their plans and runs.
+
+Written from the source of flashinfer-python 0.7.2.post1; what it relies on there:
+
+- A plan reads page counts alone (`DecodePlan`, scheduler.cuh), and cuts the KV at page borders; a
+  run reads lengths from the device (`get_length`, page.cuh). So a plan holds while a row grows
+  within its last page, and `kv_last_page_len` is set on the device, from the positions.
+- With CUDA graphs the grid depends on the batch size only, and a plan's device pointers on nothing:
+  a replayed graph follows a new plan.
+- A plan writes to a pinned buffer of its wrapper, then copies from it in the stream: the copy must
+  have been made before the next plan.
+- `plan` itself waits for the device when the page indices come from the host; `fast_decode_plan`
+  does not, and leaves it to the caller to bring them there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper, fast_decode_plan
+from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
+from torch import Tensor
+
+from cluster.model.streams import new_event
+from decoder_worker.attention.append import Places, append_qkv, empty_queries
+from decoder_worker.attention.base import PagedKV
+from decoder_worker.attention.operators import (
+    Planned,
+    append_to_pages,
+    attend_pages,
+    attend_pages_into,
+)
+from decoder_worker.attention.split_pages import SplitPages
+
+BACKEND = "fa2"  # not "auto": it takes any page size and fp8 pages under bf16 queries
+
+
+class Table:
+    """A page table on the device, over one pool."""
+
+    def __init__(self, pool: Tensor, workspace: Tensor, parts: int) -> None:
+        """parts: of each page, that kernels take for pages."""
+        self.device = pool.device
+        self._workspace = workspace
+        n_head, head_dim = pool.shape[4:]
+        self._split = SplitPages(pool, parts)
+        self.page_size = self._split.page_size
+        self._sizes = (n_head, n_head, head_dim, self.page_size)  # as every plan takes them
+        self._pool = pool
+        self._layers = self._split.layers
+        self.indptr = self.indices = self.last_page_len = torch.empty(0)  # int32, set below
+        # Recorded when the last plan's copy out of its pinned buffer was queued.
+        self._planned = new_event()
+
+    def _make_buffers(self, n_rows: int, n_pages: int) -> None:
+        """A place for good, for up to `n_pages` of each row."""
+        self.indptr = torch.zeros(n_rows + 1, dtype=torch.int32, device=self.device)
+        self.indices = torch.zeros(n_rows * n_pages, dtype=torch.int32, device=self.device)
+        self.last_page_len = torch.ones(n_rows, dtype=torch.int32, device=self.device)
+
+    def append(self, layer: int, k: Tensor, v: Tensor, entries: Tensor, positions: Tensor) -> None:
+        """Write keys and values of tokens at `positions` of `entries`, both int32 [n]."""
+        pages = self._layers[layer]
+        table = (self.indices, self.indptr, self.last_page_len)
+        append_to_pages(k, v, entries, positions, *pages, *table)
+
+    def _arguments(self, layer: int, q: Tensor) -> tuple[Tensor, ...]:
+        """What a kernel of a layer's attention reads and writes, but for the result."""
+        table = (self.indptr, self.indices, self.last_page_len)
+        return (q, *self._layers[layer], *table, self._workspace)
+
+    def append_projected(
+        self, layer: int, qkv: Tensor, bias: Tensor | None, entries: Tensor, positions: Tensor
+    ) -> Tensor:
+        """The same of a fused projection whose bias is still to be added; returns its queries."""
+        q = empty_queries(qkv, self._pool)
+        places = Places(entries, positions, self.indptr, self.indices)
+        append_qkv(qkv, bias, places, self._pool, layer, q)
+        return q
+
+
+class PrefillTable(Table):
+    """n_rows: the number of entries, for a table that a graph holds; 0 takes any."""
+
+    def __init__(
+        self,
+        pool: Tensor,
+        dtype: torch.dtype,
+        workspace: Tensor,
+        *,
+        causal: bool,
+        n_rows: int = 0,
+        parts: int = 1,
+    ) -> None:
+        super().__init__(pool, workspace, parts)
+        buffers: dict[str, Tensor] = {}
+        if n_rows:
+            self._make_buffers(n_rows, self._split.n_pages)
+            buffers = {
+                "qo_indptr_buf": torch.zeros_like(self.indptr),
+                "paged_kv_indptr_buf": self.indptr,
+                "paged_kv_indices_buf": self.indices,
+                "paged_kv_last_page_len_buf": self.last_page_len,
+            }
+        self._wrapper = BatchPrefillWithPagedKVCacheWrapper(
+            workspace, "NHD", use_cuda_graph=n_rows > 0, backend=BACKEND, **buffers
+        )
+        self._planned_run = Planned(self._wrapper.run)
+        self._is_fixed = n_rows > 0
+        self._causal = causal
+        self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
+        self._kv: PagedKV | None = None
+
+    def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool] | None = None) -> bool:
+        """Plan, and bring the table to the device; False when the last one will do."""
+        kv = self._split.table(kv)
+        if self._kv is not None and is_same is not None and is_same(self._kv, kv):
+            return False
+        self._planned.synchronize()
+        indices = on_device(
+            kv.kv_indices, self.device
+        )  # from the host, a plan would wait for the device
+        if not self._is_fixed:
+            self.indices, self.indptr = indices, on_device(kv.kv_indptr, self.device)
+            self.last_page_len = on_device(kv.kv_last_page_len, self.device)
+        self._wrapper.plan(
+            kv.qo_indptr.pin_memory(),
+            kv.kv_indptr.pin_memory(),
+            indices,
+            kv.kv_last_page_len.pin_memory(),
+            *self._sizes,
+            causal=self._causal,
+            **self._dtypes,
+        )
+        self._planned.record()
+        self._kv = kv
+        return True
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        # Given, since one of the wrapper's own is filled with zeros by one more kernel.
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        attend_pages_into(*self._arguments(layer, q), out, self._planned_run.number)
+        return out
+
+
+class StepTable(Table):
+    def __init__(
+        self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, n_rows: int, parts: int = 1
+    ) -> None:
+        super().__init__(pool, workspace, parts)
+        self._make_buffers(n_rows, self._split.n_pages)
+        self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
+            workspace,
+            "NHD",
+            use_cuda_graph=True,
+            paged_kv_indptr_buffer=self.indptr,
+            paged_kv_indices_buffer=self.indices,
+            paged_kv_last_page_len_buffer=self.last_page_len,
+            backend=BACKEND,
+        )
+        self._planned_run = Planned(self._wrapper.run)
+        self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
+        self._kv: PagedKV | None = None
+
+    def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool]) -> bool:
+        """Plan, and bring the table to the device; False when the last one will do."""
+        kv = self._split.table(kv)
+        if self._kv is not None and is_same(self._kv, kv):
+            return False
+        self._planned.synchronize()
+        if self._kv is None:  # loads the kernels, which the fast way needs
+            self._wrapper.plan(
+                kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len, *self._sizes, **self._dtypes
+            )
+        else:
+            self.indptr.copy_(kv.kv_indptr.pin_memory(), non_blocking=True)
+            pinned = kv.kv_indices.pin_memory()
+            self.indices[: len(pinned)].copy_(pinned, non_blocking=True)
+            self.last_page_len.copy_(kv.kv_last_page_len.pin_memory(), non_blocking=True)
+            fast_decode_plan(
+                self._wrapper,
+                self.indptr,
+                self.indices[: len(pinned)],
+                self.last_page_len,
+                *self._sizes,
+                **self._dtypes,
+                global_override_indptr_cpu=kv.kv_indptr,
+            )
+        self._planned.record()
+        self._kv = kv
+        return True
+
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        out: Tensor = attend_pages(*self._arguments(layer, q), self._planned_run.number)
+        return out
+
+
+def same_pages(a: PagedKV, b: PagedKV) -> bool:
+    return torch.equal(a.kv_indptr, b.kv_indptr) and torch.equal(a.kv_indices, b.kv_indices)
+
+
+def same(a: PagedKV, b: PagedKV) -> bool:
+    return a is b or (same_pages(a, b) and torch.equal(a.kv_last_page_len, b.kv_last_page_len))
+
+
+def on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device, made in the stream's order without waiting for it."""
+    return tensor.pin_memory().to(device, non_blocking=True)
