@@ -16,7 +16,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -24,10 +23,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from benchmark.accuracy.compared import COLUMNS, cells, clips_parser, compare
 from benchmark.accuracy.gpu_rounding import AT_ONCE, REFERENCE, ROUNDINGS, Hearing, Rounding
-from benchmark.shared.clips import add_clip_flags, clips_of
-from benchmark.shared.command import make_parser, print_result
-from benchmark.shared.word_errors import count_all, difference, total
+from benchmark.shared.clips import clips_of
+from benchmark.shared.command import print_result
+from benchmark.shared.word_errors import count_all, total
 from cluster.messages import WINDOW_SAMPLES
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import use_threads
@@ -58,33 +58,21 @@ def report(texts: dict[str, list[str]], said: list[str]) -> dict[str, Any]:
     errors = {name: count_all(said, heard, "en") for name, heard in texts.items()}
     rows = {}
     for name, counted in errors.items():
-        points = difference(counted, errors[REFERENCE])
-        rows[name] = {
-            "wer": round(total(counted).wer, 3),
-            "points": [round(value, 3) for value in points],
-            "same_texts": sum(map(str.__eq__, texts[name], texts[REFERENCE])),
-        }
+        rows[name] = compare(texts[name], counted, texts[REFERENCE], errors[REFERENCE])
     words = total(errors[REFERENCE]).words
     passed = rows[FLOAT8]["points"][0] <= GATE
     return {"model": "demo", "clips": len(said), "words": words, "rows": rows, "passed": passed}
 
 
 def print_table(made: dict[str, Any]) -> None:
-    table = Table("encoder", "WER", "points", "95 %", "same text", title="Encoders, emulated")
+    table = Table("encoder", *COLUMNS, title="Encoders, emulated")
     for name, row in made["rows"].items():
-        points, low, high = row["points"]
-        same = f"{row['same_texts']} of {made['clips']}"
-        interval = f"{low:+.2f} to {high:+.2f}"
-        table.add_row(name, f"{row['wer']:.2f} %", f"{points:+.2f}", interval, same)
+        table.add_row(name, *cells(row, made["clips"]))
     Console(width=120).print(table)
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    add_clip_flags(parser)
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0 takes every core")
-    parser.add_argument("--save", type=Path, help="write the figures here as well")
-    args = parser.parse_args()
+    args = clips_parser(__doc__).parse_args()
     use_threads(args.threads)
     clips = [(clip.pcm(), clip.reference) for clip in clips_of(args) if clip.reference]
     clips = [(pcm, said) for pcm, said in clips if len(pcm) <= WINDOW_SAMPLES]

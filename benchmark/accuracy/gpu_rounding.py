@@ -16,7 +16,6 @@ from __future__ import annotations
 import sys
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields, is_dataclass, replace
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,10 +26,11 @@ from rich.table import Table
 from torch import Tensor
 from torch.nn import functional as F
 
+from benchmark.accuracy.compared import COLUMNS, cells, clips_parser, compare
 from benchmark.accuracy.forced_text import ForcedText
-from benchmark.shared.clips import add_clip_flags, clips_of
-from benchmark.shared.command import make_parser, print_result
-from benchmark.shared.word_errors import WordErrors, count_all, difference, total
+from benchmark.shared.clips import clips_of
+from benchmark.shared.command import print_result
+from benchmark.shared.word_errors import WordErrors, count_all, total
 from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.layout_for import kv_layout
 from cluster.kv.pool import PagePool
@@ -212,9 +212,7 @@ def report(rows: dict[str, Figures]) -> dict[str, Any]:
         gaps = np.abs(np.array(row.gaps) - np.array(reference.gaps))
         found[name] = {
             "rounding": {one.name: getattr(ROUNDINGS[name], one.name) for one in fields(Rounding)},
-            "wer": round(total(row.errors).wer, 3),
-            "points": [round(value, 3) for value in difference(row.errors, reference.errors)],
-            "same_texts": sum(map(str.__eq__, row.texts, reference.texts)),
+            **compare(row.texts, row.errors, reference.texts, reference.errors),
             "logprob_mean": round(float(gaps.mean()), 5),
             "logprob_most": round(float(gaps.max()), 4),
         }
@@ -229,28 +227,20 @@ def report(rows: dict[str, Figures]) -> dict[str, Any]:
 
 
 def print_table(made: dict[str, Any]) -> None:
-    columns = ("in float32", "log probability, mean gap", "largest", "WER", "points", "95 %")
-    table = Table(*columns, "same text", title="A GPU's bfloat16, emulated")
+    columns = ("in float32", "log probability, mean gap", "largest", *COLUMNS)
+    table = Table(*columns, title="A GPU's bfloat16, emulated")
     for name, row in made["roundings"].items():
-        points, low, high = row["points"]
         table.add_row(
             "everything" if name == REFERENCE else name,
             f"{row['logprob_mean']:.4f}",
             f"{row['logprob_most']:.3f}",
-            f"{row['wer']:.2f} %",
-            f"{points:+.2f}",
-            f"{low:+.2f} to {high:+.2f}",
-            f"{row['same_texts']} of {made['clips']}",
+            *cells(row, made["clips"]),
         )
     Console(width=120).print(table)
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    add_clip_flags(parser)
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0 takes every core")
-    parser.add_argument("--save", type=Path, help="write the figures here as well")
-    args = parser.parse_args()
+    args = clips_parser(__doc__).parse_args()
     use_threads(args.threads)
     clips = [clip for clip in clips_of(args) if clip.reference]
     heard = [(clip.pcm(), clip.reference or "") for clip in clips]

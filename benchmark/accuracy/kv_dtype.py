@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmark.accuracy.compared import COLUMNS, cells, clips_parser, compare
 from benchmark.accuracy.forced_text import ForcedText
-from benchmark.shared.clips import add_clip_flags, clips_of
-from benchmark.shared.command import make_parser, print_result
-from benchmark.shared.word_errors import WordErrors, count_all, difference, total
+from benchmark.shared.clips import clips_of
+from benchmark.shared.command import print_result
+from benchmark.shared.word_errors import WordErrors, count_all, total
 from cluster.demo.recipe.served import transcribe_served
 from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.layout import window_bytes
@@ -147,14 +147,12 @@ def report(rows: dict[str, Row]) -> dict[str, Any]:
     reference = rows[REFERENCE]
     by_dtype = {}
     for name, row in rows.items():
-        points = difference(row.errors, reference.errors)
+        compared = compare(row.texts, row.errors, reference.texts, reference.errors)
         by_dtype[name] = {
             "mb": round(row.window_bytes / 1e6, 3),
             "logits": row.logits.as_json(),
-            "wer": round(total(row.errors).wer, 3),
-            "points": [round(value, 3) for value in points],
-            "same_texts": sum(map(str.__eq__, row.texts, reference.texts)),
-            "passed": passes(name, points[0]),
+            **compared,
+            "passed": passes(name, compared["points"][0]),
         }
     return {
         "model": "demo",
@@ -169,32 +167,23 @@ def report(rows: dict[str, Row]) -> dict[str, Any]:
 
 
 def print_table(made: dict[str, Any]) -> None:
-    columns = ("KV", "logits, rms", "largest", "KL, nats", "same best", "WER", "points", "95 %")
-    table = Table(
-        *columns, "same text", title="Cross-attention KV of fewer bits, the rest in float32"
-    )
+    columns = ("KV", "logits, rms", "largest", "KL, nats", "same best", *COLUMNS)
+    table = Table(*columns, title="Cross-attention KV of fewer bits, the rest in float32")
     for name, row in made["dtypes"].items():
-        logits, (points, low, high) = row["logits"], row["points"]
+        logits = row["logits"]
         table.add_row(
             name,
             f"{logits['relative']:.1e}",
             f"{logits['largest']:.4f}",
             f"{logits['divergence']:.1e}",
             f"{100 * logits['same_best']:.2f} %",
-            f"{row['wer']:.2f} %",
-            f"{points:+.2f}",
-            f"{low:+.2f} to {high:+.2f}",
-            f"{row['same_texts']} of {made['clips']}",
+            *cells(row, made["clips"]),
         )
     Console(width=120).print(table)
 
 
 def main() -> int:
-    parser = make_parser(__doc__)
-    add_clip_flags(parser)
-    parser.add_argument("--threads", type=int, default=0, help="of torch; 0 takes every core")
-    parser.add_argument("--save", type=Path, help="write the figures here as well")
-    args = parser.parse_args()
+    args = clips_parser(__doc__).parse_args()
     clips = [clip for clip in clips_of(args) if clip.reference]
     use_threads(args.threads)
     settings = {name: settings_of(name, args.threads) for name in DTYPES}
