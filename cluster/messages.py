@@ -7,7 +7,7 @@ remaining seconds; each receiver turns them into its own monotonic deadline on a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:  # the command line has this module, and no use for NumPy
@@ -381,8 +381,10 @@ class WorkerLoad:
     @classmethod
     def of_stats(cls, stats: Mapping[str, Any]) -> WorkerLoad:
         """The reverse of `as_stats`; the defaults for a worker that has reported nothing yet."""
-        kinds = {one.name: type(one.default) for one in fields(cls)}
-        return cls(**{name: kind(stats[name]) for name, kind in kinds.items() if name in stats})
+        given: dict[str, Any] = {
+            name: float(stats[name]) for name in cls.__slots__ if name in stats
+        }
+        return cls(**given | {"failed": bool(given.get("failed"))})
 
 
 @dataclass(frozen=True, slots=True)
