@@ -4,8 +4,8 @@
     python -m tests.gpu_kit.kernels --arch 9.0a   # for Hopper only, after the above has fetched all
 
 Nobody writes a list of the kernels: our backend runs on the CPU over pools of every kind that it
-serves (`tests.support.flashinfer_on_cpu`), and each kernel that it asks the installed flashinfer
-for is compiled, by CUDA's compiler from PyPI. Each architecture has its folder in
+serves (`tests.support.gpu.flashinfer_on_cpu`), and each kernel that it asks the installed
+flashinfer for is compiled, by CUDA's compiler from PyPI. Each architecture has its folder in
 `.gpu-check/kernels`; what is there already is not compiled again, so that a run that was stopped
 goes on where it was.
 """
@@ -27,7 +27,7 @@ from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import FLASHINFER_DTYPES
 from tests.gpu_kit.fatbin import architectures, driver_calls
 from tests.gpu_kit.packages import FOLDER
-from tests.support.flashinfer_on_cpu import BACKEND, OnCpu, flashinfer_on_cpu
+from tests.support.gpu.flashinfer_on_cpu import BACKEND, OnCpu, flashinfer_on_cpu
 
 ARCHITECTURES = ("8.0", "8.9", "9.0a")  # of the A100, of the L4 and L40, of the H100 and H200
 HEAD_DIM = 64  # of every published Whisper

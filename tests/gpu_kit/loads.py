@@ -44,7 +44,7 @@ def load_kernels(site: Path, toolkit: Path) -> list[str]:
     import tvm_ffi
 
     from tests.gpu_kit.kernels import ask_for_kernels
-    from tests.support.flashinfer_on_cpu import flashinfer_on_cpu
+    from tests.support.gpu.flashinfer_on_cpu import flashinfer_on_cpu
 
     ctypes.CDLL(str(toolkit / "nvidia" / "cu13" / "lib" / "libcudart.so.13"), ctypes.RTLD_GLOBAL)
     with flashinfer_on_cpu(site) as asked:

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.messages import Location
 from cluster.metrics import MetricSpec, Recorder
-from tests.support.triton_kernels import load_kernel
+from tests.support.gpu.triton_kernels import load_kernel
 
 Counted = dict[tuple[str, ...], float]  # by name and the values of its tags
 

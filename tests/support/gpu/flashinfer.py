@@ -1,4 +1,4 @@
-"""flashinfer on a simulated GPU: the values of `tests.support.fake_flashinfer`, and its traffic.
+"""flashinfer on a simulated GPU: `fake_flashinfer`'s values, and the traffic of the real one.
 
 A plan is written to a pinned buffer of its wrapper and copied from there in the stream's order, and
 each run reads the copy. Nothing in it waits for the device.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.support import fake_flashinfer as fake
+from tests.support.gpu import fake_flashinfer as fake
 from tests.support.gpu.device import SimulatedGpu
 from tests.support.gpu.tensor import CUDA
 

@@ -23,9 +23,9 @@ from decoder_worker.gpu.sampler import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler
 from decoder_worker.sampling.slots import SlotTable
-from tests.support import fake_flashinfer as fake
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
+from tests.support.gpu import fake_flashinfer as fake
 
 N_HEAD, HEAD_DIM, N_LAYER = 2, 8, 2
 FRAMES = 60

@@ -1,7 +1,7 @@
 """Our calls of flashinfer against the installed package: its own Python, on the CPU.
 
-Its compiled modules stand in (`tests.support.flashinfer_on_cpu`); signatures, checks and plans are
-the real ones, so that a release that changes one of them fails here.
+Its compiled modules stand in (`tests.support.gpu.flashinfer_on_cpu`); signatures, checks and plans
+are the real ones, so that a release that changes one of them fails here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from tests.gpu_kit.kernels import ask_for_kernels
 from tests.gpu_kit.packages import installed
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.decoder_engines import make_stand
-from tests.support.flashinfer_on_cpu import BACKEND, OnCpu, flashinfer_on_cpu, our_imports
+from tests.support.gpu.fake_flashinfer import BACKEND
+from tests.support.gpu.flashinfer_on_cpu import OnCpu, flashinfer_on_cpu, our_imports
 from tests.unit.decoder_worker.test_flashinfer_backend import decode_all
 
 pytestmark = pytest.mark.skipif(

@@ -23,8 +23,8 @@ from decoder_worker.backends import Attentions, load_decoders
 from decoder_worker.gpu.decoder import GpuDecoder
 from decoder_worker.model import DecoderLayer, TextDecoder, TorchDecoder
 from decoder_worker.tensors import DecoderTensors
-from tests.support import fake_flashinfer as fake
 from tests.support.checkpoints import cached_checkpoint
+from tests.support.gpu import fake_flashinfer as fake
 from tests.support.reference import assert_close
 
 PAGE, FRAMES = 8, 30

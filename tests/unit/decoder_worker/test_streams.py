@@ -12,8 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from cluster.model.streams import ENCODE_PRIORITY
 from decoder_worker import model_runner
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.model_runners import RunnerBench
@@ -51,8 +53,13 @@ class Streams(TorchDispatchMode):
 def test_all_buffers_exist_before_the_device_is_synchronised(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    streams = Streams()
-    monkeypatch.setattr(model_runner, "new_stream", lambda device, priority: object())
+    streams, priorities = Streams(), list[int]()
+
+    def new_stream(device: torch.device, priority: int) -> object:
+        priorities.append(priority)
+        return object()
+
+    monkeypatch.setattr(model_runner, "new_stream", new_stream)
     monkeypatch.setattr(model_runner, "on_stream", streams.on_stream)
     monkeypatch.setattr(model_runner, "synchronize", streams.synchronize)
     with streams:
@@ -60,3 +67,4 @@ def test_all_buffers_exist_before_the_device_is_synchronised(
     assert streams.synchronized
     assert streams.n_inside > 0  # the buckets were captured
     assert streams.outside == []
+    assert max(priorities) < ENCODE_PRIORITY, "an encoder beside it goes first"

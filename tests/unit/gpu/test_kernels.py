@@ -17,8 +17,8 @@ from decoder_worker.attention.append import Places, append_qkv
 from decoder_worker.gpu.embed import embed
 from decoder_worker.gpu.greedy import Parts, Rules, reduce_logits, sample_greedy
 from decoder_worker.sampling.logit_rules import LogitRules
+from tests.support.gpu.triton_kernels import ARCHITECTURES, compiled, load_kernel
 from tests.support.slot_states import N, filled_slots, make_tokenizer
-from tests.support.triton_kernels import ARCHITECTURES, compiled, load_kernel
 
 WIDTHS = (384, 512, 768, 1024, 1280)  # of tiny, base, small, medium and all larger ones
 SLOW = pytest.mark.slow

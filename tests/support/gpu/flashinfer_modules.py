@@ -1,7 +1,7 @@
 """flashinfer's compiled modules on the CPU, as its own Python calls them.
 
 Their functions take what those of the compiled ones take (flashinfer 0.7.2.post1), and compute in
-torch what the kernels compute. Used by `tests.support.flashinfer_on_cpu`.
+torch what the kernels compute. Used by `tests.support.gpu.flashinfer_on_cpu`.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 So every call of ours meets the package's real signatures, checks and plans, and what comes out can
 be compared with torch's. The place where flashinfer would compile or load a module gives a stand-in
-(`tests.support.flashinfer_modules`) and notes which module it was: those that our backend asked for
-are what a GPU machine needs.
+(`flashinfer_modules`) and notes which module it was: those that our backend asked for are what a
+GPU machine needs.
 
 The package lies in a folder of its own (`make gpu-check-install`); it does not stay imported.
 """
@@ -27,11 +27,10 @@ import torch
 from torch import Tensor
 
 from tests.gpu_kit.packages import FOLDER
-from tests.support.fake_flashinfer import Event
-from tests.support.flashinfer_modules import module_on_cpu
+from tests.support.gpu.fake_flashinfer import OURS, Event
+from tests.support.gpu.flashinfer_modules import module_on_cpu
 
-BACKENDS = tuple(f"decoder_worker.attention.flashinfer_{part}" for part in ("backend", "tables"))
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PACKAGES = ("cluster", "decoder_worker", "encoder_worker", "router")
 
 
@@ -123,7 +122,7 @@ def flashinfer_on_cpu(
 
 
 def _ours_and_theirs() -> list[str]:
-    return [name for name in sys.modules if name in BACKENDS or _is_theirs(name)]
+    return [name for name in sys.modules if name in OURS or _is_theirs(name)]
 
 
 def _is_theirs(module: str) -> bool:
