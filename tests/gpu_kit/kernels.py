@@ -27,7 +27,8 @@ from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import FLASHINFER_DTYPES
 from tests.gpu_kit.fatbin import architectures, driver_calls
 from tests.gpu_kit.packages import FOLDER
-from tests.support.gpu.flashinfer_on_cpu import BACKEND, OnCpu, flashinfer_on_cpu
+from tests.support.gpu.fake_flashinfer import BACKEND
+from tests.support.gpu.flashinfer_on_cpu import OnCpu, flashinfer_on_cpu
 
 ARCHITECTURES = ("8.0", "8.9", "9.0a")  # of the A100, of the L4 and L40, of the H100 and H200
 HEAD_DIM = 64  # of every published Whisper

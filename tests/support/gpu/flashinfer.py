@@ -91,11 +91,12 @@ def _on(gpu: SimulatedGpu) -> ModuleType:
 def simulated_flashinfer(gpu: SimulatedGpu) -> Iterator[None]:
     """While open, the product finds flashinfer installed, with kernels for this GPU."""
     parts = ("flashinfer", "flashinfer.decode", "flashinfer.page", "flashinfer.prefill")
-    shadowed = {name: sys.modules.get(name) for name in (*parts, fake.BACKEND)}
+    shadowed = {name: sys.modules.get(name) for name in (*parts, *fake.OURS)}
     fake.BatchDecodeWithPagedKVCacheWrapper.made = []
     fake.BatchPrefillWithPagedKVCacheWrapper.made = []
     sys.modules |= dict.fromkeys(parts, _on(gpu))
-    sys.modules.pop(fake.BACKEND, None)
+    for name in fake.OURS:
+        sys.modules.pop(name, None)
     try:
         yield
     finally:
