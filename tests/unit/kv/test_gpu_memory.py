@@ -15,6 +15,7 @@ from cluster.serve.in_process import sized_together
 from cluster.settings import DecoderSettings, EncoderSettings, Settings
 from decoder_worker import sizing as decoder_sizing
 from encoder_worker import sizing as encoder_sizing
+from encoder_worker.gpu.whole_window import PAD
 
 LARGE_V3 = ModelDims(128, 51_866, 1500, 1280, 20, 32, 5120, 448, 1280, 20, 32, 5120)
 H200 = GpuBudget("NVIDIA H200", 140_000_000_000)
@@ -92,11 +93,12 @@ def test_on_a_gpu_the_batch_is_as_large_as_its_memory_allows(
     assert decoder_sizing.sized(Settings(), CHECKPOINT, "cpu", None).decoder.max_batch == 16
 
 
-def test_pages_of_a_window_each_have_weights_of_their_own() -> None:
-    """210 MB of them, and the states of a batch: less room than for one window more."""
-    whole = Settings(page_frames=1500)
-    sized = encoder_sizing.sized(whole, CHECKPOINT, "cuda", SMALL).encoder.export_windows
-    assert 1 <= exported(SMALL) - sized <= 2
+def test_pages_of_a_window_each_take_the_states_of_a_batch_more() -> None:
+    """And no weights: there they take the place of the others."""
+    encoder = EncoderSettings(max_batch=16, export_windows=16)
+    whole, parts = (Settings(encoder=encoder, page_frames=n) for n in (1500, 125))
+    taken = [encoder_sizing.taken_bytes(one, CHECKPOINT, "cuda") for one in (whole, parts)]
+    assert taken[0] - taken[1] == 16 * 1500 * (1280 + PAD) * 2
 
 
 def test_pools_are_sized_for_what_travels() -> None:
