@@ -26,6 +26,13 @@ from tests.support.reference import assert_close, make_pcm
 BUILD_S = 100.0
 PATIENCE_S = 60.0
 OWN = {torch.float32: np.float32, torch.bfloat16: np.uint16}
+# Slow on CPUs that compute bfloat16 by conversions.
+FLOAT32_FIRST = pytest.mark.parametrize(
+    "kernels",
+    [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)],
+    ids=str,
+    indirect=True,
+)
 PCM = [make_pcm(seconds, seed) for seed, seconds in enumerate((4.0, 30.0, 0.3))]
 
 
@@ -70,6 +77,7 @@ def encode(encoder: AudioEncoder, team: TeamEncoder, mel: Tensor) -> Tensor:
     return states
 
 
+@FLOAT32_FIRST
 @torch.inference_mode()
 def test_any_team_gives_the_plain_encoders_states(
     checkpoint: Checkpoint, kernels: TeamKernels, request: pytest.FixtureRequest
@@ -91,12 +99,7 @@ def test_any_team_gives_the_plain_encoders_states(
         assert torch.equal(found, alone), f"{n_threads} threads, another result"
 
 
-@pytest.mark.parametrize(
-    "kernels",
-    [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)],
-    ids=str,
-    indirect=True,
-)
+@FLOAT32_FIRST
 @torch.inference_mode()
 def test_short_contexts_give_the_plain_encoders_states(
     checkpoint: Checkpoint, kernels: TeamKernels, request: pytest.FixtureRequest
