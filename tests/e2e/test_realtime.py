@@ -1,0 +1,183 @@
+"""Live sessions on a real cluster: OpenAI's Python SDK through each door that people use.
+
+`test_realtime_doors.py` has HAProxy and nginx, `test_live_clients.py` programs of others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import jiwer
+import numpy as np
+import pytest
+import soundfile
+import soxr
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from cluster.demo.samples import sample_path, sample_text
+from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.support.realtime import append, send, until
+
+RATE = 24_000
+PIECE = RATE // 10  # samples
+HEARD_S = 60.0
+MOST_WRONG = 0.25  # of the words: turns are cut elsewhere than a file's windows
+DOORS = [("router", "1"), ("serve", "1"), ("serve", "0")]
+
+
+def recording(name: str = "short", silence_s: float = 1.5) -> bytes:
+    """int16 at 24 kHz, with silence behind it."""
+    samples, rate = soundfile.read(sample_path(name), dtype="float32")
+    pcm = np.round(32767 * np.clip(soxr.resample(samples, rate, RATE), -1, 1)).astype("<i2")
+    return pcm.tobytes() + bytes(2 * round(silence_s * RATE))
+
+
+def plain(text: str) -> str:
+    return " ".join("".join(c for c in text.lower() if c.isalnum() or c.isspace()).split())
+
+
+async def hear_by_the_sdk(
+    server: Server, model: str, turn_detection: dict[str, str] | None
+) -> None:
+    """Push the short recording in, and read until its text is there; the deltas must spell it.
+
+    Without turn detection it is committed as one turn; with it, its turns are the server's.
+    """
+    pcm = recording()
+    async with server.async_client().realtime.connect(
+        extra_query={"intent": "transcription"}
+    ) as connection:
+        transcription = {"model": model, "language": "en"}
+        audio_input = {"transcription": transcription, "turn_detection": turn_detection}
+        session: Any = {"type": "transcription", "audio": {"input": audio_input}}
+        await connection.session.update(session=session)
+        for start in range(0, len(pcm), 2 * PIECE):
+            audio = base64.b64encode(pcm[start : start + 2 * PIECE]).decode()
+            await connection.input_audio_buffer.append(audio=audio)
+        if turn_detection is None:
+            await connection.input_audio_buffer.commit()
+        texts: list[str] = []
+        deltas: dict[str, str] = {}
+        try:
+            async with asyncio.timeout(HEARD_S):
+                async for event in connection:
+                    assert not event.type.endswith(("error", ".failed")), event
+                    if event.type.endswith(".delta"):
+                        deltas[event.item_id] = deltas.get(event.item_id, "") + event.delta
+                    elif event.type.endswith(".completed"):
+                        assert deltas.get(event.item_id, "") == event.transcript
+                        texts.append(event.transcript)
+                        if wrong_share(" ".join(texts)) <= MOST_WRONG:
+                            return
+        except TimeoutError:
+            pass
+    raise AssertionError(f"heard {texts} for {sample_text('short')!r}")
+
+
+def wrong_share(heard: str) -> float:
+    """The word error rate of what was heard of the short recording."""
+    return float(jiwer.wer(plain(sample_text("short")), plain(heard)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", [None, {"type": "server_vad"}], ids=["client", "server"])
+async def test_openais_sdk_hears_a_recording(server: Server, turns: dict[str, str] | None) -> None:
+    await hear_by_the_sdk(server, "gpt-4o-transcribe", turns)
+    await asyncio.to_thread(wait_until, server.is_idle, 30, "every page is back")
+
+
+@pytest.fixture(scope="module", params=DOORS, ids=["router", "serve", "serve-default"])
+def door(
+    request: pytest.FixtureRequest, kernels: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Server]:
+    listener, optimised = request.param
+    env = {
+        "SPLITSCRIBE_ROUTER__LISTENER": listener,
+        "SPLITSCRIBE_ROUTER__LIVE__MAX_SESSIONS": "1",
+        "RAY_SERVE_THROUGHPUT_OPTIMIZED": optimised,
+    }
+    running = start_server(tmp_path_factory.mktemp("cwd"), env=env)
+    yield running
+    assert stop_server(running) == 0, running.output()[-4000:]
+
+
+def address(server: Server) -> str:
+    return server.url.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
+
+
+def no_session_is_open(server: Server) -> bool:
+    return bool(server.health()["router"]["realtime_sessions"] == 0)
+
+
+@pytest.mark.slow
+async def test_every_door_carries_a_session(door: Server) -> None:
+    await hear_by_the_sdk(door, "whisper-1", None)
+    await asyncio.to_thread(wait_until, lambda: no_session_is_open(door), 30, "the session ends")
+
+
+@pytest.mark.slow
+async def test_every_door_says_429_before_the_upgrade(door: Server) -> None:
+    async with connect(address(door)) as socket:
+        await until(socket, "session.created")
+        with pytest.raises(InvalidStatus) as refused:
+            async with connect(address(door)):
+                pass
+        answer = refused.value.response
+        assert answer.status_code == 429
+        assert json.loads(answer.body)["error"]["code"] == "rate_limit_exceeded"
+    await asyncio.to_thread(wait_until, lambda: no_session_is_open(door), 30, "the session ends")
+
+
+@pytest.mark.slow
+async def test_who_vanishes_frees_the_place(door: Server) -> None:
+    async with connect(address(door)) as socket:
+        await append(socket, recording())
+        await until(socket, ".delta")
+        socket.transport.abort()
+    await asyncio.to_thread(wait_until, lambda: no_session_is_open(door), 60, "the session ends")
+    await asyncio.to_thread(wait_until, door.is_idle, 60, "every page is back")
+
+
+@pytest.mark.slow
+async def test_a_client_that_reads_nothing_is_closed(door: Server) -> None:
+    """It asks for more answers than the doors between hold, and reads none of them."""
+    socket = await connect(address(door), ping_interval=None, close_timeout=1)
+    try:
+        socket.transport.pause_reading()
+        update = {"audio": {"input": {"transcription": {"prompt": "word " * 1900}}}}
+        async with asyncio.timeout(240):
+            while not await asyncio.to_thread(no_session_is_open, door):
+                try:
+                    async with asyncio.timeout(0.5):
+                        for _ in range(50):
+                            await send(socket, "session.update", session=update)
+                except (TimeoutError, ConnectionClosed):
+                    await asyncio.sleep(0)
+    finally:
+        socket.transport.abort()
+
+
+@pytest.mark.slow
+async def test_a_stop_ends_open_turns_and_says_1012(
+    kernels: None, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """On the router's own listener, as `splitscribe serve` is stopped by Ctrl-C."""
+    running = await asyncio.to_thread(start_server, tmp_path_factory.mktemp("cwd"))
+    stopping: asyncio.Future[int] | None = None
+    try:
+        async with connect(address(running)) as socket:
+            await append(socket, recording(silence_s=0.0))
+            await until(socket, ".delta")
+            stopping = asyncio.ensure_future(asyncio.to_thread(stop_server, running))
+            await until(socket, ".completed", ".failed")
+            with pytest.raises(ConnectionClosed):
+                await until(socket, "never")
+            assert socket.close_code == 1012
+    finally:
+        status = await (stopping or asyncio.to_thread(stop_server, running))
+    assert status == 0, running.output()[-4000:]
