@@ -148,4 +148,9 @@ def to_json(content: Any) -> str:
 
 
 def _word(word: Word) -> dict[str, Any]:
-    return {"word": word.word.strip(), "start": word.start, "end": word.end}
+    return {
+        "word": word.word.strip(),
+        "start": word.start,
+        "end": word.end,
+        "probability": round(word.probability, 4),
+    }

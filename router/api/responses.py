@@ -75,6 +75,9 @@ class WordResponse(BaseModel):
     word: str
     start: float
     end: float
+    probability: float = Field(
+        description="mean of its tokens'; not OpenAI's, but openai/whisper's"
+    )
 
 
 class VerboseTranscriptionResponse(BaseModel):
@@ -136,6 +139,11 @@ class TextDoneEvent(BaseModel):
     text: str
     usage: TokenUsage
     logprobs: list[LogprobResponse] | None = None
+    server_timing: str | None = Field(
+        None,
+        description="verbose_json: what the header `server-timing` of a whole answer says, which "
+        "that of a stream, sent at its beginning, cannot",
+    )
 
 
 class ModelResponse(BaseModel):

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -218,16 +219,13 @@ class TranscriptionService:
             context.on_update = lambda update: logprobs.extend(update.logprobs)
         result = await self._run(checked, context)
         answer = write(result.transcript, checked, logprobs if checked.params.logprobs else None)
-        timing = server_timing(
-            result.timings,
-            upload_s=checked.upload_s,
-            total_s=self._clock.monotonic() - checked.started_s,
-        )
+        timing = self._timing(checked, result.timings)
         answer.headers.update({"server-timing": timing, **cache_header(result.timings)})
         return answer
 
     async def _begin_stream(self, checked: CheckedRequest, stack: AsyncExitStack) -> Response:
-        stream = EventStream(checked.params, self._heartbeat_s)
+        tell_timing = partial(self._timing, checked)
+        stream = EventStream(checked.params, tell_timing, self._heartbeat_s)
         context = StreamContext(
             **self._context_fields(checked), on_update=stream.update, opened=stream.opened
         )
@@ -247,6 +245,11 @@ class TranscriptionService:
             extra=log_fields(duration_s=result.transcript.duration_s, **asdict(result.timings)),
         )
         return result
+
+    def _timing(self, checked: CheckedRequest, timings: StageTimings) -> str:
+        """Where the time of a request went that is done now, as `server_timing` writes it."""
+        total_s = self._clock.monotonic() - checked.started_s
+        return server_timing(timings, upload_s=checked.upload_s, total_s=total_s)
 
     def _context_fields(self, checked: CheckedRequest) -> dict[str, Any]:
         return {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,7 +33,7 @@ from router.api.formats import (
 from router.api.params import TranscriptionParams
 from router.http.envelope import UnexpectedError, error_body, note_error
 from router.http.uploads import ClientDisconnectedError
-from router.interface import RequestContext, TranscriptionResult, Update
+from router.interface import RequestContext, StageTimings, TranscriptionResult, Update
 from router.transcript import TokenLogprob
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ HEARTBEAT_S = 15.0  # proxies cut a connection that is silent for 30 to 60 s
 OPENING_S = 5.0  # after the container has stated its length; then the 200 is sent without audio
 HEARTBEAT = b": still working\n\n"
 END = b"data: [DONE]\n\n"
+TellTiming = Callable[[StageTimings], str]
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 # Line breaks to some clients' line readers, though not to JSON.
 _ESCAPES = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
@@ -50,8 +51,10 @@ _ESCAPES = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 class EventWriter:
     """Turns updates and the result into events, in the format that was asked for."""
 
-    def __init__(self, params: TranscriptionParams) -> None:
+    def __init__(self, params: TranscriptionParams, tell_timing: TellTiming) -> None:
+        """`tell_timing`: for the last event, where the time went."""
         self._params = params
+        self._tell_timing = tell_timing
         self._n_cues = 0
         self._logprobs: list[TokenLogprob] = []
         self._n_tokens = 0  # of the segments that closed
@@ -97,6 +100,7 @@ class EventWriter:
                     rest = _event(delta | self._chunk(text))
             case "verbose_json":
                 body = verbose_body(transcript, words=params.words, segments=params.segments)
+                body["server_timing"] = self._tell_timing(result.timings)
             case _:
                 body = json_body(transcript, self._logprobs if params.logprobs else None)
         body["usage"] = used = token_usage(transcript)
@@ -113,8 +117,13 @@ class EventStream:
     must live as long as the work; `events` is the body; `close` ends it all, whenever it comes.
     """
 
-    def __init__(self, params: TranscriptionParams, heartbeat_s: float = HEARTBEAT_S) -> None:
-        self._writer = EventWriter(params)
+    def __init__(
+        self,
+        params: TranscriptionParams,
+        tell_timing: TellTiming,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> None:
+        self._writer = EventWriter(params, tell_timing)
         self._heartbeat_s = heartbeat_s
         self._updates: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the work has ended
         self.opened = asyncio.Event()  # the 200 may be sent

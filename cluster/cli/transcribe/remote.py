@@ -82,7 +82,7 @@ def read_answer(content: bytes, params: TranscriptionParams) -> Transcript:
         answer = json.loads(content)
         segments = [_segment(i, item) for i, item in enumerate(answer.get("segments") or ())]
         words = [
-            Word(item["start"], item["end"], item["word"], math.nan)
+            Word(item["start"], item["end"], item["word"], item.get("probability", math.nan))
             for item in answer.get("words") or ()
         ]
         return Transcript(

@@ -73,9 +73,9 @@ def test_verbose_json_lists_what_was_asked_for(
     VerboseTranscriptionResponse.model_validate_json(answer.body)
     if words:
         assert body["words"] == [
-            {"word": "Hello", "start": 0.0, "end": 0.5},
-            {"word": "there.", "start": 0.5, "end": 1.0},
-            {"word": "General.", "start": 2.0, "end": 2.5},
+            {"word": "Hello", "start": 0.0, "end": 0.5, "probability": 0.9},
+            {"word": "there.", "start": 0.5, "end": 1.0, "probability": 0.9},
+            {"word": "General.", "start": 2.0, "end": 2.5, "probability": 0.9},
         ]
 
 

@@ -194,7 +194,12 @@ async def test_words_alone(client: httpx.AsyncClient) -> None:
     form = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
     body = (await post(client, **form)).json()
     assert "segments" not in body
-    assert body["words"][0] == {"word": "Hello", "start": 0.0, "end": 0.5}
+    assert body["words"][0] == {
+        "word": "Hello",
+        "start": 0.0,
+        "end": 0.5,
+        "probability": 0.9,
+    }
 
 
 async def test_pages_of_other_origins_are_kept_out_unless_they_are_let_in(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,10 @@ def post_stream(url: str, **form: str) -> httpx.Response:
     """The whole answer, read to its end."""
     files = {"file": ("a.wav", AUDIO)}
     return httpx.post(f"{url}{URL}", data={**STREAM, **form}, files=files, timeout=20)
+
+
+def writer_of(**fields: Any) -> EventWriter:
+    return EventWriter(TranscriptionParams("m", **fields), lambda timings: "total;dur=1.0")
 
 
 def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
@@ -290,13 +295,14 @@ def test_verbose_json_streams_closed_segments_and_ends_with_its_whole_body(url: 
     assert [segment["id"] for segment in segments] == [0, 1]
     assert done["segments"] == segments
     assert [word["word"] for word in done["words"]] == ["Hello", "there.", "General."]
+    assert {"encode", "decode", "total"} <= set(re.findall(r"(\w+);dur=", done["server_timing"]))
     usage = {"type": "duration", "seconds": done["usage"]["seconds"]}  # a stream's has tokens too
     VerboseTranscriptionResponse.model_validate({**done, "usage": usage})
 
 
 def test_an_event_is_one_line_to_every_reader_of_lines() -> None:
     text = "a\nb\r\x0b\x85\u2028\u2029c"
-    writer = EventWriter(TranscriptionParams("m"))
+    writer = writer_of()
     event = writer.delta(Update(text))
     assert event is not None
     assert len(event.decode().strip().splitlines()) == 1
@@ -304,17 +310,17 @@ def test_an_event_is_one_line_to_every_reader_of_lines() -> None:
 
 
 def test_segments_that_close_after_their_text_come_in_an_event_of_their_own() -> None:
-    writer = EventWriter(TranscriptionParams("m", response_format="verbose_json"))
+    writer = writer_of(response_format="verbose_json")
     assert writer.delta(Update("Hel")) is not None
     event = writer.delta(Update("", (make_segment(),)))
     assert event is not None
     assert b'"segments":[{"id":0' in event
-    plain = EventWriter(TranscriptionParams("m"))
+    plain = writer_of()
     assert plain.delta(Update("", (make_segment(),))) is None
 
 
 def test_logprobs_without_text_come_in_an_event_of_their_own() -> None:
-    writer = EventWriter(TranscriptionParams("m", logprobs=True))
+    writer = writer_of(logprobs=True)
     token = TokenLogprob(" a", -1.0, (32, 97))
     event = writer.delta(Update("", (), (token,)))
     last = writer.done(TranscriptionResult(make_transcript(" a"), TIMINGS))
