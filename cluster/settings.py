@@ -27,6 +27,7 @@ Context = Literal["auto", "full", "trimmed"]
 LivePolicy = Literal["auto", "attention_peak", "local_agreement"]
 Kernels = Literal["wait", "background"]
 RayDashboard = Literal["none", "serve", "all"]
+Page = Literal["auto", "on", "off"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
@@ -118,6 +119,11 @@ class RouterSettings(_Frozen):
         False,
         description="also answer /asr and /detect-language, as whisper-asr-webservice does",
     )
+    page: Page = Field(
+        "auto",
+        description="the page at GET / to try the server on: on, off, or auto (on without API "
+        "keys); with keys and on, its files are public and it asks for a key",
+    )
     replicas: int = Field(1, ge=1, description="router replicas")
     cpus: float = Field(0.0, ge=0, description="of its node, that each replica claims from Ray")
     node_labels: Labels = Field(
@@ -152,6 +158,12 @@ class RouterSettings(_Frozen):
         False, description="GET /v1/models lists these names, and whisper-1, too"
     )
     live: LiveSettings = LiveSettings()
+
+    @property
+    def shows_page(self) -> bool:
+        """Whether `GET /` is there: `auto` shows it where everyone may call the API anyway."""
+        with_keys = bool(self.api_key or self.api_key_file)
+        return self.page == "on" or (self.page == "auto" and not with_keys)
 
     @model_validator(mode="after")
     def _limit_needs_keys(self) -> RouterSettings:

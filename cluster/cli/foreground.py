@@ -53,6 +53,8 @@ def _serve(
                     f"  dashboard  {cluster.dashboard_url}  (its token: ray get-auth-token)",
                     markup=False,
                 )
+            if cluster.settings.router.shows_page:
+                console.print(f"  page       {cluster.url}/  (open it in a browser)", markup=False)
             console.print(f"  try        {curl_line(cluster.url, cluster.settings)}", markup=False)
             stop.wait()
     except Exception:

@@ -51,7 +51,10 @@ def run_demo(encoders: int, decoders: int, out: Console, err: Console) -> None:
                 status.update(f"transcribing {sample_path(name).name}")
                 rows.append(_transcribe(client, name, out))
             out.print(_timing_table(rows))
-    err.print(f"[dim]{time.monotonic() - started:5.1f} s[/]  done; next: splitscribe serve")
+    err.print(
+        f"[dim]{time.monotonic() - started:5.1f} s[/]  done; next: splitscribe serve, and open "
+        "the page that it names in a browser"
+    )
 
 
 Row = tuple[str, float, float, Mapping[str, float]]  # recording, audio s, wall s, stages in ms

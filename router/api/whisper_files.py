@@ -46,6 +46,6 @@ def _segment(segment: Segment) -> dict[str, Any]:
 
 def _word(word: Word) -> dict[str, Any]:
     fields: dict[str, Any] = {"word": word.word, "start": word.start, "end": word.end}
-    if not math.isnan(word.probability):  # a server's answer has none
+    if not math.isnan(word.probability):  # another server's answer has none
         fields["probability"] = word.probability
     return fields

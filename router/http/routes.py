@@ -1,4 +1,4 @@
-"""The HTTP surface: OpenAI's audio endpoints, models, health, documentation.
+"""The HTTP surface: OpenAI's audio endpoints, models, health, documentation, a page to try it on.
 
 `create_app` wires the parts together: keys, models, `router.http.service`, which does the work, and
 what /docs says. Errors are raised below and written by `router.http.envelope`. Transcribers are
@@ -50,6 +50,7 @@ from router.http.envelope import install_error_handlers
 from router.http.keys import KeyRing
 from router.http.middleware import RequestMiddleware
 from router.http.models import ModelRegistry, together
+from router.http.page import add_page
 from router.http.realtime import RealtimeService
 from router.http.realtime_routes import add_realtime
 from router.http.service import Endpoint, TranscriptionService
@@ -157,7 +158,9 @@ def create_app(
         asr = APIRouter(dependencies=[Depends(asr_key_check(keys))] if guards else [])
         add_asr_routes(asr, service)
         app.include_router(asr)
-    _add_health(app, registry, service.admission, realtime)
+    _add_health(app, registry, service.admission, realtime, settings)
+    if settings.shows_page:
+        add_page(app)
     if guards:
         _add_guarded_schema(app, guards)
     return app
@@ -202,7 +205,11 @@ def _add_models(api: APIRouter, registry: ModelRegistry) -> None:
 
 
 def _add_health(
-    app: FastAPI, registry: ModelRegistry, admission: Admission, realtime: RealtimeService
+    app: FastAPI,
+    registry: ModelRegistry,
+    admission: Admission,
+    realtime: RealtimeService,
+    settings: RouterSettings,
 ) -> None:
     @app.get(
         "/health",
@@ -228,6 +235,7 @@ def _add_health(
                 "requests": admission.requests,
                 "pending_audio_s": round(admission.pending_audio_s, 1),
                 "realtime_sessions": realtime.sessions,
+                "max_upload_bytes": settings.max_upload_bytes,
             },
         }
         return JSONResponse(body, 200 if whole.ready else 503)

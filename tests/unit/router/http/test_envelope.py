@@ -212,7 +212,7 @@ async def test_an_unknown_model(client: httpx.AsyncClient) -> None:
     assert (answer.status_code, error_of(answer)["code"]) == (404, "model_not_found")
 
 
-@pytest.mark.parametrize("path", ["/", "/v1/audio/nothing", f"{URL}/"])
+@pytest.mark.parametrize("path", ["/nothing", "/v1/audio/nothing", f"{URL}/"])
 async def test_unknown_paths_are_in_the_envelope(path: str, client: httpx.AsyncClient) -> None:
     answer = await client.get(path)
     assert (answer.status_code, error_of(answer)["code"]) == (404, "unknown_url")

@@ -14,6 +14,7 @@ from router.api.openapi import TRANSCRIPTION_EXAMPLES, TRANSLATION_EXAMPLES, cur
 from router.http.routes import create_app
 from tests.support.router_fakes import (
     AUDIO,
+    LIMIT,
     MODEL_FORM,
     NAMES,
     TIMINGS,
@@ -140,6 +141,7 @@ async def test_health_is_503_until_both_pools_are_ready(
         "requests": 0,
         "pending_audio_s": 0.0,
         "realtime_sessions": 0,
+        "max_upload_bytes": LIMIT,
     }
 
 

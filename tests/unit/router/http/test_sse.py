@@ -26,6 +26,7 @@ from router.interface import TranscriptionResult, Update
 from router.transcript import TokenLogprob
 from tests.support.router_fakes import (
     AUDIO,
+    LIMIT,
     MODEL_FORM,
     TIMINGS,
     URL,
@@ -246,6 +247,7 @@ def test_a_stream_that_ended_leaves_nothing(url: str, tmp_path: Path) -> None:
         "requests": 0,
         "pending_audio_s": 0.0,
         "realtime_sessions": 0,
+        "max_upload_bytes": LIMIT,
     }
 
 

@@ -1,0 +1,138 @@
+// Puts the page together: tabs, options, key, drop zone; which part hears of what.
+
+import { call, setKey } from "./api.js";
+import { announce, byId, make } from "./dom.js";
+import { languages } from "./languages.js";
+import { Live } from "./live.js";
+import { watchPools } from "./pools.js";
+import { Queue } from "./queue.js";
+import { Reader } from "./reader.js";
+import { Recorder } from "./record.js";
+
+const FIRST_MODEL = "whisper-1"; // of any server, before it has told its models
+const NARROW = "(max-width: 900px)"; // as style.css has it: the reader stands below the files
+const RETRY_MS = 3000; // until the server answers for the first time
+
+const reader = new Reader();
+const queue = new Queue(onJob, askForKey);
+new Live(() => options(), askForKey);
+new Recorder((file) => queue.add([file], options()));
+
+function onJob(what, job) {
+  if (what === "select") {
+    reader.show(job);
+    if (job && matchMedia(NARROW).matches) byId("reader").scrollIntoView({ block: "start" });
+  } else if (job === queue.selected) reader.refresh(job);
+  if (what === "state" && job.state === "done" && job.fields.save) reader.save(job, job.fields.save);
+}
+
+// -------------------------------------------------------------------------------------- options
+
+function options() {
+  const fields = Object.fromEntries(new FormData(byId("options")));
+  for (const [name, value] of Object.entries(fields)) fields[name] = value.trim();
+  fields.model ||= FIRST_MODEL;
+  return fields;
+}
+
+async function loadModels() {
+  try {
+    const { data } = await call("v1/models");
+    const chosen = byId("model").value;
+    byId("model").replaceChildren(...data.map(({ id }) => make("option", { value: id }, id)));
+    if (data.some(({ id }) => id === chosen)) byId("model").value = chosen;
+    return true;
+  } catch (error) {
+    if (error.status === 401) askForKey();
+    else setTimeout(loadModels, RETRY_MS);
+    return false;
+  }
+}
+
+byId("language").append(...languages().map(([code, name]) => make("option", { value: code }, name)));
+byId("options").addEventListener("submit", (event) => event.preventDefault());
+
+// ------------------------------------------------------------------------------------------ key
+
+function askForKey() {
+  byId("key-button").hidden = false;
+  if (!byId("key-dialog").open) byId("key-dialog").showModal();
+}
+
+byId("key-button").addEventListener("click", askForKey);
+byId("key-cancel").addEventListener("click", () => byId("key-dialog").close());
+byId("key-form").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const key = byId("key").value.trim();
+  byId("key").value = "";
+  byId("key-dialog").close();
+  setKey(key);
+  if (await loadModels()) {
+    announce("The key is right.");
+    queue.retryRefused();
+  }
+});
+
+// ---------------------------------------------------------------------------- what is dropped
+
+const input = byId("file-input");
+byId("choose").addEventListener("click", () => input.click());
+input.addEventListener("change", () => {
+  queue.add(input.files, options());
+  input.value = "";
+});
+
+const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
+let depth = 0; // of the elements that a drag is over
+addEventListener("dragenter", (event) => {
+  if (!hasFiles(event)) return;
+  depth += 1;
+  document.body.classList.add("dragging");
+});
+addEventListener("dragleave", (event) => {
+  if (!hasFiles(event)) return;
+  depth = Math.max(0, depth - 1);
+  if (!depth) document.body.classList.remove("dragging");
+});
+addEventListener("dragover", (event) => hasFiles(event) && event.preventDefault());
+addEventListener("drop", (event) => {
+  if (!hasFiles(event)) return;
+  event.preventDefault();
+  depth = 0;
+  document.body.classList.remove("dragging");
+  choose("files", false);
+  queue.add(event.dataTransfer.files, options());
+});
+addEventListener("paste", (event) => {
+  if (event.clipboardData?.files.length) queue.add(event.clipboardData.files, options());
+});
+addEventListener("beforeunload", (event) => queue.hasUnsaved && event.preventDefault());
+
+// ------------------------------------------------------------------------------------------ tabs
+
+const TABS = ["files", "live"];
+
+function choose(name, focus = true) {
+  for (const one of TABS) {
+    const tab = byId(`tab-${one}`);
+    tab.setAttribute("aria-selected", String(one === name));
+    tab.tabIndex = one === name ? 0 : -1;
+    byId(`view-${one}`).hidden = one !== name;
+  }
+  if (focus) byId(`tab-${name}`).focus();
+  history.replaceState(null, "", name === "files" ? location.pathname : `#${name}`);
+}
+
+for (const [i, name] of TABS.entries()) {
+  byId(`tab-${name}`).addEventListener("click", () => choose(name));
+  byId(`tab-${name}`).addEventListener("keydown", (event) => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (step) choose(TABS[(i + step + TABS.length) % TABS.length]);
+  });
+}
+if (TABS.includes(location.hash.slice(1))) choose(location.hash.slice(1), false);
+
+// ---------------------------------------------------------------------------------------- start
+
+loadModels();
+watchPools();

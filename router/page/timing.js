@@ -1,0 +1,39 @@
+// Where the time of one request went: the stages of `server-timing` as one stacked bar. Stages are
+// summed over a file's windows, which run side by side, so together they may be longer than the
+// request took.
+
+import { duration, make } from "./dom.js";
+
+const STAGES = {
+  upload: "Upload",
+  audio: "Audio",
+  queue: "Queue",
+  encode: "Encode",
+  transfer: "KV transfer",
+  decode: "Decode",
+};
+
+/** The header as [{name, ms, note}]. */
+export function stagesOf(header) {
+  const entry = /([\w-]+);dur=([\d.]+)(?:;desc="([^"]*)")?/g;
+  return [...header.matchAll(entry)].map(([, name, ms, note]) => ({ name, ms: Number(ms), note: note ?? "" }));
+}
+
+/** Draw into `place`, whose height is the same before the header is known. */
+export function drawTiming(place, header) {
+  if (place.dataset.header === header && place.childElementCount) return;
+  place.dataset.header = header;
+  const known = new Map(stagesOf(header).map((stage) => [stage.name, stage]));
+  const stages = Object.keys(STAGES).map((name) => known.get(name) ?? { name, ms: NaN, note: "" });
+  const sum = stages.reduce((ms, stage) => ms + (stage.ms || 0), 0);
+  const told = sum ? stages.map(({ name, ms }) => `${STAGES[name]} ${duration(ms)}`).join(", ") : "";
+  const bar = make("div", { class: "stages", role: "img", "aria-label": told ? `Where the time went: ${told}` : "Where the time went is known at the end" });
+  const legend = make("ul", { class: "legend", "aria-hidden": "true" });
+  for (const { name, ms, note } of stages) {
+    const part = make("span", { class: `stage stage-${name}`, title: `${STAGES[name]} ${duration(ms)}${note ? `, ${note}` : ""}` });
+    part.style.flexGrow = String(sum && ms ? ms / sum : 0);
+    bar.append(part);
+    legend.append(make("li", {}, make("span", { class: `swatch stage-${name}` }), `${STAGES[name]} `, make("b", {}, duration(ms))));
+  }
+  place.replaceChildren(bar, legend);
+}
