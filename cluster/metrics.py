@@ -21,6 +21,7 @@ Kind = Literal["counter", "gauge", "histogram"]
 
 _SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 600.0)
 _SHORT_SECONDS = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 2.0, 10.0)
+_DELAYS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.3, 1.6, 2.0, 3.0, 5.0, 10.0, 30.0)
 _BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
@@ -74,6 +75,14 @@ ROUTER_METRICS = (
         _SHORT_SECONDS,
         "role",
     ),
+    gauge("splitscribe_live_sessions", "Live sessions that are open"),
+    gauge("splitscribe_live_hop_seconds", "Time between two updates of a session, by load"),
+    counter("splitscribe_live_refused_total", "Live sessions refused for want of room", "code"),
+    counter("splitscribe_live_updates_total", "Updates of live sessions", "outcome"),
+    histogram("splitscribe_live_update_seconds", "Call of an update to its answer", _SECONDS),
+    histogram("splitscribe_live_word_delay_seconds", "A word in the audio to its delta", _DELAYS),
+    counter("splitscribe_live_turns_total", "Turns of live sessions that ended", "outcome"),
+    counter("splitscribe_live_audio_seconds_total", "Seconds of audio in those turns"),
 )
 
 ENCODER_METRICS = (

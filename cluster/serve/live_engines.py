@@ -53,5 +53,6 @@ def make_live_engine(
             if trimmed is None
             else partial(trimmed.positions_for, n_audio_ctx=dims.n_audio_ctx)
         ),
+        recorder=recorder,
         clock=clock,
     )

@@ -23,6 +23,7 @@ from cluster.errors import (
     SplitscribeError,
     UnsupportedValueError,
 )
+from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
 from router.http.client_secrets import PREFIX, USUAL_S, ClientSecret, ClientSecrets
 from router.http.envelope import error_response, note_error
@@ -45,6 +46,7 @@ logger = logging.getLogger(__name__)
 SUBPROTOCOL = "realtime"
 KEY_SUBPROTOCOL = "openai-insecure-api-key."  # a browser cannot send a header
 BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
+NO_ROOM = (429, 503)  # statuses of a session that may come in later
 RETRY_AFTER_S = 5.0
 DRAIN_S = 26.0  # of all sessions; each ends before it
 
@@ -68,10 +70,12 @@ class RealtimeService:
         keys: KeyRing,
         secrets: ClientSecrets,
         *,
+        recorder: Recorder,
         clock: Clock,
         is_proxied: bool,
     ) -> None:
         self._registry = registry
+        self._recorder = recorder
         self._settings = settings
         self._keys = keys
         self._secrets = secrets
@@ -92,6 +96,10 @@ class RealtimeService:
     def sessions(self) -> int:
         """How many are open."""
         return len(self._connections) + len(self._opening)
+
+    def report(self) -> None:
+        """Tell the metrics how many sessions are open; called once a second."""
+        self._recorder.set("splitscribe_live_sessions", self.sessions)
 
     async def drain(self) -> None:
         """Refuse new sessions, let the open turns of others end, and close them with 1012."""
@@ -118,6 +126,9 @@ class RealtimeService:
                 raise
             logger.info("realtime refused: %s %s", type(error).__name__, error.code or error.type)
             note_error(websocket.scope, error)
+            if error.status in NO_ROOM:
+                code = error.code or error.type
+                self._recorder.add("splitscribe_live_refused_total", code=code)
             await _refuse(websocket, error)
 
     async def _run(

@@ -99,7 +99,11 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        chores = (report_each_second(service.report), sweep_spool_always(spool_dir))
+        def report() -> None:
+            service.report()
+            realtime.report()
+
+        chores = (report_each_second(report), sweep_spool_always(spool_dir))
         tasks = [asyncio.create_task(chore) for chore in chores]
         yield
         for task in tasks:
@@ -147,6 +151,7 @@ def create_app(
         settings,
         keys,
         ClientSecrets(cluster_key or secrets.token_hex(32), keys),
+        recorder=recorder,
         clock=clock,
         is_proxied=not echo_request_id,
     )

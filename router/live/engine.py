@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.errors import OverloadedError
+from cluster.metrics import Recorder
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import LiveSettings
 from router.live.activity import VoiceActivity
@@ -38,6 +39,7 @@ class LiveEngine:
         n_text_ctx: int,
         activity: VoiceActivity,
         context_for: Callable[[int], int] | None = None,
+        recorder: Recorder | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """The parts that do the work.
@@ -45,9 +47,10 @@ class LiveEngine:
         Args:
             pipeline: one that keeps no KV for reuse: growing audio never comes again.
             activity: of all engines of the process; whoever made it closes it.
+            recorder: of the router's metrics.
             context_for: encoder positions by mel frames, as in `WindowAudio.of_samples`.
         """
-        self.observer = LiveObserver()
+        self.observer = LiveObserver() if recorder is None else LiveObserver(recorder)
         self.pace = Pace(settings.min_hop_s, settings.max_hop_s, clock)
         self._sessions: set[Session] = set()
         self._parts = SessionParts(

@@ -1,8 +1,10 @@
-"""What is counted of live sessions, in one place: whoever exports metrics reads or extends this."""
+"""What is counted of live sessions, in one place, and told to the router's metrics."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 
 
 @dataclass(slots=True)
@@ -11,8 +13,10 @@ class LiveObserver:
 
     sessions: open now. refused: not opened, for want of room. updates: answered; overtaken and
     failed ones are counted apart. encode_s: encoder seconds of those answered.
-    audio_s: seconds of audio in finished turns.
+    audio_s: seconds of audio in finished turns. recorder: of the router's metrics.
     """
+
+    recorder: Recorder = field(default_factory=lambda: silent_recorder(ROUTER_METRICS))
 
     sessions: int = 0
     opened: int = 0
@@ -35,21 +39,33 @@ class LiveObserver:
     def session_refused(self) -> None:
         self.refused += 1
 
-    def update_answered(self, seconds: float, encode_s: float) -> None:
-        """seconds: from the call to the answer."""
+    def update_answered(self, seconds: float, encode_s: float, hop_s: float) -> None:
+        """seconds: from the call to the answer. hop_s: between two updates, by the load."""
         self.updates += 1
         self.encode_s += encode_s
+        self._update("answered")
+        self.recorder.observe("splitscribe_live_update_seconds", seconds)
+        self.recorder.set("splitscribe_live_hop_seconds", hop_s)
 
     def update_overtaken(self) -> None:
         self.overtaken += 1
+        self._update("overtaken")
 
     def update_failed(self) -> None:
         self.failed += 1
+        self._update("failed")
+
+    def _update(self, outcome: str) -> None:
+        self.recorder.add("splitscribe_live_updates_total", outcome=outcome)
 
     def word_told(self, delay_s: float) -> None:
         """delay_s: of one word, from where attention found it in the audio to the newest audio."""
+        self.recorder.observe("splitscribe_live_word_delay_seconds", delay_s)
 
     def turn_ended(self, audio_s: float, *, failed: bool) -> None:
         self.turns += 1
         self.failed_turns += failed
         self.audio_s += audio_s
+        outcome = "failed" if failed else "completed"
+        self.recorder.add("splitscribe_live_turns_total", outcome=outcome)
+        self.recorder.add("splitscribe_live_audio_seconds_total", audio_s)

@@ -351,7 +351,7 @@ class Session:
         took_s = parts.clock.monotonic() - began_s
         self._overtaken = 0
         parts.pace.took(took_s)
-        parts.observer.update_answered(took_s, decoded.encode_s)
+        parts.observer.update_answered(took_s, decoded.encode_s, parts.pace.hop_s)
         return None if turn.is_dropped else decoded
 
     def _is_overtaken(self, stretch: Stretch, end: int, waited_s: float, *, is_final: bool) -> bool:

@@ -21,6 +21,7 @@ from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
 from tests.support.observability import (
     FOLDER,
+    LIVE,
     RARE,
     SCALED,
     SPECS,
@@ -30,6 +31,7 @@ from tests.support.observability import (
 )
 from tests.support.programs import needs, require
 
+QUIET = RARE | SCALED | LIVE
 EXPORT_S = 40.0  # workers send their metrics every 10 s
 SERIES = re.compile(r"^(\w+)\{(.*)\} ")
 LABEL = re.compile(r'(\w+)="')
@@ -75,16 +77,16 @@ def test_panels_and_rules_find_their_series(server: Server) -> None:
 
     def complete() -> bool:
         scraped.update(scrape(server))
-        return not (wanted - scraped.keys() - RARE - SCALED)
+        return not (wanted - scraped.keys() - QUIET)
 
     try:
         wait_until(complete, EXPORT_S, "every series")
     finally:
-        assert not (wanted - scraped.keys() - RARE - SCALED)
+        assert not (wanted - scraped.keys() - QUIET)
     for query in panel_queries() + rule_queries():
         names = query.names() - recorded
         labels = set().union(*(scraped.get(name, set()) for name in names))
-        rare = {tag for name in names & (RARE | SCALED) for tag in SPECS[name].tags}
+        rare = {tag for name in names & QUIET for tag in SPECS[name].tags}
         if names:
             assert query.labels() <= labels | rare | {"replica", "deployment"}, query
 
@@ -107,7 +109,7 @@ def test_prometheus_answers_every_panel(server: Server, tmp_path: Path) -> None:
             return [
                 query.where
                 for query in panel_queries()
-                if not query.names() & (RARE | SCALED) and not ask(query.expr)
+                if not query.names() & QUIET and not ask(query.expr)
             ]
 
         wait_until(lambda: not unanswered(), 90.0, "an answer to every panel")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from cluster.clock import Clock
 from cluster.messages import SAMPLE_RATE, Pcm
-from cluster.metrics import ROUTER_METRICS, silent_recorder
+from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import LiveSettings, RouterSettings
@@ -47,14 +47,19 @@ class PlayedEngine:
     words: list[SpokenWord]
     policy: Policy = field(default_factory=AttentionPeak)
     settings: LiveSettings = field(default_factory=LiveSettings)
+    recorder: Recorder = field(default_factory=lambda: silent_recorder(ROUTER_METRICS))
 
     def __post_init__(self) -> None:
         self.clock: Clock = virtual_clock()
         tokenizer = micro_tokenizer()
         self.pools = PlayedListeners(tokenizer, self.words)
-        recorder = silent_recorder(ROUTER_METRICS)
         pipeline = Pipeline(
-            self.pools, self.pools, RouterSettings(), recorder, clock=self.clock, reuses_kv=False
+            self.pools,
+            self.pools,
+            RouterSettings(),
+            self.recorder,
+            clock=self.clock,
+            reuses_kv=False,
         )
         self.model = LoudIsSpeech()
         self.activity = VoiceActivity(self.model, self.clock.sleep, at_once)
@@ -65,6 +70,7 @@ class PlayedEngine:
             policy=self.policy,
             n_text_ctx=448,
             activity=self.activity,
+            recorder=self.recorder,
             clock=self.clock,
         )
 

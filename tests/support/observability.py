@@ -38,6 +38,19 @@ RARE = frozenset(
         "decode_fallbacks",
         "failed_sequences",
         "refused_handles",
+        "live_refused",
+    )
+)
+# No series where nobody has a live session.
+LIVE = frozenset(
+    f"ray_splitscribe_live_{name}"
+    for name in (
+        "hop_seconds",
+        "updates_total",
+        "update_seconds_bucket",
+        "word_delay_seconds_bucket",
+        "turns_total",
+        "audio_seconds_total",
     )
 )
 # No series where no pool is scaled.

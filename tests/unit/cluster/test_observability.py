@@ -117,6 +117,13 @@ BUSY = {
     'ray_splitscribe_encoder_queue_seconds_bucket{deployment="encoder",le="+Inf"}': "0+10x20",
     'ray_splitscribe_encoder_busy_seconds_total{deployment="encoder"}': "0+55x20",
     'ray_splitscribe_decoder_busy_seconds_total{deployment="decoder"}': "0+50x20",
+    # A first refusal, too.
+    'ray_splitscribe_live_refused_total{code="overloaded"}': "_x5 2x20",
+    'ray_splitscribe_live_word_delay_seconds_bucket{le="3.0"}': "0+9x20",
+    'ray_splitscribe_live_word_delay_seconds_bucket{le="5.0"}': "0+10x20",
+    'ray_splitscribe_live_word_delay_seconds_bucket{le="+Inf"}': "0+10x20",
+    'ray_splitscribe_live_turns_total{outcome="completed"}': "0+100x20",
+    'ray_splitscribe_live_turns_total{outcome="failed"}': "0+1x20",
 }
 BROKEN = {
     'ray_splitscribe_requests_total{status="200"}': "0+100x20",
@@ -134,6 +141,10 @@ BROKEN = {
     'ray_splitscribe_encoder_queue_seconds_bucket{deployment="encoder",le="+Inf"}': "0+10x20",
     'ray_splitscribe_encoder_busy_seconds_total{deployment="encoder"}': "0+58x30",
     'ray_splitscribe_decoder_busy_seconds_total{deployment="decoder"}': "0+6x30",
+    'ray_splitscribe_live_word_delay_seconds_bucket{le="1.0"}': "0+10x20",
+    'ray_splitscribe_live_word_delay_seconds_bucket{le="+Inf"}': "0+10x20",
+    'ray_splitscribe_live_turns_total{outcome="completed"}': "0+9x20",
+    'ray_splitscribe_live_turns_total{outcome="failed"}': "0+1x20",
 }
 FIRING: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "busy": (
@@ -144,6 +155,8 @@ FIRING: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "SplitscribeErrors": "page",
             "SplitscribeRefusing": "page",
             "SplitscribeNearlyFull": "warn",
+            "SplitscribeLiveRefused": "warn",
+            "SplitscribeLiveLate": "warn",
         },
     ),
     "broken": (
@@ -159,6 +172,7 @@ FIRING: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "SplitscribePagesQuarantined": "warn replica=d",
             "SplitscribeLeasesExpire": "warn",
             "SplitscribeStrayNotifications": "page",
+            "SplitscribeLiveTurnsFail": "page",
         },
     ),
 }
