@@ -16,10 +16,10 @@ import typer
 from rich.console import Console
 
 from cluster.cli.transcribe.flags import FALLBACK_STEP, Switch, parameter_name, parameters
-from cluster.cli.transcribe.job import Form, Job, Target
+from cluster.cli.transcribe.job import Form, Job, LiveJob, Source, Target
 from cluster.cli.transcribe.spelling import WhisperCommand
 from cluster.errors import InvalidRequestError
-from cluster.messages import Task
+from cluster.messages import SAMPLE_RATE, Task
 from cluster.model.languages import LANGUAGES
 from router.api.forms import parse_transcription
 from router.api.params import TranscriptionParams
@@ -36,6 +36,11 @@ PARALLEL_WAYS = {  # what parallel mode does anyway may be said
     "carry_initial_prompt": True,
     "hallucination_silence_threshold": None,
 }
+LIVE_FLAGS = {
+    *("files", "live", "raw"),
+    *("model", "device", "threads", "fp16", "server", "api_key"),
+    *("language", "initial_prompt", "hotwords"),
+}
 WHOLE_FILE = {"clip_timestamps": "0"}  # openai/whisper's default
 
 
@@ -47,13 +52,18 @@ def whisper_command(help_text: str | None) -> Any:
 
 
 def _transcribe(**flags: Any) -> None:
-    from cluster.cli.transcribe.run import transcribe_files
-
     said = {
         name: bool(value) if isinstance(value, Switch) else value for name, value in flags.items()
     }
     try:
-        transcribe_files(job_of(said), out, err)
+        if said["live"]:
+            from cluster.cli.transcribe.live import transcribe_live
+
+            transcribe_live(live_job_of(said), out, err)
+        else:
+            from cluster.cli.transcribe.run import transcribe_files
+
+            transcribe_files(job_of(said), out, err)
     except KeyboardInterrupt:
         err.print("splitscribe: interrupted; what was written stays", style="red")
         raise typer.Exit(INTERRUPTED) from None
@@ -68,6 +78,8 @@ def job_of(flags: Mapping[str, Any]) -> Job:
     Raises:
         InvalidRequestError: what the API refuses, and what would have no effect.
     """
+    if not flags["files"]:
+        raise InvalidRequestError("name the files to transcribe, or say --live for a microphone")
     form = _form(flags)
     output_format = flags["output_format"]
     return Job(
@@ -81,6 +93,36 @@ def job_of(flags: Mapping[str, Any]) -> Job:
         jobs=flags["jobs"],
         target=_target(flags),
         raw=flags["raw"],
+    )
+
+
+def live_job_of(flags: Mapping[str, Any]) -> LiveJob:
+    """What a command line with --live asks for.
+
+    Raises:
+        InvalidRequestError: what the API refuses, and flags that have no effect on live sessions.
+    """
+    for parameter in parameters():
+        usual = parameter.default
+        usual = bool(usual) if isinstance(usual, Switch) else usual
+        if parameter.name not in LIVE_FLAGS and flags[parameter.name] != usual:
+            raise InvalidRequestError(
+                f"--{parameter.name.replace('_', '-')} has no effect with --live"
+            )
+    files = flags["files"] or ()
+    if len(files) > 1:
+        raise InvalidRequestError(f"--live listens to one source, got {len(files)} files")
+    if flags["raw"] and not files:
+        raise InvalidRequestError("--raw is for a file or '-', and no microphone")
+    params = _params(flags["model"], flags["task"], _form(flags))
+    words = (word.strip() for word in (params.hotwords or "").split(","))
+    return LiveJob(
+        source=Source(files[0] if files else None, SAMPLE_RATE if flags["raw"] else 0),
+        model=params.model,
+        language=params.language,
+        prompt=params.prompt or "",
+        keywords=tuple(word for word in words if word),
+        target=_target(flags),
     )
 
 

@@ -39,4 +39,6 @@ def transcribe() -> None:
     ffmpeg -i talk.mp4 -f s16le -ac 1 -ar 16000 - | splitscribe transcribe --raw -
 
     splitscribe transcribe talk.mp3 --server http://127.0.0.1:8000
+
+    splitscribe transcribe --live --language en
     """

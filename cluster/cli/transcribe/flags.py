@@ -95,6 +95,12 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
     ),
     "What is read": (
         Flag("raw", bool, "files are 16 kHz mono int16 samples without a header", False),
+        Flag(
+            "live",
+            bool,
+            "print words while they are spoken: into the microphone, or into a file or '-'",
+            False,
+        ),
     ),
     "What is said": (Flag("task", Task, "translate: into English", "transcribe"),),
     "What is written": (
@@ -131,8 +137,10 @@ def parameters() -> Iterator[Parameter]:
     files = typer.Argument(
         help="audio or video files, folders of them, patterns, URLs, or - for standard input",
         metavar="FILE",
+        show_default=False,
     )
-    yield Parameter("files", Parameter.KEYWORD_ONLY, annotation=Annotated[list[str], files])
+    annotation = Annotated[list[str] | None, files]
+    yield Parameter("files", Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
     for panel in dict.fromkeys((*OWN_FLAGS, *SECTIONS)):
         for one in SECTIONS.get(panel, ()):
             if one.flag:

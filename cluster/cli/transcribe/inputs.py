@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
+from cluster.cli.transcribe.job import STDIN
 from cluster.errors import InvalidRequestError
 from router.audio.headerless import wav_head
 
-STDIN = "-"
 STDIN_NAME = "stdin"  # its results are stdin.txt and so on
 SUFFIXES = frozenset(  # of the files in a folder that are taken
     f".{suffix}"

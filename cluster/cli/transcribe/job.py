@@ -1,7 +1,7 @@
 """What the `transcribe` command is asked for, and the seam between its parts.
 
 `command` makes a `Job` of flags, `run` takes its files through a `TranscribeFile`, which is either
-`local` or `remote`. Nothing here does any work.
+`local` or `remote`; or a `LiveJob`, which `live` does. Nothing here does any work.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from pathlib import Path
 from router.api.params import TranscriptionParams
 from router.api.subtitles import CueOptions
 from router.transcript import Segment, Transcript
+
+STDIN = "-"
 
 Form = dict[str, str | tuple[str, ...]]
 
@@ -59,6 +61,34 @@ class Watcher:
 
     progress: Callable[[float, float], None]
     segments: Callable[[Sequence[Segment]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """Where the sound comes from.
+
+    path: of a file, or `STDIN`; None: the microphone.
+    pcm_rate: Hz, where the bytes are raw int16 mono samples, little-endian; 0: a container.
+    """
+
+    path: str | None = None
+    pcm_rate: int = 0
+
+    @property
+    def name(self) -> str:
+        return {None: "the microphone", STDIN: "standard input"}.get(self.path, str(self.path))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveJob:
+    """What the command line asked for. language: a code; None: detected for each turn."""
+
+    source: Source
+    model: str
+    language: str | None
+    prompt: str
+    keywords: tuple[str, ...]
+    target: Target
 
 
 TranscribeFile = Callable[[Path, Watcher], Awaitable[Transcript]]

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.transcribe.job import Job, TranscribeFile, Watcher
+from cluster.cli.transcribe.job import Job, Target, TranscribeFile, Watcher
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from router.api.rules import check_model
@@ -40,7 +40,7 @@ async def in_process(job: Job) -> AsyncIterator[TranscribeFile]:
     from cluster.serve.in_process import local_transcriber  # imports torch
 
     params = job.params
-    async with local_transcriber(local_settings(job)) as transcriber:
+    async with local_transcriber(local_settings(params.model, job.target)) as transcriber:
         check_model(params, transcriber.tokenizer.languages)
 
         async def transcribe_one(file: Path, watcher: Watcher) -> Transcript:
@@ -52,13 +52,12 @@ async def in_process(job: Job) -> AsyncIterator[TranscribeFile]:
         yield transcribe_one
 
 
-def local_settings(job: Job) -> Settings:
+def local_settings(model: str, target: Target) -> Settings:
     """Settings for one process; flags over environment, as everywhere."""
-    target = job.target
     role: dict[str, Any] = {
         "device": target.device,
         "threads": target.threads,
         "dtype": target.dtype,
     }
-    flags = {"model": job.params.model, "router": NO_LIMITS, "encoder": role, "decoder": role}
+    flags = {"model": model, "router": NO_LIMITS, "encoder": role, "decoder": role}
     return load_settings(None, flags)

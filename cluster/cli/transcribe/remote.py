@@ -16,7 +16,7 @@ from typing import Any
 
 import openai
 
-from cluster.cli.transcribe.job import Job, TranscribeFile, Watcher
+from cluster.cli.transcribe.job import Job, Target, TranscribeFile, Watcher
 from cluster.errors import InvalidRequestError, SplitscribeError
 from cluster.model.languages import language_code
 from cluster.settings import BUNDLED_MODEL
@@ -29,6 +29,12 @@ ANSWER_S = 24 * 3600.0  # the server has its own, shorter deadline
 RETRIES = 5  # where the server is full
 
 
+def base_url_of(target: Target) -> str:
+    """Where the server's API is: its URL may be said with "/v1" and without."""
+    base = (target.server or "").rstrip("/")
+    return base if base.endswith("/v1") else f"{base}/v1"
+
+
 @asynccontextmanager
 async def through_server(job: Job) -> AsyncIterator[TranscribeFile]:
     """Make sure that a server answers.
@@ -36,9 +42,9 @@ async def through_server(job: Job) -> AsyncIterator[TranscribeFile]:
     Raises:
         InvalidRequestError: none does, or it does not know the key.
     """
-    base = (job.target.server or "").rstrip("/")
+    server = (job.target.server or "").rstrip("/")
     client = openai.AsyncOpenAI(
-        base_url=base if base.endswith("/v1") else f"{base}/v1",
+        base_url=base_url_of(job.target),
         api_key=job.target.api_key or "none",
         timeout=openai.Timeout(ANSWER_S, connect=CONNECT_S),
         max_retries=RETRIES,
@@ -56,7 +62,7 @@ async def through_server(job: Job) -> AsyncIterator[TranscribeFile]:
                     model=model, file=content, response_format="verbose_json", extra_body=form
                 )
         except openai.APIError as error:
-            raise _told(error, base) from error
+            raise _told(error, server) from error
         transcript = read_answer(answer.content, job.params)
         watcher.progress(transcript.duration_s, transcript.duration_s)
         watcher.segments(transcript.segments)
@@ -66,7 +72,7 @@ async def through_server(job: Job) -> AsyncIterator[TranscribeFile]:
         try:
             await client.with_options(max_retries=0).models.list()
         except (openai.APIConnectionError, openai.AuthenticationError) as error:
-            raise _told(error, base) from error
+            raise _told(error, server) from error
         except openai.APIStatusError:
             pass  # a server without that list may still transcribe
         yield transcribe_one

@@ -70,7 +70,7 @@ def test_files_are_transcribed_together_and_every_format_tells_the_same(
 
 def test_a_persons_own_files_have_no_limits(make_job: MakeJob) -> None:
     job = make_job(target=Target(device="cpu", threads=1, dtype="float32"))
-    settings, usual = local_settings(job), RouterSettings()
+    settings, usual = local_settings(job.params.model, job.target), RouterSettings()
     assert settings.router.max_upload_bytes > 100 * usual.max_upload_bytes
     assert settings.router.max_audio_s > 24 * 3600
     assert settings.router.max_deadline_s >= settings.router.max_audio_s

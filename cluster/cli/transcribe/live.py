@@ -1,0 +1,102 @@
+"""`splitscribe transcribe --live`: words while they are spoken.
+
+Sound goes from its source to a live session as it comes, and each word is printed when it is
+certain; a turn is a line. The session is a server's, by OpenAI's realtime API, or this process's.
+The first Ctrl-C ends the sound, so that the last words are still told; the second ends the command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractAsyncContextManager, contextmanager
+
+from rich.console import Console
+
+from cluster.cli.transcribe.job import LiveJob, Source
+from cluster.cli.transcribe.listener import Listener
+from cluster.cli.transcribe.sound import blocks_of
+from cluster.errors import InvalidRequestError
+
+MAX_UNSENT_S = 30.0  # of sound that is there at once, such as a file's
+LOOK_AGAIN_S = 0.05
+
+
+def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
+    """Listen until the sound ends.
+
+    Raises:
+        SplitscribeError: nothing could be done at all, or a turn failed (told before).
+    """
+    if n_failed := asyncio.run(_listen(job, out, err)):
+        raise InvalidRequestError(f"{n_failed} turns failed: their text is not whole")
+
+
+async def _listen(job: LiveJob, out: Console, err: Console) -> int:
+    stop = threading.Event()
+    async with _opened(job) as listener:
+        with _stopped_by_interrupt(stop):
+            if job.source.path is None:
+                err.print("splitscribe: listening; Ctrl-C ends", style="dim")
+            try:
+                async with asyncio.TaskGroup() as group:
+                    sending = group.create_task(_send(job.source, listener, stop))
+                    n_failed = await _print(listener, out, err)
+                    sending.cancel()  # it has ended, unless the session ended first
+            except ExceptionGroup as group_error:
+                raise group_error.exceptions[0] from None
+            return n_failed
+
+
+def _opened(job: LiveJob) -> AbstractAsyncContextManager[Listener]:
+    if job.target.server:  # each imports a large library, so only the one that is needed
+        from cluster.cli.transcribe.live_remote import through_server
+
+        return through_server(job)
+    from cluster.cli.transcribe.live_local import in_process
+
+    return in_process(job)
+
+
+async def _send(source: Source, listener: Listener, stop: threading.Event) -> None:
+    async for block in blocks_of(source, listener.rate, stop):
+        await listener.append(block)
+        while listener.unsent_s > MAX_UNSENT_S and not stop.is_set():  # noqa: ASYNC110
+            await asyncio.sleep(LOOK_AGAIN_S)  # nothing tells when it changes
+    await listener.end()
+
+
+async def _print(listener: Listener, out: Console, err: Console) -> int:
+    """Print what is told, a line for each turn. Returns how many turns failed."""
+    n_failed, begun = 0, False
+    async for said in listener.said():
+        text = said.text if begun else said.text.lstrip()
+        if text:
+            out.print(text, end="", markup=False, highlight=False)
+            out.file.flush()
+            begun = True
+        if said.ends_turn and begun:
+            out.print()
+            begun = False
+        if said.error is not None:
+            n_failed += 1
+            err.print(f"splitscribe: {said.error}", style="red", markup=False)
+    return n_failed
+
+
+@contextmanager
+def _stopped_by_interrupt(stop: threading.Event) -> Iterator[None]:
+    """The first SIGINT sets `stop`; from then on it interrupts as usual."""
+    loop = asyncio.get_running_loop()
+
+    def interrupted() -> None:
+        stop.set()
+        loop.remove_signal_handler(signal.SIGINT)
+
+    loop.add_signal_handler(signal.SIGINT, interrupted)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)

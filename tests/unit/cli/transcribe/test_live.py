@@ -1,0 +1,175 @@
+"""`transcribe --live` sends what it hears, prints what is told, and ends as it should."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import wave
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from cluster.cli.transcribe import live
+from cluster.cli.transcribe.job import LiveJob, Source, Target
+from cluster.cli.transcribe.listener import Said
+from cluster.errors import InvalidRequestError
+from cluster.messages import Pcm
+from tests.support.reference import make_pcm
+from tests.unit.cli.transcribe.conftest import CommandLine
+
+PCM = make_pcm(2.0)
+TOLD = (
+    Said(" Hello"),
+    Said(" there."),
+    Said(ends_turn=True),
+    Said(ends_turn=True),  # a turn in which nothing was said
+    Said(" Good"),
+    Said(" bye [red]."),
+    Said(ends_turn=True),
+)
+
+
+class PlayedListener:
+    """Tells what it was made with, once the sound has ended."""
+
+    rate = 16_000
+
+    def __init__(self, told: tuple[Said, ...]) -> None:
+        self._told = told
+        self._ended = asyncio.Event()
+        self.heard: list[Pcm] = []
+        self.unsent_s = 0.0
+        self.most_unsent_s = 0.0
+
+    async def append(self, pcm: Pcm) -> None:
+        self.heard.append(pcm)
+        self.unsent_s += 40.0  # more than may wait, until the loop comes round again
+        self.most_unsent_s = max(self.most_unsent_s, self.unsent_s)
+        asyncio.get_running_loop().call_soon(setattr, self, "unsent_s", 0.0)
+
+    async def end(self) -> None:
+        self._ended.set()
+
+    async def said(self) -> AsyncIterator[Said]:
+        await self._ended.wait()
+        for one in self._told:
+            yield one
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> LiveJob:
+    file = tmp_path / "a.wav"
+    with wave.open(str(file), "wb") as content:
+        content.setnchannels(1)
+        content.setsampwidth(2)
+        content.setframerate(16_000)
+        content.writeframes(PCM.tobytes())
+    return LiveJob(Source(str(file)), "demo", None, "", (), Target())
+
+
+def play(
+    monkeypatch: pytest.MonkeyPatch, job: LiveJob, told: tuple[Said, ...]
+) -> tuple[PlayedListener, str, str, Exception | None]:
+    """What the listener heard, what was printed, on which stream, and what was raised."""
+    listeners: list[PlayedListener] = []
+
+    @asynccontextmanager
+    async def opened(job: LiveJob) -> AsyncIterator[PlayedListener]:
+        listeners.append(PlayedListener(told))
+        yield listeners[0]
+
+    monkeypatch.setattr(live, "_opened", opened)
+    out, err = (Console(file=io.StringIO(), soft_wrap=True, highlight=False) for _ in range(2))
+    raised: Exception | None = None
+    try:
+        live.transcribe_live(job, out, err)
+    except Exception as error:
+        raised = error
+    texts: list[Any] = [console.file for console in (out, err)]
+    return listeners[0], texts[0].getvalue(), texts[1].getvalue(), raised
+
+
+def test_each_turn_is_a_line_and_all_sound_is_sent(
+    monkeypatch: pytest.MonkeyPatch, job: LiveJob
+) -> None:
+    listener, out, err, raised = play(monkeypatch, job, TOLD)
+    assert raised is None
+    assert out == "Hello there.\nGood bye [red].\n"
+    assert err == ""
+    assert np.array_equal(np.concatenate(listener.heard), PCM)
+    assert listener.most_unsent_s == 40.0, "sound was sent though enough of it waited"
+
+
+def test_a_turn_that_failed_is_told_and_fails_the_command(
+    monkeypatch: pytest.MonkeyPatch, job: LiveJob
+) -> None:
+    told = (Said(" Half a"), Said(ends_turn=True, error="no decoder"), *TOLD[4:])
+    _, out, err, raised = play(monkeypatch, job, told)
+    assert out == "Half a\nGood bye [red].\n"
+    assert err == "splitscribe: no decoder\n"
+    assert isinstance(raised, InvalidRequestError)
+    assert "1 turns failed" in str(raised)
+
+
+def test_sound_that_cannot_be_read_is_one_error(
+    monkeypatch: pytest.MonkeyPatch, job: LiveJob
+) -> None:
+    *_, raised = play(monkeypatch, replace(job, source=Source("/nowhere.wav")), TOLD)
+    assert raised is not None
+    assert "/nowhere.wav cannot be read as audio" in str(raised)
+
+
+@pytest.fixture
+def live_job_of(
+    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., LiveJob]:
+    """The job that a command line asks for; it is not done."""
+
+    def parse(*args: str) -> LiveJob:
+        jobs: list[LiveJob] = []
+        monkeypatch.setattr(live, "transcribe_live", lambda job, *_: jobs.append(job))
+        result = command_line("--live", *args)
+        if result.exception is not None and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        return jobs[0]
+
+    return parse
+
+
+def test_flags_become_a_live_job(live_job_of: Callable[..., LiveJob]) -> None:
+    assert live_job_of() == LiveJob(Source(), "demo", None, "", (), Target())
+    asked = live_job_of(
+        *("-", "--raw", "--language", "German", "--hotwords", "Ada, Grace ,"),
+        *("--initial_prompt", "A talk.", "--server", "http://x:1", "--model", "turbo"),
+    )
+    assert asked.source == Source("-", 16_000)
+    assert (asked.language, asked.keywords, asked.prompt) == ("de", ("Ada", "Grace"), "A talk.")
+    assert (asked.model, asked.target.server) == ("turbo", "http://x:1")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("-f", "srt"), "--output-format has no effect with --live"),
+        (("--beam_size", "5"), "--beam-size has no effect with --live"),
+        (("--word_timestamps", "True"), "--word-timestamps has no effect with --live"),
+        (("a.wav", "b.wav"), "one source, got 2 files"),
+        (("--raw",), "no microphone"),
+        (("--language", "Klingon"), "Klingon"),
+    ],
+)
+def test_what_has_no_effect_is_refused(
+    live_job_of: Callable[..., LiveJob], args: tuple[str, ...], said: str
+) -> None:
+    with pytest.raises(InvalidRequestError, match=said):
+        live_job_of(*args)
+
+
+def test_without_files_something_has_to_be_said(command_line: CommandLine) -> None:
+    assert "name the files to transcribe" in str(command_line().exception)
