@@ -54,5 +54,6 @@ def make_live_engine(
             else partial(trimmed.positions_for, n_audio_ctx=dims.n_audio_ctx)
         ),
         recorder=recorder,
+        tracer=tracer,
         clock=clock,
     )

@@ -14,6 +14,7 @@ from cluster.errors import OverloadedError
 from cluster.metrics import Recorder
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import LiveSettings
+from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig
 from router.live.observer import LiveObserver
@@ -40,6 +41,7 @@ class LiveEngine:
         activity: VoiceActivity,
         context_for: Callable[[int], int] | None = None,
         recorder: Recorder | None = None,
+        tracer: Tracer = NO_TRACER,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """The parts that do the work.
@@ -47,7 +49,7 @@ class LiveEngine:
         Args:
             pipeline: one that keeps no KV for reuse: growing audio never comes again.
             activity: of all engines of the process; whoever made it closes it.
-            recorder: of the router's metrics.
+            recorder: of the router's metrics. tracer: begins a trace for each update.
             context_for: encoder positions by mel frames, as in `WindowAudio.of_samples`.
         """
         self.observer = LiveObserver() if recorder is None else LiveObserver(recorder)
@@ -55,7 +57,7 @@ class LiveEngine:
         self._sessions: set[Session] = set()
         self._parts = SessionParts(
             activity=activity,
-            updates=Updates(pipeline, tokenizer, n_text_ctx, context_for, clock),
+            updates=Updates(pipeline, tokenizer, n_text_ctx, context_for, clock, tracer),
             tokenizer=tokenizer,
             policy=policy,
             pace=self.pace,

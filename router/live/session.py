@@ -331,6 +331,7 @@ class Session:
             parts.updates.decode(
                 work,
                 request_id=self._id,
+                turn=turn.number,
                 number=self._n_updates,
                 owner=self._owner,
                 peaks=self._policy(turn.config).needs_peaks,

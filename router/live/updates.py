@@ -14,6 +14,7 @@ from cluster.messages import DecodeOptions, DecodeResult, Pcm, QualityGates
 from cluster.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.model.quality import is_silence, repeats_itself
 from cluster.model.tokenizer import WhisperTokenizer
+from cluster.tracing import NO_TRACER, Tracer
 from router.api.params import LADDER, PARALLEL_GATES
 from router.interface import RequestContext
 from router.live.interface import LiveConfig
@@ -68,8 +69,10 @@ class Updates:
         n_text_ctx: int,
         context_for: Callable[[int], int] | None,
         clock: Clock = SYSTEM_CLOCK,
+        tracer: Tracer = NO_TRACER,
     ) -> None:
-        """context_for: as in `WindowAudio.of_samples`."""
+        """context_for: as in `WindowAudio.of_samples`. tracer: begins a trace for each update."""
+        self._tracer = tracer
         self._pipeline = pipeline
         self._tokenizer = tokenizer
         self._n_text_ctx = n_text_ctx
@@ -77,9 +80,11 @@ class Updates:
         self._clock = clock
 
     async def decode(
-        self, work: Work, *, request_id: str, number: int, owner: bytes, peaks: bool
+        self, work: Work, *, request_id: str, turn: int, number: int, owner: bytes, peaks: bool
     ) -> Decoded:
         """Take one update through both pools. Cancelling it ends it everywhere.
+
+        Its trace has the session's id, and the numbers of its turn and its own.
 
         Args:
             request_id: the session's, for logs and traces; `number` tells its updates apart.
@@ -91,7 +96,18 @@ class Updates:
         time_s = FINAL_TIME_S if work.is_final else UPDATE_TIME_S
         context = RequestContext.unlimited(request_id, time_s, self._clock)
         context.owner, context.priority = owner, "live"
-        run = RequestRun(context)
+        with self._tracer.root(
+            "live update",
+            "",
+            request_id=request_id,
+            turn=turn,
+            update=number,
+            is_final=work.is_final,
+        ) as span:
+            context.span = span
+            return await self._decode(RequestRun(context), work, number, peaks)
+
+    async def _decode(self, run: RequestRun, work: Work, number: int, peaks: bool) -> Decoded:
         audio = WindowAudio.of_samples(number, work.pcm, self._context_for)
         options = self._options(work, peaks)
         result = await self._pipeline.decode(run, audio, options)

@@ -12,6 +12,7 @@ from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.tokenizer import WhisperTokenizer
 from cluster.settings import LiveSettings, RouterSettings
+from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity
 from router.live.engine import LiveEngine
 from router.live.interface import (
@@ -48,6 +49,7 @@ class PlayedEngine:
     policy: Policy = field(default_factory=AttentionPeak)
     settings: LiveSettings = field(default_factory=LiveSettings)
     recorder: Recorder = field(default_factory=lambda: silent_recorder(ROUTER_METRICS))
+    tracer: Tracer = NO_TRACER
 
     def __post_init__(self) -> None:
         self.clock: Clock = virtual_clock()
@@ -58,7 +60,8 @@ class PlayedEngine:
             self.pools,
             RouterSettings(),
             self.recorder,
-            clock=self.clock,
+            self.tracer,
+            self.clock,
             reuses_kv=False,
         )
         self.model = LoudIsSpeech()
@@ -71,6 +74,7 @@ class PlayedEngine:
             n_text_ctx=448,
             activity=self.activity,
             recorder=self.recorder,
+            tracer=self.tracer,
             clock=self.clock,
         )
 

@@ -9,10 +9,12 @@ import pytest
 from cluster.errors import SequenceFailedError
 from cluster.messages import SAMPLE_RATE
 from cluster.metrics import ROUTER_METRICS
+from cluster.tracing import NO_TRACER, Tracer
 from router.live.interface import LiveConfig, TextDelta, TurnFailed
 from tests.support.counted import Counted
 from tests.support.live import PlayedEngine, Told, say
 from tests.support.played_speech import pcm_of_words, spoken
+from tests.support.traced import Traced, id_of, parent_of
 from tests.support.virtual_time import run_virtually
 
 MANUAL = LiveConfig(language="en", turn_detection=None)
@@ -20,12 +22,12 @@ WORDS = spoken(" ".join(f"w{n}" for n in range(12)))
 PCM = pcm_of_words(WORDS)
 
 
-def listen_to(**pools: Any) -> tuple[Told, Counted, PlayedEngine]:
+def listen_to(tracer: Tracer = NO_TRACER, **pools: Any) -> tuple[Told, Counted, PlayedEngine]:
     """A session of WORDS; `pools` are attributes of the played pools."""
     counted = Counted(ROUTER_METRICS)
 
     async def work() -> tuple[Told, PlayedEngine]:
-        played = PlayedEngine(WORDS, recorder=counted.recorder)
+        played = PlayedEngine(WORDS, recorder=counted.recorder, tracer=tracer)
         for name, value in pools.items():
             setattr(played.pools, name, value)
         told = await say(played, PCM, MANUAL, commit=True)
@@ -57,3 +59,21 @@ def test_a_turn_that_fails_is_counted_apart() -> None:
     assert told.of(TurnFailed)
     assert counted.of("splitscribe_live_turns_total", outcome="failed") == [1.0]
     assert not counted.of("splitscribe_live_updates_total", outcome="answered")
+
+
+def test_each_update_is_a_trace_that_names_its_session_and_turn() -> None:
+    traced = Traced()
+    listen_to(tracer=traced.tracer)
+    spans = traced.all()
+    updates = [span for span in spans if span.name == "live update"]
+    assert len(updates) > 3
+    numbers = [(span.attributes or {})["splitscribe.update"] for span in updates]
+    assert len(set(numbers)) == len(numbers)
+    for span in updates:
+        assert parent_of(span) is None
+        assert span.attributes is not None
+        assert span.attributes["splitscribe.request_id"] == "live"
+        assert span.attributes["splitscribe.turn"] == 0
+    windows = [span for span in spans if span.name == "window"]
+    assert {parent_of(span) for span in windows} <= {id_of(span) for span in updates}
+    assert len(windows) == len(updates)
