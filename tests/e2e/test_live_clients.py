@@ -33,6 +33,7 @@ PIPECAT = Program("pipecat", ("pipecat-ai[openai]==1.14.0",))
 RATE = 24_000
 CLIENT_S = 150.0
 MOST_WRONG = 0.25  # of the words
+ENOUGH_WORDS = str(len(sample_text("short").split()) - 2)  # of finals, after which no turn is open
 __all__ = ["certificate"]  # a fixture
 
 
@@ -75,7 +76,8 @@ def test_livekit_agents(url: str, recording: Path, model: str) -> None:
     """With the server's turn detection, and where the name makes it commit by its own."""
     client = CLIENTS / "livekit_client.py"
     environment = environment_of(LIVEKIT)
-    found = reported(environment.run(client, f"{url}/v1", model, recording, timeout_s=CLIENT_S))
+    arguments = (f"{url}/v1", model, recording, ENOUGH_WORDS)
+    found = reported(environment.run(client, *arguments, timeout_s=CLIENT_S))
     hold_to_the_text(" ".join(found["finals"]))
     assert found["interims"]
     assert "recognition_usage" in found["kinds"]
@@ -91,7 +93,8 @@ def test_pipecat(url: str, recording: Path, model: str, vad: str) -> None:
     client, address = CLIENTS / "pipecat_client.py", url.replace("http", "ws", 1)
     environment = environment_of(PIPECAT)
     address = f"{address}/v1/realtime"
-    found = reported(environment.run(client, address, model, recording, vad, timeout_s=CLIENT_S))
+    arguments = (address, model, recording, vad, ENOUGH_WORDS)
+    found = reported(environment.run(client, *arguments, timeout_s=CLIENT_S))
     assert found["errors"] == []
     hold_to_the_text(" ".join(found["finals"]))
 

@@ -1,14 +1,16 @@
 """Pipecat's realtime STT service in a pipeline, as its users build one. Has its own environment.
 
-    python pipecat_client.py WS_URL MODEL PCM24K VAD
+    python pipecat_client.py WS_URL MODEL PCM24K VAD WORDS
 
-Streams the recording (int16, 24 kHz, mono) in real time and prints JSON: finals, interims, errors.
+Streams the recording (int16, 24 kHz, mono) in real time, waits for finals of so many WORDS (60 s at
+most), and prints JSON: finals, interims, errors.
 VAD: "server", or "local", where the client says itself that the speaker has stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -34,16 +36,18 @@ RATE, PIECE = 24_000, 1_200  # 50 ms
 class Collector(FrameProcessor):
     """Keeps what the service says."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int) -> None:
         super().__init__()
+        self.words = words
         self.found: dict[str, list[str]] = {"finals": [], "interims": [], "errors": []}
-        self.has_final = asyncio.Event()
+        self.is_complete = asyncio.Event()
 
     async def process_frame(self, frame: Frame, direction: FrameDirection) -> None:
         await super().process_frame(frame, direction)
         if isinstance(frame, TranscriptionFrame):
             self.found["finals"].append(frame.text)
-            self.has_final.set()
+            if len(" ".join(self.found["finals"]).split()) >= self.words:
+                self.is_complete.set()
         elif isinstance(frame, InterimTranscriptionFrame):
             self.found["interims"].append(frame.text)
         elif isinstance(frame, ErrorFrame):
@@ -51,8 +55,8 @@ class Collector(FrameProcessor):
         await self.push_frame(frame, direction)
 
 
-async def main(pcm: bytes, url: str, model: str, vad: str) -> None:
-    collector = Collector()
+async def main(pcm: bytes, url: str, model: str, vad: str, words: int) -> None:
+    collector = Collector(words)
     service = OpenAIRealtimeSTTService(
         api_key="none",
         base_url=url,
@@ -78,7 +82,8 @@ async def main(pcm: bytes, url: str, model: str, vad: str) -> None:
         if vad == "local":
             await task.queue_frame(VADUserStoppedSpeakingFrame())
         try:
-            await asyncio.wait_for(collector.has_final.wait(), 60)
+            with contextlib.suppress(TimeoutError):  # what came is told all the same
+                await asyncio.wait_for(collector.is_complete.wait(), 60)
         finally:
             await task.cancel()
 
@@ -86,5 +91,5 @@ async def main(pcm: bytes, url: str, model: str, vad: str) -> None:
     print(json.dumps(collector.found))
 
 
-address, name, file, detector = sys.argv[1:]
-asyncio.run(main(Path(file).read_bytes(), address, name, detector))
+address, name, file, detector, count = sys.argv[1:]
+asyncio.run(main(Path(file).read_bytes(), address, name, detector, int(count)))
