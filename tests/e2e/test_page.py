@@ -527,33 +527,50 @@ def test_a_recording_of_the_microphone_is_transcribed(page: Page) -> None:
     expect(page.locator(".lit")).to_have_count(1)
 
 
+ITEM = "conversation.item.input_audio_transcription"
+TURN = (  # what the server says once it has had so many bytes of audio
+    (4_800, {"type": "input_audio_buffer.speech_started", "item_id": "one", "audio_start_ms": 100}),
+    (48_000, {"type": f"{ITEM}.delta", "item_id": "one", "delta": "Hello <b>"}),
+    (96_000, {"type": f"{ITEM}.delta", "item_id": "one", "delta": "there</b>"}),
+    (144_000, {"type": "input_audio_buffer.speech_stopped", "item_id": "one"}),
+    (144_000, {"type": f"{ITEM}.completed", "item_id": "one", "transcript": "Hello <b>there</b>"}),
+)
+LAST_TURN = (
+    {"type": "input_audio_buffer.committed", "item_id": "two"},
+    {"type": f"{ITEM}.delta", "item_id": "two", "delta": "General."},
+    {"type": f"{ITEM}.completed", "item_id": "two", "transcript": "General."},
+)
+
+
 class ScriptedSession:
-    """OpenAI's realtime protocol, as far as the page speaks it: answers by a script."""
+    """OpenAI's realtime protocol, as far as the page speaks it: answers by a script.
+
+    It sends from within Playwright's handlers only; elsewhere its synchronous calls never return.
+    """
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []
         self.pcm = b""
-        self._socket: WebSocketRoute | None = None
+        self._next = 0
 
     def handle(self, socket: WebSocketRoute) -> None:
-        self._socket = socket
-        socket.on_message(self._take)
-        self.tell(type="session.created")
+        socket.on_message(lambda message: self._take(socket, json.loads(message)))
+        socket.send(json.dumps({"type": "session.created"}))
 
-    def tell(self, **event: Any) -> None:
-        assert self._socket is not None
-        self._socket.send(json.dumps(event))
-
-    def _take(self, message: str | bytes) -> None:
-        event = json.loads(message)
-        if event["type"] == "input_audio_buffer.append":
-            self.pcm += b64decode(event["audio"])
-            return
+    def _take(self, socket: WebSocketRoute, event: dict[str, Any]) -> None:
+        match event["type"]:
+            case "input_audio_buffer.append":
+                self.pcm += b64decode(event["audio"])
+                while self._next < len(TURN) and len(self.pcm) >= TURN[self._next][0]:
+                    socket.send(json.dumps(TURN[self._next][1]))
+                    self._next += 1
+                return
+            case "session.update":
+                socket.send(json.dumps({"type": "session.updated"}))
+            case "input_audio_buffer.commit":
+                for told in LAST_TURN:
+                    socket.send(json.dumps(told))
         self.sent.append(event)
-        if event["type"] == "session.update":
-            self.tell(type="session.updated")
-        if event["type"] == "input_audio_buffer.commit":
-            self.tell(type="input_audio_buffer.committed", item_id="two")
 
 
 def test_live_words_appear_while_they_are_said_and_stay(page: Page) -> None:
@@ -562,43 +579,36 @@ def test_live_words_appear_while_they_are_said_and_stay(page: Page) -> None:
     page.reload()  # which puts the script in the server's place
     page.get_by_role("tab", name="Live").click()
     page.get_by_role("button", name="Start").click()
-    expect(page.locator("#live-state")).to_have_text("Listening", timeout=WAIT_MS)
-    item = "conversation.item.input_audio_transcription"
-    script.tell(type="input_audio_buffer.speech_started", item_id="one", audio_start_ms=1500)
-    expect(page.locator("#live-state")).to_have_text("Hearing you")
-    script.tell(type=f"{item}.delta", item_id="one", delta="Hello <b>")
-    expect(page.locator(".turn .words")).to_have_text("Hello <b>")
-    script.tell(type=f"{item}.delta", item_id="one", delta="there</b>")
-    script.tell(type="input_audio_buffer.speech_stopped", item_id="one")
-    script.tell(type=f"{item}.completed", item_id="one", transcript="Hello <b>there</b>")
-    expect(page.locator(".turn:not(.open) .words")).to_have_text("Hello <b>there</b>")
+    expect(page.locator(".turn:not(.open) .words")).to_have_text(
+        "Hello <b>there</b>", timeout=WAIT_MS
+    )
     expect(page.locator("#level")).not_to_have_attribute("aria-valuenow", "0")
-    wait_for_audio(page, script, 48_000 * 6)
-    (update,) = script.sent
+    expect(page.locator("#live-state")).to_have_text("Listening")
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#live-state")).to_have_text("Press to speak", timeout=WAIT_MS)
+    update, commit, *_ = script.sent
     told = update["session"]["audio"]["input"]
     assert update["session"]["type"] == "transcription"
     assert told["format"] == {"type": "audio/pcm", "rate": 24_000}
     assert told["turn_detection"]["type"] == "server_vad"
     assert told["transcription"]["model"]
-    page.get_by_role("button", name="Stop").click()
-    expect(page.locator("#live-state")).to_have_text("Finishing")
-    script.tell(type=f"{item}.delta", item_id="two", delta="General.")
-    script.tell(type=f"{item}.completed", item_id="two", transcript="General.")
-    expect(page.locator("#live-state")).to_have_text("Press to speak")
-    assert [event["type"] for event in script.sent][1] == "input_audio_buffer.commit"
+    assert commit["type"] == "input_audio_buffer.commit"
     text = downloaded(page, page.get_by_role("button", name="Export txt").click)
     assert text == "Hello <b>there</b>\nGeneral.\n"
     heard = np.abs(np.frombuffer(script.pcm, np.int16))
     assert heard.max() > 1000, "the recording was heard"
 
 
-def wait_for_audio(page: Page, script: ScriptedSession, n_bytes: int) -> None:
-    """Until the page has sent so much; Playwright hands messages over while it waits."""
-    for _ in range(600):
-        if len(script.pcm) >= n_bytes:
-            return
-        page.wait_for_timeout(100)
-    raise AssertionError(f"{len(script.pcm)} bytes of audio came")
+def test_live_words_of_the_microphone_come_from_the_server(page: Page, server: Server) -> None:
+    page.get_by_role("tab", name="Live").click()
+    page.get_by_role("button", name="Start").click()
+    said = page.locator(".turn:not(.open) .words")
+    expect(said.nth(1)).to_have_text(re.compile(r"\w+ \w+"), timeout=2 * WAIT_MS)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#live-state")).to_have_text("Press to speak", timeout=WAIT_MS)
+    expect(page.locator(".turn.open")).to_have_count(0)
+    assert shared_words(text_of(page.locator(".turn .words"))) > 0.5
+    wait_until(server.is_idle, 30, "nothing of the session is left")
 
 
 def test_a_refused_microphone_says_what_to_do(browser: Browser, server: Server) -> None:
