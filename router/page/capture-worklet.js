@@ -9,7 +9,8 @@ class Capture extends AudioWorkletProcessor {
   constructor({ processorOptions: { rate } }) {
     super();
     this.resampler = sampleRate === rate ? null : new Resampler(sampleRate, rate);
-    this.piece = new Int16Array(Math.round(rate * PIECE_S));
+    this.length = Math.round(rate * PIECE_S);
+    this.piece = new Int16Array(this.length);
     this.filled = 0;
     this.power = 0;
   }
@@ -25,9 +26,9 @@ class Capture extends AudioWorkletProcessor {
   add(value) {
     this.piece[this.filled++] = Math.round(32767 * Math.max(-1, Math.min(1, value)));
     this.power += value * value;
-    if (this.filled < this.piece.length) return;
+    if (this.filled < this.length) return;
     this.port.postMessage({ pcm: this.piece.buffer, rms: Math.sqrt(this.power / this.filled) }, [this.piece.buffer]);
-    this.piece = new Int16Array(this.piece.length);
+    this.piece = new Int16Array(this.length); // the one that was posted is empty from now on
     [this.filled, this.power] = [0, 0];
   }
 }

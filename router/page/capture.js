@@ -29,7 +29,7 @@ export class Microphone {
       });
       node.port.onmessage = ({ data }) => onPiece({ pcm: data.pcm, level: level(data.rms) });
       source.connect(node);
-      context.resume(); // not awaited: without any audio output it may never settle
+      await context.resume();
     } catch (error) {
       this.close();
       throw new MicrophoneError(`The browser cannot capture audio here: ${error.message}`);
