@@ -15,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+import soxr
 
 from cluster.demo.samples import sample_path, sample_text, words_of
 from tests.e2e.conftest import Server
@@ -63,6 +64,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     write_wav(folder / "speech.wav", pcm_of("short"))
     encode_as("mp3", folder, pcm_of("medium")).rename(folder / "talk.mp3")
+    (folder / "speech-24khz.pcm").write_bytes(
+        soxr.resample(pcm_of("short"), 16_000, 24_000).tobytes()
+    )
     shutil.copytree(sample_path("short").parent, folder / "cluster/demo/samples")
     return folder
 
