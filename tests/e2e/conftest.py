@@ -52,14 +52,21 @@ class Server:
         """Process id of one replica: the last part of its name."""
         return int(self.workers(role)[index]["replica"].rsplit("-", 1)[1])
 
-    def is_idle(self) -> bool:
-        """No request, nothing running or queued in any worker, and every page free."""
+    def does_nothing(self) -> bool:
+        """No request, and nothing running or queued in any worker."""
         health = self.health()
-        workers = [worker for pool in health["pools"].values() for worker in pool["workers"]]
         return health["router"]["requests"] == 0 and all(
             worker["running"] == worker["queued"] == 0
-            and worker["pages_free"] == worker["pages_total"]
-            for worker in workers
+            for pool in health["pools"].values()
+            for worker in pool["workers"]
+        )
+
+    def is_idle(self) -> bool:
+        """`does_nothing`, and every page free."""
+        return self.does_nothing() and all(
+            worker["pages_free"] == worker["pages_total"]
+            for role in ("encoder", "decoder")
+            for worker in self.workers(role)
         )
 
     def dashboard(self) -> str:

@@ -20,6 +20,7 @@ import pytest
 
 from cluster.cli.shipped import shipped_config
 from cluster.demo.samples import sample_path
+from cluster.kv.transfer_config import LEASE_S
 from tests.e2e.conftest import Server, wait_until
 from tests.support.programs import needs, require
 
@@ -165,4 +166,6 @@ def test_errors_keep_their_words_and_their_status(proxy: Proxy) -> None:
 def test_who_hangs_up_leaves_nothing_behind(server: Server, proxy: Proxy) -> None:
     with proxy.streaming() as answer:
         next(answer.iter_lines())
-    wait_until(server.is_idle, DEAF_S, "pages, sequences and requests are back")
+    wait_until(server.does_nothing, DEAF_S, "the end of its request and sequences")
+    # An encoder's answer that crossed with the hang-up has no reader, and its pages wait so long.
+    wait_until(server.is_idle, 2 * LEASE_S, "every page is free")
