@@ -45,14 +45,14 @@ from router.api.responses import (
 )
 from router.http.admission import Admission
 from router.http.asr import add_asr_routes, asr_key_check
-from router.http.client_secrets import ClientSecrets
 from router.http.envelope import install_error_handlers
 from router.http.keys import KeyRing
 from router.http.middleware import RequestMiddleware
 from router.http.models import ModelRegistry, together
 from router.http.page import add_page
-from router.http.realtime import RealtimeService
-from router.http.realtime_routes import add_realtime
+from router.http.realtime.client_secrets import ClientSecrets
+from router.http.realtime.routes import add_realtime
+from router.http.realtime.service import RealtimeService
 from router.http.service import Endpoint, TranscriptionService
 from router.http.sse import HEARTBEAT_S
 from router.http.uploads import sweep_spool_always

@@ -1,7 +1,7 @@
 """Realtime sessions through the proxies that are shipped: nothing of the protocol is lost there.
 
 The router's listener has a fake engine behind it, so that no cluster is needed; the proxies are the
-real ones, with TLS. `tests/unit/router/http/test_realtime.py` does the same without a proxy.
+real ones, with TLS. `tests/unit/router/http/realtime/test_sessions.py` does the same without one.
 """
 
 from __future__ import annotations

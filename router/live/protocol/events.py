@@ -1,7 +1,8 @@
 """The events of OpenAI's realtime transcription: what a client sends, read; what it gets, written.
 
-Only shapes stand here, of the protocol as it is today and of its beta. `router.live.protocol` says
-which event comes when. Source: openai-python, `types/realtime` and `types/beta/realtime`.
+Only shapes stand here, of the protocol as it is today and of its beta. Which event comes when is
+said by `router.live.protocol.session_protocol`. Source: openai-python, `types/realtime` and
+`types/beta/realtime`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Four tasks of one event loop: one reads the client, one hears the engine, one sends, one watches the
 time. The first that ends decides how the connection ends. What the events mean is
-`router.live.protocol`'s; who may connect is `router.http.realtime`'s.
+`router.live.protocol.session_protocol`'s; who may connect is `router.http.realtime.service`'s.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from cluster.errors import (
     WorkerError,
 )
 from cluster.settings import LiveSettings
-from router.http.outbox import Outbox, Pace, SlowReaderError
-from router.live.events import Append, ClientEvent, EventWriter, Refused, read_event
-from router.live.protocol import LiveProtocol, TooManyMistakesError
+from router.http.realtime.outbox import Outbox, Pace, SlowReaderError
+from router.live.protocol.events import Append, ClientEvent, EventWriter, Refused, read_event
+from router.live.protocol.session_protocol import LiveProtocol, TooManyMistakesError
 
 logger = logging.getLogger(__name__)
 

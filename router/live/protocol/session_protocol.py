@@ -1,6 +1,6 @@
 """The protocol of one realtime session: events of the client and of the engine in, events out.
 
-A state machine without I/O: `router.http.realtime_connection` carries what it says, and calls it
+A state machine without I/O: `router.http.realtime.connection` carries what it says, and calls it
 from one event loop. It knows OpenAI's semantics and nothing of sockets, keys or time.
 
 What it promises, whatever comes in whatever order: every event is answered or taken; every item of
@@ -16,19 +16,6 @@ from typing import Any
 
 from cluster.errors import InvalidRequestError, SplitscribeError
 from cluster.messages import SAMPLE_RATE, Pcm
-from router.live.audio_format import StreamDecoder
-from router.live.events import (
-    Append,
-    Clear,
-    ClientEvent,
-    Commit,
-    Event,
-    EventWriter,
-    Refused,
-    Update,
-    error_fields,
-    written_logprobs,
-)
 from router.live.interface import (
     IdleTimeout,
     LiveConfig,
@@ -42,13 +29,22 @@ from router.live.interface import (
     TurnFailed,
     TurnSegment,
 )
-from router.live.session_config import (
-    ModelNames,
-    SessionConfig,
-    as_beta_session,
-    as_session,
-    updated,
+from router.live.protocol.audio_format import StreamDecoder
+from router.live.protocol.events import (
+    Append,
+    Clear,
+    ClientEvent,
+    Commit,
+    Event,
+    EventWriter,
+    Refused,
+    Update,
+    error_fields,
+    written_logprobs,
 )
+from router.live.protocol.session_config import ModelNames, SessionConfig
+from router.live.protocol.session_objects import as_beta_session, as_session
+from router.live.protocol.session_updates import updated
 
 HELD_S = 1.0  # of audio that waits for the session's configuration, if that has not come
 MAX_MISTAKES = 100  # errors of one session, after which it is closed

@@ -19,10 +19,11 @@ from openai._models import construct_type_unchecked
 from openai.types.realtime import RealtimeServerEvent
 
 from cluster.errors import ModelNotFoundError
-from router.live.events import EventWriter, Form, read_event
 from router.live.interface import LiveConfig
-from router.live.protocol import MAX_MISTAKES, LiveProtocol, TooManyMistakesError
-from router.live.session_config import ModelNames, SessionConfig, updated
+from router.live.protocol.events import EventWriter, Form, read_event
+from router.live.protocol.session_config import ModelNames, SessionConfig
+from router.live.protocol.session_protocol import MAX_MISTAKES, LiveProtocol, TooManyMistakesError
+from router.live.protocol.session_updates import updated
 from tests.support.live_engine import BAD, FakeLiveEngine, spoken
 
 MODELS = {"one": "a", "whisper-1": "a", "gpt-realtime-whisper": "a", "two": "b"}

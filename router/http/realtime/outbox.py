@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 
 from cluster.clock import Clock
-from router.live.events import Event
+from router.live.protocol.events import Event
 
 MAX_WAITING_BYTES = 1 << 20
 SEND_TIMEOUT_S = 30.0  # of one event

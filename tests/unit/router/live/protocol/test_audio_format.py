@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.live.audio_format import AudioFormat, StreamDecoder
+from router.live.protocol.audio_format import AudioFormat, StreamDecoder
 
 FORMATS = [AudioFormat(), AudioFormat("pcm", 16_000), AudioFormat("pcm", 44_100)]
 G711 = [AudioFormat("pcmu", 8_000), AudioFormat("pcma", 8_000)]

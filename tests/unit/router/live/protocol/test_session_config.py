@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from cluster.errors import InvalidRequestError, ModelNotFoundError, SplitscribeError
-from router.live.audio_format import AudioFormat
 from router.live.interface import LiveConfig, SemanticVad, ServerVad
-from router.live.session_config import SessionConfig, as_beta_session, as_session, updated
-from tests.unit.router.live.test_protocol import NAMES
+from router.live.protocol.audio_format import AudioFormat
+from router.live.protocol.session_config import SessionConfig
+from router.live.protocol.session_objects import as_beta_session, as_session
+from router.live.protocol.session_updates import updated
+from tests.unit.router.live.protocol.test_protocol import NAMES
 
 FIRST = updated(SessionConfig(live=LiveConfig(model="one")), {}, NAMES)
 

@@ -15,7 +15,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cluster.settings import LiveSettings
-from router.http import outbox, realtime_connection
+from router.http.realtime import connection, outbox
 from tests.support.live_engine import BAD, spoken
 from tests.support.realtime import (
     ANSWER_S,
@@ -313,7 +313,7 @@ async def test_a_drain_ends_open_turns_and_closes_for_a_restart(door: Door) -> N
 async def test_turns_that_do_not_end_in_a_drain_fail(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(realtime_connection, "DRAIN_S", 0.2)
+    monkeypatch.setattr(connection, "DRAIN_S", 0.2)
     async with door.connect() as socket:
         await append(socket, spoken(5, rate=RATE) + bytes(4800))
         await until(socket, ".delta")
@@ -395,8 +395,8 @@ async def test_a_client_that_reads_nothing_costs_its_connection_only(
     """It sends clears and never reads their answers."""
     monkeypatch.setattr(outbox, "MAX_WAITING_BYTES", 20_000)
     monkeypatch.setattr(outbox, "SEND_TIMEOUT_S", 0.5)
-    monkeypatch.setattr(realtime_connection, "FLUSH_S", 0.2)
-    monkeypatch.setattr(realtime_connection, "CLOSE_S", 0.2)
+    monkeypatch.setattr(connection, "FLUSH_S", 0.2)
+    monkeypatch.setattr(connection, "CLOSE_S", 0.2)
     _, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1024)
     writer.transport.pause_reading()
     head = (

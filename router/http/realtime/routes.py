@@ -9,8 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket
 
-from router.http.client_secrets import MAX_S, MIN_S, USUAL_S
-from router.http.realtime import RealtimeService
+from router.http.realtime.client_secrets import MAX_S, MIN_S, USUAL_S
+from router.http.realtime.service import RealtimeService
 
 
 class ExpiresAfter(BaseModel):
