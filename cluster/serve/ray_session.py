@@ -52,7 +52,9 @@ def _start(address: str | None, log_to_driver: bool, dashboard: RayDashboard) ->
     common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": log_to_driver}
     try:
         if address is not None:
-            return ray.init(address=address, **common)
+            # For an address of this machine alone Ray would look at the network's, where none is.
+            with ray_on_loopback() if _is_loopback(address) else nullcontext():
+                return ray.init(address=address, **common)
         # glibc's heaps: eight for each core by default, each with what its threads have freed.
         heaps = {"MALLOC_ARENA_MAX": str(max(2, os.cpu_count() or 1))}
         for name, value in (ONE_MACHINE_ENVIRONMENT | heaps).items():
@@ -66,6 +68,10 @@ def _start(address: str | None, log_to_driver: bool, dashboard: RayDashboard) ->
             )
     except Exception as error:
         raise ConfigurationError(f"Ray did not start: {error}") from error
+
+
+def _is_loopback(address: str) -> bool:
+    return address.removeprefix("ray://").partition(":")[0] in ("127.0.0.1", "localhost")
 
 
 def _head(dashboard: RayDashboard) -> AbstractContextManager[None]:

@@ -54,7 +54,7 @@ class Router:
         replica, recorder = start_replica("router", settings, build, ROUTER_METRICS)
         self._recorder = recorder
         self._tracer = make_tracer(settings, "router", replica)
-        self._settings = settings
+        self._settings, self._build = settings, build
         self._audio = AudioPool(settings.router)
         await self._audio.start()
         self._activity = VoiceActivity(SileroBatch())
@@ -98,6 +98,10 @@ class Router:
         if self._listener is not None:
             self._listener.check()
 
+    async def shared_settings(self) -> tuple[Settings, str]:
+        """What bulk work needs to know of this application: its settings, and its build."""
+        return without_secrets(self._settings), self._build
+
     def __serve_build_asgi_app__(self) -> FastAPI:
         return self._app
 
@@ -122,6 +126,12 @@ class Router:
             await self._audio.close()
         if hasattr(self, "_tracer"):
             await asyncio.to_thread(self._tracer.close)
+
+
+def without_secrets(settings: Settings) -> Settings:
+    """`settings` without API keys and the cluster's key, which only replicas know."""
+    router = settings.router.model_copy(update={"api_key": (), "api_key_file": None})
+    return settings.model_copy(update={"cluster_key": None, "router": router})
 
 
 def router_app(

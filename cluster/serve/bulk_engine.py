@@ -1,0 +1,310 @@
+"""Transcribes whole files outside of the routers, over the pools of an application, as bulk work.
+
+It is the way of a request without HTTP: the same audio workers, windows, pipeline and segments, so
+that a text is what the file endpoint answers. Its windows are of the class `bulk`, which fills what
+others leave, and they wait for as long as it takes. Any process of the Ray cluster may hold one: a
+task of Ray Data, the owner of a batch, a driver. It knows neither where files come from nor what
+becomes of their transcripts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.clock import SYSTEM_CLOCK, Clock
+from cluster.errors import (
+    ConfigurationError,
+    OverloadedError,
+    UnsupportedValueError,
+    WorkerDrainingError,
+    WorkerGoneError,
+)
+from cluster.messages import Task
+from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.encoder_context import chosen_context
+from cluster.model.tokenizer import WhisperTokenizer
+from cluster.serve.clients import ServePool, call_worker
+from cluster.serve.distribution import check_distribution
+from cluster.serve.hooks.ledger import PROCESS_LEDGER
+from cluster.serve.ray_environment import APP_NAME
+from cluster.serve.replicas.router_replica import served_model
+from cluster.settings import RouterSettings, Settings
+from router.api.formats import RenderedTranscript, render
+from router.api.forms import parse_transcription, parse_translation, requested_model
+from router.api.params import TranscriptionParams
+from router.audio.pool import AudioPool
+from router.clients import DecoderClient, EncoderClient
+from router.http.models import ModelRegistry
+from router.interface import RequestContext, StageTimings, TranscriptionResult, Update
+from router.request import RequestTranscriber
+from router.transcript import TokenLogprob, Transcript
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 7 * 24 * 3600.0  # longer than any archive waits for its turn
+DECODE_S = 1800.0  # processor time that one upload may take to become samples: hours of audio do
+# Pauses after which a file begins again that no worker could finish, each being tried for
+# `max_attempts` tries: workers are replaced meanwhile. More would only kill more of them.
+PAUSES_S = (5.0, 20.0, 60.0)
+TRIED_AGAIN = (OverloadedError, WorkerGoneError, WorkerDrainingError)
+STATE_S = 30.0  # for an application to tell its settings
+
+Pools = Mapping[str, tuple[EncoderClient, DecoderClient]]
+OnProgress = Callable[[float, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BulkResult:
+    """What came of one file. logprobs: empty unless they were asked for."""
+
+    transcript: Transcript
+    timings: StageTimings
+    logprobs: tuple[TokenLogprob, ...]
+    params: TranscriptionParams
+
+    def rendered(self) -> RenderedTranscript:
+        """The body that the file endpoint answers."""
+        params = self.params
+        return render(
+            self.transcript,
+            params.response_format,
+            words=params.words,
+            segments=params.segments,
+            logprobs=self.logprobs if params.logprobs else None,
+        )
+
+
+class BulkEngine:
+    """Transcribes files for all models of an application. Belongs to one event loop.
+
+    `over_pools` opens one where the pools are known, `connected_engine` over an application that
+    runs in the Ray cluster of this process.
+    """
+
+    def __init__(self, models: ModelRegistry, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.models = models
+        self._clock = clock
+
+    @classmethod
+    @asynccontextmanager
+    async def over_pools(
+        cls,
+        settings: Settings,
+        pools: Pools,
+        *,
+        recorder: Recorder | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        **router: Any,
+    ) -> AsyncIterator[BulkEngine]:
+        """Open an engine with audio workers of its own; they end with the context.
+
+        Args:
+            settings: the application's. Its limits on the bytes and seconds of an upload hold.
+            pools: of each model, by the names of `settings.by_model()`.
+            recorder: of a router's metrics; None: nothing is counted.
+            router: settings of the router that shall differ, such as `max_audio_s`.
+
+        Raises:
+            ConfigurationError: a checkpoint is not there, or audio workers do not start.
+        """
+        recorder = recorder or silent_recorder(ROUTER_METRICS)
+        own_router = _patient(settings.router, router)
+        audio = AudioPool(own_router)
+        models = []
+        for name, own in settings.by_model().items():
+            checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
+            encoders, decoders = pools[name]
+            transcriber = RequestTranscriber(
+                audio,
+                encoders,
+                decoders,
+                WhisperTokenizer.from_checkpoint(checkpoint),
+                own_router,
+                recorder,
+                dims=checkpoint.dims,
+                context=chosen_context(checkpoint, own.encoder),
+                clock=clock,
+                # An archive does not come twice, and would push out what others may ask again.
+                reuses_kv=False,
+            )
+            models.append(served_model(settings, name, transcriber))
+        await audio.start()
+        try:
+            yield cls(ModelRegistry(models, openai_aliases=settings.router.openai_aliases), clock)
+        finally:
+            await audio.close()
+
+    def params(
+        self, fields: Iterable[tuple[str, str]], task: Task = "transcribe"
+    ) -> TranscriptionParams:
+        """Check the fields of a request as the endpoint of `task` does.
+
+        Args:
+            fields: names and texts of a form, all but the file.
+
+        Raises:
+            ModelNotFoundError: no model has this name.
+            UnsupportedValueError: `stream` was asked for, or a value that is not offered.
+            InvalidRequestError: whatever else the endpoint refuses.
+        """
+        pairs = tuple(fields)
+        model = self.models.find(requested_model(pairs))
+        parse = parse_translation if task == "translate" else parse_transcription
+        params = parse(pairs, model.languages)
+        if params.stream:
+            raise UnsupportedValueError("bulk work is not streamed: leave it out", param="stream")
+        return params
+
+    async def transcribe(
+        self,
+        upload: Path | bytes,
+        params: TranscriptionParams,
+        *,
+        name: str = "",
+        on_progress: OnProgress | None = None,
+    ) -> BulkResult:
+        """Transcribe one file, however long it has to wait; cancelling ends it everywhere.
+
+        Args:
+            upload: a file that stays there, or its bytes.
+            params: from `params`.
+            name: by which logs call the request; empty: drawn at random.
+            on_progress: told (seconds of audio done, seconds known); where workers failed it may
+                begin again.
+
+        Raises:
+            SplitscribeError: as the file endpoint's; OverloadedError only where workers fail again
+                and again while they have this file.
+        """
+        with _as_file(upload) as path:
+            for pause_s in (*PAUSES_S, None):
+                try:
+                    return await self._transcribe(path, params, name, on_progress)
+                except TRIED_AGAIN as error:
+                    if pause_s is None:
+                        raise
+                    logger.warning("%s begins again in %g s: %s", name or path, pause_s, error)
+                    await self._clock.sleep(pause_s * self._clock.random.uniform(0.5, 1.0))
+        raise AssertionError("the last try returns or raises")
+
+    async def _transcribe(
+        self, path: Path, params: TranscriptionParams, name: str, on_progress: OnProgress | None
+    ) -> BulkResult:
+        logprobs: list[TokenLogprob] = []
+
+        def note(update: Update) -> None:
+            logprobs.extend(update.logprobs)
+
+        context = RequestContext.unlimited(
+            name or f"bulk-{uuid.uuid4().hex}", PATIENCE_S, self._clock
+        )
+        context.priority = "bulk"
+        context.on_progress = on_progress
+        context.on_update = note if params.logprobs else None
+        transcriber = self.models.find(params.model).transcriber
+        result: TranscriptionResult = await transcriber.transcribe(path, params, context)
+        return BulkResult(result.transcript, result.timings, tuple(logprobs), params)
+
+
+@asynccontextmanager
+async def connected_engine(
+    app_name: str = APP_NAME, *, recorder: Recorder | None = None, **router: Any
+) -> AsyncIterator[BulkEngine]:
+    """An engine over an application that runs in the Ray cluster of this process.
+
+    Args:
+        app_name, recorder, router: see `BulkEngine.over_pools`.
+
+    Raises:
+        ConfigurationError: there is no such application here, or it runs other code than this.
+    """
+    from ray import serve
+
+    settings, build = await application_settings(app_name)
+    check_distribution(build)
+    found = (await asyncio.to_thread(serve.status)).applications[app_name]
+    pools = serve_pools(settings, found.deployments, app_name)
+    async with BulkEngine.over_pools(settings, pools, recorder=recorder, **router) as engine:
+        yield engine
+
+
+async def application_settings(app_name: str = APP_NAME) -> tuple[Settings, str]:
+    """The settings, without secrets, and the build of an application in this Ray cluster.
+
+    Raises:
+        ConfigurationError: there is none, or its routers do not answer.
+    """
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        router: Any = await asyncio.to_thread(serve.get_app_handle, app_name)
+        async with asyncio.timeout(STATE_S):
+            told: tuple[Settings, str] = await call_worker(router.shared_settings.remote())
+    except RayServeException as error:
+        raise ConfigurationError(
+            f"the Ray cluster runs no application called '{app_name}': {error}"
+        ) from error
+    except (TimeoutError, WorkerGoneError) as error:
+        raise ConfigurationError(
+            f"the routers of '{app_name}' do not tell their settings: {error or 'no answer'}"
+        ) from error
+    return told
+
+
+def serve_pools(
+    settings: Settings, deployments: Iterable[str], app_name: str = APP_NAME
+) -> dict[str, tuple[ServePool, ServePool]]:
+    """Handles to the pools of each model.
+
+    deployments: names of what the application has, by which colocated workers are known.
+    """
+    from ray import serve
+
+    from cluster.serve.app import deployment_suffixes
+
+    names = set(deployments)
+    pools = {}
+    for model, suffix in zip(
+        settings.by_model(), deployment_suffixes(settings.models), strict=True
+    ):
+        together = f"worker{suffix}"
+        encoder, decoder = (
+            (together, together) if together in names else (f"encoder{suffix}", f"decoder{suffix}")
+        )
+        pools[model] = (
+            ServePool(serve.get_deployment_handle(encoder, app_name), "encoder", PROCESS_LEDGER),
+            ServePool(serve.get_deployment_handle(decoder, app_name), "decoder", PROCESS_LEDGER),
+        )
+    return pools
+
+
+def _patient(router: RouterSettings, changes: Mapping[str, Any]) -> RouterSettings:
+    """The router's settings for those who wait for as long as it takes."""
+    patient = {
+        "min_deadline_s": PATIENCE_S,
+        "max_deadline_s": PATIENCE_S,
+        "audio_timeout_s": max(DECODE_S, router.audio_timeout_s),
+    }
+    return router.model_copy(update={**patient, **changes})
+
+
+@contextmanager
+def _as_file(upload: Path | bytes) -> Iterator[Path]:
+    """The path of a file with these bytes, which is gone afterwards."""
+    if isinstance(upload, Path):
+        yield upload
+        return
+    with tempfile.NamedTemporaryFile(prefix="splitscribe-bulk-") as file:
+        file.write(upload)
+        file.flush()
+        yield Path(file.name)

@@ -1,0 +1,200 @@
+"""Bulk work gives the texts of the file endpoint, as windows of the class `bulk`, and waits."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+import pytest
+
+from cluster.clock import Clock
+from cluster.demo.samples import sample_path
+from cluster.errors import (
+    InvalidAudioError,
+    InvalidRequestError,
+    ModelNotFoundError,
+    OverloadedError,
+    UnsupportedValueError,
+    WorkerGoneError,
+)
+from cluster.messages import DecodeRequest, DecodeResult, EncodeReply, EncodeRequest
+from cluster.serve.bulk_engine import PAUSES_S, BulkEngine
+from cluster.serve.in_process import LocalEngines, local_engines, transcriber_over
+from cluster.serve.replicas.router_replica import served_model, without_secrets
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings
+from router.clients import EnginePool
+from router.http.models import ModelRegistry
+from router.http.routes import create_app
+
+MODEL = (("model", "whisper-1"),)
+VERBOSE = (
+    *MODEL,
+    ("response_format", "verbose_json"),
+    ("timestamp_granularities[]", "segment"),
+    ("timestamp_granularities[]", "word"),
+)
+
+
+def make_settings(**router: Any) -> Settings:
+    role = {"threads": 1, "device": "cpu", "dtype": "float32"}
+    flags = {
+        "router": {"audio_workers": 1, "max_attempts": 2, **router},
+        "encoder": role,
+        "decoder": role,
+    }
+    return load_settings(None, flags, environ={})
+
+
+@dataclass
+class Watched:
+    """A pool that notes what comes, and raises what it was given first."""
+
+    pool: EnginePool
+    errors: list[Exception] = field(default_factory=list)
+    seen: list[EncodeRequest | DecodeRequest] = field(default_factory=list)
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        self.seen.append(request)
+        if self.errors:
+            raise self.errors.pop(0)
+        return await self.pool.encode(request)
+
+    async def decode(self, request: DecodeRequest, on_token: Any = None) -> DecodeResult:
+        self.seen.append(request)
+        return await self.pool.decode(request, on_token)
+
+    async def status(self) -> Any:
+        return await self.pool.status()
+
+
+@dataclass
+class Opened:
+    engine: BulkEngine
+    encoders: Watched
+    decoders: Watched
+    engines: LocalEngines
+
+
+@asynccontextmanager
+async def opened(clock: Clock | None = None, **router: Any) -> AsyncIterator[Opened]:
+    settings = make_settings()
+    (name,) = settings.by_model()
+    more = {} if clock is None else {"clock": clock}
+    async with local_engines(settings) as engines:
+        encoders = Watched(engines.pool("encoder"))
+        decoders = Watched(engines.pool("decoder"))
+        pools = {name: (encoders, decoders)}
+        async with BulkEngine.over_pools(settings, pools, **more, **router) as engine:
+            yield Opened(engine, encoders, decoders, engines)
+
+
+async def endpoints_answer(engines: LocalEngines, fields: Any) -> bytes:
+    (name,) = engines.settings.by_model()
+    async with transcriber_over(engines) as transcriber:
+        registry = ModelRegistry([served_model(engines.settings, name, transcriber)])
+        transport = httpx.ASGITransport(create_app(registry, engines.settings.router))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            form: dict[str, list[str]] = {}
+            for key, text in fields:
+                form.setdefault(key, []).append(text)
+            answer = await client.post(
+                "/v1/audio/transcriptions",
+                data=form,
+                files={"file": sample_path("long").read_bytes()},
+                timeout=60,
+            )
+    assert answer.status_code == 200, answer.text
+    return answer.content
+
+
+@pytest.mark.parametrize("fields", [VERBOSE, (*MODEL, ("include[]", "logprobs"))])
+async def test_a_file_gets_the_endpoints_answer_to_the_byte(fields: Any) -> None:
+    async with opened() as it:
+        expected = await endpoints_answer(it.engines, fields)
+        seconds: list[tuple[float, float]] = []
+        result = await it.engine.transcribe(
+            sample_path("long"),
+            it.engine.params(fields),
+            on_progress=lambda done_s, known_s: seconds.append((done_s, known_s)),
+        )
+        assert result.rendered().body == expected
+        assert {one.priority for one in (*it.encoders.seen, *it.decoders.seen)} == {"bulk"}
+        assert seconds[-1][1] == pytest.approx(result.transcript.duration_s, abs=0.01)
+
+
+async def test_bytes_are_a_file_too_and_what_is_no_audio_is_told() -> None:
+    async with opened() as it:
+        params = it.engine.params(MODEL)
+        result = await it.engine.transcribe(sample_path("short").read_bytes(), params)
+        assert result.transcript.text
+        with pytest.raises(InvalidAudioError):
+            await it.engine.transcribe(b"no audio at all", params)
+
+
+async def test_limits_of_the_application_hold_unless_they_are_lifted() -> None:
+    async with opened(max_audio_s=1.0) as it:
+        with pytest.raises(InvalidAudioError, match="longer"):
+            await it.engine.transcribe(sample_path("short"), it.engine.params(MODEL))
+
+
+async def test_fields_are_checked_as_the_endpoint_does() -> None:
+    async with opened() as it:
+        with pytest.raises(ModelNotFoundError):
+            it.engine.params([("model", "unknown")])
+        with pytest.raises(InvalidRequestError, match="temperature"):
+            it.engine.params([*MODEL, ("temperature", "9")])
+        with pytest.raises(UnsupportedValueError) as refused:
+            it.engine.params([*MODEL, ("stream", "true")])
+        assert refused.value.param == "stream"
+        assert it.engine.params(MODEL, "translate").task == "translate"
+
+
+def make_hasty_clock() -> tuple[Clock, list[float]]:
+    """A clock that does not wait, and what it was asked to wait for."""
+    from cluster.clock import SYSTEM_CLOCK
+
+    waits: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        waits.append(seconds)
+
+    return Clock(SYSTEM_CLOCK.monotonic, sleep, SYSTEM_CLOCK.random), waits
+
+
+async def test_full_pools_are_outwaited_and_lost_workers_survived() -> None:
+    """Full pools do not count as failures, and a file begins again where workers failed it."""
+    clock, waits = make_hasty_clock()
+    async with opened(clock) as it:
+        it.encoders.errors[:] = [
+            *(OverloadedError("full") for _ in range(40)),
+            *(WorkerGoneError("gone") for _ in range(2)),  # `max_attempts`: the window gives up
+        ]
+        result = await it.engine.transcribe(sample_path("short"), it.engine.params(MODEL))
+        assert result.transcript.text
+        assert not it.encoders.errors
+    assert sum(seconds > PAUSES_S[0] / 2 for seconds in waits) == 1
+
+
+async def test_a_file_that_kills_workers_again_and_again_fails() -> None:
+    clock, _ = make_hasty_clock()
+    async with opened(clock) as it:
+        it.encoders.errors[:] = [WorkerGoneError("gone") for _ in range(100)]
+        with pytest.raises(OverloadedError, match="no worker could finish"):
+            await it.engine.transcribe(sample_path("short"), it.engine.params(MODEL))
+        assert len(it.encoders.seen) == 2 * (1 + len(PAUSES_S))
+
+
+def test_what_routers_tell_of_their_settings_has_no_secrets() -> None:
+    settings = load_settings(
+        None,
+        {"cluster_key": "5ecret", "router": {"api_key": ("sk-1",), "max_requests_per_key": 2}},
+        environ={},
+    )
+    told = without_secrets(settings)
+    assert "5ecret" not in repr(told.model_dump())
+    assert "sk-1" not in repr(told.model_dump())
+    assert told.router.max_requests_per_key == 2
