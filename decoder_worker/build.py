@@ -10,11 +10,11 @@ from cluster.kv.payloads import HandoffImporter
 from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_device, resolve_dtype, step_threads
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import DecoderSettings
 from decoder_worker.backends import choose_attention, load_decoders
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
-from decoder_worker.scheduler import Scheduler
+from decoder_worker.scheduling.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from cluster.kv.payloads import HandoffImporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import use_step_threads
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import DecoderSettings
 from decoder_worker.build import EngineParts, build_parts
 from decoder_worker.loop import IDLE_S, Call, DecodeLoop
 from decoder_worker.prompts import PromptBuilder
-from decoder_worker.sequence import DecodeSequence, SequenceState
+from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 from decoder_worker.stats import DecoderStats
 from decoder_worker.warm_up import warm_up
 

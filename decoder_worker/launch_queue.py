@@ -20,7 +20,7 @@ from cluster.batches import run_alone
 from decoder_worker.launched import Launched
 from decoder_worker.model_runner import ModelRunner
 from decoder_worker.sampling.search import Search, StepOutput
-from decoder_worker.sequence import DecodeSequence
+from decoder_worker.scheduling.sequence import DecodeSequence
 from decoder_worker.stats import Counters
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from torch import Tensor
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.sampler import Sampled
 from decoder_worker.sampling.search import StepOutput
-from decoder_worker.sequence import DecodeSequence
+from decoder_worker.scheduling.sequence import DecodeSequence
 
 
 @dataclass(frozen=True, slots=True)

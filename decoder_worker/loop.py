@@ -28,16 +28,16 @@ from cluster.errors import (
 from cluster.kv.payloads import HandoffImporter
 from cluster.kv.transfer_config import FetchStats
 from cluster.messages import DecodeResult, SampledToken
-from cluster.model.quality import compression_ratio
-from decoder_worker.answers import finished_result, language_result
-from decoder_worker.fallback import is_doubted, is_final
-from decoder_worker.landing import Landing
+from cluster.model.text.quality import compression_ratio
 from decoder_worker.launch_queue import Kind, LaunchQueue
 from decoder_worker.model_runner import ModelRunner
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import StepOutput
-from decoder_worker.scheduler import Scheduler
-from decoder_worker.sequence import Attempt, DecodeSequence, SequenceState
+from decoder_worker.scheduling.answers import finished_result, language_result
+from decoder_worker.scheduling.fallback import is_doubted, is_final
+from decoder_worker.scheduling.scheduler import Scheduler
+from decoder_worker.scheduling.sequence import Attempt, DecodeSequence, SequenceState
+from decoder_worker.states.landing import Landing
 from decoder_worker.stats import Counters
 
 logger = logging.getLogger(__name__)

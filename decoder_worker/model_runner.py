@@ -21,25 +21,25 @@ from cluster.kv.layout import KVLayout
 from cluster.kv.pool import PagePool
 from cluster.messages import TokenAlignment
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.quality import is_silence
-from cluster.model.splitting import split_tokens
 from cluster.model.streams import DECODE_PRIORITY, new_stream, on_stream, synchronize, upload
-from cluster.model.tokenizer import WhisperTokenizer
-from decoder_worker.alignment import Aligner, AlignmentItem
-from decoder_worker.alignment_heads import AlignmentHeads
+from cluster.model.text.quality import is_silence
+from cluster.model.text.splitting import split_tokens
+from cluster.model.text.tokenizer import WhisperTokenizer
+from decoder_worker.alignment.heads import AlignmentHeads
+from decoder_worker.alignment.peaks import PeakFinder, PeakItem
+from decoder_worker.alignment.word_times import Aligner, AlignmentItem
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import Decoders, choose_sampler
-from decoder_worker.fallback import chosen_attempt
 from decoder_worker.gpu.fixed_sizes import FixedSizes
 from decoder_worker.launched import Launched, launched, outputs_of, read_back
-from decoder_worker.peaks import PeakFinder, PeakItem
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import best_of
 from decoder_worker.sampling.search import Row, RowCopy, StepOutput
 from decoder_worker.sampling.slots import SlotTable
-from decoder_worker.sequence import DecodeSequence
-from decoder_worker.states_projection import StatesProjection
+from decoder_worker.scheduling.fallback import chosen_attempt
+from decoder_worker.scheduling.sequence import DecodeSequence
+from decoder_worker.states.projection import StatesProjection
 from decoder_worker.step import DecodeStep
 
 MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms: openai/whisper's max_initial_timestamp of 1.0 s

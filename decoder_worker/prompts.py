@@ -12,7 +12,7 @@ from math import inf
 from cluster.errors import UnsupportedValueError
 from cluster.messages import DecodeOptions
 from cluster.model.dims import ModelDims
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 
 SOT_TOKENS = 3  # start of transcript, language, task: the longest start sequence
 

@@ -14,7 +14,7 @@ from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from decoder_worker.model_runner import ModelRunner
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row
-from decoder_worker.sequence import DecodeSequence
+from decoder_worker.scheduling.sequence import DecodeSequence
 
 STEPS = 2
 WINDOWS = 2  # whose pages of either pool are written to; pools take their first free ones

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from cluster.messages import SAMPLE_RATE, DecodeOptions, Pcm, QualityGates, SampledToken
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from router.audio.stream import AudioStream
 from router.audio.windows import Window
 from router.doubt import gates_for, unheard_from, without_hallucinations

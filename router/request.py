@@ -31,7 +31,7 @@ from cluster.messages import (
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.dims import ModelDims
 from cluster.model.encoder_context import EncoderContext
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from cluster.tracing import NO_TRACER, Tracer
 from router.api.params import Chunking, TranscriptionParams

@@ -17,9 +17,9 @@ from cluster.messages import (
     DecodeResult,
     QualityGates,
 )
-from cluster.model.quality import is_silence
-from cluster.model.splitting import Split, split_tokens
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.quality import is_silence
+from cluster.model.text.splitting import Split, split_tokens
+from cluster.model.text.tokenizer import WhisperTokenizer
 from router.api.params import SequentialOptions
 from router.hallucination import Surroundings, first_hallucination, silence_before_hallucination
 from router.segments import end_of_speech, gather_window, within

@@ -1,9 +1,10 @@
 """Decoded windows become segments with true offsets, and segments become one transcript.
 
 Takes tokens, offsets and scores, and makes frozen values with times in seconds from the start of
-the upload. The splitting rule and the silence rule are openai/whisper's (`cluster.model.splitting`,
-`cluster.model.quality`). `TranscriptBuilder` takes windows in any order and returns, in time order,
-what can no longer change. Knows nothing of workers, HTTP or output formats.
+the upload. The splitting rule and the silence rule are openai/whisper's
+(`cluster.model.text.splitting`, `cluster.model.text.quality`). `TranscriptBuilder` takes windows in
+any order and returns, in time order, what can no longer change. Knows nothing of workers, HTTP or
+output formats.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from cluster.messages import FRAMES_PER_S, DecodeResult, QualityGates, Task
-from cluster.model.quality import is_silence
-from cluster.model.splitting import Piece, split_tokens
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.quality import is_silence
+from cluster.model.text.splitting import Piece, split_tokens
+from cluster.model.text.tokenizer import WhisperTokenizer
 from router.transcript import Segment, TokenLogprob, Transcript, WindowTranscript
 from router.words import add_words
 

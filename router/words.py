@@ -13,8 +13,8 @@ from itertools import pairwise
 from statistics import fmean, median
 
 from cluster.messages import TokenAlignment
-from cluster.model.tokenizer import WhisperTokenizer
-from cluster.model.words import split_words
+from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.model.text.words import split_words
 from router.transcript import Segment, Word
 
 MEDIAN_LIMIT_S = 0.7  # no word is thought to be longer than that as a rule

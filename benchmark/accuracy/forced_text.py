@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from cluster.kv.layout import PageLayout
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.model import TorchDecoder
 

@@ -39,7 +39,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import use_threads
 from cluster.model.layers import LayerNorm
 from cluster.model.linear import Linear, PackedLinear, Projection
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.model.weights import TORCH_DTYPES
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import Decoders
@@ -47,7 +47,7 @@ from decoder_worker.model import TorchDecoder, WideHead
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row
-from decoder_worker.sequence import DecodeSequence
+from decoder_worker.scheduling.sequence import DecodeSequence
 from decoder_worker.tensors import DecoderTensors
 from encoder_worker.gpu.encoder import Encoder
 from encoder_worker.mel import LogMel

@@ -39,7 +39,7 @@ from cluster.messages import WINDOW_SAMPLES
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import use_threads
 from cluster.model.kv_scales import kv_scales
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from decoder_worker.attention.torch_backend import TorchAttention

@@ -21,7 +21,7 @@ from cluster.messages import (
     DecodeResult,
     EncodeRequest,
 )
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.settings import Settings
 from router.api.params import LADDER, PARALLEL_GATES

@@ -17,7 +17,7 @@ from benchmark.shared.shapes import SHAPES
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.dims import ModelDims
 from cluster.model.shapes import EMBED_TOKENS, Shape, decoder_shapes
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.attention.append import Places, append_qkv, empty_queries
 from decoder_worker.attention.base import AttentionBatch
 from decoder_worker.attention.operators import append_to_pages, attend_pages

@@ -268,7 +268,7 @@ def _transformers(spec: RivalSpec, checkpoint: Path) -> Transcribe:
     from transformers import WhisperForConditionalGeneration
 
     from cluster.model.checkpoint import open_checkpoint
-    from cluster.model.tokenizer import WhisperTokenizer
+    from cluster.model.text.tokenizer import WhisperTokenizer
     from tests.support.reference import hf_features
 
     _quiet_transformers()

@@ -39,7 +39,7 @@ from cluster.messages import (
 )
 from cluster.metrics import ROUTER_METRICS
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, replica_choice
 from cluster.serve.launch import running_cluster
 from cluster.serve.placement import Placement

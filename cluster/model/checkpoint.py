@@ -1,7 +1,7 @@
 """A Whisper checkpoint in Hugging Face's layout: its configs and where its tensors are.
 
 No torch: the router opens one for its tokenizer. `cluster.model.weights` loads tensors, each
-role its own; `cluster.model.tokenizer` reads the vocabulary.
+role its own; `cluster.model.text.tokenizer` reads the vocabulary.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_device
 from cluster.model.encoder_context import chosen_context
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.live_engines import make_live_engine
 from cluster.serve.replicas.colocated_replica import EXPORT_PORTION
 from cluster.settings import Settings

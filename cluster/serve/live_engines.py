@@ -11,7 +11,7 @@ from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.encoder_context import chosen_context
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import Settings
 from cluster.tracing import NO_TRACER, Tracer
 from router.clients import DecoderClient, EncoderClient

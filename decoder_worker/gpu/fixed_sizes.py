@@ -15,7 +15,7 @@ import torch
 
 from cluster.kv.layout import PageLayout
 from cluster.kv.pool import PagePool
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.gpu.graphs import (
     BatchRow,
     Buckets,
@@ -31,7 +31,7 @@ from decoder_worker.model import TextDecoder
 from decoder_worker.prompts import SOT_TOKENS
 from decoder_worker.readback import Readback
 from decoder_worker.sampling.slots import SlotTable
-from decoder_worker.sequence import DecodeSequence
+from decoder_worker.scheduling.sequence import DecodeSequence
 from decoder_worker.step import DecodeStep
 
 MAX_PROMPTS = 16  # in the largest bucket of prompts: more arrive at once only where many waited

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.model.languages import language_name
+from cluster.model.text.languages import language_name
 from router.api.params import ResponseFormat
 from router.api.subtitles import VTT_HEADER, srt_cue, vtt_cue
 from router.transcript import Segment, TokenLogprob, Transcript, Word

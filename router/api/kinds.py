@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from cluster.errors import InvalidRequestError, UnsupportedValueError
-from cluster.model.languages import language_code
+from cluster.model.text.languages import language_code
 
 Schema = dict[str, Any]
 Shape = Literal["text", "list", "object", "file"]

@@ -18,7 +18,7 @@ from fastapi.security import (
     HTTPBearer,
 )
 
-from cluster.model.languages import language_name
+from cluster.model.text.languages import language_name
 from router.api.asr import AsrQuery, asr_description, read_detection_query, read_query
 from router.api.responses import DetectedLanguageResponse
 from router.api.subtitles import PLAIN

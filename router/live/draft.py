@@ -14,8 +14,8 @@ import numpy as np
 
 from cluster.messages import SAMPLE_RATE, Pcm
 from cluster.model.encoder_context import SAMPLES_PER_POSITION
-from cluster.model.splitting import split_tokens
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.splitting import split_tokens
+from cluster.model.text.tokenizer import WhisperTokenizer
 from router.live.interface import TurnSegment
 from router.live.policies import Hypothesis, Policy, certain
 from router.live.text import ends_sentence

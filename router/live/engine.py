@@ -12,7 +12,7 @@ from collections.abc import Callable
 from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.errors import OverloadedError
 from cluster.metrics import Recorder
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import LiveSettings
 from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity

@@ -19,7 +19,7 @@ from typing import Protocol
 from cluster.messages import SAMPLE_RATE
 from cluster.model.dims import ModelDims
 from cluster.model.encoder_context import SAMPLES_PER_POSITION
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import LivePolicy
 
 POSITIONS_PER_S = SAMPLE_RATE // SAMPLES_PER_POSITION  # 50

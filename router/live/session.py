@@ -22,7 +22,7 @@ from cluster.errors import SplitscribeError, WorkerError
 from cluster.logs import log_fields
 from cluster.messages import Pcm
 from cluster.model.encoder_context import SAMPLES_PER_POSITION
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from router.live.activity import VoiceActivity
 from router.live.draft import Certain, Draft
 from router.live.interface import (

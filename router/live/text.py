@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from router.live.interface import TextDelta
 from router.transcript import TokenLogprob
 

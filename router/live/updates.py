@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.messages import DecodeOptions, DecodeResult, Pcm, QualityGates
 from cluster.model.encoder_context import SAMPLES_PER_POSITION
-from cluster.model.quality import is_silence, repeats_itself
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.quality import is_silence, repeats_itself
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.tracing import NO_TRACER, Tracer
 from router.api.params import LADDER, PARALLEL_GATES
 from router.interface import RequestContext

@@ -17,7 +17,7 @@ from cluster.messages import (
     WorkerStatus,
 )
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.in_process import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams

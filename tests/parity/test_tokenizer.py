@@ -10,7 +10,7 @@ import pytest
 
 from cluster.errors import CheckpointError, UnsupportedValueError
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint, special_tokens
 
 VOCABULARIES = ["micro", "tiny", "tiny.en", "large-v3"]

@@ -19,7 +19,7 @@ from whisper.tokenizer import Tokenizer
 from cluster.demo.samples import SAMPLES, sample_path
 from cluster.messages import FRAMES_PER_S, TokenAlignment
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.words import split_words
+from cluster.model.text.words import split_words
 from router.transcript import Segment
 from router.words import add_words
 from tests.support.aligners import Bench

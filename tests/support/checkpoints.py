@@ -23,7 +23,6 @@ import torch
 from safetensors.torch import save_file
 
 from cluster.model.dims import ModelDims
-from cluster.model.languages import LANGUAGES
 from cluster.model.shapes import (
     EMBED_TOKENS,
     Shape,
@@ -31,6 +30,7 @@ from cluster.model.shapes import (
     decoder_shapes,
     encoder_shapes,
 )
+from cluster.model.text.languages import LANGUAGES
 
 N_TIMESTAMPS = 1501  # 0.00 to 30.00 s
 _MERGES = ("t h", "Ġ t", "Ġt h", "i n", "in g", "Ġ a", "a n", "an d", "e r", "Ġ -", "Ġ '")

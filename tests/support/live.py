@@ -10,7 +10,7 @@ from cluster.clock import Clock
 from cluster.messages import SAMPLE_RATE, Pcm
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import LiveSettings, RouterSettings
 from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity

@@ -15,10 +15,16 @@ from itertools import accumulate
 import jiwer
 import numpy as np
 
-from cluster.demo.recipe import corpus
 from cluster.demo.recipe.examples import Example, ExampleMaker
-from cluster.demo.recipe.synthesis import EDGE_FRAMES, FRAME_S, Manner, SynthesisError, Synthesizer
-from cluster.demo.recipe.wav import to_pcm
+from cluster.demo.recipe.speech import corpus
+from cluster.demo.recipe.speech.synthesis import (
+    EDGE_FRAMES,
+    FRAME_S,
+    Manner,
+    SynthesisError,
+    Synthesizer,
+)
+from cluster.demo.recipe.speech.wav import to_pcm
 from cluster.demo.recipe.word_errors import WordErrors
 from cluster.demo.samples import words_of
 from cluster.messages import SAMPLE_RATE, Pcm

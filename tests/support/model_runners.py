@@ -9,12 +9,12 @@ from cluster.kv.layout_for import kv_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.backends import choose_attention, load_decoders, torch_attention
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row
-from decoder_worker.sequence import DecodeSequence
+from decoder_worker.scheduling.sequence import DecodeSequence
 from tests.support.decoder_engines import random_kv, write_window
 
 N_NEW_MAX = 64

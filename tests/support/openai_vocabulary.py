@@ -10,8 +10,8 @@ from pathlib import Path
 from whisper.tokenizer import Tokenizer, get_tokenizer
 
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
-from cluster.model.vocabulary import _BYTE
+from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.model.text.vocabulary import _BYTE
 from tests.support.checkpoints import SHAPES, make_checkpoint, tokenizer_definition
 
 

@@ -27,8 +27,8 @@ from safetensors.torch import load_file
 from whisper.tokenizer import Tokenizer
 
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
-from cluster.model.vocabulary import read_vocabulary
+from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.model.text.vocabulary import read_vocabulary
 
 # The package's attribute of that name is the function.
 TRANSCRIBE = sys.modules["whisper.transcribe"]

@@ -23,7 +23,7 @@ from cluster.messages import (
     SampledToken,
     WorkerStatus,
 )
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from router.audio.windows import Window
 
 Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> what to raise

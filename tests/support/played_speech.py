@@ -29,7 +29,7 @@ from cluster.messages import (
     Pcm,
     WorkerStatus,
 )
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 
 BASE = 1000  # the value of word 0
 STEP = 320  # samples of an encoder position

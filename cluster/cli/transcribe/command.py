@@ -20,7 +20,7 @@ from cluster.cli.transcribe.job import Form, Job, LiveJob, Source, Target
 from cluster.cli.transcribe.spelling import WhisperCommand
 from cluster.errors import InvalidRequestError
 from cluster.messages import SAMPLE_RATE, Task
-from cluster.model.languages import LANGUAGES
+from cluster.model.text.languages import LANGUAGES
 from router.api.forms import parse_transcription
 from router.api.params import TranscriptionParams
 from router.api.request_fields import FIELDS, RequestField

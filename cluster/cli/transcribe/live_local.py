@@ -9,7 +9,7 @@ from cluster.cli.transcribe.job import LiveJob
 from cluster.cli.transcribe.listener import Said
 from cluster.cli.transcribe.local import local_settings
 from cluster.messages import SAMPLE_RATE, Pcm
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from router.live.interface import LiveConfig, LiveSession, TextDelta, TurnCompleted, TurnFailed
 
 

@@ -18,7 +18,7 @@ import openai
 
 from cluster.cli.transcribe.job import Job, Target, TranscribeFile, Watcher
 from cluster.errors import InvalidRequestError, SplitscribeError
-from cluster.model.languages import language_code
+from cluster.model.text.languages import language_code
 from cluster.settings import BUNDLED_MODEL
 from router.api.params import TranscriptionParams
 from router.transcript import Segment, Transcript, Word

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from cluster.demo.recipe import make_samples
 from cluster.demo.recipe.export import CHECKPOINT, export
-from cluster.demo.recipe.speech_store import make_store
+from cluster.demo.recipe.speech.store import make_store
 from cluster.demo.recipe.train import Schedule, mixed_shapes, resume_or_start, train
 from cluster.demo.recipe.tune_context import MINUTES, Tuning, tune
 

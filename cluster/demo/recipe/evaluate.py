@@ -22,12 +22,12 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from cluster.demo.recipe import corpus
 from cluster.demo.recipe.alone import LoneModel
 from cluster.demo.recipe.examples import Example, ExampleMaker, make_sets
 from cluster.demo.recipe.export import CHECKPOINT
 from cluster.demo.recipe.scores import Score
-from cluster.demo.recipe.wav import to_pcm, wav_bytes
+from cluster.demo.recipe.speech import corpus
+from cluster.demo.recipe.speech.wav import to_pcm, wav_bytes
 from cluster.settings_sources import load_settings
 
 Sets = dict[str, list[Example]]

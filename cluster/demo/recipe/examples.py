@@ -11,8 +11,8 @@ from random import Random
 import numpy as np
 import numpy.typing as npt
 
-from cluster.demo.recipe import corpus
-from cluster.demo.recipe.synthesis import (
+from cluster.demo.recipe.speech import corpus
+from cluster.demo.recipe.speech.synthesis import (
     EDGE_FRAMES,
     ESPEAK_VOICES,
     FLITE_VOICES,

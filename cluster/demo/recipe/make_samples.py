@@ -22,12 +22,12 @@ import soundfile
 import torch
 from rich.console import Console
 
-from cluster.demo.recipe import corpus
 from cluster.demo.recipe.alone import LoneModel
 from cluster.demo.recipe.evaluate import score, score_served
 from cluster.demo.recipe.examples import Example
 from cluster.demo.recipe.export import CHECKPOINT
-from cluster.demo.recipe.synthesis import (
+from cluster.demo.recipe.speech import corpus
+from cluster.demo.recipe.speech.synthesis import (
     EDGE_FRAMES,
     FRAME_S,
     FRAME_SAMPLES,
@@ -36,7 +36,7 @@ from cluster.demo.recipe.synthesis import (
     Synthesizer,
     draw_manner,
 )
-from cluster.demo.recipe.wav import to_pcm
+from cluster.demo.recipe.speech.wav import to_pcm
 from cluster.demo.samples import words_of
 from cluster.errors import ConfigurationError
 from cluster.messages import SAMPLE_RATE

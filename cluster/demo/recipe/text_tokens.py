@@ -12,8 +12,8 @@ from random import Random
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from cluster.demo.recipe import corpus, lexicon
-from cluster.model.languages import LANGUAGES
+from cluster.demo.recipe.speech import corpus, lexicon
+from cluster.model.text.languages import LANGUAGES
 
 N_LANGUAGES = 99
 N_TIMESTAMPS = 1501  # 0.00 s to 30.00 s in steps of 20 ms

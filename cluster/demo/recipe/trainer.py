@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from cluster.demo.recipe import lexicon
-from cluster.demo.recipe.speech_store import SpeechStore
+from cluster.demo.recipe.speech import lexicon
+from cluster.demo.recipe.speech.store import SpeechStore
 from cluster.demo.recipe.text_tokens import TextTokens, train_tokenizer
 from cluster.demo.recipe.whisper import ALIGNMENT_HEADS, AuxiliaryHeads, Shape, Whisper
 from cluster.demo.recipe.windows import IGNORED, Batch

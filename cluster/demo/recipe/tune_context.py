@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 
 from cluster.demo.recipe.export import CHECKPOINT, export
-from cluster.demo.recipe.speech_store import make_store
+from cluster.demo.recipe.speech.store import make_store
 from cluster.demo.recipe.train import FULL, LONE, train
 from cluster.demo.recipe.trainer import Method, Trainer, adamw, copy_tokenizer
 from cluster.demo.recipe.windows import TRIMMED_LONG, WindowShape

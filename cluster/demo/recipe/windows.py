@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cluster.demo.recipe import lexicon
-from cluster.demo.recipe.speech_store import SpeechStore, Utterance
-from cluster.demo.recipe.synthesis import EDGE_FRAMES, FRAME_SAMPLES
+from cluster.demo.recipe.speech import lexicon
+from cluster.demo.recipe.speech.store import SpeechStore, Utterance
+from cluster.demo.recipe.speech.synthesis import EDGE_FRAMES, FRAME_SAMPLES
 from cluster.demo.recipe.text_tokens import TextTokens
 from cluster.model.checkpoint import N_FFT
 from encoder_worker.mel import LogMel, scaled

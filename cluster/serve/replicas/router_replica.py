@@ -19,7 +19,7 @@ from cluster.messages import ROLES
 from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.encoder_context import chosen_context
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.clients import ServePool
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.serve.live_engines import make_live_engine

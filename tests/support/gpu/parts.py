@@ -17,8 +17,8 @@ from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.streams import new_stream, on_stream, synchronize
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
-from decoder_worker.sequence import DecodeSequence
-from decoder_worker.states_projection import Projected, StatesProjection
+from decoder_worker.scheduling.sequence import DecodeSequence
+from decoder_worker.states.projection import Projected, StatesProjection
 from encoder_worker.forward import WindowEncoder
 from tests.support.gpu.fences import Fence
 from tests.support.gpu.one_gpu import (

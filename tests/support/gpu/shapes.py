@@ -18,7 +18,7 @@ from cluster.kv.layout_for import kv_layout
 from cluster.kv.pool import PagePool
 from cluster.model import streams
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.backends import choose_attention, load_decoders
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from encoder_worker.forward import WindowEncoder

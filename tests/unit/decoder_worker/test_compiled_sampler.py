@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.cpu.sampler import CompiledSampler
 from decoder_worker.gpu.sampler import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules

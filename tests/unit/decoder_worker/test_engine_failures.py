@@ -21,7 +21,7 @@ from cluster.errors import (
     WorkerDrainingError,
 )
 from cluster.messages import DecodeResult
-from decoder_worker.sequence import SequenceState
+from decoder_worker.scheduling.sequence import SequenceState
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
 

@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.model import TorchDecoder, WideHead
 from decoder_worker.sampling.logit_rules import LogitRules

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from cluster.demo.recipe import tune_context
 from cluster.demo.recipe.export import CHECKPOINT
-from cluster.demo.recipe.speech_store import SpeechStore
-from cluster.demo.recipe.synthesis import FRAME_SAMPLES
+from cluster.demo.recipe.speech.store import SpeechStore
+from cluster.demo.recipe.speech.synthesis import FRAME_SAMPLES
 from cluster.demo.recipe.text_tokens import TextTokens
 from cluster.demo.recipe.tune_context import SLACK, Tuning, draw_shape, resume_or_start, tune
 from cluster.demo.recipe.windows import WindowMaker, WindowShape

@@ -31,7 +31,7 @@ STAGING = "encoder_worker/gpu/staging.py Staging"
 TABLES = "decoder_worker/attention/flashinfer_tables.py"
 RUNNER = "decoder_worker/model_runner.py ModelRunner"
 FORWARD = "encoder_worker/forward.py WindowEncoder"
-PROJECTION = "decoder_worker/states_projection.py"
+PROJECTION = "decoder_worker/states/projection.py"
 STATIC = "encoder_worker/gpu/static_encoder.py"
 
 # What misses each fence: parts of the product where they suffice, else both engines at work.

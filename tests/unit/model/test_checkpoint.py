@@ -111,7 +111,7 @@ def test_newer_processor_files_are_read(tmp_path: Path) -> None:
 def test_reading_configs_and_tokenizer_imports_no_torch() -> None:
     program = (
         "import sys; from cluster.model.checkpoint import open_checkpoint; "
-        "from cluster.model.tokenizer import WhisperTokenizer; "
+        "from cluster.model.text.tokenizer import WhisperTokenizer; "
         f"c = open_checkpoint({str(cached_checkpoint())!r}); c.fingerprint; "
         "WhisperTokenizer.from_checkpoint(c); "
         "print({'torch', 'transformers', 'huggingface_hub'} & sys.modules.keys())"

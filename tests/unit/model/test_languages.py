@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.model.languages import LANGUAGES, language_code, language_name
+from cluster.model.text.languages import LANGUAGES, language_code, language_name
 
 
 def test_the_table_is_complete_and_unambiguous() -> None:

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
-from cluster.model.words import split_words
+from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.model.text.words import split_words
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.openai_vocabulary import openai_tokenizer, with_openai_vocabulary
 

@@ -28,7 +28,7 @@ from cluster.messages import SAMPLE_RATE, EncodeRequest
 from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.encoder_context import EncoderContext
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from cluster.settings_sources import load_settings
 from encoder_worker.checks import check_request

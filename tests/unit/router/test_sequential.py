@@ -30,7 +30,7 @@ from cluster.messages import (
 )
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.encoder_context import FULL, EncoderContext
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool

@@ -12,7 +12,7 @@ import pytest
 from cluster.clock import Clock
 from cluster.errors import DeadlineExceededError, OverloadedError
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import RouterSettings
 from router.api.params import TranscriptionParams
 from router.http.admission import BYTES_PER_AUDIO_S, Admission

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cluster.model.dims import ModelDims
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from router.live.policies import (
     AttentionPeak,
     Hypothesis,

@@ -18,8 +18,8 @@ from whisper import timing
 from cluster.errors import CheckpointError, SequenceFailedError
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.kv_scales import kv_scales
-from decoder_worker.alignment_heads import alignment_heads
-from decoder_worker.time_warping import first_columns, median_filter, standardise
+from decoder_worker.alignment.heads import alignment_heads
+from decoder_worker.alignment.time_warping import first_columns, median_filter, standardise
 from tests.support.aligners import Bench
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint
 

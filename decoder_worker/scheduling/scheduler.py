@@ -19,7 +19,7 @@ from cluster.kv.pool import PagePool
 from cluster.messages import Priority
 from cluster.priorities import URGENCY, Turns, leaves_room
 from decoder_worker.sampling.search import Row
-from decoder_worker.sequence import DecodeSequence, SequenceState
+from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 
 PREFILL_TOKENS = 512  # prompt tokens in one step, so that long prompts do not stall the batch
 READ_AHEAD = 0.5  # of the batch: sequences whose KV may be read before there are rows for them

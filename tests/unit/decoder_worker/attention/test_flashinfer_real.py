@@ -21,7 +21,7 @@ from tests.support.checkpoints import cached_checkpoint
 from tests.support.decoder_engines import make_stand
 from tests.support.gpu.fake_flashinfer import BACKEND
 from tests.support.gpu.flashinfer_on_cpu import OnCpu, flashinfer_on_cpu, our_imports
-from tests.unit.decoder_worker.test_flashinfer_backend import decode_all
+from tests.unit.decoder_worker.attention.test_flashinfer_backend import decode_all
 
 pytestmark = pytest.mark.skipif(
     not installed("gpu-check"),

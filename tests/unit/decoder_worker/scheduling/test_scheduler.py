@@ -14,8 +14,8 @@ from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import FetchStats
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest, Priority
 from cluster.priorities import PASSED_BY, URGENCY
-from decoder_worker.scheduler import PREFILL_TOKENS, Scheduler
-from decoder_worker.sequence import DecodeSequence, SequenceState
+from decoder_worker.scheduling.scheduler import PREFILL_TOKENS, Scheduler
+from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 
 FETCHED = FetchStats(1, 0.0, "none")
 

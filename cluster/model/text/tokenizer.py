@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from cluster.errors import CheckpointError, UnsupportedValueError
 from cluster.messages import WINDOW_S, Task
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.languages import LANGUAGES
-from cluster.model.suppress import begin_suppress_tokens, suppress_tokens
-from cluster.model.vocabulary import Vocabulary, read_vocabulary
+from cluster.model.text.languages import LANGUAGES
+from cluster.model.text.suppress import begin_suppress_tokens, suppress_tokens
+from cluster.model.text.vocabulary import Vocabulary, read_vocabulary
 
 _ENGLISH_ONLY_VOCAB = 51_864  # published sizes; multilingual ones are one or two tokens larger
 

@@ -25,11 +25,11 @@ from cluster.kv.pool import PagePool
 from cluster.messages import WINDOW_S, Task, TokenAlignment
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.encoder_context import MEL_PER_POSITION
-from cluster.model.tokenizer import WhisperTokenizer
-from decoder_worker.alignment_heads import AlignmentHeads
+from cluster.model.text.tokenizer import WhisperTokenizer
+from decoder_worker.alignment.heads import AlignmentHeads
+from decoder_worker.alignment.time_warping import first_columns, median_filter, standardise
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.model import TextDecoder
-from decoder_worker.time_warping import first_columns, median_filter, standardise
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cluster.messages import DecodeResult, DecodeTimings
-from decoder_worker.fallback import chosen_attempt
-from decoder_worker.sequence import DecodeSequence
+from decoder_worker.scheduling.fallback import chosen_attempt
+from decoder_worker.scheduling.sequence import DecodeSequence
 
 
 def finished_result(sequence: DecodeSequence, now: float, *, doubted: bool = False) -> DecodeResult:

@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Callable
 
 from cluster.batches import run_batch
-from decoder_worker.sequence import DecodeSequence
-from decoder_worker.states_projection import Projected, StatesProjection
+from decoder_worker.scheduling.sequence import DecodeSequence
+from decoder_worker.states.projection import Projected, StatesProjection
 
 
 class Landing:

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 from cluster.messages import QualityGates
 from cluster.model.encoder_context import positions_of
-from cluster.model.quality import is_silence, needs_fallback, repeats_itself
-from decoder_worker.sequence import Attempt, DecodeSequence
+from cluster.model.text.quality import is_silence, needs_fallback, repeats_itself
+from decoder_worker.scheduling.sequence import Attempt, DecodeSequence
 
 
 def is_doubted(sequence: DecodeSequence, timestamp_begin: int) -> bool:

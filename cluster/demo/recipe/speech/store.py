@@ -4,7 +4,7 @@ One shard is made by one process from one seed, so that shards are made in paral
 and an interrupted run repeats only the unfinished ones. A reader takes what exists: training starts
 on the first shards while the others are made. Knows nothing of windows, noise or tokens.
 
-    python -m cluster.demo.recipe.speech_store --out DIR --shards 20 --jobs 2
+    python -m cluster.demo.recipe.speech.store --out DIR --shards 20 --jobs 2
 """
 
 import argparse
@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.progress import track
 
-from cluster.demo.recipe import corpus, lexicon
-from cluster.demo.recipe.synthesis import (
+from cluster.demo.recipe.speech import corpus, lexicon
+from cluster.demo.recipe.speech.synthesis import (
     ESPEAK_VOICES,
     FLITE_VOICES,
     FRAME_SAMPLES,

@@ -24,7 +24,7 @@ from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeRequest, DecodeResult
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.kv_scales import kv_scales
-from decoder_worker.states_projection import StatesProjection
+from decoder_worker.states.projection import StatesProjection
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.decoder_engines import ANSWER_S, KEY, Stand, make_stand, wait_until
 from tests.support.kv_ends import MemoryExporter

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.vocabulary import Vocabulary
+from cluster.model.text.vocabulary import Vocabulary
 
 _SYMBOLS = (
     *'"#()*+/:;<=>@[\\]^_`{|}~「」『』',

@@ -12,7 +12,7 @@ import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 
 # Written without spaces between words.
 _UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})

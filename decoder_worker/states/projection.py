@@ -26,7 +26,7 @@ from cluster.model.streams import (
     synchronize,
     upload,
 )
-from decoder_worker.sequence import DecodeSequence
+from decoder_worker.scheduling.sequence import DecodeSequence
 
 SHARE_OF_NEWEST = 0.2  # in the running mean of a projection's time
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from random import Random
 
-from cluster.demo.recipe import lexicon as lex
+from cluster.demo.recipe.speech import lexicon as lex
 
 KINDS = {"made": 0.35, "free": 0.30, "woven": 0.35}  # of all sentences
 MAX_WORDS = 14

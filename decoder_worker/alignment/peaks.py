@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cluster.errors import SequenceFailedError
 from cluster.kv.pool import PagePool
-from decoder_worker.alignment_heads import AlignmentHeads
+from decoder_worker.alignment.heads import AlignmentHeads
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 
 

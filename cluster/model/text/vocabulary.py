@@ -1,7 +1,7 @@
 """The vocabulary files of a checkpoint: byte-level BPE pieces, and the tokens added to them.
 
 Reads tokenizer.json, or vocab.json and merges.txt where a repository is older than that. Knows
-nothing of what the special tokens mean: that is `cluster.model.tokenizer`. No torch.
+nothing of what the special tokens mean: that is `cluster.model.text.tokenizer`. No torch.
 """
 
 from __future__ import annotations
