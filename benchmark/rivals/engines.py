@@ -269,7 +269,7 @@ def _transformers(spec: RivalSpec, checkpoint: Path) -> Transcribe:
 
     from cluster.model.checkpoint import open_checkpoint
     from cluster.model.text.tokenizer import WhisperTokenizer
-    from tests.support.reference import hf_features
+    from tests.support.references.hugging_face import hf_features
 
     _quiet_transformers()
     torch.set_num_threads(spec.threads)
@@ -302,7 +302,11 @@ def _openai_whisper(spec: RivalSpec, checkpoint: Path) -> Transcribe:
     import torch
     import whisper
 
-    from tests.support.openai_whisper import openai_model, openai_vocabulary, reference_options
+    from tests.support.references.openai_whisper import (
+        openai_model,
+        openai_vocabulary,
+        reference_options,
+    )
 
     torch.set_num_threads(spec.threads)
     model, options = openai_model(checkpoint), reference_options(checkpoint)

@@ -14,7 +14,7 @@ import pytest
 
 from cluster.kv.transfer_config import LEASE_S
 from cluster.kv.wires.connect import available_transport
-from tests.support.kv_host import (
+from tests.support.kv.host import (
     LAYOUTS,
     LocalHost,
     MakeHost,

@@ -15,7 +15,7 @@ from cluster.errors import (
     WorkerDrainingError,
 )
 from cluster.messages import CrossKVHandle
-from tests.support.kv_host import (
+from tests.support.kv.host import (
     DEADLINE_S,
     MakeHost,
     allocate,

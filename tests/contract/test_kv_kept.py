@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.errors import KVLostError, PeerLostError, StaleGenerationError
-from tests.support.kv_host import (
+from tests.support.kv.host import (
     DEADLINE_S,
     MakeHost,
     allocate,

@@ -12,7 +12,7 @@ import torch
 from cluster.errors import HandleRefusedError, KVLostError, StaleGenerationError
 from cluster.kv.handles import sign
 from cluster.messages import CrossKVHandle
-from tests.support.kv_host import (
+from tests.support.kv.host import (
     DEADLINE_S,
     KEY,
     MakeHost,

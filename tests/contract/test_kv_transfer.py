@@ -20,7 +20,7 @@ from cluster.errors import (
 from cluster.kv.handles import sign
 from cluster.kv.layout import window_bytes
 from cluster.kv.transfer_config import LEASE_S
-from tests.support.kv_host import (
+from tests.support.kv.host import (
     DEADLINE_S,
     KEY,
     MakeHost,

@@ -16,7 +16,7 @@ from cluster.demo.samples import sample_path
 from cluster.messages import SAMPLE_RATE, Pcm
 from cluster.model.checkpoint import open_checkpoint
 from tests.support.in_process import in_process_server
-from tests.support.openai_whisper import openai_model, openai_vocabulary
+from tests.support.references.openai_whisper import openai_model, openai_vocabulary
 from tests.support.speech import pcm_of
 
 DEMO = open_checkpoint("demo").path

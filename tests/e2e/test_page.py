@@ -38,7 +38,7 @@ from tests.support.router_fakes import (
 playwright = pytest.importorskip("playwright.sync_api")
 from playwright.sync_api import Browser, Page, Route, WebSocketRoute, expect  # noqa: E402
 
-from tests.support.page_browser import (  # noqa: E402
+from tests.support.browsers.page import (  # noqa: E402
     ELSEWHERE,
     drop,
     opened,

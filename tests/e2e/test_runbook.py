@@ -14,7 +14,7 @@ import pytest
 from cluster.demo.samples import sample_path
 from cluster.serve.distribution import package_root
 from tests.e2e.conftest import Server, wait_until
-from tests.support.browser import open_page
+from tests.support.browsers.devtools import open_page
 from tests.support.programs import needs, require
 
 CONFIGS = package_root() / "configs"

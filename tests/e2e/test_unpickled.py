@@ -17,7 +17,7 @@ from cluster.demo.samples import sample_path
 from cluster.kv.layout import KVLayout
 from cluster.serve.distribution import PACKAGES, package_root
 from tests.support.in_process import in_process_server
-from tests.support.kv_ends import MemoryExporter
+from tests.support.kv.ends import MemoryExporter
 
 UNSAFE_MODULES = frozenset(("pickle", "cPickle", "cloudpickle", "dill", "shelve", "marshal"))
 UNSAFE_CALLS = frozenset(("eval", "exec", "compile", "__import__"))

@@ -19,9 +19,9 @@ import torch
 from cluster.messages import DecodeOptions, DecodeResult, QualityGates
 from decoder_worker.gpu import graphs
 from tests.support.checkpoints import SHAPES, cached_checkpoint
-from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
-from tests.support.model_runners import RunnerBench
-from tests.support.near_texts import assert_follow
+from tests.support.references.near_texts import assert_follow
+from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand
+from tests.support.workers.model_runners import RunnerBench
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
 

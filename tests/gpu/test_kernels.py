@@ -16,7 +16,7 @@ from decoder_worker.gpu.sampler import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler
 from encoder_worker.gpu.float8 import LEAST_CAPABILITY, Float8Linear, Scaled
-from tests.support.slot_states import N, filled_slots, make_tokenizer
+from tests.support.workers.slot_states import N, filled_slots, make_tokenizer
 
 pytestmark = pytest.mark.gpu
 

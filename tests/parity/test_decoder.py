@@ -30,8 +30,8 @@ from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row
 from decoder_worker.scheduling.sequence import DecodeSequence
 from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
-from tests.support.decoder_engines import ANSWER_S, make_stand, wait_until, write_window
-from tests.support.reference import assert_close, hf_features, hf_model, make_pcm
+from tests.support.references.hugging_face import assert_close, hf_features, hf_model, make_pcm
+from tests.support.workers.decoder_engines import ANSWER_S, make_stand, wait_until, write_window
 
 # large-v2's decoder is large-v3's with one language fewer.
 FAMILIES = [

@@ -13,7 +13,7 @@ from cluster.kv.cross_kv import CrossKVProjection
 from cluster.model.checkpoint import open_checkpoint
 from encoder_worker.model import AudioEncoder
 from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
-from tests.support.reference import assert_close, hf_features, hf_model, make_pcm
+from tests.support.references.hugging_face import assert_close, hf_features, hf_model, make_pcm
 
 FAMILIES = [shape for shape in SHAPES if shape != "micro"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmark.shared.forced_length import forced_checkpoint
 from tests.support.checkpoints import ModelShape
-from tests.support.reference import hf_features, hf_model, make_pcm
+from tests.support.references.hugging_face import hf_features, hf_model, make_pcm
 
 N_TOKENS = 9
 SMALL = ModelShape(64, 2, 2, 2, n_vocab=4_000, n_languages=4)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from cluster.messages import MEL_CONTEXT_SAMPLES, FileMel
 from encoder_worker.mel import LogMel
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.reference import assert_close, hf_features, make_pcm
+from tests.support.references.hugging_face import assert_close, hf_features, make_pcm
 
 LENGTHS_S = [0.0001, 0.02, 1.0, 4.9973, 29.99, 30.0]
 

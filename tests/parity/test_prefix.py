@@ -23,9 +23,13 @@ from cluster.demo.samples import sample_path
 from cluster.messages import SAMPLE_RATE, DecodeOptions, DecodeResult, QualityGates
 from cluster.model.checkpoint import open_checkpoint
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
-from tests.support.openai_whisper import openai_model, openai_vocabulary, reference_options
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
+from tests.support.references.openai_whisper import (
+    openai_model,
+    openai_vocabulary,
+    reference_options,
+)
+from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand
 
 MODEL = importlib.import_module("whisper.model")
 DEMO = open_checkpoint("demo").path

@@ -33,14 +33,14 @@ from router.interface import Update
 from router.request import RequestTranscriber
 from router.transcript import Segment, Transcript
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.openai_whisper import (
+from tests.support.references.hugging_face import make_pcm
+from tests.support.references.openai_whisper import (
     DECODING,
     openai_model,
     openai_vocabulary,
     reference_options,
     tokenizer_of,
 )
-from tests.support.reference import make_pcm
 from tests.support.requests import request_context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

@@ -22,10 +22,10 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.words import split_words
 from router.transcript import Segment
 from router.words import add_words
-from tests.support.aligners import Bench
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint
-from tests.support.openai_whisper import TRANSCRIBE, openai_model, openai_vocabulary
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
+from tests.support.references.openai_whisper import TRANSCRIBE, openai_model, openai_vocabulary
+from tests.support.workers.aligners import Bench
 
 DEMO = open_checkpoint("demo").path
 SAMPLE_FRAMES = 3000  # mel frames in a window

@@ -19,7 +19,11 @@ from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.interface import TranscriptionResult
 from router.request import RequestTranscriber
-from tests.support.openai_whisper import openai_model, openai_vocabulary, reference_options
+from tests.support.references.openai_whisper import (
+    openai_model,
+    openai_vocabulary,
+    reference_options,
+)
 from tests.support.requests import request_context
 
 NO_DEADLINE_S = 24 * 3600.0

@@ -33,7 +33,7 @@ from tests.support.gpu.flashinfer import simulated_flashinfer
 from tests.support.gpu.operations import Kind, Operation, where_now
 from tests.support.gpu.races import RaceDetector
 from tests.support.gpu.runtime import SimulatedRuntime, simulated_gpu
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
 
 Placement = Literal["colocated", "split"]
 Handoff = Literal["cross_kv", "encoder_states"]

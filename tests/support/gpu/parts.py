@@ -31,7 +31,7 @@ from tests.support.gpu.one_gpu import (
 )
 from tests.support.gpu.races import RaceDetector
 from tests.support.gpu.tensor import CUDA
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
 
 
 @contextmanager

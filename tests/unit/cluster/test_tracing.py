@@ -17,7 +17,7 @@ from cluster.settings_sources import load_settings
 from cluster.tracing import NO_SPAN, NO_TRACER, make_tracer
 from router.http.routes import create_app
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
 from tests.support.router_fakes import (
     FakeTranscriber,
     client_of,

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from cluster.errors import DeadlineExceededError, SequenceFailedError, WorkerDrainingError
 from cluster.messages import DecodeResult, QualityGates, SampledToken
 from tests.support.checkpoints import make_checkpoint
-from tests.support.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
+from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
 
 LADDER = (0.0, 0.4, 0.8)
 NEVER_GOOD = QualityGates(avg_logprob=0.0)

@@ -10,7 +10,7 @@ import pytest
 from cluster.errors import UnsupportedValueError
 from cluster.messages import DecodeResult, QualityGates, SampledToken
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
+from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand
 
 LADDER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 NEVER_GOOD = QualityGates(avg_logprob=0.0)  # no text is certain

@@ -16,7 +16,7 @@ from decoder_worker.gpu.sampler import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampler, TorchSampler
 from decoder_worker.sampling.slots import SlotTable
-from tests.support.slot_states import N, filled_slots, make_tokenizer
+from tests.support.workers.slot_states import N, filled_slots, make_tokenizer
 
 BUILD_S = 100.0
 MakeSampler = Callable[[WhisperTokenizer, SlotTable], Sampler]

@@ -23,7 +23,8 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.settings import DecoderSettings
 from decoder_worker.engine import DecoderEngine
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.decoder_engines import (
+from tests.support.kv.ends import memory_importer
+from tests.support.workers.decoder_engines import (
     ANSWER_S,
     KEY,
     Stand,
@@ -31,7 +32,6 @@ from tests.support.decoder_engines import (
     random_kv,
     wait_until,
 )
-from tests.support.kv_ends import memory_importer
 
 # Windows that differ in all that a request may ask for.
 REQUESTS: tuple[dict[str, Any], ...] = (

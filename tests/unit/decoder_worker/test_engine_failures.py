@@ -23,7 +23,7 @@ from cluster.errors import (
 from cluster.messages import DecodeResult
 from decoder_worker.scheduling.sequence import SequenceState
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
+from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
 
 STATES = (SequenceState.WAITING, SequenceState.LOADING, SequenceState.RUNNING)
 

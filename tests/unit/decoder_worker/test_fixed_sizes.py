@@ -11,7 +11,7 @@ from decoder_worker.gpu.graphs import bucket_sizes, few_sizes
 from decoder_worker.launched import Launched
 from decoder_worker.scheduling.sequence import DecodeSequence
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
+from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
 
 NEVER_GOOD = QualityGates(avg_logprob=0.0)
 REQUESTS: dict[str, dict[str, Any]] = {

@@ -21,7 +21,7 @@ from decoder_worker.cpu.step_team import CLAIMED, LEAST_REST_S, WAITED, StepTeam
 from decoder_worker.model import TextDecoder, TorchDecoder
 from decoder_worker.tensors import DecoderTensors
 from tests.support.checkpoints import ModelShape, make_checkpoint
-from tests.support.reference import assert_close
+from tests.support.references.hugging_face import assert_close
 
 BUILD_S = 200.0
 OWN_PAGE, CROSS_PAGE = 8, 300  # neither is a multiple of what a unit attends to

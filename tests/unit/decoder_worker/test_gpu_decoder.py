@@ -25,7 +25,7 @@ from decoder_worker.model import DecoderLayer, TextDecoder, TorchDecoder
 from decoder_worker.tensors import DecoderTensors
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu import fake_flashinfer as fake
-from tests.support.reference import assert_close
+from tests.support.references.hugging_face import assert_close
 
 PAGE, FRAMES = 8, 30
 SLOW = ("tiny.en", "base", "small", "medium", "large-v2", "large-v3", "large-v3-turbo", "distil")

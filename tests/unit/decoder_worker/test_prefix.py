@@ -13,7 +13,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.prompts import PromptBuilder
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
+from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand
 
 CHECKPOINT = open_checkpoint(str(cached_checkpoint("micro")))
 TOKENIZER = WhisperTokenizer.from_checkpoint(CHECKPOINT)

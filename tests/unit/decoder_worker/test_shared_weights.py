@@ -11,8 +11,8 @@ from cluster.messages import DecodeOptions
 from decoder_worker import shared_weights
 from decoder_worker.model import TorchDecoder
 from tests.support.checkpoints import ModelShape, make_checkpoint
-from tests.support.model_runners import RunnerBench
-from tests.support.reference import assert_close
+from tests.support.references.hugging_face import assert_close
+from tests.support.workers.model_runners import RunnerBench
 
 SHAPE = ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)
 SHARES = {"float32": 1e-5, "bfloat16": 0.02}

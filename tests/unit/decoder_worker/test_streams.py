@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cluster.model.streams import ENCODE_PRIORITY
 from decoder_worker import model_runner
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.model_runners import RunnerBench
+from tests.support.workers.model_runners import RunnerBench
 
 
 class Streams(TorchDispatchMode):

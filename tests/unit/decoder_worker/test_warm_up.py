@@ -7,7 +7,7 @@ import torch
 from cluster.messages import DecodeOptions
 from decoder_worker.warm_up import WINDOWS, warm_up
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.model_runners import RunnerBench
+from tests.support.workers.model_runners import RunnerBench
 
 
 def tokens_of(bench: RunnerBench) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.encoder_engines import Bench
+from tests.support.workers.encoder_engines import Bench
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import torch
 from cluster.errors import DeadlineExceededError, InvalidAudioError
 from cluster.messages import CrossKVHandle, FileMel
 from cluster.metrics import ENCODER_METRICS, Recorder
-from tests.support.encoder_engines import PATIENCE_S, Bench, until
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
 
 
 @pytest.mark.parametrize("page_frames", [0, 125])

@@ -23,9 +23,9 @@ from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.encoder_engines import PATIENCE_S, Bench, until
-from tests.support.kv_ends import MemoryExporter
-from tests.support.reference import make_pcm
+from tests.support.kv.ends import MemoryExporter
+from tests.support.references.hugging_face import make_pcm
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
 
 
 def test_one_bad_window_fails_alone(bench: Callable[..., Bench]) -> None:

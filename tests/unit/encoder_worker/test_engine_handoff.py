@@ -20,9 +20,9 @@ from encoder_worker.engine import EncoderEngine
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from encoder_worker.payload_choice import N_READS
-from tests.support.encoder_engines import PATIENCE_S
-from tests.support.kv_ends import MemoryExporter
-from tests.support.reference import make_pcm
+from tests.support.kv.ends import MemoryExporter
+from tests.support.references.hugging_face import make_pcm
+from tests.support.workers.encoder_engines import PATIENCE_S
 
 PCM = make_pcm(0.5)
 KEY = b"k" * 32

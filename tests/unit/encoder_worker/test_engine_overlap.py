@@ -11,8 +11,8 @@ import torch
 
 from cluster.errors import DeadlineExceededError, WorkerDrainingError
 from encoder_worker.gpu.static_encoder import Ready
-from tests.support.encoder_engines import PATIENCE_S, Bench, Replaced, until
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench, Replaced, until
 
 
 class Device:

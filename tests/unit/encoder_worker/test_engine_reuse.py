@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from cluster.errors import DeadlineExceededError, SequenceFailedError
 from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest
-from tests.support.encoder_engines import PATIENCE_S, Bench, until
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
 
 PCM = make_pcm(0.3, seed=5)
 OTHER = make_pcm(0.3, seed=6)

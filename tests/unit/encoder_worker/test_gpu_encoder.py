@@ -20,7 +20,7 @@ from encoder_worker.gpu.float8 import FLOAT8, Float8Linear, Scaled, check_float8
 from encoder_worker.model import AudioEncoder
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu.triton_kernels import ARCHITECTURES, compiled, load_kernel
-from tests.support.reference import assert_close
+from tests.support.references.hugging_face import assert_close
 
 KERNEL, NORM = "encoder_worker.gpu.float8_kernel", "cluster.gpu.norm_kernel"
 SHAPES = ["micro", "tiny", pytest.param("large-v3", marks=pytest.mark.slow)]

@@ -25,7 +25,7 @@ from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder, EncoderLayer, attention
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu.triton_kernels import load_kernel
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
 
 UNTOUCHED = -7.0
 KERNEL = "cluster.gpu.scatter_kernel"

@@ -21,7 +21,7 @@ from encoder_worker.forward import WindowEncoder
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder, positions_alike
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.reference import assert_close, make_pcm
+from tests.support.references.hugging_face import assert_close, make_pcm
 
 BUILD_S = 100.0
 PATIENCE_S = 60.0

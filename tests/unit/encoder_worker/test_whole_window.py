@@ -15,7 +15,7 @@ from encoder_worker.gpu.static_encoder import StaticEncoder
 from encoder_worker.gpu.whole_window import WholeWindows
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
-from tests.support.reference import assert_close, make_pcm
+from tests.support.references.hugging_face import assert_close, make_pcm
 
 UNTOUCHED = -7.0
 WINDOWS = [make_pcm(seconds, seed) for seed, seconds in enumerate((0.5, 4.0, 29.9, 30.0))]

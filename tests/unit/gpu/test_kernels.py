@@ -18,7 +18,7 @@ from decoder_worker.gpu.embed import embed
 from decoder_worker.gpu.greedy import Parts, Rules, reduce_logits, sample_greedy
 from decoder_worker.sampling.logit_rules import LogitRules
 from tests.support.gpu.triton_kernels import ARCHITECTURES, compiled, load_kernel
-from tests.support.slot_states import N, filled_slots, make_tokenizer
+from tests.support.workers.slot_states import N, filled_slots, make_tokenizer
 
 WIDTHS = (384, 512, 768, 1024, 1280)  # of tiny, base, small, medium and all larger ones
 SLOW = pytest.mark.slow

@@ -20,7 +20,7 @@ from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wires.memory_wire import MemoryWire
 from cluster.messages import CrossKVHandle
-from tests.support.kv_ends import MemoryExporter
+from tests.support.kv.ends import MemoryExporter
 
 LAYOUT = KVLayout("exporter", 1, 1, 4, 10, 5, "float32")
 KEY = b"key"

@@ -18,8 +18,8 @@ from cluster.kv.held_handles import LOST_S, HeldHandles
 from cluster.kv.importer import KVImporter
 from cluster.kv.notifications import parse_notification
 from cluster.kv.transfer_config import TransferConfig
-from tests.support.kv_ends import MemoryExporter, memory_importer
-from tests.support.stub_wire import KEY, LAYOUT, StubWire, make_handle
+from tests.support.kv.ends import MemoryExporter, memory_importer
+from tests.support.kv.stub_wire import KEY, LAYOUT, StubWire, make_handle
 
 DEADLINE_S = 30.0
 

@@ -15,8 +15,8 @@ from cluster.errors import WorkerDrainingError
 from cluster.kv.handles import verify
 from cluster.kv.layout import KVLayout
 from cluster.messages import CrossKVHandle
-from tests.support.encoder_engines import until
-from tests.support.kv_ends import MemoryExporter
+from tests.support.kv.ends import MemoryExporter
+from tests.support.workers.encoder_engines import until
 
 LAYOUT = KVLayout("kept", 1, 1, 4, 10, 5, "float32")
 KEY = b"key"

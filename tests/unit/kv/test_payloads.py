@@ -26,8 +26,8 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.kv_ends import MemoryExporter, memory_importer
-from tests.support.kv_host import wait_for
+from tests.support.kv.ends import MemoryExporter, memory_importer
+from tests.support.kv.host import wait_for
 
 KEY = b"key"
 KV = KVLayout("handoff", 1, 1, 4, 10, 5, "float32")

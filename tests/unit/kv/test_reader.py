@@ -14,7 +14,7 @@ from cluster.kv.pool import PagePool
 from cluster.kv.reader import Fetch, Reader
 from cluster.kv.transfer_config import RENEW_S, TransferConfig
 from cluster.messages import CrossKVHandle
-from tests.support.stub_wire import KEY, LAYOUT, StubWire, make_handle
+from tests.support.kv.stub_wire import KEY, LAYOUT, StubWire, make_handle
 
 
 @dataclass

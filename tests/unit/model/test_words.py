@@ -12,7 +12,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.model.text.words import split_words
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.openai_vocabulary import openai_tokenizer, with_openai_vocabulary
+from tests.support.references.openai_vocabulary import openai_tokenizer, with_openai_vocabulary
 
 TEXTS = {
     "en": ' Hello, world! It\'s 3:45 -- (really) "quoted"... and so on: [music] e.g. $5.00?!',

@@ -16,7 +16,7 @@ from whisper import timing
 from cluster.messages import TokenAlignment
 from router.transcript import Segment
 from router.words import add_words
-from tests.support.openai_vocabulary import openai_tokenizer, with_openai_vocabulary
+from tests.support.references.openai_vocabulary import openai_tokenizer, with_openai_vocabulary
 
 FRAME_S = 0.02
 PARTS = (

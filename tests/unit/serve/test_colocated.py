@@ -18,8 +18,8 @@ from cluster.serve.replicas.colocated_replica import SWITCH_S, ColocatedWorker
 from cluster.serve.routing import WorkLedger
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.near_texts import assert_follow
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
+from tests.support.references.near_texts import assert_follow
 
 
 class Handle:

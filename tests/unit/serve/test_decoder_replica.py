@@ -20,7 +20,7 @@ from cluster.messages import (
 from cluster.serve.replicas.decoder_replica import DecoderWorker
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.stub_wire import make_handle
+from tests.support.kv.stub_wire import make_handle
 
 RESULT = DecodeResult(
     "r", 0, (1, 2), (-0.1, -0.1), -0.1, 0.0, "en", 0.0, "stop",

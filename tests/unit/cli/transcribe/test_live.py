@@ -20,7 +20,7 @@ from cluster.cli.transcribe.job import LiveJob, Source, Target
 from cluster.cli.transcribe.listener import Said
 from cluster.errors import InvalidRequestError
 from cluster.messages import Pcm
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
 from tests.unit.cli.transcribe.conftest import CommandLine
 
 PCM = make_pcm(2.0)

@@ -19,7 +19,7 @@ from cluster.cli.transcribe.job import STDIN, Source
 from cluster.cli.transcribe.sound import blocks_of, open_sound
 from cluster.errors import ConfigurationError, InvalidAudioError
 from cluster.messages import Pcm
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
 
 RATE = 16_000
 FeedStdin = Callable[[bytes, int], None]

@@ -20,8 +20,8 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.kv_scales import kv_scales
 from decoder_worker.alignment.heads import alignment_heads
 from decoder_worker.alignment.time_warping import first_columns, median_filter, standardise
-from tests.support.aligners import Bench
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint
+from tests.support.workers.aligners import Bench
 
 
 def cheapest_path_by_trying_all(x: NDArray[np.float32]) -> list[int]:

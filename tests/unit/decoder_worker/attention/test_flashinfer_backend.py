@@ -24,8 +24,8 @@ from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler
 from decoder_worker.sampling.slots import SlotTable
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.decoder_engines import ANSWER_S, Stand, make_stand
 from tests.support.gpu import fake_flashinfer as fake
+from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand
 
 N_HEAD, HEAD_DIM, N_LAYER = 2, 8, 2
 FRAMES = 60
@@ -223,7 +223,8 @@ def test_the_engine_gives_the_same_texts(
         expected = decode_all(stand)
     with (
         patch(
-            "tests.support.decoder_engines._torch_attention", lambda _, *rest, packed: choose(*rest)
+            "tests.support.workers.decoder_engines._torch_attention",
+            lambda _, *rest, packed: choose(*rest),
         ),
         layers_of_a_gpu() if fewer else nullcontext(),
         patch.object(GpuDecoder, "states", autospec=True, side_effect=GpuDecoder.states) as states,

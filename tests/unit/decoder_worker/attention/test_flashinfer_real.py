@@ -18,9 +18,9 @@ from decoder_worker.backends import Attentions
 from tests.gpu_kit.kernels import ask_for_kernels
 from tests.gpu_kit.packages import installed
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.decoder_engines import make_stand
 from tests.support.gpu.fake_flashinfer import BACKEND
 from tests.support.gpu.flashinfer_on_cpu import OnCpu, flashinfer_on_cpu, our_imports
+from tests.support.workers.decoder_engines import make_stand
 from tests.unit.decoder_worker.attention.test_flashinfer_backend import decode_all
 
 pytestmark = pytest.mark.skipif(
@@ -56,7 +56,8 @@ def test_every_call_binds_and_the_engine_gives_the_same_texts(asked: OnCpu) -> N
         expected = decode_all(stand)
     with (
         patch(
-            "tests.support.decoder_engines._torch_attention", lambda _, *rest, packed: choose(*rest)
+            "tests.support.workers.decoder_engines._torch_attention",
+            lambda _, *rest, packed: choose(*rest),
         ),
         make(steps_ahead=1) as stand,
     ):

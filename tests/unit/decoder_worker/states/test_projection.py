@@ -26,8 +26,8 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.kv_scales import kv_scales
 from decoder_worker.states.projection import StatesProjection
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.decoder_engines import ANSWER_S, KEY, Stand, make_stand, wait_until
-from tests.support.kv_ends import MemoryExporter
+from tests.support.kv.ends import MemoryExporter
+from tests.support.workers.decoder_engines import ANSWER_S, KEY, Stand, make_stand, wait_until
 
 # Windows that differ in what they ask for, in the order of their seeds.
 REQUESTS: tuple[dict[str, Any], ...] = (

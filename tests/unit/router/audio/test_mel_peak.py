@@ -10,7 +10,7 @@ import whisper.audio
 from numpy.typing import NDArray
 
 from router.audio.mel_peak import MelPeak
-from tests.support.reference import make_pcm
+from tests.support.references.hugging_face import make_pcm
 
 
 def peak_of(pcm: NDArray[np.int16], block: int, n_mels: int = 80) -> float:

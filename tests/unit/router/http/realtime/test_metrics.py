@@ -7,9 +7,9 @@ from websockets.exceptions import InvalidStatus
 
 from cluster.metrics import ROUTER_METRICS
 from cluster.settings import LiveSettings
-from tests.support.counted import Counted
 from tests.support.realtime import opened, until
 from tests.support.router_fakes import make_settings
+from tests.support.workers.counted import Counted
 
 
 async def test_open_and_refused_sessions_are_counted() -> None:

@@ -20,7 +20,7 @@ from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import DecoderSettings
 from decoder_worker.backends import choose_attention, torch_attention
 from decoder_worker.engine import DecoderEngine
-from tests.support.kv_ends import MemoryExporter, memory_importer
+from tests.support.kv.ends import MemoryExporter, memory_importer
 
 KEY = b"key of the tests"
 ANSWER_S = 60.0  # generous: a test waits for a condition, never for a time

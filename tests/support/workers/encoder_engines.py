@@ -23,8 +23,8 @@ from encoder_worker.engine import EncoderEngine
 from encoder_worker.gpu.static_encoder import Ready
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
-from tests.support.kv_ends import MemoryExporter
-from tests.support.reference import make_pcm
+from tests.support.kv.ends import MemoryExporter
+from tests.support.references.hugging_face import make_pcm
 
 PATIENCE_S = 30.0
 

@@ -15,7 +15,7 @@ from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row
 from decoder_worker.scheduling.sequence import DecodeSequence
-from tests.support.decoder_engines import random_kv, write_window
+from tests.support.workers.decoder_engines import random_kv, write_window
 
 N_NEW_MAX = 64
 

@@ -15,7 +15,7 @@ from decoder_worker.alignment.heads import AlignmentHeads
 from decoder_worker.alignment.word_times import Aligner, AlignmentItem
 from decoder_worker.backends import load_decoders, torch_attention
 from decoder_worker.model_runner import self_kv_layout
-from tests.support.decoder_engines import random_kv, write_window
+from tests.support.workers.decoder_engines import random_kv, write_window
 
 
 class Bench:
