@@ -68,11 +68,16 @@ gpu-kit: install
 
 FAST := -m "not slow and not gpu"
 
+# A file's tests stay in one process; what starts servers has the machine to itself.
+IN_PARALLEL := -n auto --maxprocesses 8 --dist loadfile
+ALONE := tests/chaos tests/contract tests/e2e
+
 test: install
-	$(BIN)/python -m pytest $(FAST) --durations=10
+	$(BIN)/python -m pytest $(FAST) --durations=10 $(IN_PARALLEL) $(ALONE:%=--ignore=%)
+	$(BIN)/python -m pytest $(FAST) --durations=10 $(ALONE)
 
 test-unit: install
-	$(BIN)/python -m pytest $(FAST) tests/unit
+	$(BIN)/python -m pytest $(FAST) $(IN_PARALLEL) tests/unit
 
 test-slow: gpu-check-install
 	$(BIN)/python -m pytest -m "slow and not gpu"

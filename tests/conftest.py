@@ -1,6 +1,7 @@
 """For the whole suite: what each test process needs, wherever it is started from.
 
-OpenMP threads that wait must sleep, or tests on a busy machine crawl. Ctrl-C must work in the
+OpenMP threads that wait must sleep, and a worker of pytest-xdist has one of them, or tests on a
+busy machine crawl. Ctrl-C must work in the
 processes that tests start: a shell makes its background jobs ignore it, and their children inherit
 that. Tests marked `gpu` are skipped where torch sees no CUDA device; `pytest -m gpu` imports their
 files only, since a GPU machine may have nothing that the others need (`tests.gpu_kit.bare`).
@@ -16,6 +17,8 @@ import pytest
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for every core
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

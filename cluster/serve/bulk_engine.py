@@ -31,7 +31,7 @@ from cluster.messages import Task
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.encoder_context import chosen_context
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.clients import ServePool, call_worker
 from cluster.serve.distribution import check_distribution
 from cluster.serve.hooks.ledger import PROCESS_LEDGER

@@ -15,7 +15,12 @@ from encoder_worker.model import AudioEncoder
 from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
 from tests.support.references.hugging_face import assert_close, hf_features, hf_model, make_pcm
 
-FAMILIES = [shape for shape in SHAPES if shape != "micro"]
+QUICK = ("tiny", "tiny.en", "base", "large-v3")  # the others differ in width or depth alone
+FAMILIES = [
+    shape if shape in QUICK else pytest.param(shape, marks=pytest.mark.slow)
+    for shape in SHAPES
+    if shape != "micro"
+]
 
 
 def reference_kv(model: object, states: Tensor) -> Tensor:

@@ -44,6 +44,7 @@ from tests.support.references.openai_whisper import (
 from tests.support.requests import request_context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
+SLOW = pytest.mark.slow  # more of the same: the fast suite has one of each kind
 
 
 SEED = 11
@@ -251,7 +252,7 @@ async def test_recordings_equal_the_reference(
     assert await assert_equal(demo, PARAMS, sample(name), tmp_path)
 
 
-@pytest.mark.parametrize("conditioned", [True, False])
+@pytest.mark.parametrize("conditioned", [True, pytest.param(False, marks=SLOW)])
 async def test_a_long_talk_equals_the_reference(
     demo: RequestTranscriber, tmp_path: Path, conditioned: bool
 ) -> None:
@@ -281,7 +282,7 @@ async def test_prompts_equal_the_reference(
 
 
 @pytest.mark.parametrize("carried", [True, False])
-@pytest.mark.parametrize("n_words", [40, 45, 60])
+@pytest.mark.parametrize("n_words", [45, *(pytest.param(n, marks=SLOW) for n in (40, 60))])
 async def test_prompts_that_leave_no_room_equal_the_reference(
     micro: RequestTranscriber, tmp_path: Path, n_words: int, carried: bool
 ) -> None:
@@ -338,7 +339,7 @@ async def test_silence_is_what_the_reference_takes_for_it(
     await assert_equal(demo, replace(PARAMS, gates=gates), pcm, tmp_path)
 
 
-@pytest.mark.parametrize("threshold_s", [None, 0.2, 2.0])
+@pytest.mark.parametrize("threshold_s", [None, 0.2, pytest.param(2.0, marks=SLOW)])
 async def test_words_equal_the_reference_and_seek_by_it(
     demo: RequestTranscriber, tmp_path: Path, threshold_s: float | None
 ) -> None:
@@ -352,8 +353,8 @@ async def test_words_equal_the_reference_and_seek_by_it(
     "changes",
     [
         {},
-        {"best_of": 3},
-        {"beam_size": 3, "best_of": 2},
+        pytest.param({"best_of": 3}, marks=SLOW),
+        pytest.param({"beam_size": 3, "best_of": 2}, marks=SLOW),
         {"gates": QualityGates(compression_ratio=1.3, avg_logprob=-0.3)},
     ],
 )
@@ -375,7 +376,11 @@ async def test_one_temperature_above_zero(demo: RequestTranscriber, tmp_path: Pa
 
 @pytest.mark.parametrize(
     "changes",
-    [{"beam_size": 4}, {"beam_size": 3, "patience": 2.0}, {"beam_size": 3, "length_penalty": 0.6}],
+    [
+        {"beam_size": 4},
+        {"beam_size": 3, "patience": 2.0},
+        pytest.param({"beam_size": 3, "length_penalty": 0.6}, marks=SLOW),
+    ],
 )
 async def test_beams_equal_the_reference(
     demo: RequestTranscriber, tmp_path: Path, changes: dict[str, Any]
@@ -384,7 +389,7 @@ async def test_beams_equal_the_reference(
 
 
 @pytest.mark.parametrize("words", [False, True])
-@pytest.mark.parametrize("conditioned", [True, False])
+@pytest.mark.parametrize("conditioned", [pytest.param(True, marks=SLOW), False])
 async def test_a_model_that_says_anything(
     micro: RequestTranscriber, tmp_path: Path, conditioned: bool, words: bool
 ) -> None:

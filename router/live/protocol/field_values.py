@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.errors import InvalidRequestError
-from cluster.model.languages import language_code
+from cluster.model.text.languages import language_code
 
 SHOWN = 64  # characters of a client's value that an error message repeats
 
