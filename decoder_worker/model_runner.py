@@ -327,7 +327,7 @@ class ModelRunner:
 def text_to_align(sequence: DecodeSequence, tokenizer: WhisperTokenizer) -> tuple[int, ...]:
     """The text tokens of the segments that the window will have, prefix included.
 
-    None for silence.
+    Empty for silence.
     """
     chosen = sequence.attempts[chosen_attempt(sequence)].hypothesis
     if is_silence(sequence.options.gates, chosen.avg_logprob, sequence.no_speech_prob):

@@ -79,7 +79,7 @@ class Publisher:
         """From any thread; nothing where it has its answer."""
         if window.future.done():
             return
-        self._counts.failed += 1
+        self._counts.add_failed()
         if window.future.set_running_or_notify_cancel():
             window.future.set_exception(error)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+from dataclasses import dataclass, field
 
 from cluster.messages import NO_SLACK_S, EncoderSignals, WorkerLoad, WorkerStatus
 from encoder_worker.reuse import ReuseStats
@@ -74,7 +75,7 @@ class EncoderStats:
 
 @dataclass(slots=True)
 class Counts:
-    """Since the start; written by the engine's thread only."""
+    """Since the start; written by the engine's thread, and `failed` by any through `add_failed`."""
 
     batches: int = 0
     windows: int = 0
@@ -82,6 +83,12 @@ class Counts:
     expired: int = 0
     encode_s: float = 0.0
     window_s: float = 0.0
+
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add_failed(self) -> None:
+        with self._lock:
+            self.failed += 1
 
     def add_batch(self, n_windows: int, work: float, encode_s: float) -> None:
         """work: as in `WorkerLoad`."""

@@ -108,10 +108,11 @@ class RequestRun:
             raise DeadlineExceededError(f"the request's {self.context.deadline_s:.0f} s ran out")
         return remaining_s
 
-    def add_encode(self, reply: EncodeReply) -> None:
+    def add_encode(self, reply: EncodeReply, *, is_first: bool) -> None:
+        """is_first: of its window. Later ones, after a doubt or a loss, say nothing of reuse."""
         self.encode_s += reply.timings.encode_s
         self.encode_queue_s += reply.timings.queue_s
-        if reply.reused is not None:
+        if is_first and reply.reused is not None:
             self.cache_hits += reply.reused
             self.cache_misses += not reply.reused
 
@@ -264,6 +265,7 @@ class Pipeline:
 
     async def _encode(self, window: WindowRun) -> EncodeReply:
         request, audio = window.request, window.audio
+        is_first = window.attempt == 0
         request.encodes += 1
         window.attempt = request.encodes
         if self._reuses_kv and not window.audio_key:
@@ -286,7 +288,7 @@ class Pipeline:
                 )
             )
         spent = reply.timings
-        request.add_encode(reply)
+        request.add_encode(reply, is_first=is_first)
         self._record_hop("encoder", called_s, spent.queue_s + spent.encode_s)
         return reply
 

@@ -1,9 +1,10 @@
 """The importer's thread: posts reads on the wire, polls them, and sees each fetch to its end.
 
 Everything here runs on the one thread that owns the wire, and nothing waits for a peer, so a slow
-or frozen one delays nobody else. Two rules hold. A lease is released by the notification of its
-counter's read, so never before the counter was read. Pages of a read that timed out stay in
-quarantine until that read ends.
+or frozen one delays nobody else. Two rules hold. The lease of a fetch that ends well is
+released by the notification of its counter's read, so never before the counter was read; a fetch
+that fails has no use for its pages, and releases the lease at once. Pages of a read that timed out
+stay in quarantine until that read ends.
 """
 
 from __future__ import annotations

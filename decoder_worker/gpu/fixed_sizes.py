@@ -61,7 +61,7 @@ class FixedSizes:
         Args:
             decoder_for: makes the decoder of so many rows, of so many tokens each, of which so
                 many share a window.
-            sample: `ModelRunner.sample`.
+            sample: launches the sampling of the rows' logits, as `ModelRunner` does.
         """
         scratch = self_pool.allocate(1)
         assert scratch is not None, "the self pool has no page for inert rows"

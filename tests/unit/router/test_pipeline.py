@@ -267,7 +267,7 @@ async def transcribe_trimmed(
 
 async def test_a_doubted_window_is_encoded_once_more_in_full(pools: PlayedPools) -> None:
     """Counted, in the trace, and whatever fails after the doubt is tried again in full."""
-    pools.doubts = lambda window: window > 0
+    pools.doubts, pools.reused = lambda window: window > 0, False
     pools.decode_fault = lambda window, nth: (
         KVLostError("gone") if window == 2 and nth == 2 else None
     )
@@ -276,6 +276,7 @@ async def test_a_doubted_window_is_encoded_once_more_in_full(pools: PlayedPools)
     assert pools.contexts == {0: [192], 1: [192, 0], 2: [192, 0, 0]}
     assert pools.decodes == {0: 1, 1: 2, 2: 3}
     assert (result.timings.windows, result.timings.attempts) == (3, 6)
+    assert (result.timings.cache_hits, result.timings.cache_misses) == (0, 3), "of each once"
     assert counted["splitscribe_trimmed_windows_total"] == 3
     assert counted["splitscribe_doubted_windows_total"] == 2
     assert counted["splitscribe_windows_total"] == 3
