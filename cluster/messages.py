@@ -66,7 +66,7 @@ class EncodeRequest:
         checkpoint has (1500). A batch holds windows of one context.
     audio_key: names `pcm` and `file_mel` for whoever sent them: equal for the same audio of the
         same owner, and nothing that another owner could make. Empty: its KV is not kept for reuse.
-    fresh: encode it even where its KV is kept, which takes the place of that: it could not be used.
+    fresh: encode it even if its KV is kept, because that could not be used; the new KV replaces it.
     priority: its class, by which waiting windows are ordered.
     """
 

@@ -1,7 +1,7 @@
 """Which class of windows goes next where windows of several classes wait for the same thing.
 
-Live windows go before interactive ones, and these before bulk ones. No class starves of that: when
-so many windows of more urgent classes have gone while one of a class waited, the next is its own.
+Live windows go before interactive ones, and these before bulk ones. No class starves: when
+`PASSED_BY` windows of more urgent classes have gone while one of a class waited, its turn is next.
 Bulk work fills what the others leave, and `BULK_SHARE` keeps room for them. The rule is the same
 wherever windows wait: for an encoder's batch, for a decoder's pages, and for its rows. It knows
 none of these.

@@ -273,7 +273,11 @@ class DecodeLoop:
             self._end(sequence, finished_result(sequence, self._clock()))
 
     def _is_doubted(self, sequence: DecodeSequence) -> bool:
-        """Asked after each attempt: only a sampled one is tried again from a trimmed context."""
+        """Whether a window in a trimmed context must be encoded again in full.
+
+        Asked after each attempt. A sampled attempt that failed is no doubt: the next temperature
+        follows.
+        """
         is_trimmed = sequence.n_positions < self._importer.layout.n_frames
         return is_trimmed and is_doubted(sequence, self._prompts.timestamp_begin)
 

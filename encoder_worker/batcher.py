@@ -193,7 +193,7 @@ class Batcher:
             self._changed.notify_all()
 
     def ready_in_s(self) -> float | None:
-        """Seconds until a batch is closed as things stand: 0 is now, None is not without more."""
+        """Seconds until a batch is closed as things stand. 0: now. None: once more windows come."""
         with self._changed:
             waiting = self._free_to_go(self._distinct(self._queue))
             if not waiting:
@@ -241,8 +241,8 @@ class Batcher:
     def _by_class(self, ordered: Sequence[QueuedWindow]) -> dict[Priority, list[QueuedWindow]]:
         """The windows that may go, in order.
 
-        Behind the others those whose request has enough windows in flight: better than leaving
-        room empty.
+        Windows of requests that have enough windows in flight come last: they only take room
+        that would stay empty.
         """
         by_class: dict[Priority, list[QueuedWindow]] = {}
         for window in sorted(self._free_to_go(ordered), key=self._is_over_cap):
@@ -290,7 +290,7 @@ class Batcher:
         return distinct
 
     def _free_to_go(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
-        """Those that may go as things stand: all but most of the bulk windows."""
+        """Those that may go as things stand: of bulk windows as many as may be in flight."""
         n_bulk = BULK_AT_ONCE - self._bulk_in_flight
         if self._holds_bulk and not self._turns.is_due("bulk"):
             n_bulk = 0

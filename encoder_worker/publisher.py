@@ -76,7 +76,7 @@ class Publisher:
         return True
 
     def fail(self, window: QueuedWindow, error: Exception) -> None:
-        """From any thread; nothing where it has its answer."""
+        """From any thread. Does nothing if the window has an answer already."""
         if window.future.done():
             return
         self._counts.add_failed()

@@ -1,7 +1,8 @@
 """What names a window's audio, so that encoders can tell when they have its KV already.
 
 The name is a digest of all that the router sends of the window and that shapes its features, keyed
-by who sent it: two owners of the same audio have nothing in common that either could find out.
+by who sent it: two owners of the same audio get different names, so that neither can learn that the
+other sent it.
 Encoders add what is theirs (`encoder_worker.reuse`).
 """
 
@@ -24,7 +25,8 @@ def audio_key(pcm: Pcm, file_mel: FileMel | None, owner: bytes) -> bytes:
     Takes 1 ms for a window of 30 s.
 
     Args:
-        owner: opaque, at most 64 bytes; empty: the one whom all share who need no API key.
+        owner: opaque, at most 64 bytes; empty where the API needs no key, as all clients are one
+            owner then.
     """
     digest = hashlib.blake2b(digest_size=KEY_BYTES, key=owner, person=b"window's audio")
     digest.update(b"alone" if file_mel is None else b"slice")

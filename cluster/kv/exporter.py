@@ -242,8 +242,8 @@ class KVExporter:
             self._woken.wait(POLL_S if len(self._leases) else IDLE_POLL_S)
             self._woken.clear()
             # Renewals before expiry: a process that was stopped for a while must not end leases
-            # whose renewals have already arrived. Nor those whose readers could not renew: a reader
-            # in this process was stopped too, and handles of this process had not left it.
+            # whose renewals have already arrived. Nor may it end those whose readers could not
+            # renew: a reader in this process was stopped too, and handles may not have left it.
             self.handle_notifications(self._wire.drain())
             before, looked = looked, time.monotonic()
             if looked - before > STALL_S:

@@ -71,7 +71,7 @@ class LeaseTable:
                     lease.deadline = deadline
 
     def extend_all(self, seconds: float) -> None:
-        """Nobody could be heard for so long: no lease ends for that time."""
+        """No renewal could be received for so many seconds: every lease lasts that much longer."""
         with self._lock:
             for lease in self._leases.values():
                 lease.deadline += seconds

@@ -163,7 +163,7 @@ class PublishedWindows:
                 raise RuntimeError("a table has windows that are not published")
 
     def _forget(self, window: PublishedWindow) -> Pages:
-        """Make a window one without a key; its pages where that ends it."""
+        """Take a window's key away: nobody finds it then. Its pages if nobody reads it, else ()."""
         self._by_key.pop(window.key, None)
         self._kept.pop(window.key, None)
         window.key = b""

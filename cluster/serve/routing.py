@@ -30,8 +30,8 @@ ELSEWHERE = 0.25
 # How much later than the first, in parts of the time that the window takes there, an encoder may be
 # done and still be preferred for its kept KV: so never one that has such a window more to do.
 ABOUT_AS_FREE = 0.5
-# The same where this process had the same audio encoded: a window that is still kept waits for
-# nothing, and one that is not is encoded so much later, once.
+# The same limit for the encoder where this process had the same audio encoded. If the KV is still
+# kept there, the window does not wait; if it is not, it is encoded so much later, this once.
 LIKELY_KEPT = 2.0
 N_REMEMBERED = 4096  # windows of which a process knows where they were encoded
 

@@ -5,8 +5,9 @@ what their queue grows by; and the queue, to be done within `target_wait_s`, or 
 window's deadline is nearer. Decoders: the share of their pages and rows in use, and sequences that
 wait for some. The pools are balanced: a queue of encoders that wait for decoders to read is demand
 for decoders; where encoders grow, decoders grow with them as far as they are in use; what wakes one
-pool wakes both. Upwards what was wanted all the time for `upscale_delay_s` is done, downwards what
-was enough all the time for `downscale_delay_s`, so bursts do not flap. Knows neither Serve
+pool wakes both. So that bursts change nothing, a pool grows to the least number that was wanted
+during the last `upscale_delay_s`, and shrinks to the most that was wanted during the last
+`downscale_delay_s`. Knows neither Serve
 (`cluster.serve.hooks.autoscaling` calls it) nor a clock.
 """
 
@@ -19,8 +20,8 @@ from dataclasses import dataclass, field
 
 from cluster.messages import NO_SLACK_S, DecoderSignals, EncoderSignals, Role
 
-FULL = 0.8  # of a pool's demand over its workers: above it there should be more
-EMPTY = 0.6  # and with fewer it must stay below this
+FULL = 0.8  # of a pool's demand over its workers: above it workers are added
+EMPTY = 0.6  # a worker is removed only if the demand over the others stays below this
 GROWTH_S = 2.0  # over which a queue's growth is taken
 WAITING = 0.5  # what a waiting sequence counts for: it goes as soon as another one ends
 LEAST_WAIT_S = 0.25
@@ -132,7 +133,7 @@ class Balancer:
         rate += _growth(pool.queue)
         slack_s = min((one.slack_s for one in view.encoders), default=NO_SLACK_S)
         wait_s = max(LEAST_WAIT_S, slack_s / 2)
-        if not view.starting:  # a queue grows until they work; for it alone, no more are started
+        if not view.starting:  # while workers start, a queue alone starts no more
             wait_s = min(pool.rules.target_wait_s, wait_s)
         usual, hurried = _workers(rate, view.target), math.ceil(rate + _queue_s(view) / wait_s)
         return (hurried, "queue") if hurried > max(usual, view.target) else (usual, "busy")

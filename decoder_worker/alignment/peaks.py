@@ -26,8 +26,8 @@ from decoder_worker.attention.base import AttentionBatch, PagedKV
 class PeakItem:
     """One window whose text is known.
 
-    cross_pages: hold its KV, of `n_positions` encoder positions. self_pages: hold that of the
-        prompt but for its last token; behind it they are overwritten.
+    cross_pages: hold its KV, of `n_positions` encoder positions. self_pages: hold the KV of the
+        prompt without its last token; what they have for later tokens is overwritten.
     prompt: the tokens before the text. tokens: the text's, at least one.
     """
 
@@ -54,7 +54,7 @@ class PeakFinder:
     def find(self, items: Sequence[PeakItem]) -> list[tuple[int, ...]]:
         """For each of an item's tokens the encoder position of its peak, below `n_positions`.
 
-        What raised for a batch may be called again for each of its items alone.
+        After an error in a batch it may be called again for each item alone.
 
         Raises:
             SequenceFailedError: an item's KV or text gave no numbers.

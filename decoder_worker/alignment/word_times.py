@@ -5,8 +5,8 @@ where the alignment heads look is sharpened into one token-by-frame matrix, and 
 warping finds the best monotonic path through it. Owns no page; knows nothing of words, segments
 or queues: which tokens are text, and what they make together, is its callers' business.
 
-What raised for a batch may be called again for each of its items alone: it changes nothing but
-the items' own self-attention pages.
+After an error in a batch it may be called again for each item alone: it changes nothing but the
+items' own self-attention pages.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class Aligner:
         return total / self._heads.n_heads
 
     def _n_frames(self, item: AlignmentItem) -> int:
-        """Encoder frames of the audio: a mel frame alone still has one to look at."""
+        """Encoder frames of the audio: at least one, also for a single mel frame."""
         return min(max(1, item.content_frames // MEL_PER_POSITION), item.n_positions)
 
     def _probs(self, states: Tensor, tokens: tuple[int, ...]) -> Tensor:

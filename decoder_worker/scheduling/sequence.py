@@ -190,5 +190,5 @@ class DecodeSequence:
         return SlotOptions(options.timestamps, self.temperature, key, limit)
 
     def sampled(self, row: Row) -> tuple[int, ...]:
-        """What to the rules a row has sampled: the prefix, and what followed."""
+        """What the rules take for sampled: the prefix, and the tokens that the row has sampled."""
         return (*self.options.prefix_tokens, *row.tokens)
