@@ -1,4 +1,4 @@
-"""The command line: serve, transcribe, demo, check; up, deploy, status, down, config.
+"""The command line: serve, transcribe, batch, demo, check; up, deploy, status, down, config.
 
 Settings come from flags over `SPLITSCRIBE_*` over `--config` over defaults. A mistake of the
 user's is one line that says what to do; everything else keeps its traceback.
@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cluster.cli.batch.entry import BatchCommand, batch
 from cluster.cli.operate.commands import deploy, down, status, up
 from cluster.cli.operate.config_commands import config
 from cluster.cli.transcribe.entry import TranscribeCommand, transcribe
@@ -99,6 +100,7 @@ def serve(
 
 
 app.command(cls=TranscribeCommand)(transcribe)
+app.command(cls=BatchCommand)(batch)
 for command in (up, deploy, status, down):
     app.command(rich_help_panel="Clusters of several machines")(command)
 app.add_typer(config, rich_help_panel="Clusters of several machines")

@@ -117,6 +117,26 @@ def prepared_cluster_file(content: Mapping[str, Any]) -> dict[str, Any]:
     return prepared
 
 
+def ray_addresses_here() -> set[str]:
+    """Of the Ray clusters that have a node on this machine: HOST:PORT of each one's control store.
+
+    `ray.init(address="auto")` takes any of them, and looks for a loopback one where none is. That a
+    node's process names the address is Ray's own way to find it.
+    """
+    import psutil
+
+    flag = "--gcs-address="
+    found = set()
+    for process in psutil.process_iter(["name", "cmdline"]):
+        if process.info["name"] == "raylet":
+            found |= {
+                arg.removeprefix(flag)
+                for arg in process.info["cmdline"] or ()
+                if arg.startswith(flag)
+            }
+    return found
+
+
 def shared_value(namespace: bytes, name: bytes, first: bytes) -> bytes:
     """What the Ray cluster keeps under this name: `first`, of whoever asked before all others.
 

@@ -19,7 +19,7 @@ RUN apt-get update \
 
 COPY dist/splitscribe-*.whl dist/constraints.txt /tmp/wheel/
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
-        -c /tmp/wheel/constraints.txt /tmp/wheel/splitscribe-*.whl \
+        -c /tmp/wheel/constraints.txt "$(ls /tmp/wheel/splitscribe-*.whl)[bulk]" \
     && rm -rf /tmp/wheel
 # The kernels, for the processor that builds; on another kind a first start compiles them (20 s).
 RUN su ray -c "splitscribe check --compile"

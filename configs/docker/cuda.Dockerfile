@@ -21,7 +21,7 @@ RUN apt-get update \
 ENV PATH=/opt/splitscribe/bin:$PATH
 COPY dist/splitscribe-*.whl dist/constraints.txt /tmp/wheel/
 RUN pip install --no-cache-dir -c /tmp/wheel/constraints.txt \
-        "$(ls /tmp/wheel/splitscribe-*.whl)[gpu]" \
+        "$(ls /tmp/wheel/splitscribe-*.whl)[bulk,gpu]" \
     && rm -rf /tmp/wheel
 
 USER ray

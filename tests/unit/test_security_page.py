@@ -12,7 +12,8 @@ PAGE = (ROOT / "SECURITY.md").read_text()
 
 def test_every_dependency_is_listed_with_its_pin() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*project["dependencies"], *project["optional-dependencies"]["otel"]]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras["bulk"], *extras["otel"]]
     names = {re.split(r"[\[<>=;, ]", one)[0] for one in wanted}
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = dict(line.split("==") for line in lines if "==" in line)

@@ -80,12 +80,12 @@ def job_of(flags: Mapping[str, Any]) -> Job:
     """
     if not flags["files"]:
         raise InvalidRequestError("name the files to transcribe, or say --live for a microphone")
-    form = _form(flags)
+    form = form_of(flags)
     output_format = flags["output_format"]
     return Job(
         files=tuple(flags["files"]),
         form=form,
-        params=_params(flags["model"], flags["task"], form),
+        params=params_of(flags["model"], flags["task"], form),
         cues=_cues(flags),
         output_dir=flags["output_dir"],
         formats=FORMATS if output_format == "all" else (output_format,),
@@ -114,7 +114,7 @@ def live_job_of(flags: Mapping[str, Any]) -> LiveJob:
         raise InvalidRequestError(f"--live listens to one source, got {len(files)} files")
     if flags["raw"] and not files:
         raise InvalidRequestError("--raw is for a file or '-', and no microphone")
-    params = _params(flags["model"], flags["task"], _form(flags))
+    params = params_of(flags["model"], flags["task"], form_of(flags))
     words = (word.strip() for word in (params.hotwords or "").split(","))
     return LiveJob(
         source=Source(files[0] if files else None, SAMPLE_RATE if flags["raw"] else 0),
@@ -126,7 +126,7 @@ def live_job_of(flags: Mapping[str, Any]) -> LiveJob:
     )
 
 
-def _form(flags: Mapping[str, Any]) -> Form:
+def form_of(flags: Mapping[str, Any]) -> Form:
     """Fields of the API for what was said and is not so anyway."""
     form: Form = {}
     for field in FIELDS.values():
@@ -161,7 +161,7 @@ def _gives_up_fallback(step: str) -> bool:
     return step.lower() == "none"
 
 
-def _params(model: str, task: Task, form: Form) -> TranscriptionParams:
+def params_of(model: str, task: Task, form: Form) -> TranscriptionParams:
     """The request that a server would make of the form."""
     pairs = [("model", model), ("response_format", "verbose_json")]
     for name, content in form.items():

@@ -70,6 +70,7 @@ class Flag:
 
 
 NUMBER = {"metavar": "NUMBER", "parser": optional_text}
+NUMBER_OF_ONE_OR_MORE = {"min": 1}
 THRESHOLD = {"metavar": "NUMBER|None"}
 ONE_OF_TWO = {"case_sensitive": False, "metavar": SWITCH}
 
@@ -89,7 +90,7 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag("device", str, "auto, cpu or cuda", "auto"),
         Flag("threads", int, "torch threads; 0: every core", 0, {"min": 0}),
         _switch("fp16", "False: compute in float32; else as the device likes", None),
-        Flag("jobs", int, "files in work at a time", DEFAULT_JOBS, {"min": 1}),
+        Flag("jobs", int, "files in work at a time", DEFAULT_JOBS, NUMBER_OF_ONE_OR_MORE),
         Flag("server", str | None, "URL of a running server; omitted: in this process"),
         Flag("api_key", str | None, "the server's", more={"envvar": "OPENAI_API_KEY"}),
     ),
@@ -144,7 +145,7 @@ def parameters() -> Iterator[Parameter]:
     for panel in dict.fromkeys((*OWN_FLAGS, *SECTIONS)):
         for one in SECTIONS.get(panel, ()):
             if one.flag:
-                yield _of_field(one).parameter(panel)
+                yield field_flag(one).parameter(panel)
         for flag in OWN_FLAGS.get(panel, ()):
             yield flag.parameter(panel)
 
@@ -153,7 +154,8 @@ def parameter_name(of: RequestField) -> str:
     return of.flag.removeprefix("--").replace("-", "_")
 
 
-def _of_field(of: RequestField) -> Flag:
+def field_flag(of: RequestField) -> Flag:
+    """The flag of a request's field."""
     kind: Any = str
     more: dict[str, Any] = {}
     match of.kind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from cluster.settings_sources import load_settings
 from router.clients import EnginePool
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
+from tests.support.archives import same_answer
 
 MODEL = (("model", "whisper-1"),)
 VERBOSE = (
@@ -80,7 +82,7 @@ class Opened:
 
 
 @asynccontextmanager
-async def opened(clock: Clock | None = None, **router: Any) -> AsyncIterator[Opened]:
+async def opened(clock: Clock | None = None) -> AsyncIterator[Opened]:
     settings = make_settings()
     (name,) = settings.by_model()
     more = {} if clock is None else {"clock": clock}
@@ -88,7 +90,7 @@ async def opened(clock: Clock | None = None, **router: Any) -> AsyncIterator[Ope
         encoders = Watched(engines.pool("encoder"))
         decoders = Watched(engines.pool("decoder"))
         pools = {name: (encoders, decoders)}
-        async with BulkEngine.over_pools(settings, pools, **more, **router) as engine:
+        async with BulkEngine.over_pools(settings, pools, **more) as engine:
             yield Opened(engine, encoders, decoders, engines)
 
 
@@ -111,46 +113,51 @@ async def endpoints_answer(engines: LocalEngines, fields: Any) -> bytes:
     return answer.content
 
 
-@pytest.mark.parametrize("fields", [VERBOSE, (*MODEL, ("include[]", "logprobs"))])
-async def test_a_file_gets_the_endpoints_answer_to_the_byte(fields: Any) -> None:
+async def test_a_file_gets_the_endpoints_answer() -> None:
+    """As a path and as bytes, with words and with log probabilities."""
     async with opened() as it:
-        expected = await endpoints_answer(it.engines, fields)
-        seconds: list[tuple[float, float]] = []
-        result = await it.engine.transcribe(
-            sample_path("long"),
-            it.engine.params(fields),
-            on_progress=lambda done_s, known_s: seconds.append((done_s, known_s)),
-        )
-        assert result.rendered().body == expected
+        for fields, upload in (
+            (VERBOSE, sample_path("long")),
+            ((*MODEL, ("include[]", "logprobs")), sample_path("long").read_bytes()),
+        ):
+            expected = await endpoints_answer(it.engines, fields)
+            seconds: list[tuple[float, float]] = []
+            result = await it.engine.transcribe(
+                upload,
+                it.engine.params(fields),
+                on_progress=lambda done_s, known_s, seen=seconds: seen.append((done_s, known_s)),
+            )
+            answer, theirs = json.loads(result.rendered().body), json.loads(expected)
+            assert same_answer(answer, theirs), f"{answer}\n{theirs}"
+            assert seconds[-1][1] == pytest.approx(result.transcript.duration_s, abs=0.01)
         assert {one.priority for one in (*it.encoders.seen, *it.decoders.seen)} == {"bulk"}
-        assert seconds[-1][1] == pytest.approx(result.transcript.duration_s, abs=0.01)
 
 
-async def test_bytes_are_a_file_too_and_what_is_no_audio_is_told() -> None:
-    async with opened() as it:
-        params = it.engine.params(MODEL)
-        result = await it.engine.transcribe(sample_path("short").read_bytes(), params)
-        assert result.transcript.text
-        with pytest.raises(InvalidAudioError):
-            await it.engine.transcribe(b"no audio at all", params)
+@asynccontextmanager
+async def without_workers(**router: Any) -> AsyncIterator[BulkEngine]:
+    """An engine for what is refused before any worker is asked."""
+    settings = make_settings()
+    nobody: Any = None
+    pools = dict.fromkeys(settings.by_model(), (nobody, nobody))
+    async with BulkEngine.over_pools(settings, pools, **router) as engine:
+        yield engine
 
 
-async def test_limits_of_the_application_hold_unless_they_are_lifted() -> None:
-    async with opened(max_audio_s=1.0) as it:
+async def test_what_the_endpoint_refuses_is_refused() -> None:
+    """Its fields, and what is over the limits of the application."""
+    async with without_workers(max_audio_s=1.0) as engine:
         with pytest.raises(InvalidAudioError, match="longer"):
-            await it.engine.transcribe(sample_path("short"), it.engine.params(MODEL))
-
-
-async def test_fields_are_checked_as_the_endpoint_does() -> None:
-    async with opened() as it:
+            await engine.transcribe(sample_path("short"), engine.params(MODEL))
+        with pytest.raises(InvalidAudioError):
+            await engine.transcribe(b"no audio at all", engine.params(MODEL))
         with pytest.raises(ModelNotFoundError):
-            it.engine.params([("model", "unknown")])
+            engine.params([("model", "unknown")])
         with pytest.raises(InvalidRequestError, match="temperature"):
-            it.engine.params([*MODEL, ("temperature", "9")])
+            engine.params([*MODEL, ("temperature", "9")])
         with pytest.raises(UnsupportedValueError) as refused:
-            it.engine.params([*MODEL, ("stream", "true")])
+            engine.params([*MODEL, ("stream", "true")])
         assert refused.value.param == "stream"
-        assert it.engine.params(MODEL, "translate").task == "translate"
+        assert engine.params(MODEL, "translate").task == "translate"
 
 
 def make_hasty_clock() -> tuple[Clock, list[float]]:

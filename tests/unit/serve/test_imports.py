@@ -11,13 +11,15 @@ HEAVY = ("torch", "numba", "llvmlite", "transformers", "librosa", "onnxruntime")
 FINDS = f"print([name for name in {HEAVY!r} if name in sys.modules])"
 
 
-def test_help_waits_for_no_library_that_it_does_not_need() -> None:
-    """`splitscribe transcribe --help` has the flags from the table of the API's fields."""
+@pytest.mark.parametrize("command", ["transcribe", "batch"])
+def test_help_waits_for_no_library_that_it_does_not_need(command: str) -> None:
+    """Both have the flags from the table of the API's fields."""
     code = (
         "import sys; from cluster.cli.main import app\n"
-        "try: app(['transcribe', '--help'])\n"
+        f"try: app(['{command}', '--help'])\n"
         "except SystemExit: pass\n"
-        "print([name for name in ('numpy', 'ray', 'fastapi', 'torch') if name in sys.modules])"
+        "unwanted = ('numpy', 'ray', 'fastapi', 'torch', 'pyarrow')\n"
+        "print([name for name in unwanted if name in sys.modules])"
     )
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--word-timestamps" in ran.stdout

@@ -1,0 +1,215 @@
+"""What an archive holds: the files that paths, globs, folders, URLs and manifests mean, as items.
+
+A manifest is a list of paths or URLs (JSONL, CSV, Parquet, or a line each from standard input), or
+a Parquet file that holds the audio itself. Files are listed and not opened, so that a bucket of a
+million costs a listing. A path that leads nowhere is an item too, and fails with the others.
+"""
+
+from __future__ import annotations
+
+import csv
+import fnmatch
+import glob
+import io
+import json
+import posixpath
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.archives.places import Place, is_url
+from cluster.errors import InvalidRequestError
+
+STDIN = "-"
+# Of files in a folder that are taken, with about how many bytes a second of them has: for what goes
+# first, and for how much there is before anything was opened.
+BYTES_PER_S = {
+    **dict.fromkeys(("wav", "aiff", "aif"), 64_000),
+    "flac": 40_000,
+    **dict.fromkeys(("mp3", "mpga", "aac", "m4a", "m4b", "wma"), 16_000),
+    **dict.fromkeys(("opus", "ogg", "oga", "3gp", "amr"), 6_000),
+    **dict.fromkeys(("mp4", "m4v", "mkv", "mka", "mov", "mpeg", "mpg", "webm"), 100_000),
+}
+USUAL_BYTES_PER_S = 20_000
+MANIFESTS = (".jsonl", ".ndjson", ".csv", ".parquet")
+# What manifests call the column of paths: as people, NeMo and Hugging Face's data sets do.
+PATH_COLUMNS = ("path", "file", "url", "audio_filepath", "file_name", "file_path", "audio")
+BYTES_COLUMNS = ("bytes", "audio", "content")
+UNKNOWN_BYTES = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One audio file.
+
+    path: absolute, or a URL; of a Parquet file that holds audio, the file's. size: bytes, or
+    UNKNOWN_BYTES where there is nothing or nobody says. mtime_ns: Unix time, or 0. relative: its
+    place below what was named, by which its outputs are called. row: of a Parquet file that holds
+    the audio, in `column`; -1: the file is the audio.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    relative: str
+    row: int = -1
+    column: str = ""
+
+    @property
+    def key(self) -> str:
+        """What it is known by in the ledger."""
+        return self.path if self.row < 0 else f"{self.path}#{self.row}"
+
+    @property
+    def about_s(self) -> float:
+        """Seconds of audio, by its size."""
+        suffix = self.relative.rpartition(".")[2].lower()
+        return max(0, self.size) / BYTES_PER_S.get(suffix, USUAL_BYTES_PER_S)
+
+
+def list_items(names: Sequence[str], stdin: Iterable[str] = ()) -> list[Item]:
+    """Every item that `names` mean, each once.
+
+    stdin: lines of standard input, for the name "-".
+
+    Raises:
+        InvalidRequestError: a folder or glob has no audio, or a manifest cannot be read.
+    """
+    found: dict[str, Item] = {}
+    for name in names:
+        for item in _items(name, stdin):
+            found.setdefault(item.key, item)
+    return list(found.values())
+
+
+def _items(name: str, stdin: Iterable[str]) -> Iterator[Item]:
+    try:
+        if name == STDIN:
+            yield from _of_paths((_path_of_line(line) for line in stdin), "")
+        elif name.lower().endswith(MANIFESTS) and not glob.has_magic(name):
+            yield from _of_manifest(name)
+        elif glob.has_magic(name) and not Path(name).exists():
+            yield from _of_glob(name)
+        else:
+            yield from _of_file_or_folder(name)
+    except OSError as error:
+        raise InvalidRequestError(f"{name} cannot be read: {error}") from error
+
+
+def _of_file_or_folder(name: str) -> Iterator[Item]:
+    from pyarrow.fs import FileType
+
+    place = Place.of(name)
+    info = place.info()
+    if info.type != FileType.Directory:
+        yield _item(place.name, info, posixpath.basename(place.path))
+        return
+    count = 0
+    for one in place.below(recursive=True):
+        if one.path.rpartition(".")[2].lower() in BYTES_PER_S:
+            count += 1
+            yield _item(place.name_of(one.path), one, posixpath.relpath(one.path, place.path))
+    if not count:
+        raise InvalidRequestError(f"there is no audio file in {name}")
+
+
+def _of_glob(name: str) -> Iterator[Item]:
+    steady = name[: min(name.find(mark) for mark in "*?[" if mark in name)]
+    root = Place.of(steady.rpartition("/")[0] or ("." if not steady.startswith("/") else "/"))
+    if root.is_local:
+        paths = sorted(str(Path(one).absolute()) for one in glob.glob(name, recursive=True))
+        files = [one for one in root.files.get_file_info(paths) if one.is_file]
+    else:
+        pattern = f"{root.path}/{name[len(steady.rpartition('/')[0]) + 1 :]}"
+        files = [one for one in root.below(recursive=True) if fnmatch.fnmatch(one.path, pattern)]
+    if not files:
+        raise InvalidRequestError(f"no file matches {name}")
+    for one in files:
+        yield _item(root.name_of(one.path), one, posixpath.relpath(one.path, root.path))
+
+
+def _of_manifest(name: str) -> Iterator[Item]:
+    place = Place.of(name)
+    folder = place.name.rpartition("/")[0]
+    if name.lower().endswith(".parquet"):
+        yield from _of_parquet(place, folder)
+        return
+    lines = io.StringIO(place.read().decode("utf-8-sig"))
+    if name.lower().endswith(".csv"):
+        rows = csv.DictReader(lines)
+        column = _column(name, rows.fieldnames or (), PATH_COLUMNS)
+        yield from _of_paths((row[column] for row in rows), folder)
+    else:
+        yield from _of_paths((_path_of_line(line) for line in lines), folder)
+
+
+def _of_parquet(place: Place, folder: str) -> Iterator[Item]:
+    import pyarrow.parquet as pq
+    from pyarrow import types
+
+    with place.files.open_input_file(place.path) as content:
+        manifest = pq.ParquetFile(content)
+        fields = {field.name: field.type for field in manifest.schema_arrow}
+        binary = {
+            name
+            for name, kind in fields.items()
+            if types.is_binary(kind) or types.is_large_binary(kind) or types.is_struct(kind)
+        }
+        audio = next((name for name in BYTES_COLUMNS if name in binary), None)
+        if audio is None:
+            column = _column(place.name, [n for n in fields if n not in binary], PATH_COLUMNS)
+            for batch in manifest.iter_batches(columns=[column]):
+                yield from _of_paths(batch.column(0).to_pylist(), folder)
+            return
+        info, stem = place.info(), posixpath.basename(place.path).rpartition(".")[0]
+        mean = info.size // max(1, manifest.metadata.num_rows)
+        for row in range(manifest.metadata.num_rows):
+            relative = f"{stem}/{row:06d}"
+            yield Item(place.name, mean, info.mtime_ns or 0, relative, row, audio)
+
+
+def _of_paths(paths: Iterable[str | None], folder: str) -> Iterator[Item]:
+    """Items of listed paths; those that are not absolute begin in the manifest's folder."""
+    for path in paths:
+        if not path or not path.strip():
+            continue
+        name = path.strip()
+        if folder and not is_url(name) and not name.startswith(("/", "~")):
+            name = f"{folder}/{name}"
+        place = Place.of(name)
+        relative = name if not is_url(name) else posixpath.basename(place.path)
+        relative = place.name.removeprefix(f"{folder}/") if folder else relative
+        if relative.startswith("/") or is_url(relative) or ".." in relative.split("/"):
+            relative = posixpath.basename(place.path)
+        yield _item(place.name, place.info(), relative)
+
+
+def _path_of_line(line: str) -> str:
+    """Of a line that is a path, or a JSON object with one.
+
+    Raises:
+        InvalidRequestError: it is an object without any.
+    """
+    if not line.lstrip().startswith("{"):
+        return line
+    try:
+        row: Any = json.loads(line)
+    except ValueError as error:
+        raise InvalidRequestError(f"this line of the list is no JSON: {line[:200]!r}") from error
+    return str(row[_column("a line of the list", list(row), PATH_COLUMNS)])
+
+
+def _column(where: str, columns: Sequence[str], known: Sequence[str]) -> str:
+    for name in known:
+        if name in columns:
+            return name
+    raise InvalidRequestError(
+        f"{where} has no column of paths: it has {', '.join(columns) or 'none'}, and one of "
+        f"{', '.join(known)} was looked for"
+    )
+
+
+def _item(name: str, info: Any, relative: str) -> Item:
+    size = UNKNOWN_BYTES if info.size is None else info.size
+    return Item(name, size, info.mtime_ns or 0, relative)

@@ -1,0 +1,165 @@
+"""Where archives and their transcripts are: folders of this machine, buckets, anything of fsspec.
+
+A place is named as people write it: a path, or a URL such as `s3://bucket/talks`. pyarrow's own
+filesystems are asked first, with the credentials that they find, and fsspec's for the rest. Knows
+bytes and names, nothing of audio.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from cluster.errors import ConfigurationError, InvalidRequestError
+
+URL = re.compile(r"^([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+REMEDY = "archives need more packages: pip install 'splitscribe[bulk]'"
+
+
+def require_bulk() -> None:
+    """Raises ConfigurationError: the packages of the extra `bulk` are not installed."""
+    try:
+        import pandas  # noqa: F401
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise ConfigurationError(f"{REMEDY} ({error})") from error
+
+
+def is_url(name: str) -> bool:
+    return URL.match(name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A file or folder of a filesystem.
+
+    name: as people know it: absolute, or a URL. files: pyarrow's filesystem. path: within it.
+    """
+
+    name: str
+    files: Any
+    path: str
+
+    @classmethod
+    def of(cls, name: str) -> Place:
+        """The place that a path or URL means.
+
+        Raises:
+            InvalidRequestError: nobody knows its filesystem.
+        """
+        if not is_url(name):
+            local = str(Path(name).expanduser().absolute())
+            return cls(local, _filesystem("file"), local)
+        files, path = _opened(name)
+        return cls(name.rstrip("/"), files, path.rstrip("/"))
+
+    @property
+    def is_local(self) -> bool:
+        return str(self.files.type_name) == "local"
+
+    @property
+    def local(self) -> Path:
+        """The path, where it is of this machine."""
+        return Path(self.path)
+
+    def __truediv__(self, below: str) -> Place:
+        return Place(f"{self.name}/{below}", self.files, f"{self.path}/{below}")
+
+    def read(self) -> bytes:
+        """Raises OSError."""
+        with self.files.open_input_stream(self.path) as content:
+            return bytes(content.read())
+
+    def write_whole(self, content: bytes) -> None:
+        """Write so that a reader finds all of it or what was there before. Raises OSError."""
+        folder = self.path.rpartition("/")[0]
+        if not self.is_local:  # an object appears when it is whole
+            with contextlib.suppress(OSError, NotImplementedError):
+                self.files.create_dir(folder, recursive=True)
+            with self.files.open_output_stream(self.path) as target:
+                target.write(content)
+            return
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        draft = f"{folder}/.{Path(self.path).name[:200]}.{os.getpid()}.tmp"
+        try:
+            with open(draft, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(draft)
+            raise
+
+    def remove(self) -> None:
+        """Raises OSError, also where there is none."""
+        self.files.delete_file(self.path)
+
+    def info(self) -> Any:
+        """pyarrow's FileInfo. Raises OSError where the filesystem cannot be asked."""
+        return self.files.get_file_info(self.path)
+
+    def below(self, *, recursive: bool = False) -> list[Any]:
+        """pyarrow's FileInfo of each file in this folder, by path; none where it is not there."""
+        from pyarrow.fs import FileSelector, FileType
+
+        found = self.files.get_file_info(
+            FileSelector(self.path, recursive=recursive, allow_not_found=True)
+        )
+        return sorted((one for one in found if one.type == FileType.File), key=lambda one: one.path)
+
+    def name_of(self, path: str) -> str:
+        """How people know what has this path in the same filesystem."""
+        if self.is_local:
+            return path
+        prefix = self.name.removesuffix(self.path)
+        return prefix + path
+
+
+def _opened(url: str) -> tuple[Any, str]:
+    from pyarrow.fs import FileSystem
+
+    scheme, rest = url.split("://", 1)
+    try:
+        if scheme in ("s3", "gs", "gcs", "hdfs", "abfs", "abfss", "file"):
+            # Only the bucket and its options tell filesystems apart: one is kept for each.
+            bucket, slash, path = rest.partition("/")
+            files, root = _from_uri(f"{scheme}://{bucket}") if "?" not in rest else (None, "")
+            if files is not None and scheme in ("s3", "gs", "gcs"):
+                return files, f"{root}{slash}{path}"
+            opened: tuple[Any, str] = FileSystem.from_uri(url)
+            return opened
+        return _filesystem(scheme), _stripped(scheme, url)
+    except (ValueError, ImportError, OSError, NotImplementedError) as error:
+        raise InvalidRequestError(f"{url} cannot be opened: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def _from_uri(url: str) -> tuple[Any, str]:
+    from pyarrow.fs import FileSystem
+
+    return FileSystem.from_uri(url)  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=64)
+def _filesystem(scheme: str) -> Any:
+    """pyarrow's of this machine, or one of fsspec as pyarrow's."""
+    from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
+
+    if scheme == "file":
+        return LocalFileSystem()
+    import fsspec
+
+    return PyFileSystem(FSSpecHandler(fsspec.filesystem(scheme)))
+
+
+def _stripped(scheme: str, url: str) -> str:
+    import fsspec
+
+    return str(fsspec.get_filesystem_class(scheme)._strip_protocol(url))

@@ -1,0 +1,252 @@
+"""`Transcriber`: what Ray Data calls with batches of paths or of audio, for pipelines of any kind.
+
+    ds = ray.data.read_parquet("s3://bucket/talks.parquet")  # has a column `bytes` or `path`
+    ds = ds.map_batches(Transcriber, **map_options(fields={"language": "en"}))
+    ds.write_parquet("s3://bucket/texts")
+
+The process must be in the Ray cluster of a running application (`splitscribe serve`). What a batch
+had stays, and the columns of `cluster.archives.rows` come beside it. A file that fails costs its
+row, which tells why. The engine has an event loop and a thread of its own: Ray Data's blocks while
+its consumer is slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from cluster.archives.archive import FILES_AT_ONCE, Fields
+from cluster.archives.places import Place, require_bulk
+from cluster.archives.rows import Row, failed_row, result_fields, row_of
+from cluster.errors import InvalidRequestError, SplitscribeError
+from cluster.messages import Task
+from cluster.serve.bulk_engine import PATIENCE_S, BulkEngine, connected_engine
+from router.api.params import TranscriptionParams
+
+CHUNK_BYTES = 2**20
+UNLIMITED: dict[str, Any] = {
+    "max_upload_bytes": 2**50,
+    "max_audio_s": PATIENCE_S,
+    "min_audio_s": 0.0,
+}
+OpenEngine = Callable[[], AbstractAsyncContextManager[BulkEngine]]
+
+
+class Transcriber:
+    """A class for `ray.data.Dataset.map_batches`; each object has one engine for all its calls."""
+
+    def __init__(
+        self,
+        fields: Fields | None = None,
+        task: Task = "transcribe",
+        *,
+        files_at_once: int = FILES_AT_ONCE,
+        path_column: str = "path",
+        bytes_column: str = "bytes",
+        open_engine: OpenEngine | None = None,
+    ) -> None:
+        """What is done with each file.
+
+        Args:
+            fields: of the file endpoint, such as `{"language": "en"}`, with a list for those
+                that take several. The model is the application's first unless one is named.
+            files_at_once: at most so many are worked on, over all calls.
+            path_column: of paths that every node can open, or of URLs.
+            bytes_column: of audio; a row's bytes go before its path.
+            open_engine: None: of the running application, without limits of size and length.
+        """
+        require_bulk()
+        self._fields = pairs_of(fields or {})
+        self._task: Task = task
+        self._columns = path_column, bytes_column
+        self._open = open_engine or unlimited_engine
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="bulk")
+        self._thread.start()
+        self._slots = asyncio.Semaphore(files_at_once)
+        self._opening = asyncio.Lock()
+        self._opened = AsyncExitStack()
+        self._engine: BulkEngine | None = None
+        self._params: TranscriptionParams
+
+    def __call__(self, batch: Any) -> Any:
+        """Transcribe the rows of a batch in any of Ray Data's formats. May be called by threads.
+
+        Returns:
+            pyarrow's table of the same rows, in order, with the transcripts' columns.
+
+        Raises:
+            ConfigurationError: there is no application to ask.
+            InvalidRequestError: the fields are refused, or there is neither column.
+        """
+        table = _as_table(batch)
+        if not set(self._columns) & set(table.column_names):
+            raise InvalidRequestError(
+                f"the rows have neither a column {self._columns[0]!r} of paths nor "
+                f"{self._columns[1]!r} of audio: they have {', '.join(table.column_names)}"
+            )
+        running = asyncio.run_coroutine_threadsafe(self._transcribe_all(table), self._loop)
+        return running.result()
+
+    def close(self) -> None:
+        """End the engine and its audio workers; what is being transcribed is given up."""
+        asyncio.run_coroutine_threadsafe(self._opened.aclose(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _transcribe_all(self, table: Any) -> Any:
+        engine = await self._opened_engine()
+        sources = table.select([name for name in self._columns if name in table.column_names])
+        rows = await asyncio.gather(
+            *(self._transcribe(engine, source) for source in sources.to_pylist())
+        )
+        return _beside(table, rows)
+
+    async def _transcribe(self, engine: BulkEngine, source: Row) -> Row:
+        path, content = (source.get(name) for name in self._columns)
+        async with self._slots:
+            try:
+                return await self._transcribe_one(engine, path, content)
+            except Exception as error:
+                return failed_row(error)
+
+    async def _transcribe_one(
+        self, engine: BulkEngine, path: str | None, content: bytes | None
+    ) -> Row:
+        if content is None and not path:
+            raise InvalidRequestError("the row has neither a path nor audio")
+        name = os.path.basename(path or "") or "bytes"
+        if content is not None:
+            result = await engine.transcribe(content, self._params, name=name)
+            return row_of(result)
+        async with AsyncExitStack() as stack:
+            local = await asyncio.to_thread(stack.enter_context, local_file(str(path)))
+            return row_of(await engine.transcribe(local, self._params, name=name))
+
+    async def _opened_engine(self) -> BulkEngine:
+        async with self._opening:
+            if self._engine is None:
+                engine = await self._opened.enter_async_context(self._open())
+                self._params = engine.params(self._fields, self._task)
+                self._engine = engine
+            return self._engine
+
+
+def map_options(
+    fields: Fields | None = None,
+    task: Task = "transcribe",
+    *,
+    transcribers: int = 1,
+    files_at_once: int = FILES_AT_ONCE,
+    **more: Any,
+) -> dict[str, Any]:
+    """Arguments of `map_batches(Transcriber, ...)` beside a running application.
+
+    It asks Ray for no core: what computes are the application's workers, which claim none
+    either, and a cluster whose cores are all claimed would never start it.
+
+    Args:
+        transcribers: how many, each with audio workers of its own; more for many machines.
+        files_at_once: in each of them. more: see `Transcriber`.
+    """
+    from ray.data import ActorPoolStrategy
+
+    return {
+        "fn_constructor_kwargs": {
+            "fields": fields,
+            "task": task,
+            "files_at_once": files_at_once,
+            **more,
+        },
+        "batch_format": "pyarrow",
+        "batch_size": None,
+        "compute": ActorPoolStrategy(
+            size=transcribers,
+            max_concurrent_calls_per_actor=files_at_once,
+            max_tasks_in_flight_per_actor=2 * files_at_once,
+            enable_true_multi_threading=True,
+        ),
+        "num_cpus": 0,
+    }
+
+
+def unlimited_engine() -> AbstractAsyncContextManager[BulkEngine]:
+    """Of the running application, for files of any size and length."""
+    workers = max(2, (os.cpu_count() or 2) // 2)
+    return connected_engine(**UNLIMITED, audio_workers=workers)
+
+
+@contextmanager
+def local_file(path: str) -> Iterator[Path]:
+    """The file as one of this machine; what is elsewhere is copied, and the copy goes at the end.
+
+    Raises:
+        OSError: it cannot be had.
+    """
+    place = Place.of(path)
+    if place.is_local:
+        with open(place.path, "rb"):  # told before a worker is asked
+            yield Path(place.path)
+        return
+    with tempfile.NamedTemporaryFile(prefix="splitscribe-bulk-") as copy:
+        with place.files.open_input_stream(place.path) as content:
+            while piece := content.read(CHUNK_BYTES):
+                copy.write(piece)
+        copy.flush()
+        yield Path(copy.name)
+
+
+def digest_of(path: Path) -> str:
+    """Of a file's content. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
+
+
+def pairs_of(fields: Fields) -> tuple[tuple[str, str], ...]:
+    """As a form has them, with the application's first model where none is named."""
+    return tuple(
+        (name, text)
+        for name, content in {"model": "whisper-1", **fields}.items()
+        for text in ([content] if isinstance(content, str) else content)
+    )
+
+
+def _as_table(batch: Any) -> Any:
+    import pandas as pd
+    import pyarrow as pa
+
+    if isinstance(batch, pa.Table):
+        return batch
+    if isinstance(batch, pd.DataFrame):
+        return pa.Table.from_pandas(batch, preserve_index=False)
+    return pa.table({name: list(column) for name, column in batch.items()})
+
+
+def _beside(table: Any, rows: Sequence[Row]) -> Any:
+    """The table with the rows' columns in place of what had their names."""
+    import pyarrow as pa
+
+    for field in result_fields():
+        column = pa.array([row[field.name] for row in rows], field.type)
+        if field.name in table.column_names:
+            table = table.drop_columns([field.name])
+        table = table.append_column(field, column)
+    return table
+
+
+def is_ours(error: BaseException) -> SplitscribeError | None:
+    """The first of our own errors in a chain of causes, such as Ray Data's."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, SplitscribeError):
+            return seen
+        seen = seen.__cause__ or seen.__context__
+    return None

@@ -1,0 +1,125 @@
+"""Which application an archive goes through: a running one that is found, or one of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import chdir, contextmanager
+from pathlib import Path
+
+from cluster.cli.batch.job import NO_CLUSTER, BatchJob
+from cluster.errors import ConfigurationError
+from cluster.serve.distribution import build_id
+from cluster.serve.ray_environment import ENVIRONMENT
+from cluster.serve.ray_internals import KEEP_SIGNALS, ray_addresses_here
+from cluster.serve.readiness import Say
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings
+
+
+@contextmanager
+def found_application(job: BatchJob, say: Say) -> Iterator[Settings | None]:
+    """The settings of a running application, to whose Ray cluster this process belongs meanwhile.
+
+    None: there is none, and the job does not insist on one.
+
+    Raises:
+        ConfigurationError: the address that was named has no Ray; several here, and none named.
+    """
+    for name, value in {**ENVIRONMENT, KEEP_SIGNALS: "1", **_with_token()}.items():
+        os.environ.setdefault(name, value)
+    address = _address(job)
+    if address is None:
+        yield None
+        return
+    from cluster.serve.ray_session import ray_session
+
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="splitscribe-run-", ignore_cleanup_errors=True
+        ) as folder,
+        chdir(folder),
+        ray_session(address, log_to_driver=False),
+    ):
+        settings = _settings_there(address, say)
+        if settings is not None:
+            say(f"using the application in Ray at {address}")
+            yield settings
+            return
+    yield None
+
+
+@contextmanager
+def own_application(job: BatchJob, settings: Settings, say: Say) -> Iterator[None]:
+    """Pools for this run alone, in the Ray cluster that the job names, or in one of its own.
+
+    Raises:
+        ConfigurationError: they do not start.
+    """
+    from cluster.serve.launch import running_cluster
+
+    address = job.address if job.address != NO_CLUSTER else None
+    with running_cluster(settings, say=say, address=address):
+        yield
+
+
+def own_settings(job: BatchJob) -> Settings:
+    """Settings of pools for this run alone: nobody but the run is to find their HTTP."""
+    return load_settings(job.config, {"model": job.model, "router": {"port": 0}})
+
+
+def model_of(settings: Settings, name: str) -> str:
+    """The checkpoint that a served name means, as the settings have it."""
+    models = settings.by_model()
+    for served, own in models.items():
+        if name in (served, *own.served_model_names, *settings.aliases_of(served)):
+            return own.model
+    return next(iter(models.values())).model if name == "whisper-1" else name
+
+
+def _address(job: BatchJob) -> str | None:
+    if job.address == NO_CLUSTER:
+        return None
+    if job.address is not None:
+        return job.address
+    found = [os.environ["RAY_ADDRESS"]] if os.environ.get("RAY_ADDRESS") else ray_addresses_here()
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"several Ray clusters run on this machine: say which by --address, one of "
+            f"{', '.join(sorted(found))}, or start another by --address {NO_CLUSTER}"
+        )
+    return next(iter(found), None)
+
+
+def _with_token() -> dict[str, str]:
+    """Ray that `splitscribe serve` starts asks for the token that it left in this file."""
+    return {"RAY_AUTH_MODE": "token"} if Path("~/.ray/auth_token").expanduser().is_file() else {}
+
+
+def _settings_there(address: str, say: Say) -> Settings | None:
+    from cluster.serve.bulk_engine import application_settings
+
+    try:
+        settings, build = asyncio.run(application_settings())
+    except ConfigurationError as error:
+        say(f"there is no application in Ray at {address}: {error.message.splitlines()[0]}")
+        return None
+    if build != build_id():
+        raise ConfigurationError(
+            f"the application in Ray at {address} runs splitscribe {build}, this is {build_id()}: "
+            f"use the same, or start another by --address {NO_CLUSTER}"
+        )
+    return settings
+
+
+def absolute(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Paths as they are from here, since the process moves to an empty folder."""
+    from cluster.archives.inputs import STDIN
+    from cluster.archives.places import is_url
+
+    return tuple(
+        name if name == STDIN or is_url(name) else str(Path(name).expanduser().absolute())
+        for name in names
+    )

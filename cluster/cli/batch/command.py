@@ -1,0 +1,157 @@
+"""The command line of `splitscribe batch`: its flags, and a job made of them.
+
+How files are transcribed is said by the flags of `splitscribe transcribe`, which are the fields of
+the HTTP API and checked by its rules before anything is started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from cluster.archives.archive import FILES_AT_ONCE, FORMATS, Archive
+from cluster.archives.places import Place, require_bulk
+from cluster.cli.batch.job import NO_CLUSTER, BatchJob
+from cluster.cli.transcribe.command import form_of, params_of
+from cluster.cli.transcribe.flags import (
+    FALLBACK_STEP,
+    NUMBER_OF_ONE_OR_MORE,
+    Flag,
+    Switch,
+    field_flag,
+)
+from cluster.cli.transcribe.spelling import WhisperCommand
+from cluster.errors import InvalidRequestError
+from cluster.messages import Task
+from cluster.settings import BUNDLED_MODEL
+from router.api.request_fields import SECTIONS
+
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+INTERRUPTED = 130  # the shell's status after Ctrl-C
+NO_FORMAT = "none"
+Format = StrEnum("Format", [*FORMATS, NO_FORMAT])  # type: ignore[misc]  # typer knows no other list
+
+OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
+    "Where the work is done": (
+        Flag(
+            "address",
+            str | None,
+            f"of a Ray cluster, such as 10.0.0.1:6379; {NO_CLUSTER}: start one here; omitted: the "
+            "one of this machine, if an application runs there, or else start one here",
+        ),
+        Flag("model", str, "'demo', a folder, a Hub id, or a name that is served", BUNDLED_MODEL),
+        Flag("config", Path | None, "YAML file with settings, of what is started here"),
+        Flag("files_at_once", int, "files in work at a time", FILES_AT_ONCE, NUMBER_OF_ONE_OR_MORE),
+        Flag(
+            "transcribers",
+            int,
+            "processes that read audio, each with so many files; more for many machines",
+            1,
+            NUMBER_OF_ONE_OR_MORE,
+        ),
+    ),
+    "What is done": (
+        Flag("retry_failed", bool, "also files that failed for a reason of their own", False),
+        Flag("dry_run", bool, "tell how many hours there are, and how long they take here", False),
+        Flag(
+            "match",
+            Literal["stat", "content"],
+            "what is done is known by path, size and time, or where these differ by content",
+            "stat",
+        ),
+    ),
+    "What is said": (Flag("task", Task, "translate: into English", "transcribe"),),
+    "What is written": (
+        Flag("output", str | None, "folder, or URL of a prefix", short=("-o",)),
+        Flag(
+            "format",
+            list[Format] | None,
+            "json, srt, vtt or txt beside the data set, repeatable; none \\[default: json]",
+            short=("-f",),
+        ),
+        Flag("word_timestamps", bool, "find when each word is spoken", False),
+    ),
+}
+
+
+def batch_command(help_text: str | None) -> Any:
+    """The command with every flag, for typer to run."""
+    app = typer.Typer(add_completion=False)
+    app.command(cls=WhisperCommand, help=help_text)(_batch)
+    return typer.main.get_command(app)
+
+
+def parameters() -> Iterator[Parameter]:
+    """Of a function that takes the inputs and every flag by name."""
+    inputs = typer.Argument(
+        help="files, folders, globs, URLs (s3://, gs://, ...), manifests (.jsonl, .csv, .parquet), "
+        "or - for a list from standard input",
+        metavar="INPUT",
+        show_default=False,
+    )
+    annotation = Annotated[list[str] | None, inputs]
+    yield Parameter("inputs", Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    for panel in dict.fromkeys((*OWN_FLAGS, *SECTIONS)):
+        for one in SECTIONS.get(panel, ()):
+            if one.flag:
+                yield field_flag(one).parameter(panel)
+        for flag in OWN_FLAGS.get(panel, ()):
+            yield flag.parameter(panel)
+
+
+def _batch(**flags: Any) -> None:
+    require_bulk()
+    said = {
+        name: bool(value) if isinstance(value, Switch) else value for name, value in flags.items()
+    }
+    from cluster.cli.batch.run import run_batch
+
+    try:
+        status = run_batch(job_of(said), out, err)
+    except KeyboardInterrupt:
+        err.print("splitscribe: interrupted; the same command goes on from here", style="red")
+        status = INTERRUPTED
+    raise typer.Exit(status)
+
+
+_batch.__signature__ = Signature(tuple(parameters()))  # type: ignore[attr-defined]
+
+
+def job_of(flags: Mapping[str, Any]) -> BatchJob:
+    """What a command line asks for.
+
+    Raises:
+        InvalidRequestError: what the API refuses, and what is missing.
+    """
+    if not flags["inputs"]:
+        raise InvalidRequestError("name files, folders, URLs or manifests to transcribe")
+    if not flags["output"]:
+        raise InvalidRequestError("say where transcripts shall go: --output FOLDER or URL")
+    form = form_of({**flags, "temperature_increment_on_fallback": FALLBACK_STEP})
+    params_of(flags["model"], flags["task"], form)
+    model = "whisper-1" if flags["model"] == BUNDLED_MODEL else flags["model"]
+    formats = tuple(dict.fromkeys(str(one) for one in flags["format"] or ("json",)))
+    if NO_FORMAT in formats and len(formats) > 1:
+        raise InvalidRequestError("--format none goes with no other format")
+    archive = Archive(
+        where=Place.of(flags["output"]),
+        fields={"model": model, "response_format": "verbose_json", **form},  # words need it
+        task=flags["task"],
+        formats=tuple(one for one in formats if one != NO_FORMAT),
+        match=flags["match"],
+        retry_failed=flags["retry_failed"],
+        transcribers=flags["transcribers"],
+        files_at_once=flags["files_at_once"],
+    )
+    inputs = tuple(flags["inputs"])
+    return BatchJob(
+        inputs, archive, flags["model"], flags["address"], flags["config"], flags["dry_run"]
+    )

@@ -1,0 +1,162 @@
+"""`splitscribe batch` beside a running server: interrupted, gone on, and equal to its endpoint."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+from benchmark.shared.clips import Clip
+from cluster.demo.samples import sample_path
+from tests.e2e.conftest import SPLITSCRIBE, Server, wait_until
+from tests.e2e.test_transcribe import write_long_recording
+from tests.support.archives import same_answer
+from tests.support.sounds import FORMATS, encode
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+RUN_S = 900.0
+
+
+def address_of(server: Server) -> str:
+    """Of the Ray cluster that a server has started."""
+    flag = "--gcs-address="
+    for process in psutil.Process(server.process.pid).children(recursive=True):
+        for arg in process.cmdline():
+            if process.name() == "raylet" and arg.startswith(flag):
+                return arg.removeprefix(flag)
+    raise AssertionError("no raylet")
+
+
+def make_archive(folder: Path, n_files: int, n_broken: int, long_s: int = 0) -> None:
+    """Files of every container in turn, in folders of ten; `long_s`: of one more, if any."""
+    kinds = [name for name in FORMATS if name not in ("alac", "wav24", "wav32f", "mulaw")]
+    for i in range(n_files - n_broken - bool(long_s)):
+        kind = kinds[i % len(kinds)]
+        target = folder / f"{i // 10:02d}" / f"talk-{i:03d}.{kind}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        name = "medium" if i % 3 == 0 else "short"
+        encode(target, Clip(name, sample_path(name)).pcm(), *FORMATS[kind])
+    for i in range(n_broken):
+        (folder / f"broken-{i}.mp3").write_bytes(b"this is no audio " * (i + 1))
+    if long_s:
+        write_long_recording(folder / "long.wav", long_s)
+
+
+def start(archive: Path, output: Path, server: Server, *flags: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [SPLITSCRIBE, "batch", archive, "-o", output, "--address", address_of(server), *flags],
+        cwd=archive.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process: subprocess.Popen[str], status: int) -> str:
+    try:
+        told, _ = process.communicate(timeout=RUN_S)
+    finally:
+        process.kill()
+    assert process.returncode == status, told
+    return told
+
+
+def journalled(output: Path) -> int:
+    """Rows that the run at work has kept so far."""
+    files = (output / "_splitscribe/journal").glob("*.jsonl")
+    return sum(len(file.read_text().splitlines()) for file in files)
+
+
+def parts(output: Path) -> list[dict[str, object]]:
+    rows = [
+        row
+        for part in (output / "transcripts").glob("*.parquet")
+        for row in pq.read_table(part).to_pylist()
+    ]
+    assert len({row["path"] for row in rows}) == len(rows)
+    return rows
+
+
+def interrupt(process: subprocess.Popen[str], output: Path, n_more: int, how: int) -> None:
+    """End a run once it has kept so many files."""
+    wait_until(lambda: journalled(output) >= n_more, RUN_S, f"{n_more} files are done")
+    os.kill(process.pid, how)
+    finish(process, 130 if how == signal.SIGINT else -how)
+
+
+def check_equal(server: Server, archive: Path, output: Path) -> None:
+    """Every output is what the server's file endpoint answers."""
+
+    def check(row: dict[str, object]) -> None:
+        file = Path(str(row["path"]))
+        answer = httpx.post(
+            f"{server.url}/v1/audio/transcriptions",
+            data={"model": "whisper-1", "response_format": "verbose_json"},
+            files={"file": file.read_bytes()},
+            timeout=300,
+        )
+        written = json.loads((output / f"{row['output']}.json").read_bytes())
+        assert written["text"] == row["text"]
+        assert same_answer(written, answer.json()), f"{file}:\n{written}\n{answer.text}"
+
+    rows = [row for row in parts(output) if row["error"] is None]
+    limit = 25 * 2**20  # of the endpoint
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(check, (r for r in rows if os.path.getsize(str(r["path"])) < limit)))
+
+
+def test_an_archive_is_interrupted_goes_on_and_equals_the_endpoint(
+    server: Server, tmp_path: Path
+) -> None:
+    archive, output = tmp_path / "talks", tmp_path / "texts"
+    make_archive(archive, 12, 1)
+    first = start(archive, output, server, "--files-at-once", "1", "-f", "json", "-f", "srt")
+    interrupt(first, output, 2, signal.SIGINT)
+    n_first = len(parts(output))
+    assert 2 <= n_first < 12
+    flags = ("-f", "json", "-f", "srt")
+    told = finish(start(archive, output, server, *flags), 3)
+    assert "11 of 12 files" in told
+    rows = parts(output)
+    assert len(rows) == 12
+    (broken,) = [row for row in rows if row["error"] is not None]
+    failures = list(csv.reader((output / "failures.csv").open()))
+    assert failures[1:] == [[broken["path"], broken["error"]]]
+    assert len(list(output.rglob("*.srt"))) == 11
+    check_equal(server, archive, output)
+    wait_until(server.does_nothing, 30, "no window of the archive is left")
+
+    again = finish(start(archive, output, server, *flags), 3)
+    assert "0 to do" in again
+    (archive / Path(str(broken["path"])).name).unlink()
+    finish(start(archive, output, server, *flags), 0)
+
+
+def test_a_large_archive_with_a_long_file_killed_twice(server: Server, tmp_path: Path) -> None:
+    """Killed without a chance to end anything, it loses nothing that it had told."""
+    archive, output = tmp_path / "talks", tmp_path / "texts"
+    make_archive(archive, 300, 10, long_s=3 * 3600)
+    interrupt(start(archive, output, server), output, 40, signal.SIGKILL)
+    kept = journalled(output)
+    second = start(archive, output, server)
+    wait_until(lambda: journalled(output) == 0, RUN_S, "the journal became a part")
+    assert len(parts(output)) == kept
+    interrupt(second, output, 60, signal.SIGINT)
+    told = finish(start(archive, output, server), 3)
+    assert "290 of 300 files" in told
+    rows = parts(output)
+    assert sum(row["error"] is not None for row in rows) == 10
+    (long,) = [row for row in rows if str(row["path"]).endswith("long.wav")]
+    assert float(str(long["duration"])) == pytest.approx(3 * 3600, abs=1)
+    check_equal(server, archive, output)

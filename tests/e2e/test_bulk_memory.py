@@ -1,0 +1,114 @@
+"""An archive of 200 hours through Ray Data takes no more memory than one of 20."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+
+from cluster.archives.archive import Archive
+from cluster.archives.inputs import list_items
+from cluster.archives.item_transcriber import ItemTranscriber
+from cluster.archives.ledger import Ledger
+from cluster.archives.places import Place
+from cluster.archives.progress import RunProgress
+from cluster.archives.run import make_plan, run_archive
+from cluster.archives.transcriber import map_options
+from cluster.serve.bulk_engine import BulkResult
+from cluster.serve.ray_environment import ENVIRONMENT
+from router.api.params import TranscriptionParams
+from router.interface import StageTimings
+from router.transcript import Segment, Transcript, Word
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+FILE_S = 300
+N_FILES = 2400  # 200 hours
+SEGMENT_S, WORDS = 5, 12
+
+
+class FreeEngine:
+    """Answers at once with as much text as a talk of five minutes has."""
+
+    def params(self, fields: Any, task: Any) -> TranscriptionParams:
+        return TranscriptionParams("whisper-1")
+
+    async def transcribe(
+        self, upload: Path | bytes, params: TranscriptionParams, *, name: str
+    ) -> BulkResult:
+        segments = tuple(make_segment(i) for i in range(FILE_S // SEGMENT_S))
+        text = "".join(segment.text for segment in segments).strip()
+        transcript = Transcript("transcribe", "en", FILE_S, text, segments)
+        return BulkResult(transcript, StageTimings(), (), params)
+
+
+def make_segment(index: int) -> Segment:
+    start = float(index * SEGMENT_S)
+    words = tuple(Word(start + 0.4 * i, start + 0.4 * (i + 1), " word", 0.9) for i in range(WORDS))
+    tokens = tuple(range(1000, 1000 + 2 * WORDS))
+    text = " word" * WORDS
+    return Segment(index, 0, start, start + SEGMENT_S, text, tokens, 0.0, -0.2, 0.9, 0.0, (), words)
+
+
+@asynccontextmanager
+async def free_engine() -> AsyncIterator[Any]:
+    yield FreeEngine()
+
+
+@pytest.fixture
+def ray_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    from cluster.serve.ray_session import ray_session
+
+    with ray_session(None, log_to_driver=False):
+        yield
+
+
+def test_memory_does_not_follow_the_size_of_an_archive(ray_here: Any, tmp_path: Path) -> None:
+    import ray.data
+
+    folder = tmp_path / "talks"
+    folder.mkdir()
+    for i in range(N_FILES):
+        with (folder / f"{i:04d}.mp3").open("wb") as file:
+            file.truncate(16_000 * FILE_S)  # of nothing: it takes no room on the disk
+    archive = Archive(Place.of(str(tmp_path / "texts")))
+    items = list_items([str(folder)])
+    assert sum(item.about_s for item in items) == N_FILES * FILE_S
+    memory: list[int] = []
+
+    def transcribe(blocks: list[Any]) -> Iterator[Any]:
+        ray.data.DataContext.get_current().enable_progress_bars = False
+        options = map_options(open_engine=free_engine)
+        tables = ray.data.from_arrow(blocks).map_batches(ItemTranscriber, **options)
+        for table in tables.iter_batches(batch_size=None, batch_format="pyarrow"):
+            yield table
+            memory.append(taken_bytes())
+
+    with Ledger.opened(archive.where) as ledger, RunProgress(items, Console(quiet=True)) as told:
+        run_archive(archive, make_plan(archive, items, ledger), items, ledger, told, transcribe)
+    assert told.n_done == N_FILES
+    assert told.done_s == N_FILES * FILE_S
+    tenth = len(memory) // 10
+    first, last = max(memory[: 2 * tenth]), max(memory)
+    print(f"{first / 2**20:.0f} MiB after a fifth of it, {last / 2**20:.0f} MiB at most")
+    assert last < first + 150 * 2**20
+
+
+def taken_bytes() -> int:
+    """By this process and those that it has started, without what they share."""
+    me = psutil.Process()
+    total = 0
+    for process in (me, *me.children(recursive=True)):
+        try:
+            total += process.memory_info().rss - process.memory_info().shared
+        except psutil.NoSuchProcess:
+            continue
+    return total

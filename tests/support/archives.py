@@ -1,0 +1,116 @@
+"""Archives for tests: items without audio, and an engine that hears what a file's name says."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cluster.archives.inputs import Item
+from cluster.archives.item_transcriber import ItemTranscriber
+from cluster.errors import InvalidAudioError
+from cluster.serve.bulk_engine import BulkResult
+from router.api.forms import parse_transcription
+from router.api.params import TranscriptionParams
+from router.interface import StageTimings
+from router.transcript import Segment, Transcript, Word
+
+HEARD_BYTES = 40  # of a file
+
+
+def make_transcript(text: str, duration_s: float = 2.5) -> Transcript:
+    words = tuple(
+        Word(0.5 * i, 0.5 * (i + 1), f" {word}", 0.75) for i, word in enumerate(text.split())
+    )
+    segment = Segment(
+        0, 0, 0.0, duration_s, f" {text}", (50364, 7), 0.0, -0.2, 0.9, 0.01, (), words
+    )
+    return Transcript("transcribe", "en", duration_s, text, (segment,))
+
+
+@dataclass
+class FakeEngine:
+    """Hears how a file begins; one that begins with "broken" is no audio.
+
+    heard: what was asked, in order. most: files that were worked on at a time. gate: each waits
+    for it.
+    """
+
+    heard: list[str] = field(default_factory=list)
+    running: int = 0
+    most: int = 0
+    duration_s: float = 2.5
+
+    def params(self, fields: Iterable[tuple[str, str]], task: Any) -> TranscriptionParams:
+        return parse_transcription(fields, ("en", "de"))
+
+    async def transcribe(
+        self, upload: Path | bytes, params: TranscriptionParams, *, name: str
+    ) -> BulkResult:
+        content = (
+            upload if isinstance(upload, bytes) else await asyncio.to_thread(upload.read_bytes)
+        )
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            text = content[:HEARD_BYTES].decode()
+            self.heard.append(text)
+            if text.startswith("broken"):
+                raise InvalidAudioError("this is no audio", param="file")
+            transcript = make_transcript(text, self.duration_s)
+            return BulkResult(transcript, StageTimings(windows=1), (), params)
+        finally:
+            self.running -= 1
+
+    @asynccontextmanager
+    async def opened(self) -> AsyncIterator[Any]:
+        yield self
+
+
+class LocalRun:
+    """Runs blocks through an `ItemTranscriber` in this process; stops where it is told to.
+
+    stop_after: blocks; then it is interrupted, as by Ctrl-C.
+    """
+
+    def __init__(self, engine: FakeEngine, stop_after: int | None = None, **options: Any) -> None:
+        self._engine = engine
+        self._stop_after = stop_after
+        self._options = options
+
+    def __call__(self, blocks: list[Any]) -> Iterator[Any]:
+        transcriber = ItemTranscriber(open_engine=self._engine.opened, **self._options)
+        try:
+            for number, block in enumerate(blocks):
+                if number == self._stop_after:
+                    raise KeyboardInterrupt
+                yield transcriber(block)
+        finally:
+            transcriber.close()
+
+
+def make_item(path: Path, relative: str = "") -> Item:
+    stat = path.stat()
+    return Item(str(path), stat.st_size, stat.st_mtime_ns, relative or path.name)
+
+
+def same_answer(ours: Any, theirs: Any) -> bool:
+    """Whether two JSON answers have the same text, tokens and times.
+
+    Scores may differ in what float32 rounds otherwise where windows share other batches.
+    """
+    if isinstance(ours, dict) and isinstance(theirs, dict):
+        keys = ours.keys()
+        return keys == theirs.keys() and all(same_answer(ours[k], theirs[k]) for k in keys)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        pairs = zip(ours, theirs, strict=False)
+        return len(ours) == len(theirs) and all(same_answer(a, b) for a, b in pairs)
+    if isinstance(ours, float) or isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-3, abs_tol=1e-3)
+    return bool(ours == theirs)

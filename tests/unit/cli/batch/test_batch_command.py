@@ -1,0 +1,172 @@
+"""`splitscribe batch` from its command line to its status, with an engine that needs no cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from cluster.archives import run as archive_run
+from cluster.cli.batch import application
+from cluster.cli.batch import run as batch_run
+from cluster.cli.batch.application import model_of, own_settings
+from cluster.cli.batch.job import BatchJob
+from cluster.cli.main import app
+from cluster.errors import ConfigurationError, SplitscribeError
+from cluster.settings import Settings
+from cluster.settings_sources import load_settings
+from tests.support.archives import FakeEngine, LocalRun
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    """An application is found whose engine is this one."""
+    engine = FakeEngine()
+
+    @contextmanager
+    def found(job: BatchJob, say: Any) -> Iterator[Settings]:
+        yield load_settings(None, {}, environ={})
+
+    monkeypatch.setattr(batch_run, "found_application", found)
+    monkeypatch.setattr(
+        archive_run, "ray_data", lambda archive: LocalRun(engine, fields=archive.fields)
+    )
+    return engine
+
+
+@pytest.fixture
+def talks(tmp_path: Path) -> Path:
+    folder = tmp_path / "talks"
+    folder.mkdir()
+    for name in ("one", "two"):
+        (folder / f"{name}.mp3").write_text(name)
+    return folder
+
+
+def batch(*args: object) -> Any:
+    return CliRunner().invoke(app, ["batch", *map(str, args)])
+
+
+def refused(*args: object) -> str:
+    result = batch(*args)
+    assert isinstance(result.exception, SplitscribeError), result.output
+    return result.exception.message
+
+
+def test_all_done_is_status_0_and_some_failed_is_3(engine: FakeEngine, talks: Path) -> None:
+    output = talks.parent / "texts"
+    result = batch(talks, "-o", output, "-f", "json", "-f", "txt")
+    assert result.exit_code == 0, result.output
+    assert "2 of 2 files have their transcripts" in result.output
+    assert (output / "one.txt").read_text() == "one\n"
+    (talks / "bad.mp3").write_text("broken")
+    result = batch(talks, "-o", output)
+    assert result.exit_code == 3
+    assert "2 are done, 1 to do" in result.output
+    assert "1 failed, for the reasons in" in result.output
+    assert engine.heard == ["one", "two", "broken"] or engine.heard == ["two", "one", "broken"]
+    assert batch(talks, "-o", output).exit_code == 3
+    assert len(engine.heard) == 3
+    batch(talks, "-o", output, "--retry-failed")
+    assert len(engine.heard) == 4
+
+
+def test_a_dry_run_tells_and_does_nothing(
+    engine: FakeEngine, talks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = talks.parent / "texts"
+    (talks / "long.wav").write_bytes(bytes(64_000 * 7200))
+
+    def measured(archive: Any, items: Any) -> archive_run.Measured:
+        return archive_run.Measured(speed=4.0, audio_s=30.0)
+
+    monkeypatch.setattr(batch_run, "measure_speed", measured)
+    result = batch(talks, "-o", output, "--dry-run")
+    assert result.exit_code == 0
+    assert "3 files, about 2.0 h of audio" in result.output
+    assert "4.0 hours per hour, about 30 min" in result.output
+    assert engine.heard == []
+    assert not list(output.glob("*.json"))
+
+
+def test_fields_of_the_api_are_flags_and_part_of_what_is_done(
+    engine: FakeEngine, talks: Path
+) -> None:
+    output = talks.parent / "texts"
+    result = batch(talks, "-o", output, "--language", "en", "--word_timestamps", "-f", "none")
+    assert result.exit_code == 0, result.exception or result.output
+    assert len(engine.heard) == 2
+    assert {file.suffix for file in output.rglob("*") if file.is_file()} >= {".parquet", ".csv"}
+    batch(talks, "-o", output, "--language", "en", "--word-timestamps", "-f", "json")
+    assert len(engine.heard) == 2
+    assert '"words"' in (output / "one.json").read_text()
+    batch(talks, "-o", output, "--language", "de")
+    assert len(engine.heard) == 4
+
+
+def test_mistakes_are_told_before_anything_is_started(talks: Path, tmp_path: Path) -> None:
+    assert "--output" in refused(talks)
+    assert "name files" in refused("-o", tmp_path)
+    assert "temperature" in refused(talks, "-o", tmp_path, "--temperature", "7")
+    assert "no other format" in refused(talks, "-o", tmp_path, "-f", "none", "-f", "srt")
+
+
+def test_an_output_that_cannot_be_written_is_told(engine: FakeEngine, talks: Path) -> None:
+    (talks.parent / "file").write_text("")
+    assert "cannot write to" in refused(talks, "-o", talks.parent / "file")
+
+
+# ------------------------------------------------------------------- which application
+
+
+def make_job(**changes: Any) -> BatchJob:
+    from cluster.archives.archive import Archive
+    from cluster.archives.places import Place
+
+    fields = {"model": "demo", "address": None, "config": None, "dry_run": False} | changes
+    return BatchJob(("x",), Archive(Place.of("/tmp")), **fields)
+
+
+def test_without_ray_here_the_run_starts_pools_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(application, "ray_addresses_here", set)
+    with application.found_application(make_job(), print) as found:
+        assert found is None
+    settings = own_settings(make_job(model="openai/whisper-tiny"))
+    assert (settings.model, settings.router.port) == ("openai/whisper-tiny", 0)
+
+
+def test_of_several_rays_the_user_has_to_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(application, "ray_addresses_here", lambda: {"a:1", "b:2"})
+    with (
+        pytest.raises(ConfigurationError, match="a:1, b:2"),
+        application.found_application(make_job(), print),
+    ):
+        pass
+    with application.found_application(make_job(address="none"), print) as found:
+        assert found is None
+
+
+def test_a_served_name_is_known_by_its_checkpoint() -> None:
+    several = {
+        "large": {"model": "openai/whisper-large-v3", "aliases": ["big"]},
+        "tiny": {"model": "openai/whisper-tiny"},
+    }
+    settings = load_settings(None, {"models": several}, environ={})
+    names = ("whisper-1", "large", "big", "tiny", "unknown")
+    assert [model_of(settings, name) for name in names] == [
+        "openai/whisper-large-v3",
+        "openai/whisper-large-v3",
+        "openai/whisper-large-v3",
+        "openai/whisper-tiny",
+        "unknown",
+    ]
+
+
+def test_a_bound_of_nothing_is_refused_by_the_parser(talks: Path) -> None:
+    assert batch(talks, "-o", "x", "--files-at-once", "0").exit_code == 2
