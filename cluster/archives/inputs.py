@@ -15,6 +15,7 @@ import json
 import posixpath
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ MANIFESTS = (".jsonl", ".ndjson", ".csv", ".parquet")
 PATH_COLUMNS = ("path", "file", "url", "audio_filepath", "file_name", "file_path", "audio")
 BYTES_COLUMNS = ("bytes", "audio", "content")
 UNKNOWN_BYTES = -1
+ASKED_AT_ONCE = 1000  # files of a list
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,18 +173,28 @@ def _of_parquet(place: Place, folder: str) -> Iterator[Item]:
 
 def _of_paths(paths: Iterable[str | None], folder: str) -> Iterator[Item]:
     """Items of listed paths; those that are not absolute begin in the manifest's folder."""
-    for path in paths:
-        if not path or not path.strip():
-            continue
-        name = path.strip()
-        if folder and not is_url(name) and not name.startswith(("/", "~")):
-            name = f"{folder}/{name}"
-        place = Place.of(name)
-        relative = name if not is_url(name) else posixpath.basename(place.path)
-        relative = place.name.removeprefix(f"{folder}/") if folder else relative
-        if relative.startswith("/") or is_url(relative) or ".." in relative.split("/"):
-            relative = posixpath.basename(place.path)
-        yield _item(place.name, place.info(), relative)
+    named = (path.strip() for path in paths if path and path.strip())
+    while some := list(islice(named, ASKED_AT_ONCE)):
+        places = [Place.of(_in_folder(name, folder)) for name in some]
+        for files, group in groupby(places, key=lambda place: place.files):
+            same = list(group)  # a bucket is asked for many at a time, not for one after another
+            infos = files.get_file_info([place.path for place in same])
+            for place, info in zip(same, infos, strict=True):
+                yield _item(place.name, info, _below(place, folder))
+
+
+def _in_folder(name: str, folder: str) -> str:
+    is_whole = is_url(name) or name.startswith(("/", "~"))
+    return f"{folder}/{name}" if folder and not is_whole else name
+
+
+def _below(place: Place, folder: str) -> str:
+    """The place within the manifest's folder; its bare name where it is elsewhere."""
+    inside = folder and place.name.startswith(f"{folder}/")
+    relative = place.name.removeprefix(f"{folder}/") if inside else ""
+    return (
+        relative if relative and ".." not in relative.split("/") else posixpath.basename(place.path)
+    )
 
 
 def _path_of_line(line: str) -> str:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from typing import Any
@@ -11,40 +14,50 @@ from cluster.archives.inputs import Item
 from cluster.archives.places import Place
 from cluster.archives.transcriber import Transcriber, digest_of
 
+BLOCK = "block"
 MOST_FILES, MOST_S = 16, 60.0  # of small files in one block
 
 
 class ItemTranscriber:
-    """Transcribes tables that `blocks_of` makes; its arguments are those of `Transcriber`."""
+    """Transcribes blocks that `blocks_of` makes; its arguments are those of `Transcriber`."""
 
     def __init__(self, **options: Any) -> None:
         self._transcriber = Transcriber(**options)
 
     def __call__(self, table: Any) -> Any:
-        """Returns the table with a column `digest` and the transcripts' columns."""
+        """What is asked of a table with one column, BLOCK.
+
+        Returns:
+            pyarrow's table of all items of the blocks: `key`, `path`, `digest`, transcripts.
+        """
         import pyarrow as pa
 
-        contents: list[bytes | None] = []
-        digests: list[str | None] = []
-        for row in table.to_pylist():
-            content = digest = None
-            with suppress(OSError):
-                if row["row"] >= 0:
-                    content = embedded_audio(row["path"], row["row"], row["column"])
-                    digest = hashlib.blake2b(content, digest_size=16).hexdigest()
-                elif (place := Place.of(row["path"])).is_local:
-                    digest = digest_of(place.local)
-            contents.append(content)
-            digests.append(digest)
-        table = table.append_column("bytes", pa.array(contents, pa.binary()))
-        return (
-            self._transcriber(table)
-            .drop_columns(["bytes"])
-            .append_column("digest", pa.array(digests, pa.string()))
-        )
+        items = [item for block in table[BLOCK].to_pylist() for item in json.loads(block)]
+        contents, digests = zip(*(_content(*item[1:]) for item in items), strict=True)
+        columns = {
+            "key": [item[0] for item in items],
+            "path": [item[1] for item in items],
+            "digest": pa.array(digests, pa.string()),
+            "bytes": pa.array(contents, pa.binary()),
+        }
+        return self._transcriber(pa.table(columns)).drop_columns(["bytes"])
 
     def close(self) -> None:
         self._transcriber.close()
+
+
+def _content(path: str, row: int, column: str) -> tuple[bytes | None, str | None]:
+    """The audio, where a Parquet file holds it, and the digest of what this machine has.
+
+    What cannot be read has neither: it fails when it is transcribed.
+    """
+    with suppress(OSError):
+        if row >= 0:
+            content = embedded_audio(path, row, column)
+            return content, hashlib.blake2b(content, digest_size=16).hexdigest()
+        if (place := Place.of(path)).is_local:
+            return None, digest_of(place.local)
+    return None if row < 0 else b"", None
 
 
 def embedded_audio(path: str, row: int, column: str) -> bytes:
@@ -78,10 +91,8 @@ def _group(path: str, group: int, column: str) -> Any:
         return pq.ParquetFile(content).read_row_group(group, columns=[column]).column(0)
 
 
-def blocks_of(items: list[Item]) -> list[Any]:
-    """Tables of items, in their order: a large file alone, small ones together."""
-    import pyarrow as pa
-
+def blocks_of(items: Sequence[Item]) -> list[str]:
+    """Items in their order as JSON, by blocks: a large file alone, small ones together."""
     blocks: list[list[Item]] = []
     seconds = MOST_S
     for item in items:
@@ -90,14 +101,23 @@ def blocks_of(items: list[Item]) -> list[Any]:
             seconds = 0.0
         blocks[-1].append(item)
         seconds += item.about_s
-    return [
-        pa.table(
-            {
-                "key": pa.array([one.key for one in block], pa.string()),
-                "path": pa.array([one.path for one in block], pa.string()),
-                "row": pa.array([one.row for one in block], pa.int64()),
-                "column": pa.array([one.column for one in block], pa.string()),
-            }
-        )
-        for block in blocks
-    ]
+    return [json.dumps([[i.key, i.path, i.row, i.column] for i in block]) for block in blocks]
+
+
+def stream_blocks(blocks: Sequence[str], options: Mapping[str, Any]) -> Iterator[Any]:
+    """Take blocks through Ray Data, with these arguments of `map_batches`; yields tables.
+
+    Blocks are made in this process. Ray Data makes most data sets by tasks that claim a core
+    each, and where every core is claimed these would never run.
+    """
+    import ray.data
+
+    for handler in logging.getLogger("ray.data").handlers:
+        if handler.name == "console":
+            handler.setLevel(logging.CRITICAL)  # what fails is raised here, too
+    context = ray.data.DataContext.get_current()
+    context.enable_progress_bars = False
+    rows = [{BLOCK: block} for block in blocks]
+    data = ray.data.from_items(rows, override_num_blocks=len(rows))
+    done = data.map_batches(ItemTranscriber, **options)
+    return iter(done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))

@@ -15,7 +15,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Self
@@ -95,9 +95,12 @@ class Ledger:
             ledger._load()
             try:
                 yield ledger
-            finally:
-                ledger._fold()
-                ledger._drop_stale()
+            except BaseException:
+                with suppress(OSError):  # the journal stays, and the next run takes it
+                    ledger._fold()
+                raise
+            ledger._fold()
+            ledger._drop_stale()
 
     def add(self, rows: Iterable[Row]) -> None:
         """Keep rows; on this machine they are on the disk when this returns. Raises OSError."""

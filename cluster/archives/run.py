@@ -18,7 +18,7 @@ from typing import Any
 
 from cluster.archives.archive import Archive
 from cluster.archives.inputs import Item
-from cluster.archives.item_transcriber import ItemTranscriber, blocks_of
+from cluster.archives.item_transcriber import blocks_of, stream_blocks
 from cluster.archives.ledger import OWN, Done, Ledger
 from cluster.archives.outputs import missing_outputs, output_names, write_outputs
 from cluster.archives.places import Place
@@ -28,7 +28,7 @@ from cluster.archives.transcriber import digest_of, map_options
 
 FAILURES = "failures.csv"
 WRITERS = 8  # files written at a time: a bucket takes its time for each
-Transcribe = Callable[[list[Any]], Iterator[Any]]  # blocks -> tables as they are done
+Transcribe = Callable[[list[str]], Iterator[Any]]  # blocks -> tables as they are done
 
 
 @dataclass(slots=True)
@@ -115,19 +115,14 @@ def run_archive(
 def ray_data(archive: Archive) -> Transcribe:
     """Stream blocks through Ray Data and the application of this Ray cluster."""
 
-    def transcribe(blocks: list[Any]) -> Iterator[Any]:
-        import ray.data
-
-        context = ray.data.DataContext.get_current()
-        context.enable_progress_bars = False
+    def transcribe(blocks: list[str]) -> Iterator[Any]:
         options = map_options(
             archive.fields,
             archive.task,
             transcribers=archive.transcribers,
             files_at_once=archive.files_at_once,
         )
-        done = ray.data.from_arrow(blocks).map_batches(ItemTranscriber, **options)
-        return iter(done.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
+        return stream_blocks(blocks, options)
 
     return transcribe
 

@@ -246,7 +246,8 @@ def is_ours(error: BaseException) -> SplitscribeError | None:
     """The first of our own errors in a chain of causes, such as Ray Data's."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, SplitscribeError):
-            return seen
+        inner = getattr(seen, "cause", seen)  # Ray's own class around an error of another process
+        if isinstance(inner, SplitscribeError):
+            return inner
         seen = seen.__cause__ or seen.__context__
     return None

@@ -121,6 +121,9 @@ def test_an_archive_is_interrupted_goes_on_and_equals_the_endpoint(
 ) -> None:
     archive, output = tmp_path / "talks", tmp_path / "texts"
     make_archive(archive, 12, 1)
+    told = finish(start(archive, output, server, "--dry-run"), 0)
+    assert "hours per hour, about" in told
+    assert not parts(output)
     first = start(archive, output, server, "--files-at-once", "1", "-f", "json", "-f", "srt")
     interrupt(first, output, 2, signal.SIGINT)
     n_first = len(parts(output))
@@ -141,6 +144,22 @@ def test_an_archive_is_interrupted_goes_on_and_equals_the_endpoint(
     assert "0 to do" in again
     (archive / Path(str(broken["path"])).name).unlink()
     finish(start(archive, output, server, *flags), 0)
+
+
+def test_without_an_application_the_run_has_pools_of_its_own(tmp_path: Path) -> None:
+    make_archive(tmp_path / "talks", 2, 0)
+    process = subprocess.Popen(
+        [SPLITSCRIBE, "batch", "talks/*/*", "-o", "texts", "--address", "none", "-f", "txt"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    told = finish(process, 0)
+    assert "2 of 2 files have their transcripts" in told
+    assert all(file.read_text().strip() for file in (tmp_path / "texts").rglob("*.txt"))
+    assert len(list((tmp_path / "texts").rglob("*.txt"))) == 2
 
 
 def test_a_large_archive_with_a_long_file_killed_twice(server: Server, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cluster.archives.archive import Archive
 from cluster.archives.inputs import list_items
-from cluster.archives.item_transcriber import ItemTranscriber
+from cluster.archives.item_transcriber import stream_blocks
 from cluster.archives.ledger import Ledger
 from cluster.archives.places import Place
 from cluster.archives.progress import RunProgress
@@ -72,8 +72,6 @@ def ray_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_memory_does_not_follow_the_size_of_an_archive(ray_here: Any, tmp_path: Path) -> None:
-    import ray.data
-
     folder = tmp_path / "talks"
     folder.mkdir()
     for i in range(N_FILES):
@@ -84,11 +82,8 @@ def test_memory_does_not_follow_the_size_of_an_archive(ray_here: Any, tmp_path: 
     assert sum(item.about_s for item in items) == N_FILES * FILE_S
     memory: list[int] = []
 
-    def transcribe(blocks: list[Any]) -> Iterator[Any]:
-        ray.data.DataContext.get_current().enable_progress_bars = False
-        options = map_options(open_engine=free_engine)
-        tables = ray.data.from_arrow(blocks).map_batches(ItemTranscriber, **options)
-        for table in tables.iter_batches(batch_size=None, batch_format="pyarrow"):
+    def transcribe(blocks: list[str]) -> Iterator[Any]:
+        for table in stream_blocks(blocks, map_options(open_engine=free_engine)):
             yield table
             memory.append(taken_bytes())
 

@@ -10,8 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from cluster.archives.inputs import Item
-from cluster.archives.item_transcriber import ItemTranscriber
+from cluster.archives.item_transcriber import BLOCK, ItemTranscriber
 from cluster.errors import InvalidAudioError
 from cluster.serve.bulk_engine import BulkResult
 from router.api.forms import parse_transcription
@@ -84,13 +86,13 @@ class LocalRun:
         self._stop_after = stop_after
         self._options = options
 
-    def __call__(self, blocks: list[Any]) -> Iterator[Any]:
+    def __call__(self, blocks: list[str]) -> Iterator[Any]:
         transcriber = ItemTranscriber(open_engine=self._engine.opened, **self._options)
         try:
             for number, block in enumerate(blocks):
                 if number == self._stop_after:
                     raise KeyboardInterrupt
-                yield transcriber(block)
+                yield transcriber(pa.table({BLOCK: [block]}))
         finally:
             transcriber.close()
 

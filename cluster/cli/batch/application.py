@@ -15,8 +15,9 @@ from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import ENVIRONMENT
 from cluster.serve.ray_internals import KEEP_SIGNALS, ray_addresses_here
 from cluster.serve.readiness import Say
-from cluster.settings import Settings
+from cluster.settings import BUNDLED_MODEL, Settings
 from cluster.settings_sources import load_settings
+from router.http.models import ALIAS
 
 
 @contextmanager
@@ -67,7 +68,8 @@ def own_application(job: BatchJob, settings: Settings, say: Say) -> Iterator[Non
 
 def own_settings(job: BatchJob) -> Settings:
     """Settings of pools for this run alone: nobody but the run is to find their HTTP."""
-    return load_settings(job.config, {"model": job.model, "router": {"port": 0}})
+    model = None if job.model == BUNDLED_MODEL else job.model  # which is the default anyway
+    return load_settings(job.config, {"model": model, "router": {"port": 0}})
 
 
 def model_of(settings: Settings, name: str) -> str:
@@ -76,7 +78,7 @@ def model_of(settings: Settings, name: str) -> str:
     for served, own in models.items():
         if name in (served, *own.served_model_names, *settings.aliases_of(served)):
             return own.model
-    return next(iter(models.values())).model if name == "whisper-1" else name
+    return next(iter(models.values())).model if name == ALIAS else name
 
 
 def _address(job: BatchJob) -> str | None:

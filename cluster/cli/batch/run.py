@@ -36,6 +36,7 @@ from cluster.cli.batch.application import (
 )
 from cluster.cli.batch.job import BatchJob
 from cluster.errors import ConfigurationError
+from router.http.models import ALIAS
 
 ALL_DONE, SOME_FAILED = 0, 3
 
@@ -55,9 +56,10 @@ def run_batch(job: BatchJob, out: Console, err: Console) -> int:
     with ExitStack() as stack:
         found = stack.enter_context(found_application(job, say))
         settings = found or own_settings(job)
-        archive = replace(job.archive, model=model_of(settings, str(job.archive.fields["model"])))
-        if found is None and job.model not in ("whisper-1", settings.model):
-            archive = replace(archive, fields={**archive.fields, "model": "whisper-1"})
+        archive = job.archive
+        if found is None and not settings.models:  # a folder is served by its name alone
+            archive = replace(archive, fields={**archive.fields, "model": ALIAS})
+        archive = replace(archive, model=model_of(settings, str(archive.fields["model"])))
         ledger = stack.enter_context(Ledger.opened(archive.where))
         plan = make_plan(archive, items, ledger)
         say(_summary(items, plan))
@@ -81,16 +83,18 @@ def _run(
     with RunProgress(plan.pending, err) as progress:
         try:
             run_archive(archive, plan, items, ledger, progress)
+            n_failed = write_failures(archive, items, ledger)
+            if progress.done_s:
+                keep_measured(archive.where, Measured(progress.speed, progress.done_s))
+        except KeyboardInterrupt:
+            write_failures(archive, items, ledger)
+            raise
         except OSError as error:
             raise ConfigurationError(f"{archive.where.name} cannot be written: {error}") from error
         except Exception as error:
             if (ours := is_ours(error)) is not None:
                 raise ours from error
             raise
-        finally:
-            n_failed = write_failures(archive, items, ledger)
-            if progress.done_s:
-                keep_measured(archive.where, Measured(progress.speed, progress.done_s))
     n_done = len(items) - n_failed
     out.print(
         f"{n_done} of {len(items)} files have their transcripts in {archive.where.name}"

@@ -140,6 +140,14 @@ def test_without_ray_here_the_run_starts_pools_of_its_own(monkeypatch: pytest.Mo
     assert (settings.model, settings.router.port) == ("openai/whisper-tiny", 0)
 
 
+def test_a_settings_file_says_which_model_unless_a_flag_does(tmp_path: Path) -> None:
+    file = tmp_path / "own.yaml"
+    file.write_text("model: openai/whisper-small\n")
+    assert own_settings(make_job(config=file)).model == "openai/whisper-small"
+    named = make_job(config=file, model="openai/whisper-tiny")
+    assert own_settings(named).model == "openai/whisper-tiny"
+
+
 def test_of_several_rays_the_user_has_to_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(application, "ray_addresses_here", lambda: {"a:1", "b:2"})
