@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -144,6 +145,39 @@ def test_an_archive_is_interrupted_goes_on_and_equals_the_endpoint(
     assert "0 to do" in again
     (archive / Path(str(broken["path"])).name).unlink()
     finish(start(archive, output, server, *flags), 0)
+
+
+PIPELINE = """
+import json, sys
+import ray
+from cluster.archives.transcriber import Transcriber, map_options
+talks = ray.data.from_items([{"path": path} for path in sys.argv[1:]])
+texts = talks.map_batches(Transcriber, **map_options({"language": "en"}))
+print(json.dumps({row["path"]: row["text"] for row in texts.iter_rows()}))
+"""
+
+
+def test_a_pipeline_on_ray_data_hears_the_same(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "pipeline.py").write_text(PIPELINE)
+    files = [sample_path(name) for name in ("short", "medium", "long")]
+    joins = {"RAY_AUTH_MODE": "token", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    ran = subprocess.run(
+        [sys.executable, "pipeline.py", *files],
+        cwd=tmp_path,
+        env={**os.environ, **joins, "RAY_ADDRESS": address_of(server)},
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    with server.client() as client:
+        expected = {
+            str(file): client.audio.transcriptions.create(
+                model="whisper-1", file=file, language="en"
+            ).text
+            for file in files
+        }
+    assert json.loads(ran.stdout.splitlines()[-1]) == expected
 
 
 def test_without_an_application_the_run_has_pools_of_its_own(tmp_path: Path) -> None:
