@@ -65,7 +65,8 @@ def run_batch(job: BatchJob, out: Console, err: Console) -> int:
         say(_summary(items, plan))
         if plan.pending and found is None:
             stack.enter_context(own_application(job, settings, say))
-        signal.signal(signal.SIGTERM, _interrupt)  # Ray has set its own, which ends the process
+        # Ray has set its own, which ends the process.
+        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _interrupt))
         if job.dry_run:
             out.print(_forecast(archive, plan), markup=False)
             return ALL_DONE
