@@ -12,14 +12,14 @@ The same talks are then sent to the file endpoint, whose word error rate stands 
 same run, openai-whisper on the same weights decodes one of the talks by LocalAgreement-2, one
 stream alone, updating once a second: its compute for each second of audio bounds its streams.
 
-The CPU of this load generator is told apart from the server's. One JSON line comes last.
+Updates and encoder seconds are those of each second of audio, by the server's metrics. The CPU of
+this load generator is told apart from the server's. One JSON line comes last.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import io
 import json
 import statistics
@@ -28,7 +28,6 @@ import time
 import wave
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +36,9 @@ import numpy as np
 import psutil
 from rich.console import Console
 from rich.table import Table
-from websockets.asyncio.client import connect
 
+from benchmark.serving.live_rival import rival
+from benchmark.serving.live_session import Heard, speak
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, serving
@@ -46,101 +46,10 @@ from benchmark.shared.talks import Talk, make_talks
 from benchmark.shared.word_errors import count_all, total
 from cluster.messages import SAMPLE_RATE
 
-PIECE_S = 0.1
-TAIL_S = 1.5  # of silence behind a talk, so that its last turn ends by itself
-ANSWER_S = 60.0
+UPDATES = "ray_splitscribe_live_updates_total"
+ENCODER_S = "ray_splitscribe_encoder_busy_seconds_total"
+EXPORT_S = 12.0  # workers tell their metrics every 10 s
 LIMITS = (1.0, 1.6, 1.0)  # seconds of a word's delay at p50 and p95, points of word error rate
-
-
-@dataclass
-class Heard:
-    """What one session got. Times are seconds since its first sample was due."""
-
-    deltas: list[tuple[float, str, str]] = field(default_factory=list)  # when, item, text
-    stopped: dict[str, float] = field(default_factory=dict)  # item to where its silence had passed
-    completed: dict[str, tuple[float, str]] = field(default_factory=dict)
-    committed: list[str] = field(default_factory=list)
-    late_s: float = 0.0  # most that a piece was sent too late
-    error: str = ""
-
-    @property
-    def text(self) -> str:
-        """All turns, in the order of their audio."""
-        return " ".join(
-            self.completed[item][1] for item in self.committed if item in self.completed
-        )
-
-    @property
-    def is_append_only(self) -> bool:
-        """Whether every turn's deltas are its text."""
-        joined: dict[str, str] = {}
-        for _, item, text in self.deltas:
-            joined[item] = joined.get(item, "") + text
-        return all(joined.get(item, "") == text for item, (_, text) in self.completed.items())
-
-
-async def speak(url: str, model: str, talk: Talk, start_s: float) -> Heard:
-    """One session, from its first sample to its last turn."""
-    heard = Heard()
-    endpoint = url.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
-    try:
-        async with connect(endpoint, max_size=None) as socket:
-            await socket.send(json.dumps(_configuration(model)))
-            listening = asyncio.create_task(_listen(socket, heard, start_s))
-            await _send(socket, talk, heard, start_s)
-            await asyncio.wait_for(listening, ANSWER_S)
-    except Exception as error:
-        heard.error = f"{type(error).__name__}: {error}"
-    return heard
-
-
-def _configuration(model: str) -> dict[str, Any]:
-    transcription = {"model": model, "language": "en"}
-    audio = {
-        "format": {"type": "audio/pcm", "rate": SAMPLE_RATE},
-        "transcription": transcription,
-        "turn_detection": {"type": "server_vad"},
-    }
-    session = {"type": "transcription", "audio": {"input": audio}}
-    return {"type": "session.update", "session": session}
-
-
-async def _send(socket: Any, talk: Talk, heard: Heard, start_s: float) -> None:
-    pcm = np.concatenate((talk.pcm, np.zeros(round(TAIL_S * SAMPLE_RATE), np.int16)))
-    step = round(PIECE_S * SAMPLE_RATE)
-    for first in range(0, len(pcm), step):
-        due_s = start_s + (first + step) / SAMPLE_RATE
-        await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        heard.late_s = max(heard.late_s, time.perf_counter() - due_s)
-        audio = base64.b64encode(pcm[first : first + step].tobytes()).decode()
-        await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
-    await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
-
-
-async def _listen(socket: Any, heard: Heard, start_s: float) -> None:
-    """Until every committed turn is completed, and the talk is over."""
-    last_s = start_s
-    while True:
-        try:
-            message = await asyncio.wait_for(socket.recv(), 1.0)
-        except TimeoutError:
-            is_done = all(item in heard.completed for item in heard.committed)
-            if heard.committed and is_done and time.perf_counter() - last_s > 2 * TAIL_S + 1.0:
-                return
-            continue
-        last_s = time.perf_counter()
-        event, at_s = json.loads(message), last_s - start_s
-        kind, item = event["type"], event.get("item_id", "")
-        if kind.endswith("transcription.delta"):
-            heard.deltas.append((at_s, item, event["delta"]))
-        elif kind.endswith("transcription.completed"):
-            heard.completed[item] = (at_s, event["transcript"])
-        elif kind.endswith("speech_stopped"):
-            heard.stopped[item] = event["audio_end_ms"] / 1000
-        elif kind.endswith("buffer.committed"):
-            heard.committed.append(item)
-        elif kind.endswith("failed") or kind == "error":
-            heard.error = message
 
 
 def word_delays(talk: Talk, heard: Heard) -> list[float]:
@@ -178,6 +87,7 @@ async def measure(
     server_url: str, model: str, talks: Sequence[Talk], server: BenchServer | None
 ) -> dict[str, Any]:
     """All talks at once, each in a session of its own."""
+    counted = _counters(server)
     before = server.cpu_s() if server else {}
     own_s = psutil.Process().cpu_times()
     start_s = time.perf_counter() + 1.0
@@ -188,6 +98,7 @@ async def measure(
     wall_s = time.perf_counter() - start_s
     audio_s = sum(talk.duration_s for talk in talks)
     after, own = server.cpu_s() if server else {}, psutil.Process().cpu_times()
+    work = {name: total_ - counted[name] for name, total_ in _counters(server).items()}
     delays = [d for talk, one in zip(talks, heard, strict=True) for d in word_delays(talk, one)]
     completions = [
         one.completed[item][0] - stopped_s
@@ -205,6 +116,8 @@ async def measure(
         "wer": errors.wer,
         "words_heard": len(delays),
         "words_said": sum(len(talk.words) for talk in talks),
+        "updates_per_audio_s": _each(work, UPDATES, audio_s),
+        "encoder_s_per_audio_s": _each(work, ENCODER_S, audio_s),
         "deltas_per_audio_s": sum(len(one.deltas) for one in heard) / audio_s,
         "taken_back": sum(not one.is_append_only for one in heard),
         "failed": [one.error for one in heard if one.error],
@@ -214,6 +127,19 @@ async def measure(
             kind: (used - before.get(kind, 0.0)) / audio_s for kind, used in after.items()
         },
     }
+
+
+def _counters(server: BenchServer | None) -> dict[str, float]:
+    """Updates and encoder seconds so far; nothing of a server that was not started here."""
+    if server is None:
+        return {}
+    time.sleep(EXPORT_S)
+    found = server.metrics()
+    return {name: found.get(name, 0.0) for name in (UPDATES, ENCODER_S)}
+
+
+def _each(work: Mapping[str, float], name: str, audio_s: float) -> float | None:
+    return work[name] / audio_s if name in work else None
 
 
 def file_errors(url: str, model: str, talks: Sequence[Talk]) -> float:
@@ -240,63 +166,11 @@ def _wav(talk: Talk) -> bytes:
     return content.getvalue()
 
 
-def rival(talk: Talk, model_name: str, hop_s: float, threads: int) -> dict[str, float]:
-    """openai-whisper by LocalAgreement-2 on one talk: compute for each second of its audio.
-
-    It knows where the pauses are, so it pays for no voice detector, and its buffer is cut there.
-    """
-    import torch
-    import whisper
-
-    from cluster.model.locate import locate
-    from tests.support.references.openai_whisper import (
-        openai_model,
-        openai_vocabulary,
-        reference_options,
-    )
-
-    torch.set_num_threads(threads)
-    checkpoint = locate(model_name, weights=True)
-    model, options = openai_model(checkpoint), reference_options(checkpoint)
-    audio = talk.pcm.astype(np.float32) / 32768
-    spent_s, updates, start, text, last = 0.0, 0, 0.0, [], [""]
-    pauses = [
-        (a[1] + 0.25) for a, b in zip(talk.words, talk.words[1:], strict=False) if b[1] - a[1] > 1.0
-    ]
-    with openai_vocabulary(checkpoint), torch.no_grad():
-        now_s = hop_s
-        while now_s < talk.duration_s + hop_s:
-            end_s = min(now_s, talk.duration_s)
-            mel = whisper.log_mel_spectrogram(
-                whisper.pad_or_trim(audio[round(start * SAMPLE_RATE) : round(end_s * SAMPLE_RATE)])
-            )
-            began = time.perf_counter()
-            asked = whisper.DecodingOptions(
-                language="en",
-                without_timestamps=True,
-                prefix=" ".join(text) or None,
-                **options,
-            )
-            result = whisper.decode(model, mel, asked)
-            spent_s += time.perf_counter() - began
-            updates += 1
-            words = result.text.split()
-            agreed = 0
-            for new, old in zip(words, last, strict=False):
-                if new != old:
-                    break
-                agreed += 1
-            text, last = words[: max(agreed - 1, len(text))], words
-            if pauses and pauses[0] < end_s:
-                start, text, last = pauses.pop(0), [], [""]
-            now_s += hop_s
-    return {"compute_s_per_audio_s": spent_s / talk.duration_s, "updates": updates}
-
-
 def report(rows: Sequence[Mapping[str, Any]], file_wer: float, console: Console) -> None:
     table = Table(
-        "sessions", "word p50", "p95", "completed p50", "p95", "WER", "file", "server cores"
-    )
+        "sessions", "word p50", "p95", "completed p50", "p95", "WER", "file", "updates",
+        "encoder s", "server cores",
+    )  # fmt: skip
     for row in rows:
         cores = sum(row["cpu_s_per_audio_s"].values()) * row["sessions"]
         table.add_row(
@@ -305,6 +179,8 @@ def report(rows: Sequence[Mapping[str, Any]], file_wer: float, console: Console)
                 "word_p50_s", "word_p95_s", "completed_p50_s", "completed_p95_s")),
             f"{row['wer']:.2f} %",
             f"{file_wer:.2f} %",
+            *("-" if row[key] is None else f"{row[key]:.2f}" for key in (
+                "updates_per_audio_s", "encoder_s_per_audio_s")),
             f"{cores:.2f}",
         )  # fmt: skip
     console.print(table)

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx
 import psutil
 
 SPLITSCRIBE = str(Path(sys.executable).with_name("splitscribe"))
@@ -41,6 +42,37 @@ class BenchServer:
             seconds[kind] = seconds.get(kind, 0.0) + times.user + times.system
         return seconds
 
+    def metrics(self) -> dict[str, float]:
+        """What this machine's exporter tells, each series' name with the sum over its labels.
+
+        Workers tell it every 10 s.
+
+        Raises:
+            SystemExit: there is no exporter among the server's processes.
+        """
+        sums: dict[str, float] = {}
+        with httpx.Client(timeout=20.0) as client:
+            text = client.get(f"http://{self._exporter()}/metrics").raise_for_status().text
+        for line in text.splitlines():
+            if found := _SAMPLE.match(line):
+                sums[found[1]] = sums.get(found[1], 0.0) + float(found[2])
+        return sums
+
+    def _exporter(self) -> str:
+        """Where Ray's agent of this node serves metrics: it is told so in its command line."""
+        for child in self.process.children(recursive=True):
+            try:
+                command = " ".join(child.cmdline())
+            except psutil.Error:
+                continue
+            port = re.search(r"--metrics-export-port=(\d+)", command)
+            host = re.search(r"--node-ip-address=(\S+)", command)
+            if port and host and int(port[1]):
+                return f"{host[1]}:{port[1]}"
+        raise SystemExit("the server exports no metrics on this machine")
+
+
+_SAMPLE = re.compile(r"^(\w+)(?:\{.*\})? (\S+)$")
 
 RAY_PARTS = {  # in a command line, to what a reader knows it by
     "gcs_server": "Ray's GCS",
