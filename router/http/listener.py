@@ -9,6 +9,7 @@ served.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 
@@ -26,6 +27,8 @@ CLOSE_TIMEOUT_S = 30.0  # for requests in flight when the replica is stopped
 PING_S = 20.0  # keeps what stands between awake; an answer may take as long as audio waits for room
 PONG_S = 60.0
 STUCK_S = 60.0  # in which a WebSocket's client that reads anything at all makes some room
+BIND_S = 5.0  # in which a port that another replica is about to leave becomes free
+BIND_AGAIN_S = 0.25
 FRAME_BYTES = 16 << 20  # of a WebSocket message, at least
 
 
@@ -41,7 +44,7 @@ class HttpListener:
     async def open(
         cls, app: ASGIApp, host: str, port: int, max_message_bytes: int = 0
     ) -> HttpListener:
-        """Listen; port 0 takes a free one.
+        """Listen; port 0 takes a free one. A port that is taken is tried again for 5 s.
 
         Args:
             max_message_bytes: that the application wants to see of a WebSocket's message; one of
@@ -51,7 +54,7 @@ class HttpListener:
             OSError: the address cannot be bound.
             WorkerError: the application does not start.
         """
-        bound = _bind(host, port)
+        bound = await _bound(host, port)
         config = uvicorn.Config(
             app,
             lifespan="on",
@@ -125,6 +128,27 @@ class _WebSocketProtocol(WebSocketsSansIOProtocol):
         if self._stuck is not None:
             self._stuck.cancel()
             self._stuck = None
+
+
+async def _bound(host: str, port: int) -> socket.socket:
+    """A listening socket, once the address is free.
+
+    A replica that was replaced under load was seen to hold its port for a moment, though it
+    shared it.
+
+    Raises:
+        OSError: the address cannot be bound, or is still taken after 5 s.
+    """
+    loop = asyncio.get_running_loop()
+    end_s = loop.time() + BIND_S
+    while True:
+        try:
+            return _bind(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or loop.time() >= end_s:
+                raise
+            logger.warning("port %d is taken: %s; trying again", port, error)
+        await asyncio.sleep(BIND_AGAIN_S)
 
 
 def _bind(host: str, port: int) -> socket.socket:
