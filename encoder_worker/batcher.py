@@ -3,9 +3,9 @@
 Order: by class first (`cluster.priorities`). Within a class windows whose time runs out go first;
 the others by arrival, where late windows of a request and long ones count as having come some
 seconds later: so a two-second clip passes a two-hour file, and no stream of clips, however dense,
-keeps a window waiting for longer than that. Of bulk windows one is in flight at a time, so that
-whoever comes waits for one of them at most. A batch is closed
-when it is full or its oldest window has waited long enough; after an idle time, at once. Its
+keeps a window waiting for longer than that. Live windows go by arrival alone. Of bulk windows one
+is in flight at a time, so that whoever comes waits for one of them at most. A batch is closed when
+it is full or its oldest window has waited long enough; after an idle time, at once. Its
 windows are all of one context (`EncodeRequest`): that of the window whose turn it is. Of windows
 with the same key one goes, and its duplicates wait for what becomes of it: `take_duplicates` takes
 them out when they need no encode any more; if it failed, the next of them goes. Thread-safe;
@@ -317,6 +317,8 @@ def _order(window: QueuedWindow, now: float) -> tuple[float, ...]:
     urgency = URGENCY[request.priority]
     if now >= window.urgent_from_s:
         return (urgency, 0, window.deadline_s)
+    if request.priority == "live":  # its number is that of a session's update, which lasts
+        return (urgency, 1, window.arrived_s)
     late = min(request.window, LATE_WINDOWS) / LATE_WINDOWS
     handicap_s = LATE_S * late + LONG_S * request.n_samples / WINDOW_SAMPLES
     return (urgency, 1, window.arrived_s + handicap_s)

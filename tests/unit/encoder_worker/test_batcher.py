@@ -317,6 +317,15 @@ def test_live_windows_go_before_interactive_ones_and_these_before_bulk(clock: Cl
     assert names(batcher.pop(3)) == ["live0", "clip0", "bulk0"]
 
 
+def test_live_windows_go_by_arrival_however_long_their_session_lasts(clock: Clock) -> None:
+    """A window's number is that of an update, and says nothing of how late it is."""
+    batcher = make_batcher(clock, max_batch=1)
+    put(batcher, "old", window=5000, n_samples=480_000, priority="live")
+    clock.now += 0.1
+    put(batcher, "new", window=0, n_samples=16_000, priority="live")
+    assert names(batcher.pop(1)) == ["old5000"]
+
+
 def test_no_class_starves_behind_more_urgent_ones(clock: Clock) -> None:
     """For every window that leaves a live one comes: the others have their turns all the same."""
     batcher = make_batcher(clock, max_batch=1)
