@@ -120,11 +120,10 @@ class RealtimeService:
         offered = websocket.scope.get("subprotocols", [])
         try:
             await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-        except (WebSocketDisconnect, RuntimeError, OSError):
+        except BaseException as error:
             await protocol.session.close()
-            return
-        except asyncio.CancelledError:
-            await protocol.session.close()
+            if isinstance(error, WebSocketDisconnect | RuntimeError | OSError):
+                return  # the client has gone
             raise
         connection = RealtimeConnection(
             websocket,

@@ -196,8 +196,9 @@ class LiveProtocol:
         the server's own turn detection has taken everything, and wait for an answer."""
         self._release_held()
         self._flush_decoder()
-        if self.session.commit() is not None:
-            return []  # the engine tells of it
+        if (number := self.session.commit()) is not None:
+            self._known(number)  # at once: another commit may come before the engine has told
+            return []
         self._unanswered += 1
         return self._answer_empty_commits()
 
@@ -228,10 +229,7 @@ class LiveProtocol:
 
     def tell(self, event: LiveEvent) -> list[Event]:
         """What the client hears of an event of the engine."""
-        turn = self._turns.get(event.turn)
-        if turn is None:
-            turn = self._turns[event.turn] = Turn(self._writer.new_id("item"))
-        write = self._writer
+        turn, write = self._known(event.turn), self._writer
         match event:
             case SpeechStarted(_, audio_start_ms):
                 return [self._buffer("speech_started", turn, audio_start_ms=audio_start_ms)]
@@ -268,6 +266,12 @@ class LiveProtocol:
         for number in sorted(self._turns):
             events += self.tell(TurnFailed(number, error))
         return events
+
+    def _known(self, number: int) -> Turn:
+        """The engine's turn of this number, which is an item from now on."""
+        if number not in self._turns:
+            self._turns[number] = Turn(self._writer.new_id("item"))
+        return self._turns[number]
 
     def _ended(self, turn: Turn, event: TurnCompleted | TurnFailed) -> list[Event]:
         # A turn that was cleared ends without a commit; its item is one all the same.

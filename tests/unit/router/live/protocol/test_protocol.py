@@ -125,6 +125,21 @@ def test_an_empty_commit_is_answered_behind_the_turns_that_are_open() -> None:
     assert "error" not in types_of(talk.got)
 
 
+def test_a_second_commit_waits_for_a_turn_that_the_engine_has_not_told_of() -> None:
+    """Whoever waits for one completion gets the one with the text."""
+    talk = manual()
+    half = base64.b64encode(spoken(5, rate=RATE)[:RATE]).decode()
+    for event in (
+        {"type": "input_audio_buffer.append", "audio": half},
+        {"type": "input_audio_buffer.commit"},
+        {"type": "input_audio_buffer.commit"},
+    ):
+        assert talk.protocol.receive(read_event(json.dumps(event))) == []
+    talk.hear()
+    seconds = [one["usage"]["seconds"] for one in talk.got if one["type"].endswith(".completed")]
+    assert seconds == [0.5, 0.0]
+
+
 def test_items_are_chained_by_their_predecessors() -> None:
     talk = manual()
     for word in (1, 2, 3):
