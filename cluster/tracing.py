@@ -61,6 +61,11 @@ class Span:
             self._span.set_status(trace.StatusCode.ERROR, kind.__name__)
         self._span.end()
 
+    def end(self, error: BaseException | None = None) -> None:
+        """End a span that is no context manager's; only the first end counts."""
+        if self._span.is_recording():
+            self.__exit__(None if error is None else type(error), error, None)
+
     def note(self, **attributes: Attribute) -> None:
         """Add attributes."""
         self._span.set_attributes(_named(attributes))

@@ -203,8 +203,13 @@ class VoiceActivity:
             logger.exception("voice activity failed; its frames count as speech")
             found = [np.ones(len(frames), np.float32) for _, frames in due]
         for (track, _), probabilities in zip(due, found, strict=True):
-            if track in self._tracks:
+            if track not in self._tracks:
+                continue
+            try:
                 track.tell(probabilities)
+            except Exception:  # a mistake in one session must not end the hearing of all
+                logger.exception("a session could not take its voice activity; it hears no more")
+                self.end(track)
 
     def _step(
         self, due: Sequence[tuple[SpeechTrack, list[Pcm]]], found: list[Probabilities], nth: int

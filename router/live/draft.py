@@ -10,21 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
-from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.messages import Pcm
 from cluster.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.model.text.splitting import split_tokens
 from cluster.model.text.tokenizer import WhisperTokenizer
 from router.live.interface import TurnSegment
 from router.live.policies import Hypothesis, Policy, certain
+from router.live.quiet import quietest
 from router.live.text import ends_sentence
 from router.live.timeline import Stretch, seconds
 from router.live.updates import Decoded
 
 MOST_LOOKED_AT = 16  # boundaries between words, of which the quietest is taken
 LATEST_FIRST_STAMP = 50  # positions, 1.0 s: the rules let no text begin later
-QUIET_SAMPLES = SAMPLE_RATE * 3 // 50  # 60 ms: the quietest of these is where a cut is made
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +129,15 @@ class Draft:
         sentences = self._boundaries(self._ends_sentence)
         found = sentences[-1:] or (self._boundaries(self._begins_word) if anywhere else [])
         places = [
-            (boundary, *_quietest_between(audio, boundary)) for boundary in found[-MOST_LOOKED_AT:]
+            (
+                boundary,
+                *quietest(
+                    audio,
+                    boundary.first * SAMPLES_PER_POSITION,
+                    boundary.last * SAMPLES_PER_POSITION,
+                ),
+            )
+            for boundary in found[-MOST_LOOKED_AT:]
         ]
         if not places:
             return []
@@ -244,19 +250,3 @@ class Draft:
                 ]
                 found.append(TurnSegment(turn.number, text, max(0.0, at[0]), max(0.0, at[1])))
         return found
-
-
-def _quietest_between(audio: Pcm, boundary: Boundary) -> tuple[int, float]:
-    """The sample in the middle of the quietest 60 ms at a boundary, and how loud they are.
-
-    Of places that are equally quiet it is the latest.
-    """
-    first, last = (at * SAMPLES_PER_POSITION for at in (boundary.first, boundary.last))
-    last = min(last, int(audio.shape[0]) - QUIET_SAMPLES)
-    if last <= first:
-        return max(0, min(first, int(audio.shape[0]))), float("inf")
-    span = audio[first : last + QUIET_SAMPLES].astype(np.float64)
-    power = np.concatenate(([0.0], np.cumsum(np.square(span))))
-    level = power[QUIET_SAMPLES:] - power[:-QUIET_SAMPLES]
-    latest = int(level.shape[0]) - 1 - int(np.argmin(level[::-1]))
-    return first + latest + QUIET_SAMPLES // 2, float(level[latest])

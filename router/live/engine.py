@@ -19,8 +19,9 @@ from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig
 from router.live.observer import LiveObserver
 from router.live.pace import PATIENCE, USUAL, Pace
+from router.live.parts import SessionParts
 from router.live.policies import Policy
-from router.live.session import Session, SessionParts
+from router.live.session import Session
 from router.live.updates import Updates
 from router.pipeline import Pipeline
 
@@ -49,7 +50,7 @@ class LiveEngine:
         Args:
             pipeline: one that keeps no KV for reuse: growing audio never comes again.
             activity: of all engines of the process; whoever made it closes it.
-            recorder: of the router's metrics. tracer: begins a trace for each update.
+            recorder: of the router's metrics. tracer: begins a trace for each turn.
             context_for: encoder positions by mel frames, as in `WindowAudio.of_samples`.
         """
         self.observer = LiveObserver() if recorder is None else LiveObserver(recorder)
@@ -64,6 +65,7 @@ class LiveEngine:
             observer=self.observer,
             clock=clock,
             delay=PATIENCE[USUAL],
+            tracer=tracer,
         )
 
     def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> Session:

@@ -4,9 +4,6 @@ Gets a probability of speech for each frame of 32 ms, in order, and the client's
 turns by the client's rule (`server_vad`, `semantic_vad` or none), and cuts a turn into stretches in
 pauses, so that what is decoded stays short. It knows nothing of workers or text; whether a sentence
 is finished it asks (`semantic_vad`).
-
-A frame counts as speech from the threshold on, and beside such a frame already 0.15 below it; a run
-shorter than 96 ms is a click.
 """
 
 from __future__ import annotations
@@ -23,42 +20,15 @@ from router.live.interface import (
     SpeechStopped,
     TurnCommitted,
 )
+from router.live.speech_gate import MOST_UNSURE, SpeechGate
 from router.live.timeline import Stretch, Turn, milliseconds, samples
+from router.live.turn_rules import LEAD, ends_turn, padding_of, threshold_of
 
-RELEASE_BELOW = 0.15  # of the threshold
-LEAST_RUN = 3  # frames of speech that are no click
-LEAD = samples(0.3)  # audio before the speech that a stretch begins with
 CUT_PAUSE = samples(0.5)  # a pause that ends a stretch within a turn
+# Silence behind the speech that a stretch ends with. A pause may be over before its detector hears
+# that, so what follows may be the beginning of a word: that belongs to the next stretch as a whole.
+TAIL = samples(0.3)
 UNHEARD = samples(0.3)  # audio that no frame told of yet, and that may hold a word
-
-# Silence that ends a turn of `semantic_vad`: behind a finished sentence, and behind another text.
-SEMANTIC_S = {"high": (0.5, 2.0), "medium": (0.7, 4.0), "auto": (0.7, 4.0), "low": (1.0, 8.0)}
-
-
-class SpeechGate:
-    """Tells runs of speech from clicks, frame by frame."""
-
-    def __init__(self) -> None:
-        self._run: int | None = None  # where the run of frames began that may be speech
-        self._sure = False  # one of them reached the threshold
-
-    def step(self, probability: float, start: int, threshold: float) -> tuple[int, int] | None:
-        """Take the frame that begins at sample `start`.
-
-        Returns:
-            The run of speech that the frame belongs to, as (first, last) so far. None where the
-            frame is silent, or not yet known to be speech.
-        """
-        if probability < threshold - RELEASE_BELOW:
-            self._run, self._sure = None, False
-            return None
-        if self._run is None:
-            self._run = start
-        self._sure = self._sure or probability >= threshold
-        end = start + FRAME_SAMPLES
-        if not self._sure or end - self._run < LEAST_RUN * FRAME_SAMPLES:
-            return None
-        return self._run, end
 
 
 class Listener:
@@ -92,6 +62,7 @@ class Listener:
         self._turns: list[Turn] = []  # whose audio is not complete, or not heard to its end
         self._n_turns = 0
         self._free_from = 0  # what lies before belongs to an earlier turn, or was cleared
+        self._undecoded_from = 0  # the same, but for the silence that ended a turn
         self._appended = 0
         self._idle_from: int | None = 0  # None once the silence was reported
 
@@ -118,10 +89,10 @@ class Listener:
         if turn is None:
             if self._appended - max(self.heard_to, self._free_from) < UNHEARD:
                 return None
-            turn = self._begin_turn(self._free_from_padding(self.heard_to))
+            turn = self._begin_turn(self._padded(self.heard_to))
         elif self._appended <= turn.start:
             return None
-        turn.end = self._free_from = self._appended
+        turn.end = self._free_from = self._undecoded_from = self._appended
         self._tell(TurnCommitted(turn.number))
         turn.is_told = True
         self._close_committed()
@@ -129,10 +100,12 @@ class Listener:
 
     def clear(self) -> Turn | None:
         """Forget the audio of the turn that is open. Returns the turn if it was told of."""
-        turn, self._free_from = self._open_turn, self._appended
+        turn = self._open_turn
+        self._free_from = self._undecoded_from = self._appended
         self._gate = SpeechGate()
         if turn is None:
             return None
+        self._idle_from = self._appended
         self.stretches = [stretch for stretch in self.stretches if stretch.turn is not turn]
         self._turns.remove(turn)
         turn.is_dropped = True
@@ -164,7 +137,8 @@ class Listener:
     def needed_from(self) -> int:
         """The first sample that may still be decoded."""
         starts = [stretch.start for stretch in self.stretches]
-        waiting = self.heard_to - LEAD - self._padding - LEAST_RUN * FRAME_SAMPLES
+        padding = max(LEAD, padding_of(self.config.turn_detection))
+        waiting = self.heard_to - LEAD - padding - (MOST_UNSURE + 1) * FRAME_SAMPLES
         return max(0, min([waiting, *starts]))
 
     @property
@@ -172,21 +146,9 @@ class Listener:
         """The turn that audio is added to."""
         return self._turns[-1] if self._turns and self._turns[-1].end is None else None
 
-    @property
-    def _padding(self) -> int:
-        detection = self.config.turn_detection
-        if isinstance(detection, ServerVad):
-            return max(LEAD, samples(detection.prefix_padding_ms / 1000))
-        return LEAD
-
-    @property
-    def _threshold(self) -> float:
-        detection = self.config.turn_detection
-        return detection.threshold if isinstance(detection, ServerVad) else 0.5
-
     def _frame(self, probability: float) -> None:
         start, end = self.heard_to, self.heard_to + FRAME_SAMPLES
-        speech = self._gate.step(probability, start, self._threshold)
+        speech = self._gate.step(probability, start, threshold_of(self.config.turn_detection))
         self.heard_to = end
         if self._turns and (turn_end := self._turns[0].end) is not None:
             if speech is not None:
@@ -201,10 +163,8 @@ class Listener:
 
     def _add_speech(self, turn: Turn, first: int, last: int) -> None:
         stretch = self._growing(turn)
-        first = max(first, turn.start)
         if stretch is None:
-            begin = max(turn.start, turn.cut_at, first - LEAD)
-            stretch = Stretch(turn, begin)
+            stretch = Stretch(turn, max(turn.cut_at, first - LEAD))
             self.stretches.append(stretch)
         stretch.hear(max(first, stretch.start), last)
         self._idle_from = None
@@ -218,21 +178,10 @@ class Listener:
         stretch = self._growing(turn)
         spoken_to = stretch.speech_end if stretch is not None else turn.spoken_to
         silence = end - max(spoken_to, turn.start)
-        if self._is_turn_over(turn, silence):
+        if ends_turn(self.config.turn_detection, silence, lambda: self._is_finished(turn)):
             self._end_turn(turn, end)
         elif stretch is not None and silence >= CUT_PAUSE:
             self._cut(stretch, end)
-
-    def _is_turn_over(self, turn: Turn, silence: int) -> bool:
-        detection = self.config.turn_detection
-        if detection is None:
-            return False
-        if isinstance(detection, ServerVad):
-            return silence >= samples(detection.silence_duration_ms / 1000)
-        finished_s, unfinished_s = SEMANTIC_S[detection.eagerness]
-        if silence < samples(finished_s):
-            return False
-        return silence >= samples(unfinished_s) or self._is_finished(turn)
 
     def _note_idle(self, end: int) -> None:
         detection = self.config.turn_detection
@@ -247,7 +196,8 @@ class Listener:
         self._tell(IdleTimeout(turn.number, first, last))
         self._tell(TurnCommitted(turn.number))
         turn.is_told, turn.end, self._free_from = True, end, end
-        self._finish_turn(turn)
+        self._undecoded_from = end
+        self._finish_turn(turn, end)
         self._idle_from = None  # told once for each silence
 
     # -- turns and stretches -----------------------------------------------------------------
@@ -259,43 +209,41 @@ class Listener:
         return turn
 
     def _begin_spoken_turn(self, first: int) -> Turn:
-        turn = self._begin_turn(self._free_from_padding(first))
+        turn = self._begin_turn(self._padded(first))
+        turn.cut_at = self._undecoded_from
         self._tell(SpeechStarted(turn.number, milliseconds(turn.start)))
         turn.is_told = True
         return turn
 
-    def _free_from_padding(self, first: int) -> int:
-        detection = self.config.turn_detection
-        given = (
-            samples(detection.prefix_padding_ms / 1000)
-            if isinstance(detection, ServerVad)
-            else LEAD
-        )
-        return max(self._free_from, first - given, 0)
+    def _padded(self, first: int) -> int:
+        """Where a turn begins whose speech begins at `first`."""
+        return max(self._free_from, first - padding_of(self.config.turn_detection), 0)
 
     def _end_turn(self, turn: Turn, end: int) -> None:
         """End a turn by its silence."""
         turn.end = self._free_from = end
+        stretch = self._growing(turn)
+        spoken_to = turn.spoken_to if stretch is None else stretch.speech_end
+        self._undecoded_from = max(turn.cut_at, min(end, spoken_to + TAIL))
         self._tell(SpeechStopped(turn.number, milliseconds(end)))
         self._tell(TurnCommitted(turn.number))
-        self._finish_turn(turn)
+        self._finish_turn(turn, self._undecoded_from)
 
     def _close_committed(self) -> None:
         """Finish the turns whose ends were heard, but for the part of a frame."""
         while self._turns and (end := self._turns[0].end) is not None:
             if end - self.heard_to >= FRAME_SAMPLES:
                 return
-            self._finish_turn(self._turns[0])
+            self._finish_turn(self._turns[0], end)
 
-    def _finish_turn(self, turn: Turn) -> None:
+    def _finish_turn(self, turn: Turn, decoded_to: int) -> None:
         """Mark the last stretch of a turn; an empty one where none is left to be decoded."""
-        assert turn.end is not None
         self._turns.remove(turn)
         stretch = self._growing(turn)
         if stretch is None:
-            stretch = Stretch(turn, turn.end)
+            stretch = Stretch(turn, decoded_to)
             self.stretches.append(stretch)
-        stretch.end = max(turn.end, stretch.start)
+        stretch.end = max(decoded_to, stretch.start)
         stretch.ends_turn = True
         self._idle_from = turn.end
 
@@ -305,9 +253,8 @@ class Listener:
 
     def _cut(self, stretch: Stretch, end: int) -> None:
         """End a stretch within its turn."""
-        stretch.end = end
+        stretch.end = stretch.turn.cut_at = min(end, stretch.speech_end + TAIL)
         stretch.turn.spoken_to = stretch.speech_end
-        stretch.turn.cut_at = end
 
     def _forget_untold(self) -> None:
         """Let go of a turn that began by itself, and of which nothing is known."""

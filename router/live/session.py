@@ -4,7 +4,7 @@ The listener says which audio belongs together; this module keeps the text of ea
 date. One update runs at a time: the oldest stretch is decoded behind the tokens that are certain,
 the policy says what else is, and that is told. A stretch that was cut is decoded to its end, all of
 it is told, and the next one follows. Everything is driven by audio, so that nothing here waits for
-a clock: audio that comes faster than real time is decoded as fast as the pools can.
+a clock.
 
 What fails costs an update; only the last decode of a stretch can fail its turn.
 """
@@ -14,55 +14,32 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
 
-from cluster.clock import Clock
 from cluster.errors import SplitscribeError, WorkerError
 from cluster.logs import log_fields
 from cluster.messages import Pcm
 from cluster.model.encoder_context import SAMPLES_PER_POSITION
-from cluster.model.text.tokenizer import WhisperTokenizer
-from router.live.activity import VoiceActivity
+from router.live.activity import Probabilities
+from router.live.attempts import Attempts
 from router.live.draft import Certain, Draft
-from router.live.interface import (
-    LiveConfig,
-    LiveEvent,
-    TurnCompleted,
-    TurnFailed,
-)
+from router.live.interface import LiveConfig, LiveEvent
 from router.live.listener import Listener
-from router.live.observer import LiveObserver
-from router.live.pace import PATIENCE, Pace, Patience
+from router.live.parts import SessionParts
 from router.live.policies import AttentionPeak, Policy
+from router.live.quiet import quietest
+from router.live.schedule import COVERED, LONGEST, PAUSE, Schedule
+from router.live.teller import Teller
 from router.live.text import TurnText, ends_sentence
 from router.live.timeline import AudioBuffer, Stretch, Turn, samples, seconds
-from router.live.updates import Decoded, Updates, Work
+from router.live.updates import Decoded, Work
 
 logger = logging.getLogger(__name__)
 
-PAUSE = samples(0.25)  # of silence behind speech: what is decoded now may be the stretch's end
-COVERED = samples(0.15)  # audio behind the last speech that shows that its last word is over
 SOFT_CUT = samples(8.0)  # a stretch that is longer is cut where a sentence ended
 WORD_CUT = samples(12.0)  # a stretch without such a place is cut between any two words
-LONGEST = samples(20.0)  # audio of one update; encoders take 30 s
-AHEAD = samples(0.25)  # audio that is decoded before its voice activity is known
+HARD_CUT = samples(15.0)  # one of which nothing is certain: where it is quietest behind this
 UNHEARD = samples(1.0)  # speech behind the text of a last decode that is decoded by itself
-ALLOWANCE = 2.0  # hops that an update may take before the next one overtakes it
-
-
-@dataclass(frozen=True, slots=True)
-class SessionParts:
-    """What all sessions of an engine share."""
-
-    activity: VoiceActivity
-    updates: Updates
-    tokenizer: WhisperTokenizer
-    policy: Policy
-    pace: Pace
-    observer: LiveObserver
-    clock: Clock
-    delay: Patience
 
 
 class Session:
@@ -80,19 +57,17 @@ class Session:
         """on_end: called once when nothing more is told."""
         self._parts = parts
         self._id = session_id
-        self._owner = owner
         self._on_end = on_end
         self._audio = AudioBuffer()
-        self._listener = Listener(config, self._make_turn, self._tell, self._is_finished)
-        self._track = parts.activity.track(self._heard)
-        self._told: asyncio.Queue[LiveEvent | None] = asyncio.Queue()
+        self._teller = Teller(parts.observer)
+        self._listener = Listener(config, self._make_turn, self._teller.tell, self._is_finished)
+        self._schedule = Schedule(parts.pace, parts.delay, self._audio, self._listener)
         self._changed = asyncio.Event()
+        self._attempts = Attempts(parts, session_id, owner, self._changed)
+        self._track = parts.activity.track(self._heard)
         self._over = asyncio.Event()
         self._is_draining = False
-        self._is_closed = False
-        self._n_updates = 0
-        self._is_decoding = False
-        self._overtaken = 0  # updates in a row
+        self._mistake: Exception | None = None  # of ours, which ends the session
         self._draft: Draft | None = None  # of the stretch that is decoded
         self._working = asyncio.get_running_loop().create_task(self._work())
 
@@ -103,24 +78,24 @@ class Session:
         self._changed.set()
 
     def append(self, pcm: Pcm) -> None:
-        if self._is_closed or self._is_draining or not pcm.shape[0]:
+        if self._teller.is_over or self._is_draining or not pcm.shape[0]:
             return
         self._audio.append(pcm)
         self._listener.appended(int(pcm.shape[0]))
         self._parts.activity.feed(self._track, pcm)
 
     def commit(self) -> int | None:
-        if self._is_closed or self._is_draining:
+        if self._teller.is_over or self._is_draining:
             return None
         turn = self._listener.commit()
         self._changed.set()
         return None if turn is None else turn.number
 
     def clear(self) -> None:
-        if self._is_closed:
+        if self._teller.is_over:
             return
         if (turn := self._listener.clear()) is not None:
-            self._complete(turn, self._audio.end)
+            self._teller.complete(turn, self._audio.end)
         self._changed.set()
 
     @property
@@ -129,9 +104,8 @@ class Session:
         settled = stretches[0].seen_to if stretches else self._listener.heard_to
         return seconds(max(0, self._audio.end - settled))
 
-    async def events(self) -> AsyncIterator[LiveEvent]:
-        while (event := await self._told.get()) is not None:
-            yield event
+    def events(self) -> AsyncIterator[LiveEvent]:
+        return self._teller.events()
 
     async def drain(self) -> None:
         self._is_draining = True
@@ -147,27 +121,28 @@ class Session:
     @property
     def is_behind(self) -> bool:
         """Whether audio that came is still on its way to text."""
-        return self._listener.is_waiting or self._is_decoding or self._is_due()
+        is_decoding = self._attempts.is_running
+        return self._listener.is_waiting or is_decoding or self._schedule.is_due()
 
-    # -- what the listener asks and tells ------------------------------------------------------
+    # -- what the listener and the detector ask and tell ----------------------------------------
 
     def _make_turn(self, number: int, start: int, config: LiveConfig) -> Turn:
         text = TurnText(self._parts.tokenizer, logprobs=config.logprobs)
-        return Turn(number, start, config, text, cut_at=start, spoken_to=start)
-
-    def _tell(self, event: LiveEvent) -> None:
-        if not self._is_closed:
-            self._told.put_nowait(event)
+        span = self._parts.tracer.root("live turn", "", request_id=self._id, turn=number)
+        return Turn(number, start, config, text, cut_at=start, spoken_to=start, span=span)
 
     def _is_finished(self, turn: Turn) -> bool:
         """Whether a turn's text ends a sentence, with all its audio decoded."""
         is_known = all(stretch.turn is not turn for stretch in self._listener.stretches)
         return is_known and ends_sentence(turn.text.told)
 
-    def _heard(self, probabilities: object) -> None:
-        self._listener.heard(probabilities)  # type: ignore[arg-type]
-        self._finish_draining()
-        self._audio.drop_before(self._listener.needed_from)
+    def _heard(self, probabilities: Probabilities) -> None:
+        try:
+            self._listener.heard(probabilities)
+            self._finish_draining()
+            self._audio.drop_before(self._listener.needed_from)
+        except Exception as error:  # of this session alone, and not of all that are heard with it
+            self._mistake = error
         self._changed.set()
 
     def _finish_draining(self) -> None:
@@ -179,14 +154,17 @@ class Session:
     async def _work(self) -> None:
         try:
             while not self._is_done:
-                if self._is_due():
+                if self._mistake is not None:
+                    raise self._mistake
+                if self._schedule.is_due():
                     await self._step()
                 else:
                     await self._changed.wait()
                     self._changed.clear()
         except Exception:
             logger.exception("a live session failed", extra=log_fields(request_id=self._id))
-            self._fail_all()
+            error = WorkerError("this live session failed; the server's log says why")
+            self._teller.fail(self._open_turns, error, self._audio.end)
         finally:
             self._end()
 
@@ -196,21 +174,9 @@ class Session:
         is_heard = not listener.is_waiting and not listener.pending
         return self._is_draining and is_heard and not listener.stretches
 
-    def _is_due(self) -> bool:
-        """Whether there is something to decode, or to tell, now."""
-        if not self._listener.stretches:
-            return False
-        stretch = self._listener.stretches[0]
-        if stretch.end is not None:
-            return True
-        spoken_to = stretch.speech_end
-        if self._listener.heard_to - spoken_to >= PAUSE:
-            return stretch.seen_to < spoken_to + COVERED
-        hop_s = self._parts.pace.hop_for(self._patience(stretch.turn.config))
-        newest = self._newest(stretch)
-        if newest - stretch.start >= LONGEST:
-            return True
-        return newest - max(stretch.seen_to, stretch.speech[0][0]) >= samples(hop_s)
+    @property
+    def _open_turns(self) -> list[Turn]:
+        return [*(stretch.turn for stretch in self._listener.stretches), *self._listener.pending]
 
     async def _step(self) -> None:
         """Bring the oldest stretch up to date, or to its end."""
@@ -218,31 +184,27 @@ class Session:
         if self._draft is None or self._draft.stretch is not stretch:
             config = stretch.turn.config
             self._draft = Draft(stretch, self._policy(config), self._parts.tokenizer)
-        self._is_decoding = True
-        try:
-            if stretch.end is None or stretch.end - stretch.start > LONGEST:
-                await self._update(self._draft)
-            else:
-                await self._finish(self._draft)
-        finally:
-            self._is_decoding = False
+        if stretch.end is None or stretch.end - stretch.start > LONGEST:
+            await self._update(self._draft)
+        else:
+            await self._finish(self._draft)
 
     async def _update(self, draft: Draft) -> None:
         stretch = draft.stretch
-        end = min(self._newest(stretch), stretch.start + LONGEST)
+        end = min(self._schedule.newest(stretch), stretch.start + LONGEST)
         stretch.seen_to = end
         try:
             decoded = await self._decode(draft, end, is_final=False)
         except SplitscribeError as error:
             self._parts.observer.update_failed()
-            self._note("an update failed: %s", error)
+            logger.warning("an update failed: %s", error, extra=log_fields(request_id=self._id))
         else:
             if decoded is None:
                 return
-            self._say(stretch.turn, decoded, draft.take(decoded, end), stretch.start)
+            self._say(draft, decoded, draft.take(decoded, end))
             if self._cut(draft, end):
                 return
-        if end - stretch.start >= LONGEST:
+        if end - stretch.start >= LONGEST and not stretch.turn.is_dropped:
             self._split(draft, end)
 
     def _cut(self, draft: Draft, end: int) -> bool:
@@ -252,20 +214,21 @@ class Session:
             return False
         audio = self._audio.span(start, end)
         for segment in draft.cut(audio, anywhere=end - start > WORD_CUT):
-            self._tell(segment)
+            self._teller.tell(segment)
         return draft.stretch.start > start
 
-    def _newest(self, stretch: Stretch) -> int:
-        """The end of the audio that is the stretch's so far."""
-        if stretch.end is not None:
-            return min(stretch.end, self._audio.end)
-        return min(self._audio.end, self._listener.heard_to + AHEAD)
-
     def _split(self, draft: Draft, end: int) -> None:
-        """End a stretch that is too long at a sample, though no place in it was good for that."""
+        """End a stretch that is too long where it is quietest, though no word there is certain."""
         rest = draft.stretch
-        front = Stretch(rest.turn, rest.start, end, speech=rest.speech_before(end))
-        rest.start, rest.speech = end, rest.speech_after(end) or [(end, end)]
+        known = draft.looked_to * SAMPLES_PER_POSITION
+        found, _ = quietest(
+            self._audio.span(rest.start, end), max(HARD_CUT, known), end - rest.start
+        )
+        at = min(rest.start + found, end)
+        draft.last = None  # it speaks of audio behind the cut too
+        front = Stretch(rest.turn, rest.start, at, speech=rest.speech_before(at))
+        rest.start = rest.seen_to = at
+        rest.speech = rest.speech_after(at) or [(at, at)]
         draft.stretch = front
         self._listener.stretches.insert(0, front)
 
@@ -280,10 +243,10 @@ class Session:
                 turn.error = error
                 decoded = None
             if decoded is not None:
-                self._say(turn, decoded, draft.settle(decoded), stretch.start)
+                self._say(draft, decoded, draft.settle(decoded))
             if not turn.is_dropped:
                 for segment in draft.rest():
-                    self._tell(segment)
+                    self._teller.tell(segment)
         if turn.is_dropped:
             return
         stretch.seen_to = stretch.end
@@ -291,7 +254,7 @@ class Session:
         self._listener.stretches[:1] = [] if rest is None else [rest]
         self._draft = None
         if rest is None and stretch.ends_turn:
-            self._complete(turn, stretch.end)
+            self._teller.complete(turn, stretch.end if turn.end is None else turn.end)
 
     async def _last_word(self, draft: Draft, end: int) -> Decoded | None:
         """What the stretch's last decode says: the last update's, if that heard all of it."""
@@ -314,7 +277,7 @@ class Session:
 
     async def _decode(self, draft: Draft, end: int, *, is_final: bool) -> Decoded | None:
         """Decode the draft's audio up to sample `end`; None where it was overtaken or cleared."""
-        stretch, parts = draft.stretch, self._parts
+        stretch, attempts = draft.stretch, self._attempts
         turn = stretch.turn
         known = stretch.start + draft.looked_to * SAMPLES_PER_POSITION
         work = Work(
@@ -325,127 +288,31 @@ class Session:
             language=turn.language,
             is_final=is_final,
         )
-        self._n_updates += 1
-        began_s = parts.clock.monotonic()
-        updating = asyncio.ensure_future(
-            parts.updates.decode(
-                work,
-                request_id=self._id,
-                turn=turn.number,
-                number=self._n_updates,
-                owner=self._owner,
-                peaks=self._policy(turn.config).needs_peaks,
-            )
+        return await attempts.decode(
+            work,
+            turn,
+            peaks=self._policy(turn.config).needs_peaks,
+            is_overtaken=lambda waited_s: self._schedule.is_overtaken(
+                stretch, end, waited_s, attempts.overtaken, is_final=is_final
+            ),
         )
-        try:
-            while not updating.done():
-                waited_s = parts.clock.monotonic() - began_s
-                if self._is_overtaken(stretch, end, waited_s, is_final=is_final):
-                    self._overtaken += 1
-                    parts.observer.update_overtaken()
-                    parts.pace.took(waited_s)
-                    return None
-                await self._change_or(updating)
-            decoded = await updating
-        finally:
-            await _cancelled(updating)
-        took_s = parts.clock.monotonic() - began_s
-        self._overtaken = 0
-        parts.pace.took(took_s)
-        parts.observer.update_answered(took_s, decoded.encode_s, parts.pace.hop_s)
-        return None if turn.is_dropped else decoded
 
-    def _is_overtaken(self, stretch: Stretch, end: int, waited_s: float, *, is_final: bool) -> bool:
-        """Whether what is decoded, up to sample `end`, is of no more use."""
-        if stretch.turn.is_dropped:
-            return True
-        if is_final:
-            return False
-        if stretch.end is not None:
-            is_whole = stretch.end - stretch.start <= LONGEST
-            return is_whole and end < stretch.speech_end + COVERED
-        hop_s = self._parts.pace.hop_for(self._patience(stretch.turn.config))
-        allowed_s = ALLOWANCE * hop_s * 2**self._overtaken  # so that one gets through at last
-        newest = min(self._newest(stretch), stretch.start + LONGEST)
-        return waited_s > allowed_s and newest - end >= samples(hop_s)
-
-    async def _change_or(self, task: asyncio.Future[Decoded]) -> None:
-        """Wait until the task is done, or there is more audio or another wish."""
-        changed = asyncio.ensure_future(self._changed.wait())
-        try:
-            both: set[asyncio.Future[Any]] = {task, changed}
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            changed.cancel()
-        self._changed.clear()
-
-    # -- telling -----------------------------------------------------------------------------
-
-    def _say(self, turn: Turn, decoded: Decoded, tokens: list[Certain], start: int) -> None:
-        """Tell the text of tokens that became certain."""
-        if turn.is_dropped or not tokens:
-            return
-        turn.language = turn.language or decoded.language
-        delta = turn.text.add(
-            turn.number, [item.token for item in tokens], [item.logprob for item in tokens]
-        )
-        if delta is None:
-            return
-        turn.is_told = True
-        self._tell(delta)
-        for item in tokens:
-            if item.peak is not None:
-                at = start + item.peak * SAMPLES_PER_POSITION
-                self._parts.observer.word_told(seconds(self._audio.end - at))
-
-    def _complete(self, turn: Turn, end: int) -> None:
-        """Tell the end of a turn."""
-        turn.is_told = True
-        audio_s = seconds(max(0, end - turn.start))
-        self._parts.observer.turn_ended(audio_s, failed=turn.error is not None)
-        if turn.error is not None:
-            self._tell(TurnFailed(turn.number, turn.error))
-            return
-        if (delta := turn.text.finish(turn.number)) is not None:
-            self._tell(delta)
-        text = turn.text
-        language = turn.language or turn.config.language
-        self._tell(TurnCompleted(turn.number, text.told, audio_s, language, tuple(text.logprobs)))
-
-    def _fail_all(self) -> None:
-        """After a mistake of ours: every turn that was told of gets an end."""
-        error = WorkerError("this live session failed; the server's log says why")
-        turns = {s.turn.number: s.turn for s in self._listener.stretches}
-        turns |= {turn.number: turn for turn in self._listener.pending}
-        for number in sorted(turns):
-            if turns[number].is_told and not turns[number].is_dropped:
-                turns[number].error = error
-                self._complete(turns[number], self._audio.end)
+    def _say(self, draft: Draft, decoded: Decoded, tokens: list[Certain]) -> None:
+        stretch = draft.stretch
+        self._teller.say(stretch.turn, decoded.language, tokens, stretch.start, self._audio.end)
 
     def _end(self) -> None:
-        if self._is_closed:
+        if self._teller.is_over:
             return
         self._parts.activity.end(self._track)
-        self._told.put_nowait(None)
-        self._is_closed = True
+        for turn in self._open_turns:
+            turn.span.end()
+        self._teller.end()
         self._over.set()
         self._on_end(self)
-
-    def _patience(self, config: LiveConfig) -> Patience:
-        return self._parts.delay if config.delay is None else PATIENCE[config.delay]
 
     def _policy(self, config: LiveConfig) -> Policy:
         policy = self._parts.policy
         if isinstance(policy, AttentionPeak) and config.delay is not None:
-            return replace(policy, hold_s=PATIENCE[config.delay].hold_s)
+            return replace(policy, hold_s=self._schedule.patience(config).hold_s)
         return policy
-
-    def _note(self, message: str, *parts: object) -> None:
-        logger.warning(message, *parts, extra=log_fields(request_id=self._id))
-
-
-async def _cancelled(task: asyncio.Future[Decoded]) -> None:
-    """End a task that may still run, and wait for that, so that nothing is left behind."""
-    if not task.done():
-        task.cancel()
-        await asyncio.wait([task])

@@ -15,6 +15,7 @@ import numpy as np
 
 from cluster.errors import SplitscribeError
 from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.tracing import NO_SPAN, Span
 from router.live.interface import LiveConfig
 from router.live.text import TurnText
 
@@ -72,6 +73,7 @@ class Turn:
     error: why a part of it could not be decoded; it ends with that.
     is_told: something was told of it, so that its end must be told as well.
     is_dropped: its audio was cleared; what is still decoded for it is not told.
+    span: of its trace, which whoever tells its end ends.
     """
 
     number: int
@@ -85,6 +87,7 @@ class Turn:
     error: SplitscribeError | None = None
     is_told: bool = False
     is_dropped: bool = False
+    span: Span = NO_SPAN
 
     def configure(self, config: LiveConfig) -> None:
         """Take another configuration; only while there is no text."""

@@ -71,7 +71,7 @@ class Updates:
         clock: Clock = SYSTEM_CLOCK,
         tracer: Tracer = NO_TRACER,
     ) -> None:
-        """context_for: as in `WindowAudio.of_samples`. tracer: begins a trace for each update."""
+        """context_for: as in `WindowAudio.of_samples`. tracer: makes a span for each update."""
         self._tracer = tracer
         self._pipeline = pipeline
         self._tokenizer = tokenizer
@@ -80,15 +80,24 @@ class Updates:
         self._clock = clock
 
     async def decode(
-        self, work: Work, *, request_id: str, turn: int, number: int, owner: bytes, peaks: bool
+        self,
+        work: Work,
+        *,
+        request_id: str,
+        turn: int,
+        number: int,
+        owner: bytes,
+        peaks: bool,
+        parent: str = "",
     ) -> Decoded:
         """Take one update through both pools. Cancelling it ends it everywhere.
 
-        Its trace has the session's id, and the numbers of its turn and its own.
+        Its span has the session's id, and the numbers of its turn and its own.
 
         Args:
             request_id: the session's, for logs and traces; `number` tells its updates apart.
             peaks: ask for the peaks of attention.
+            parent: traceparent of the turn's span.
 
         Raises:
             SplitscribeError: as `Pipeline.decode`.
@@ -96,9 +105,9 @@ class Updates:
         time_s = FINAL_TIME_S if work.is_final else UPDATE_TIME_S
         context = RequestContext.unlimited(request_id, time_s, self._clock)
         context.owner, context.priority = owner, "live"
-        with self._tracer.root(
+        with self._tracer.span(
             "live update",
-            "",
+            parent,
             request_id=request_id,
             turn=turn,
             update=number,

@@ -80,6 +80,22 @@ class LoudIsSpeech:
         return (np.abs(own) > 0.01).mean(axis=1).round().astype(np.float32), state
 
 
+class SlowToHear(LoudIsSpeech):
+    """One that hears speech two frames after it began, as real detectors do; of one stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: list[float] = [0.0, 0.0]
+
+    def run(
+        self, frames: NDArray[np.float32], state: NDArray[np.float32]
+    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        heard, state = super().run(frames, state)
+        assert heard.shape == (1,), "one stream only"
+        self._before = [*self._before[1:], float(heard[0])]
+        return np.array([min(self._before)], np.float32), state
+
+
 class PlayedListeners:
     """Both pools: they hear the words in a window's samples, behind the forced tokens."""
 

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector
 from router.live.activity import MAX_FRAMES, SileroBatch, SpeechTrack, VoiceActivity
 from tests.support.live import at_once
+from tests.support.played_speech import LoudIsSpeech
 from tests.support.speech import pcm_of
 from tests.support.virtual_time import run_virtually
 
@@ -107,3 +108,27 @@ def test_what_a_track_has_not_completed_waits_for_more() -> None:
     assert track.n_waiting == 0
     track.feed(np.ones(12, np.int16))
     assert track.n_waiting == 1
+
+
+def test_a_session_that_fails_to_listen_does_not_end_the_hearing_of_others() -> None:
+    async def run() -> tuple[list[int], list[int]]:
+        activity = VoiceActivity(LoudIsSpeech(), asyncio.sleep, at_once)
+        calls: list[int] = []
+        heard: list[int] = []
+
+        def fail(probabilities: NDArray[np.float32]) -> None:
+            calls.append(len(probabilities))
+            raise RuntimeError("a mistake")
+
+        broken = activity.track(fail)
+        whole = activity.track(lambda probabilities: heard.append(len(probabilities)))
+        for _ in range(4):
+            for track in (broken, whole):
+                activity.feed(track, np.ones(FRAME_SAMPLES, np.int16))
+            await asyncio.sleep(1.0)
+        await activity.close()
+        return calls, heard
+
+    calls, heard = run_virtually(run())
+    assert calls == [1]
+    assert heard == [1, 1, 1, 1]

@@ -10,12 +10,12 @@ from cluster.errors import SequenceFailedError
 from cluster.messages import SAMPLE_RATE
 from cluster.metrics import ROUTER_METRICS
 from cluster.tracing import NO_TRACER, Tracer
-from router.live.interface import LiveConfig, TextDelta, TurnFailed
+from router.live.interface import LiveConfig, TextDelta, TurnCompleted, TurnFailed
+from tests.support.counted import Counted
 from tests.support.live import PlayedEngine, Told, say
 from tests.support.played_speech import pcm_of_words, spoken
 from tests.support.traced import Traced, id_of, parent_of
 from tests.support.virtual_time import run_virtually
-from tests.support.workers.counted import Counted
 
 MANUAL = LiveConfig(language="en", turn_detection=None)
 WORDS = spoken(" ".join(f"w{n}" for n in range(12)))
@@ -61,19 +61,22 @@ def test_a_turn_that_fails_is_counted_apart() -> None:
     assert not counted.of("splitscribe_live_updates_total", outcome="answered")
 
 
-def test_each_update_is_a_trace_that_names_its_session_and_turn() -> None:
+def test_each_turn_is_a_trace_and_each_update_a_span_of_it() -> None:
     traced = Traced()
-    listen_to(tracer=traced.tracer)
+    told, _, _ = listen_to(tracer=traced.tracer)
     spans = traced.all()
+    turns = [span for span in spans if span.name == "live turn"]
+    assert len(turns) == len(told.of(TurnCompleted))
     updates = [span for span in spans if span.name == "live update"]
     assert len(updates) > 3
     numbers = [(span.attributes or {})["splitscribe.update"] for span in updates]
     assert len(set(numbers)) == len(numbers)
-    for span in updates:
-        assert parent_of(span) is None
+    assert {parent_of(span) for span in updates} == {id_of(span) for span in turns}
+    for span in (*turns, *updates):
         assert span.attributes is not None
         assert span.attributes["splitscribe.request_id"] == "live"
         assert span.attributes["splitscribe.turn"] == 0
+    assert all(parent_of(span) is None for span in turns)
     windows = [span for span in spans if span.name == "window"]
     assert {parent_of(span) for span in windows} <= {id_of(span) for span in updates}
     assert len(windows) == len(updates)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from cluster.errors import OverloadedError, SequenceFailedError, UnsupportedValueError
 from cluster.messages import SAMPLE_RATE
@@ -27,7 +28,7 @@ from router.live.interface import (
 )
 from router.live.policies import AttentionPeak, LocalAgreement, Policy
 from tests.support.live import PlayedEngine, Told, listen, say, speak
-from tests.support.played_speech import pcm_of_words, spoken
+from tests.support.played_speech import LoudIsSpeech, SlowToHear, pcm_of_words, spoken
 from tests.support.virtual_time import run_virtually
 
 TALK = (
@@ -385,3 +386,139 @@ def test_a_configuration_holds_from_the_text_that_follows() -> None:
     told = virtually(run())
     assert [turn.language for turn in told.of(TurnCompleted)] == ["de", "de"]  # type: ignore[attr-defined]
     assert all(delta.logprobs for delta in told.of(TextDelta))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("config", [MANUAL, VAD])
+@pytest.mark.parametrize("encode_s", [0.05, 1.0, 4.0, 10.0])
+@pytest.mark.parametrize("pause_s", [0.46, 0.52, 0.6])
+def test_words_do_not_depend_on_how_long_answers_take(
+    config: LiveConfig, encode_s: float, pause_s: float
+) -> None:
+    """Nor on a detector that hears a word when the pause before it seems to have ended a turn."""
+
+    async def run() -> Told:
+        words = spoken(f"one two three ({pause_s}) four five ({pause_s}) six seven eight.")
+        played = PlayedEngine(words, model=SlowToHear())
+        played.pools.encode_s = lambda nth: encode_s
+        told = await say(played, pcm_of_words(words), config, commit=True)
+        await played.close()
+        return told
+
+    told = virtually(run())
+    told.check_ends()
+    text = " ".join(told.texts[turn] for turn in sorted(told.texts))
+    assert plain(text) == ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+
+
+def _fails_before_the_last(played: PlayedEngine) -> None:
+    """Every decode but the last ones of stretches fails."""
+    played.pools.fault = lambda nth: (
+        UnsupportedValueError("no")
+        if len(played.pools.decoded[-1].options.temperatures) == 1
+        else None
+    )
+
+
+def test_a_stretch_of_which_nothing_is_certain_is_cut_between_words() -> None:
+    """Its updates fail; only the decodes that end a stretch succeed."""
+
+    async def run() -> Told:
+        words = spoken(" ".join(f"w{n}" for n in range(120)), gap_s=GAP_S)  # 45 s without a pause
+        played = PlayedEngine(words)
+        _fails_before_the_last(played)
+        told = await say(played, pcm_of_words(words), MANUAL, commit=True)
+        await played.close()
+        return told
+
+    assert plain(virtually(run()).texts[0]) == [f"w{n}" for n in range(120)]
+
+
+def test_a_clear_while_a_long_stretch_fails_ends_the_turn() -> None:
+    async def run() -> Told:
+        words = spoken(" ".join(f"w{n}" for n in range(80)), gap_s=GAP_S)
+        played = PlayedEngine(words)
+        session = played.engine.open(MANUAL, session_id="live")
+
+        def fault(nth: int) -> Exception:
+            if played.pools.encoded[-1].n_samples >= 20 * SAMPLE_RATE:
+                session.clear()
+            return UnsupportedValueError("no")
+
+        played.pools.fault = fault
+        listening = asyncio.ensure_future(listen(session, played.clock))
+        await speak(session, pcm_of_words(words), played.clock)
+        await session.drain()
+        told = await listening
+        await played.close()
+        return told
+
+    virtually(run()).check_ends()
+
+
+def test_a_mistake_of_ours_ends_its_session_alone() -> None:
+    async def run() -> tuple[Told, Told]:
+        words = spoken("one two three.")
+        played = PlayedEngine(words)
+        broken = played.engine.open(VAD, session_id="broken")
+
+        def fail(turn: object) -> bool:
+            raise RuntimeError("a mistake")
+
+        listening = asyncio.ensure_future(listen(broken, played.clock))
+        await speak(broken, pcm_of_words(words)[:SAMPLE_RATE], played.clock)
+        broken._listener.heard = fail  # type: ignore[assignment, method-assign]
+        broken.append(pcm_of_words(words)[SAMPLE_RATE:])
+        told_by_broken = await listening
+        told = await say(played, pcm_of_words(words), VAD)
+        await played.close()
+        return told_by_broken, told
+
+    broken, told = virtually(run())
+    assert [type(event) for event in (broken.events[0][1], broken.events[-1][1])] == [
+        SpeechStarted,
+        TurnFailed,
+    ]
+    assert plain(told.texts[0]) == ["one", "two", "three"]
+
+
+def test_a_quiet_line_is_reported_after_a_clear_too() -> None:
+    async def run() -> Told:
+        words = spoken("one two.")
+        played = PlayedEngine(words)
+        config = LiveConfig(turn_detection=ServerVad(idle_timeout_ms=3000))
+        session = played.engine.open(config, session_id="live")
+        listening = asyncio.ensure_future(listen(session, played.clock))
+        pcm = pcm_of_words(words, 8.0)
+        await speak(session, pcm[:SAMPLE_RATE], played.clock)
+        session.clear()
+        await speak(session, np.zeros(6 * SAMPLE_RATE, np.int16), played.clock)
+        await session.drain()
+        told = await listening
+        await played.close()
+        return told
+
+    assert len(virtually(run()).of(IdleTimeout)) == 1
+
+
+def test_audio_of_which_the_detector_is_never_sure_is_not_kept_for_the_word_behind_it() -> None:
+    """Such as a hum, for seconds: the words behind it are decoded all the same."""
+
+    class Hum(LoudIsSpeech):
+        def run(
+            self, frames: NDArray[np.float32], state: NDArray[np.float32]
+        ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+            heard, state = super().run(frames, state)
+            return np.maximum(heard, np.float32(0.4)), state
+
+    async def run() -> Told:
+        words = spoken("one two three.", at_s=8.0)
+        played = PlayedEngine(words, model=Hum())
+        pcm = pcm_of_words(words)
+        pcm[pcm == 0] = 9  # silence itself is not shown to the detector
+        told = await say(played, pcm, VAD)
+        await played.close()
+        return told
+
+    told = virtually(run())
+    assert plain(told.texts[0]) == ["one", "two", "three"]
+    assert abs(told.of(SpeechStarted)[0].audio_start_ms - 7400) < 100  # type: ignore[attr-defined]

@@ -1,0 +1,122 @@
+"""Engines with a real model behind a virtual clock: answers are right, and as late as a test says.
+
+The engines run in an event loop of their own, on a thread; the test's loop waits for them without
+its clock moving on. So what a session tells does not depend on how fast the machine is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from cluster.messages import (
+    DecodeRequest,
+    DecodeResult,
+    EncodeReply,
+    EncodeRequest,
+    OnToken,
+    WorkerStatus,
+)
+from cluster.metrics import ROUTER_METRICS, silent_recorder
+from cluster.serve.in_process import LocalEngines, local_engines
+from cluster.serve.live_engines import make_live_engine
+from cluster.settings import Settings
+from router.live.activity import SileroBatch, VoiceActivity
+from router.live.engine import LiveEngine
+from tests.support.live import at_once
+from tests.support.virtual_time import virtual_clock
+
+T = TypeVar("T")
+
+
+class BackgroundEngines:
+    """Both roles, running on a thread."""
+
+    def __init__(self, engines: LocalEngines, loop: asyncio.AbstractEventLoop) -> None:
+        self.engines = engines
+        self._loop = loop
+
+    def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Wait for work of the engines, and keep the caller's loop from doing anything else."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+@contextmanager
+def background_engines(settings: Settings) -> Iterator[BackgroundEngines]:
+    """Engines from the start of their thread to its end."""
+    started: Future[tuple[LocalEngines, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+
+    async def run() -> None:
+        async with local_engines(settings) as engines:
+            stop = asyncio.Event()
+            started.set_result((engines, asyncio.get_running_loop(), stop))
+            await stop.wait()
+
+    def work() -> None:
+        try:
+            asyncio.run(run())
+        except BaseException as error:
+            if started.done():
+                raise
+            started.set_exception(error)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    engines, loop, stop = started.result()
+    try:
+        yield BackgroundEngines(engines, loop)
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+class LatePools:
+    """Both pools. Inside of a virtual loop.
+
+    late_s: of the nth encode. fault: of the nth decode, in place of its answer.
+    """
+
+    def __init__(
+        self,
+        background: BackgroundEngines,
+        late_s: Callable[[int], float],
+        fault: Callable[[int], Exception | None] = lambda nth: None,
+    ) -> None:
+        self._background = background
+        self._encoders = background.engines.pool("encoder")
+        self._decoders = background.engines.pool("decoder")
+        self._late_s = late_s
+        self._fault = fault
+        self._encodes = self._decodes = 0
+
+    async def encode(self, request: EncodeRequest) -> EncodeReply:
+        self._encodes += 1
+        await asyncio.sleep(self._late_s(self._encodes))
+        return self._background.call(self._encoders.encode(request))
+
+    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+        self._decodes += 1
+        if (error := self._fault(self._decodes)) is not None:
+            raise error
+        return self._background.call(self._decoders.decode(request, on_token))
+
+    async def status(self) -> list[WorkerStatus]:
+        return []
+
+
+def late_live_engine(
+    background: BackgroundEngines, pools: LatePools
+) -> tuple[LiveEngine, VoiceActivity]:
+    """A live engine over them, with the real voice detector; the caller closes both."""
+    clock = virtual_clock()
+    activity = VoiceActivity(SileroBatch(), clock.sleep, at_once)
+    engines = background.engines
+    recorder = silent_recorder(ROUTER_METRICS)
+    live = make_live_engine(
+        engines.settings, engines.checkpoint, pools, pools, activity, recorder, clock=clock
+    )
+    return live, activity
