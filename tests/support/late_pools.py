@@ -11,14 +11,19 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
+
 from cluster.messages import (
+    SAMPLE_RATE,
     DecodeRequest,
     DecodeResult,
     EncodeReply,
     EncodeRequest,
     OnToken,
+    Pcm,
     WorkerStatus,
 )
 from cluster.metrics import ROUTER_METRICS, silent_recorder
@@ -26,9 +31,9 @@ from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.serve.live_engines import make_live_engine
 from cluster.settings import Settings
 from router.live.activity import SileroBatch, VoiceActivity
-from router.live.engine import LiveEngine
-from tests.support.live import at_once
-from tests.support.virtual_time import virtual_clock
+from router.live.interface import LiveConfig, TurnFailed
+from tests.support.live import at_once, listen, speak
+from tests.support.virtual_time import run_virtually, virtual_clock
 
 T = TypeVar("T")
 
@@ -108,15 +113,41 @@ class LatePools:
         return []
 
 
-def late_live_engine(
-    background: BackgroundEngines, pools: LatePools
-) -> tuple[LiveEngine, VoiceActivity]:
-    """A live engine over them, with the real voice detector; the caller closes both."""
-    clock = virtual_clock()
-    activity = VoiceActivity(SileroBatch(), clock.sleep, at_once)
-    engines = background.engines
-    recorder = silent_recorder(ROUTER_METRICS)
-    live = make_live_engine(
-        engines.settings, engines.checkpoint, pools, pools, activity, recorder, clock=clock
-    )
-    return live, activity
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """text: of all turns of a session. updates, overtaken: how many there were."""
+
+    text: str
+    updates: int
+    overtaken: int
+
+
+def hear(background: BackgroundEngines, pcm: Pcm, config: LiveConfig, pools: LatePools) -> Heard:
+    """A session that speaks in real time, a second of silence, and a commit, on a virtual clock.
+
+    Raises:
+        AssertionError: a turn did not end, ended twice, failed, or its deltas are not its text.
+    """
+
+    async def run() -> Heard:
+        clock = virtual_clock()
+        activity = VoiceActivity(SileroBatch(), clock.sleep, at_once)
+        engines = background.engines
+        recorder = silent_recorder(ROUTER_METRICS)
+        engine = make_live_engine(
+            engines.settings, engines.checkpoint, pools, pools, activity, recorder, clock=clock
+        )
+        session = engine.open(config, session_id="late")
+        listening = asyncio.ensure_future(listen(session, clock))
+        await speak(session, np.concatenate((pcm, np.zeros(SAMPLE_RATE, np.int16))), clock, 0.1)
+        session.commit()
+        await session.drain()
+        told = await listening
+        await engine.close()
+        await activity.close()
+        told.check_ends()
+        assert not told.of(TurnFailed)
+        text = " ".join(told.texts[turn] for turn in sorted(told.texts))
+        return Heard(text, engine.observer.updates, engine.observer.overtaken)
+
+    return run_virtually(run())
