@@ -98,7 +98,7 @@ async def measure(
     wall_s = time.perf_counter() - start_s
     audio_s = sum(talk.duration_s for talk in talks)
     after, own = server.cpu_s() if server else {}, psutil.Process().cpu_times()
-    work = {name: total_ - counted[name] for name, total_ in _counters(server).items()}
+    work = {name: now - counted.get(name, 0.0) for name, now in _counters(server).items()}
     delays = [d for talk, one in zip(talks, heard, strict=True) for d in word_delays(talk, one)]
     completions = [
         one.completed[item][0] - stopped_s
@@ -134,7 +134,11 @@ def _counters(server: BenchServer | None) -> dict[str, float]:
     if server is None:
         return {}
     time.sleep(EXPORT_S)
-    found = server.metrics()
+    try:
+        found = server.metrics()
+    except (LookupError, httpx.HTTPError) as error:
+        print(f"no metrics: {error}", file=sys.stderr)
+        return {}
     return {name: found.get(name, 0.0) for name in (UPDATES, ENCODER_S)}
 
 

@@ -48,7 +48,7 @@ class BenchServer:
         Workers tell it every 10 s.
 
         Raises:
-            SystemExit: there is no exporter among the server's processes.
+            LookupError: there is no exporter among the server's processes.
         """
         sums: dict[str, float] = {}
         with httpx.Client(timeout=20.0) as client:
@@ -59,17 +59,17 @@ class BenchServer:
         return sums
 
     def _exporter(self) -> str:
-        """Where Ray's agent of this node serves metrics: it is told so in its command line."""
+        """Where this node's metrics are: Ray tells it its processes in their command lines."""
         for child in self.process.children(recursive=True):
             try:
                 command = " ".join(child.cmdline())
             except psutil.Error:
                 continue
-            port = re.search(r"--metrics-export-port=(\d+)", command)
-            host = re.search(r"--node-ip-address=(\S+)", command)
+            port = re.search(r"--metrics[-_]export[-_]port=(\d+)", command)
+            host = re.search(r"--node[-_]ip[-_]address=(\S+)", command)
             if port and host and int(port[1]):
                 return f"{host[1]}:{port[1]}"
-        raise SystemExit("the server exports no metrics on this machine")
+        raise LookupError("no process of the server says where its metrics are")
 
 
 _SAMPLE = re.compile(r"^(\w+)(?:\{.*\})? (\S+)$")
