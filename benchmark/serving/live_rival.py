@@ -19,7 +19,11 @@ def rival(talk: Talk, model_name: str, hop_s: float, threads: int) -> dict[str, 
     import whisper
 
     from cluster.model.locate import locate
-    from tests.support.openai_whisper import openai_model, openai_vocabulary, reference_options
+    from tests.support.references.openai_whisper import (
+        openai_model,
+        openai_vocabulary,
+        reference_options,
+    )
 
     torch.set_num_threads(threads)
     checkpoint = locate(model_name, weights=True)

@@ -59,16 +59,17 @@ class BenchServer:
         return sums
 
     def _exporter(self) -> str:
-        """Where this node's metrics are: Ray tells it its processes in their command lines."""
+        """Where this node's metrics are: Ray writes the port into its session's folder."""
         for child in self.process.children(recursive=True):
             try:
                 command = " ".join(child.cmdline())
             except psutil.Error:
                 continue
-            port = re.search(r"--metrics[-_]export[-_]port=(\d+)", command)
-            host = re.search(r"--node[-_]ip[-_]address=(\S+)", command)
-            if port and host and int(port[1]):
-                return f"{host[1]}:{port[1]}"
+            host = re.search(r"--node_ip_address=(\S+)", command)
+            folder = re.search(r"--session_dir=(\S+)", command)
+            if host and folder:
+                for file in Path(folder[1]).glob("metrics_export_port_*"):
+                    return f"{host[1]}:{file.read_text().strip()}"
         raise LookupError("no process of the server says where its metrics are")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.clock import Clock
-from cluster.model.tokenizer import WhisperTokenizer
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity
 from router.live.observer import LiveObserver

@@ -11,11 +11,11 @@ from cluster.messages import SAMPLE_RATE
 from cluster.metrics import ROUTER_METRICS
 from cluster.tracing import NO_TRACER, Tracer
 from router.live.interface import LiveConfig, TextDelta, TurnCompleted, TurnFailed
-from tests.support.counted import Counted
 from tests.support.live import PlayedEngine, Told, say
 from tests.support.played_speech import pcm_of_words, spoken
 from tests.support.traced import Traced, id_of, parent_of
 from tests.support.virtual_time import run_virtually
+from tests.support.workers.counted import Counted
 
 MANUAL = LiveConfig(language="en", turn_detection=None)
 WORDS = spoken(" ".join(f"w{n}" for n in range(12)))
