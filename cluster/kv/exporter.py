@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cluster.errors import WorkerDrainingError
+from cluster.kv.generations import GenerationCounters
 from cluster.kv.handles import sign
 from cluster.kv.layout import PageLayout
-from cluster.kv.leases import GenerationCounters, LeaseTable
+from cluster.kv.leases import LeaseTable
 from cluster.kv.notifications import parse_notification
 from cluster.kv.pool import PagePool
 from cluster.kv.published import PublishedWindows

@@ -1,9 +1,7 @@
-"""Leases on published pages, and the generation counters that show a stale read.
+"""Leases on published pages: which lease holds which pages of an exporter, and until when.
 
-`LeaseTable` knows which lease holds which pages of an exporter, and until when on the local clock.
-Lease ids come from the network: one that is unknown or already ended is ignored and counted.
-`GenerationCounters` is host memory that readers READ: one 64-bit counter per page, bumped whenever
-the page changes hands. Neither knows the pool or the transport. Thread-safe.
+Deadlines are of the local clock. Lease ids come from the network: one that is unknown or already
+ended is ignored and counted. Knows neither the pool nor the transport. Thread-safe.
 """
 
 from __future__ import annotations
@@ -13,11 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
-COUNTER_BYTES = 8
 
 
 @dataclass(slots=True)
@@ -102,29 +95,3 @@ class LeaseTable:
         for lease in leases:
             del self._leases[lease.id]
         return [lease.pages for lease in leases]
-
-
-class GenerationCounters:
-    """One 64-bit counter per page, in host memory even where the pool is on a GPU.
-
-    A page's counter is bumped when it is reserved, before anything is written to it, and again
-    when it is freed; while a published window is kept, it stays as it is. So the counter of a
-    lease's first page, read after the payload, still has the handle's value only if no page of the
-    lease changed hands in between: the pages of a window are freed together. Counters start at
-    random, so that another process's memory found at the same address does not pass for ours.
-    """
-
-    def __init__(self, n_pages: int, randbits: Callable[[int], int] = secrets.randbits) -> None:
-        start = [randbits(62) for _ in range(n_pages)]
-        self.array: NDArray[np.uint64] = np.array(start, dtype=np.uint64)
-        self._lock = threading.Lock()
-
-    def bump(self, pages: Sequence[int]) -> None:
-        with self._lock:
-            self.array[list(pages)] += np.uint64(1)
-
-    def value(self, page: int) -> int:
-        return int(self.array[page])
-
-    def address(self, page: int) -> int:
-        return int(self.array.ctypes.data) + page * COUNTER_BYTES

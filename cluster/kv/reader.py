@@ -25,8 +25,8 @@ from cluster.errors import (
     WorkerDrainingError,
     WorkerError,
 )
+from cluster.kv.generations import COUNTER_BYTES
 from cluster.kv.held_handles import HeldHandles
-from cluster.kv.leases import COUNTER_BYTES
 from cluster.kv.notifications import read_message
 from cluster.kv.peers import Peer, Peers
 from cluster.kv.pool import PagePool

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 
 from cluster.errors import HandleRefusedError, PeerLostError
-from cluster.kv.leases import COUNTER_BYTES
+from cluster.kv.generations import COUNTER_BYTES
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wires.gpu_memory import check_allocator

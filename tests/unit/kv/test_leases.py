@@ -6,7 +6,8 @@ import ctypes
 
 import pytest
 
-from cluster.kv.leases import GenerationCounters, LeaseTable
+from cluster.kv.generations import GenerationCounters
+from cluster.kv.leases import LeaseTable
 
 
 class Clock:
