@@ -257,7 +257,9 @@ class Listener:
         stretch.turn.spoken_to = stretch.speech_end
 
     def _forget_untold(self) -> None:
-        """Let go of a turn that began by itself, and of which nothing is known."""
+        """Let go of a turn in which nothing was heard yet: what is heard later begins another."""
         turn = self._open_turn
-        if turn is not None and not turn.is_told and self._growing(turn) is None:
-            self.clear()
+        if turn is None or turn.is_told or any(one.turn is turn for one in self.stretches):
+            return
+        self.clear()
+        self._free_from = self._undecoded_from = self.heard_to

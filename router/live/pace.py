@@ -70,6 +70,6 @@ class Pace:
 
     def took(self, seconds: float) -> None:
         """Note the time of an update that was answered, or given up."""
-        mean_s = self.update_s
+        mean_s = self.update_s or seconds
         self._mean_s = mean_s + MEMORY * (seconds - mean_s)
         self._measured_s = self._clock.monotonic()

@@ -69,7 +69,8 @@ def updated(config: SessionConfig, sent: object, names: ModelNames) -> SessionCo
         )
     config = _read(config, session, _BETA, "session", names)
     if "audio" in session:
-        audio = mapping(session["audio"] or {"input": None}, "session.audio")
+        sent_audio = session["audio"]
+        audio = {"input": None} if sent_audio is None else mapping(sent_audio, "session.audio")
         if "input" in audio:
             here = "session.audio.input"
             fields = audio["input"]

@@ -388,6 +388,35 @@ def test_a_configuration_holds_from_the_text_that_follows() -> None:
     assert all(delta.logprobs for delta in told.of(TextDelta))  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_turn_detection_that_is_turned_on_loses_no_word(is_heard: bool) -> None:
+    """Neither of audio that no detector has seen, nor of a stretch that waits to be decoded."""
+
+    async def run() -> Told:
+        words = spoken("one two three. (2.5) four five six.")
+        played = PlayedEngine(words)
+        played.pools.encode_s = lambda nth: 4.0
+        pcm = pcm_of_words(words)
+        first = 4 * SAMPLE_RATE
+        session = played.engine.open(MANUAL, session_id="live")
+        listening = asyncio.ensure_future(listen(session, played.clock))
+        if is_heard:
+            await speak(session, pcm[:first], played.clock)
+        else:
+            session.append(pcm[:first])
+        session.configure(VAD)
+        await speak(session, pcm[first:], played.clock)
+        await session.drain()
+        told = await listening
+        await played.close()
+        return told
+
+    told = virtually(run())
+    told.check_ends()
+    text = " ".join(told.texts[turn] for turn in sorted(told.texts))
+    assert plain(text) == ["one", "two", "three", "four", "five", "six"]
+
+
 @pytest.mark.parametrize("config", [MANUAL, VAD])
 @pytest.mark.parametrize("encode_s", [0.05, 1.0, 4.0, 10.0])
 @pytest.mark.parametrize("pause_s", [0.46, 0.52, 0.6])

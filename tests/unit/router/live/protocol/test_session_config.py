@@ -33,6 +33,8 @@ def test_what_is_left_out_stays_and_null_goes_back() -> None:
     assert config.live == LiveConfig("one")
     everything = {"transcription": spoken, "turn_detection": None, "format": {"type": "audio/pcmu"}}
     assert updated(after(everything), {"audio": {"input": None}}, NAMES).audio == AudioFormat()
+    assert updated(after(everything), {"audio": None}, NAMES).audio == AudioFormat()
+    assert updated(after(everything), {"audio": {}}, NAMES) == after(everything)
 
 
 def test_turn_detection_keeps_the_values_of_its_kind() -> None:
