@@ -68,6 +68,22 @@ async def test_a_turn_is_told_from_its_start_to_its_completion(door: Door, piece
     await door.none_left()
 
 
+async def test_events_are_answered_in_their_order(door: Door) -> None:
+    """A client may take the answer to its update as a sign that its commit was done."""
+    async with door.connect() as socket:
+        await until(socket, "session.created")
+        for _ in range(20):
+            await append(socket, bytes(48_000))
+            for event in (
+                {"type": "input_audio_buffer.commit"},
+                {"type": "session.update", "session": {"type": "transcription"}},
+            ):
+                socket.protocol.send_text(json.dumps(event).encode())
+            socket.transport.write(b"".join(socket.protocol.data_to_send()))  # both at once
+            told = types_of(await until(socket, "session.updated"))
+            assert "input_audio_buffer.committed" in told
+
+
 async def test_openais_sdk_talks_to_it_as_to_openai(door: Door) -> None:
     client = openai.AsyncOpenAI(base_url=f"http://127.0.0.1:{door.port}/v1", api_key="none")
     async with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
