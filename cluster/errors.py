@@ -6,10 +6,13 @@
     │   ├── AudioTooShortError            400
     │   └── UnsupportedValueError         400   a field or value that this server does not offer
     ├── AuthenticationError               401
+    ├── NotFoundError                     404   no such file or batch, or another key's
     ├── ModelNotFoundError                404
+    ├── ConflictError                     409   not possible in the state that it is in
     ├── PayloadTooLargeError              413
     ├── RateLimitError                    429   with Retry-After
     ├── OverloadedError                   503   with Retry-After
+    ├── InsufficientStorageError          507   the volume is full, or a key's share of it
     ├── DeadlineExceededError             504
     ├── ConfigurationError                500   raised at start: settings, checkpoint, platform
     │   └── CheckpointError               500
@@ -105,10 +108,27 @@ class AuthenticationError(SplitscribeError):
     should_retry = False
 
 
+class NotFoundError(SplitscribeError):
+    """There is no such object for this client; whether another client has it is not told."""
+
+    status = 404
+    type = "invalid_request_error"
+    default_code = "not_found"
+    should_retry = False
+
+
 class ModelNotFoundError(SplitscribeError):
     status = 404
     type = "invalid_request_error"
     default_code = "model_not_found"
+    should_retry = False
+
+
+class ConflictError(SplitscribeError):
+    """The object is in a state in which this cannot be done with it."""
+
+    status = 409
+    type = "invalid_request_error"
     should_retry = False
 
 
@@ -131,6 +151,14 @@ class OverloadedError(SplitscribeError):
 
     status = 503
     should_retry = True
+
+
+class InsufficientStorageError(SplitscribeError):
+    """What shall be kept does not fit; the same request fits once something is deleted."""
+
+    status = 507
+    default_code = "insufficient_storage"
+    should_retry = False
 
 
 class DeadlineExceededError(SplitscribeError):

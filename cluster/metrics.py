@@ -130,6 +130,19 @@ DECODER_METRICS = (
     counter("splitscribe_refused_handles_total", "KV handles not taken", "reason"),
 )
 
+BATCH_METRICS = (  # of the one process that owns files and batches
+    gauge("splitscribe_batches_open", "Batches that have not ended"),
+    gauge("splitscribe_batches_paused", "1 while the disk is too full to run lines, else 0"),
+    counter("splitscribe_batches_total", "Batches that ended", "status"),
+    gauge("splitscribe_batch_lines_waiting", "Lines of batches that wait"),
+    gauge("splitscribe_batch_lines_running", "Lines that are being transcribed"),
+    counter("splitscribe_batch_lines_total", "Lines run to their end", "outcome"),
+    gauge("splitscribe_batch_files", "Files that are kept"),
+    gauge("splitscribe_batch_files_bytes", "Bytes of those files"),
+    gauge("splitscribe_batch_disk_free_bytes", "Bytes free on their disk"),
+    counter("splitscribe_batch_webhooks_total", "Tries to deliver a webhook", "outcome"),
+)
+
 CONTROLLER_METRICS = (  # of Serve's controller, which decides how many workers there are
     counter(
         "splitscribe_autoscaling_decisions_total",

@@ -18,7 +18,14 @@ from cluster.errors import ConfigurationError
 from cluster.settings import Settings
 
 ENV_PREFIX = "SPLITSCRIBE_"
-LIST_VARIABLES = ("served_model_names", "api_key", "cors_origins")  # texts with commas
+LIST_VARIABLES = (  # texts with commas
+    "served_model_names",
+    "api_key",
+    "cors_origins",
+    "allowed_hosts",
+    "private_networks",
+    "webhook_hosts",
+)
 
 
 def load_settings(
@@ -108,7 +115,8 @@ def _explain(error: ValidationError) -> str:
         where = ".".join(str(part) for part in item["loc"])
         came = item.get("input")
         # A mapping may hold keys, which must not end up in a log.
-        got = "" if isinstance(came, Mapping | BaseModel) else f" (got {came!r})"
+        hides = isinstance(came, Mapping | BaseModel) or where.endswith("_secret")
+        got = "" if hides else f" (got {came!r})"
         lines.append(f"{where}: {item['msg']}{got}" if where else f"{item['msg']}{got}")
     return "settings do not fit: " + "; ".join(lines)
 

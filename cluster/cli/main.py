@@ -146,8 +146,8 @@ def as_yaml(settings: Settings) -> str:
             name: one.model_dump(mode="json", exclude_unset=True)
             for name, one in settings.models.items()
         }
-    for secret in (fields, fields["router"]):
-        for name in ("cluster_key", "api_key"):
+    for secret in (fields, fields["router"], fields["batches"]):
+        for name in ("cluster_key", "api_key", "webhook_secret"):
             if secret.get(name):
                 secret[name] = "********"
     return yaml.safe_dump(fields, sort_keys=False)

@@ -86,11 +86,13 @@ def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = Non
         ConfigurationError: a field does not fit, holds a secret, or belongs elsewhere in the file.
     """
     router = args.get("router") or {}
-    if args.get("cluster_key") or router.get("api_key"):
+    batches = args.get("batches") or {}
+    if args.get("cluster_key") or router.get("api_key") or batches.get("webhook_secret"):
         raise ConfigurationError(
             "a Serve configuration is shown in the dashboard and in logs, so it holds no key: put "
             "API keys into a file on every node and its path into router.api_key_file; the "
-            "cluster key is made by the cluster, or comes from SPLITSCRIBE_CLUSTER_KEY"
+            "cluster key is made by the cluster, or comes from SPLITSCRIBE_CLUSTER_KEY; the secret "
+            "of webhooks comes from SPLITSCRIBE_BATCHES__WEBHOOK_SECRET"
         )
     if misplaced := {"host", "port", "listener"} & router.keys():
         raise ConfigurationError(

@@ -1,7 +1,7 @@
 """Settings as every process of a cluster gets them: what must be the same everywhere, filled in.
 
 That is the key that signs KV handles, the port and who listens on it, API keys out of their file,
-and folders of models as absolute paths.
+and folders as absolute paths.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ def resolved(settings: Settings, *, cluster_key: str, port: int, listener: Liste
             "model": _absolute(settings.model),
             "models": models,
             "cluster_key": cluster_key,
+            "batches": settings.batches.model_copy(
+                update={"folder": _absolute_path(settings.batches.folder)}
+            ),
             "router": router.model_copy(
                 update={
                     "port": port,
@@ -81,6 +84,10 @@ def _absolute(model: str) -> str:
     """The model's folder, if it is one, from wherever a process looks."""
     folder = Path(model).expanduser()
     return str(folder.resolve()) if folder.is_dir() else model
+
+
+def _absolute_path(folder: Path | None) -> Path | None:
+    return None if folder is None else folder.expanduser().absolute()
 
 
 def _free_port(host: str) -> int:

@@ -103,9 +103,9 @@ TRANSCRIPTION_BODY = _body("TranscriptionRequest", "transcribe", TRANSCRIPTION_E
 TRANSLATION_BODY = _body("TranslationRequest", "translate", TRANSLATION_EXAMPLES["English text"])
 
 
-def _event(event: type[BaseModel]) -> Schema:
+def whole_schema(model: type[BaseModel]) -> Schema:
     """Its schema with all that it refers to in place: not everything is an answer's as well."""
-    schema = event.model_json_schema()
+    schema = model.model_json_schema()
     parts = schema.pop("$defs", {})
 
     def inline(node: Any) -> Any:
@@ -127,7 +127,11 @@ _TEXTS: Schema = {
     },
 }
 _EVENT = {
-    "oneOf": [_event(TextDeltaEvent), _event(TextDoneEvent), _event(ErrorResponse)],
+    "oneOf": [
+        whole_schema(TextDeltaEvent),
+        whole_schema(TextDoneEvent),
+        whole_schema(ErrorResponse),
+    ],
 }
 _EVENTS: Schema = {
     "schema": {  # of one event, as OpenAPI 3.2 describes a stream's items

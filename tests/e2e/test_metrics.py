@@ -20,6 +20,7 @@ import yaml
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
 from tests.support.observability import (
+    BATCHES,
     FOLDER,
     LIVE,
     RARE,
@@ -31,7 +32,7 @@ from tests.support.observability import (
 )
 from tests.support.programs import needs, require
 
-QUIET = RARE | SCALED | LIVE
+QUIET = RARE | SCALED | LIVE | BATCHES
 EXPORT_S = 40.0  # workers send their metrics every 10 s
 SERIES = re.compile(r"^(\w+)\{(.*)\} ")
 LABEL = re.compile(r'(\w+)="')

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from cluster.metrics import (
+    BATCH_METRICS,
     CONTROLLER_METRICS,
     DECODER_METRICS,
     ENCODER_METRICS,
@@ -21,7 +22,13 @@ from cluster.metrics import (
 FOLDER = files("configs.observability")
 SPECS = {
     f"ray_{spec.name}": spec
-    for spec in (*ROUTER_METRICS, *ENCODER_METRICS, *DECODER_METRICS, *CONTROLLER_METRICS)
+    for spec in (
+        *ROUTER_METRICS,
+        *BATCH_METRICS,
+        *ENCODER_METRICS,
+        *DECODER_METRICS,
+        *CONTROLLER_METRICS,
+    )
 }
 SERVE_LABELS = frozenset(("application", "deployment", "replica"))
 # Counters of what goes wrong: no series until it does. Unit tests make each of them count.
@@ -53,6 +60,8 @@ LIVE = frozenset(
         "audio_seconds_total",
     )
 )
+# No series where nobody keeps files and batches.
+BATCHES = frozenset(f"ray_{spec.name}" for spec in BATCH_METRICS)
 # No series where no pool is scaled.
 SCALED = frozenset(f"ray_{spec.name}" for spec in CONTROLLER_METRICS)
 _WORDS = frozenset(("or", "and", "unless", "offset", "by", "on", "ignoring", "bool"))

@@ -156,6 +156,7 @@ def test_a_shell_takes_the_environment() -> None:
     [
         ({"router": {"api_key": "secret"}}, "api_key_file"),
         ({"cluster_key": "secret"}, "SPLITSCRIBE_CLUSTER_KEY"),
+        ({"batches": {"webhook_secret": "secret"}}, "SPLITSCRIBE_BATCHES__WEBHOOK_SECRET"),
         ({"router": {"port": 9000}}, r"http_options\.port"),
         ({"encoder": {"replica": 2}}, r"encoder\.replica"),
         ({"encoder": {"node_labels": {"pool": 1}}}, r"encoder\.node_labels\.pool"),

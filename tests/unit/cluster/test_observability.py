@@ -124,6 +124,8 @@ BUSY = {
     'ray_splitscribe_live_word_delay_seconds_bucket{le="+Inf"}': "0+10x20",
     'ray_splitscribe_live_turns_total{outcome="completed"}': "0+100x20",
     'ray_splitscribe_live_turns_total{outcome="failed"}': "0+1x20",
+    'ray_splitscribe_batches_paused{replica="b"}': "0x20",
+    'ray_splitscribe_batch_webhooks_total{outcome="put_off"}': "0+1x20",
 }
 BROKEN = {
     'ray_splitscribe_requests_total{status="200"}': "0+100x20",
@@ -145,6 +147,8 @@ BROKEN = {
     'ray_splitscribe_live_word_delay_seconds_bucket{le="+Inf"}': "0+10x20",
     'ray_splitscribe_live_turns_total{outcome="completed"}': "0+9x20",
     'ray_splitscribe_live_turns_total{outcome="failed"}': "0+1x20",
+    'ray_splitscribe_batches_paused{replica="b"}': "1x20",
+    'ray_splitscribe_batch_webhooks_total{outcome="given_up"}': "_x5 1x20",
 }
 FIRING: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "busy": (
@@ -173,6 +177,8 @@ FIRING: dict[str, tuple[dict[str, str], dict[str, str]]] = {
             "SplitscribeLeasesExpire": "warn",
             "SplitscribeStrayNotifications": "page",
             "SplitscribeLiveTurnsFail": "page",
+            "SplitscribeBatchesPaused": "page",
+            "SplitscribeWebhooksGivenUp": "warn",
         },
     ),
 }

@@ -12,7 +12,7 @@ import yaml
 from cluster.cli.main import as_yaml
 from cluster.cli.reference_config import reference_config
 from cluster.errors import ConfigurationError
-from cluster.serve.app import deployment_suffixes
+from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.distribution import package_root
 from cluster.serve.resolve import resolve_settings
 from cluster.settings import Settings
@@ -164,16 +164,31 @@ def test_models_that_do_not_fit_are_named(tmp_path: Path, more: dict[str, Any], 
 
 
 def test_the_printed_settings_can_be_read_again_and_hide_keys(tmp_path: Path) -> None:
-    router = {"api_key": ["secret", "secret too"]}
-    settings = load_settings(
-        flags={**SEVERAL, "router": router, "cluster_key": "secret"}, environ={}
-    )
+    keys = {
+        "router": {"api_key": ["H1dden", "H1dden too"]},
+        "cluster_key": "H1dden",
+        "batches": {"webhook_secret": f"whsec_H1dden{'x' * 26}"},
+    }
+    settings = load_settings(flags={**SEVERAL, **keys}, environ={})
     text = as_yaml(settings)
-    assert "secret" not in text
+    assert "H1dden" not in text
+    assert "H1dden" not in repr(settings.batches)
     file = tmp_path / "printed.yaml"
     file.write_text(text)
-    again = load_settings(file, {"router": router, "cluster_key": "secret"}, environ={})
-    assert again == settings
+    assert load_settings(file, keys, environ={}) == settings
+
+
+def test_webhooks_need_a_secret_that_can_sign() -> None:
+    hosts = {"SPLITSCRIBE_BATCHES__WEBHOOK_HOSTS": "a.example, b.example:8443"}
+    secret = {"SPLITSCRIBE_BATCHES__WEBHOOK_SECRET": f"whsec_{'A' * 32}"}
+    settings = load_settings(environ={**hosts, **secret})
+    assert settings.batches.webhook_hosts == ("a.example", "b.example:8443")
+    with pytest.raises(ConfigurationError, match="webhook_secret"):
+        load_settings(environ=hosts)
+    for short in ("whsec_AAAA", "A" * 40):
+        with pytest.raises(ConfigurationError, match="webhook_secret") as refused:
+            load_settings(flags={"batches": {"webhook_secret": short}}, environ={})
+        assert f"got '{short}'" not in str(refused.value)
 
 
 def test_deployments_of_several_models_have_names_of_their_own() -> None:

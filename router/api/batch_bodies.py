@@ -1,0 +1,197 @@
+"""The bodies of `/v1/files` and `/v1/batches`, as OpenAI's API has them.
+
+`openai.types.FileObject`, `Batch` and their parameters are the truth of the fields. Knows nothing
+of HTTP and of how batches are kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+
+from cluster.errors import InvalidRequestError
+from router.api.spellings import repeated
+
+Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
+PURPOSES: tuple[str, ...] = get_args(Purpose)
+ENDPOINTS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000  # OpenAI's
+MAX_PAIRS = 16  # of metadata
+
+Key = Annotated[str, StringConstraints(max_length=64)]
+Value = Annotated[str, StringConstraints(max_length=512)]
+
+
+class ExpiresAfter(BaseModel):
+    """When a file expires."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=MIN_EXPIRY_S, le=MAX_EXPIRY_S)
+
+
+def expiry_s(after: ExpiresAfter | None) -> int | None:
+    return None if after is None else after.seconds
+
+
+class UploadFields(BaseModel):
+    """The fields of an upload beside `file`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    purpose: Purpose
+    expires_after: ExpiresAfter | None = None
+
+
+class CreateBatchRequest(BaseModel):
+    """What a batch is made of."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    input_file_id: str = Field(max_length=80, description="a file with purpose `batch`")
+    endpoint: Literal["/v1/audio/transcriptions", "/v1/audio/translations"]
+    completion_window: Literal["24h"]
+    metadata: Annotated[dict[Key, Value], Field(max_length=MAX_PAIRS)] | None = None
+    output_expires_after: ExpiresAfter | None = None
+    webhook_url: str | None = Field(
+        None,
+        max_length=2048,
+        description="who is told of its end, on a host that the server allows; not in OpenAI's API",
+    )
+
+
+class FileResponse(BaseModel):
+    """One file."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int = Field(description="Unix time")
+    expires_at: int | None = None
+    filename: str
+    purpose: str
+    status: Literal["processed"] = "processed"
+
+
+class FileDeletedResponse(BaseModel):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class FileListResponse(BaseModel):
+    """A page of files."""
+
+    object: Literal["list"] = "list"
+    data: list[FileResponse]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool
+
+
+class BatchErrorResponse(BaseModel):
+    """A mistake in a batch's input. line: of the file, from 1."""
+
+    code: str
+    message: str
+    param: str | None = None
+    line: int | None = None
+
+
+class BatchErrorListResponse(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[BatchErrorResponse]
+
+
+class RequestCountsResponse(BaseModel):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchResponse(BaseModel):
+    """One batch. Times are Unix times."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None = None
+    errors: BatchErrorListResponse | None = None
+    input_file_id: str
+    completion_window: Literal["24h"] = "24h"
+    status: str
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: RequestCountsResponse
+    metadata: dict[str, str] | None = None
+    paused: str | None = Field(
+        None, description="why no line is run now, such as a full disk; not in OpenAI's API"
+    )
+
+
+class BatchListResponse(BaseModel):
+    """A page of batches, the newest first."""
+
+    object: Literal["list"] = "list"
+    data: list[BatchResponse]
+    first_id: str | None = None
+    last_id: str | None = None
+    has_more: bool
+
+
+def parse_upload(pairs: Iterable[tuple[str, str]]) -> UploadFields:
+    """Check the fields of an upload's form. Raises InvalidRequestError."""
+    fields: dict[str, Any] = {}
+    for name, text in pairs:
+        key, bracket, part = name.partition("[")
+        into = fields.setdefault(key, {}) if bracket else fields
+        part = part.removesuffix("]") if bracket else key
+        if not isinstance(into, dict) or part in into:
+            raise repeated(name[:64])
+        into[part] = text
+    if isinstance(expiry := fields.get("expires_after"), str):
+        try:
+            fields["expires_after"] = json.loads(expiry)
+        except (ValueError, RecursionError):
+            raise InvalidRequestError(
+                "'expires_after' must be an object of 'anchor' and 'seconds'",
+                param="expires_after",
+            ) from None
+    try:
+        return UploadFields.model_validate(fields)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def parse_batch(content: bytes) -> CreateBatchRequest:
+    """Check the document of a new batch. Raises InvalidRequestError."""
+    try:
+        return CreateBatchRequest.model_validate_json(content)
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> InvalidRequestError:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "[key]")[:128]
+    if first["type"] == "missing":
+        return InvalidRequestError(
+            f"you must provide '{where}'", param=where, code="missing_required_parameter"
+        )
+    code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
+    return InvalidRequestError(
+        f"'{where}': {first['msg']}" if where else first["msg"], param=where or None, code=code
+    )

@@ -1,0 +1,183 @@
+"""The bytes of files, one file each, in the folder of the owner.
+
+Uploads grow in `uploads/` and become a file by one rename, once they are on the disk whole.
+`fetched/` holds what was downloaded for a line that runs. Knows no rows and no keys; functions
+block, and are called in threads.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from cluster.errors import OverloadedError
+from router.batches.database import disk_full, is_full
+
+READERS_GRACE_S = 60.0  # a download that asked for nothing so long is over
+ABANDONED_S = 3600.0  # an upload that did not grow so long is nobody's
+LINES_PER_LOOK = 64  # written between two looks at what is free
+_ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
+
+
+class Blobs:
+    """All bytes below one folder. Methods may be called from any thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        min_free_bytes: int = 0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._monotonic = monotonic
+        self._min_free_bytes = min_free_bytes
+        self._folder = folder
+        self._files, self._uploads, self.fetched = (
+            folder / name for name in ("files", "uploads", "fetched")
+        )
+        shutil.rmtree(self.fetched, ignore_errors=True)
+        for one in (self._files, self._uploads, self.fetched):
+            one.mkdir(parents=True, exist_ok=True)
+            one.chmod(0o700)
+        self._readers: Counter[str] = Counter()
+        self._started_s = monotonic()
+        self._read_s: dict[str, float] = {}  # when a piece of it was asked for last
+
+    def check_room(self, wanted_bytes: int = 0) -> None:
+        """Raises InsufficientStorageError where the disk would be fuller than it may be."""
+        if self.free_bytes() - wanted_bytes < self._min_free_bytes:
+            raise disk_full()
+
+    def free_bytes(self) -> int:
+        return shutil.disk_usage(self._folder).free
+
+    def append(self, upload_id: str, offset: int, piece: bytes) -> None:
+        """Write a piece of an upload.
+
+        Raises:
+            InsufficientStorageError: there is no room; nothing of the upload is of use then.
+            OverloadedError: what came before this piece is not there any more.
+        """
+        self.check_room(len(piece))
+        path = self._path(self._uploads, upload_id)
+        try:
+            if offset and (not path.exists() or path.stat().st_size < offset):
+                raise OverloadedError("The upload was lost on the way. Please try again.")
+            with path.open("r+b" if offset else "wb") as file:
+                file.seek(offset)
+                file.write(piece)
+        except OSError as error:
+            if is_full(error):
+                raise disk_full() from error
+            raise
+
+    def keep(self, upload_id: str, size_bytes: int) -> None:
+        """Make a file of an upload; once more does no harm.
+
+        Raises:
+            OverloadedError: not all of its bytes are there.
+        """
+        upload, path = self._path(self._uploads, upload_id), self.path(upload_id)
+        if not upload.exists() and path.exists():
+            return
+        if size_bytes == 0:
+            upload.touch()
+        if not upload.exists() or upload.stat().st_size != size_bytes:
+            raise OverloadedError("The upload was lost on the way. Please try again.")
+        _sync(upload)
+        upload.rename(path)
+        _sync(self._files)
+
+    def abort(self, upload_id: str) -> None:
+        self._path(self._uploads, upload_id).unlink(missing_ok=True)
+
+    def write(self, file_id: str, lines: Iterable[bytes]) -> int:
+        """Make a file of `lines`. Returns its bytes.
+
+        Raises:
+            InsufficientStorageError: there is no room; nothing is left of it.
+        """
+        upload = self._path(self._uploads, file_id)
+        size_bytes = 0
+        try:
+            with upload.open("wb") as file:
+                for i, line in enumerate(lines):
+                    size_bytes += file.write(line)
+                    if i % LINES_PER_LOOK == 0:
+                        self.check_room()
+            self.check_room()
+            self.keep(file_id, size_bytes)
+        except BaseException as error:
+            upload.unlink(missing_ok=True)
+            if isinstance(error, OSError) and is_full(error):
+                raise disk_full() from error
+            raise
+        return size_bytes
+
+    def path(self, file_id: str) -> Path:
+        return self._path(self._files, file_id)
+
+    @contextmanager
+    def reading(self, file_id: str) -> Iterator[Path]:
+        """The path of a file whose bytes stay while the context lasts."""
+        self._readers[file_id] += 1
+        try:
+            yield self.path(file_id)
+        finally:
+            self._readers[file_id] -= 1
+            if not self._readers[file_id]:
+                del self._readers[file_id]
+
+    def read(self, file_id: str, offset: int, length: int) -> bytes:
+        """A piece of a file. Raises FileNotFoundError."""
+        self._read_s[file_id] = self._monotonic()
+        with self.path(file_id).open("rb") as file:
+            file.seek(offset)
+            return file.read(length)
+
+    def remove(self, file_ids: Collection[str]) -> list[str]:
+        """Remove the bytes of those that nobody reads now. Returns their ids."""
+        now_s = self._monotonic()
+        gone = []
+        for file_id in file_ids:
+            # Who read from the owner before this one is not known: as if all had just been read.
+            last_s = self._read_s.get(file_id, self._started_s)
+            if file_id in self._readers or now_s - last_s < READERS_GRACE_S:
+                continue
+            self.path(file_id).unlink(missing_ok=True)
+            self._read_s.pop(file_id, None)
+            gone.append(file_id)
+        return gone
+
+    def sweep(self, known: Collection[str] | None = None) -> None:
+        """Remove uploads that were given up, and files that are not among `known`.
+
+        known: ids that have rows; None: only uploads are swept.
+        """
+        for path in self._uploads.iterdir():
+            with suppress(FileNotFoundError):
+                if time.time() - path.stat().st_mtime > ABANDONED_S:
+                    path.unlink()
+        if known is None:
+            return
+        for path in self._files.iterdir():
+            if path.name not in known:
+                path.unlink()
+
+    @staticmethod
+    def _path(folder: Path, file_id: str) -> Path:
+        assert _ID.fullmatch(file_id), "an id of ours"
+        return folder / file_id
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

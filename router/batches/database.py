@@ -1,0 +1,238 @@
+"""The SQLite file of files, batches and lines: its schema, its one thread, its one owner.
+
+Knows nothing of what is kept. Everything is called in one thread (`DatabaseThread`), in
+transactions that are on the disk when they return. SQLite's locks do not hold on network file
+systems, so these are refused; a lock on the folder keeps a second owner out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
+
+from cluster.errors import ConfigurationError, InsufficientStorageError
+
+FILE_NAME = "batches.sqlite"
+LOCK_NAME = "owner.lock"
+VERSION = 1
+MOUNTS = Path("/proc/self/mountinfo")
+# File systems of which several machines may see different states.
+NETWORKED = (
+    *("afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3"),
+    *("fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
+)
+SCHEMA = """
+CREATE TABLE owners (epoch INTEGER PRIMARY KEY AUTOINCREMENT, pid INTEGER NOT NULL);
+CREATE TABLE files (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    purpose TEXT NOT NULL,
+    filename TEXT NOT NULL,
+    size_bytes INTEGER NOT NULL,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER,
+    deleted INTEGER NOT NULL DEFAULT 0
+);
+CREATE INDEX files_by_owner ON files (owner, deleted, seq);
+CREATE INDEX files_by_expiry ON files (deleted, expires_at);
+CREATE TABLE batches (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    id TEXT NOT NULL UNIQUE,
+    owner TEXT NOT NULL,
+    input_file_id TEXT NOT NULL,
+    endpoint TEXT NOT NULL,
+    status TEXT NOT NULL,
+    ends_as TEXT,
+    created_at INTEGER NOT NULL,
+    expires_at INTEGER NOT NULL,
+    metadata TEXT,
+    model TEXT,
+    output_expires_after_s INTEGER,
+    output_file_id TEXT,
+    error_file_id TEXT,
+    errors TEXT NOT NULL DEFAULT '[]',
+    total INTEGER NOT NULL DEFAULT 0,
+    completed INTEGER NOT NULL DEFAULT 0,
+    failed INTEGER NOT NULL DEFAULT 0,
+    times TEXT NOT NULL DEFAULT '{}',
+    webhook_url TEXT
+);
+CREATE INDEX batches_by_owner ON batches (owner, seq);
+CREATE INDEX batches_by_status ON batches (status, seq);
+CREATE TABLE lines (
+    batch_id TEXT NOT NULL,
+    number INTEGER NOT NULL,
+    custom_id TEXT NOT NULL,
+    offset INTEGER NOT NULL,
+    length INTEGER NOT NULL,
+    state TEXT NOT NULL DEFAULT 'waiting',
+    epoch INTEGER,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    result TEXT,
+    UNIQUE (batch_id, number)
+);
+CREATE INDEX lines_by_state ON lines (batch_id, state, number);
+CREATE TABLE webhooks (
+    id TEXT PRIMARY KEY,
+    batch_id TEXT NOT NULL,
+    url TEXT NOT NULL,
+    type TEXT NOT NULL,
+    created_at INTEGER NOT NULL,
+    attempts INTEGER NOT NULL DEFAULT 0,
+    due_at INTEGER NOT NULL
+);
+"""
+
+Result = TypeVar("Result")
+
+
+class Database:
+    """The connection of the one owner. Every method is called in the same thread."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open it, or make it. `epoch` tells the claims of this owner from those before it.
+
+        Raises:
+            ConfigurationError: a newer version of splitscribe wrote it.
+        """
+        self._connection = sqlite3.connect(folder / FILE_NAME, isolation_level=None)
+        self._connection.row_factory = sqlite3.Row
+        (version,) = self.one("PRAGMA user_version")
+        if version > VERSION:
+            raise ConfigurationError(
+                f"{folder / FILE_NAME} was written by a newer version of splitscribe"
+            )
+        if version == 0:
+            self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            self._connection.executescript(
+                f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
+            )
+        self._connection.execute("PRAGMA journal_mode = WAL")
+        self._connection.execute("PRAGMA synchronous = FULL")  # also after the power was lost
+        with self.transaction():
+            started = self.run("INSERT INTO owners (pid) VALUES (?)", os.getpid())
+        self.epoch = int(started.lastrowid or 0)
+
+    def run(self, statement: str, *values: object) -> sqlite3.Cursor:
+        return self._connection.execute(statement, values)
+
+    def run_many(self, statement: str, rows: Iterator[tuple[object, ...]]) -> None:
+        self._connection.executemany(statement, rows)
+
+    def one(self, query: str, *values: object) -> sqlite3.Row:
+        """The only row of a query that always has one."""
+        found: sqlite3.Row = self._connection.execute(query, values).fetchone()
+        return found
+
+    def first(self, query: str, *values: object) -> sqlite3.Row | None:
+        found: sqlite3.Row | None = self._connection.execute(query, values).fetchone()
+        return found
+
+    def all(self, query: str, *values: object) -> list[sqlite3.Row]:
+        return self._connection.execute(query, values).fetchall()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing."""
+        self._connection.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._connection.execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def give_space_back(self) -> None:
+        """Return the pages of deleted rows to the file system."""
+        self._connection.execute("PRAGMA incremental_vacuum").fetchall()
+        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class DatabaseThread:
+    """The thread in which the database is used, for callers on an event loop."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(1, "batches-database")
+
+    async def call(self, work: Callable[..., Result], *values: object) -> Result:
+        """Run `work` there; it ends also where its caller is cancelled.
+
+        Raises:
+            InsufficientStorageError: the disk is full.
+        """
+        running = asyncio.get_running_loop().run_in_executor(self._executor, work, *values)
+        try:
+            return await asyncio.shield(running)
+        except (sqlite3.OperationalError, OSError) as error:
+            if is_full(error):
+                raise disk_full() from error
+            raise
+
+    def call_blocking(self, work: Callable[..., Result], *values: object) -> Result:
+        """The same from another thread, which waits."""
+        return self._executor.submit(work, *values).result()
+
+    def close(self) -> None:
+        self._executor.shutdown()
+
+
+def is_full(error: Exception) -> bool:
+    """Whether a write failed for want of room."""
+    if isinstance(error, OSError):
+        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    return getattr(error, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
+
+
+def disk_full() -> InsufficientStorageError:
+    return InsufficientStorageError(
+        "The server's disk for files and batches is full. Delete files that are not needed, or "
+        "tell the operator."
+    )
+
+
+@contextmanager
+def exclusive(folder: Path) -> Iterator[bool]:
+    """Try to own `folder` while the context lasts. Yields whether nobody else does."""
+    with (folder / LOCK_NAME).open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def check_local(folder: Path, mounts: str | None = None) -> None:
+    """Refuse a folder on a network file system, whose locks do not protect SQLite's file.
+
+    mounts: what `MOUNTS` holds; None: read it, where there is one.
+
+    Raises:
+        ConfigurationError: it is on one.
+    """
+    if mounts is None:
+        mounts = MOUNTS.read_text() if MOUNTS.exists() else ""
+    found, sort = Path(), ""
+    for line in mounts.splitlines():
+        fields, _, rest = line.partition(" - ")
+        point = Path(fields.split()[4].replace("\\040", " "))
+        if folder.is_relative_to(point) and len(point.parts) >= len(found.parts):
+            found, sort = point, rest.split()[0]
+    if sort in NETWORKED:
+        raise ConfigurationError(
+            f"batches.folder {folder} is on {sort}, a network file system, where SQLite loses "
+            "data; name a folder on a local disk or on a block volume"
+        )

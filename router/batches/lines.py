@@ -1,0 +1,175 @@
+"""The lines of a batch's input: what each has to be, before any of them is run.
+
+A line is `{custom_id, method, url, body}`. What is checked here ends the whole batch as `failed`,
+with the numbers of the lines, as OpenAI does it: broken JSON, ids that are missing or come twice,
+another method or URL, a model that is not here, audio that is not named once. Values of the body's
+other fields are checked by the endpoint's own table when the line is run, and fail that line alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from cluster.errors import SplitscribeError
+from router.api.json_fields import AUDIO_FIELD
+from router.batches.interface import InputError
+from router.batches.line_table import NewLine
+
+FILE_ID = "file_id"
+URLS = ("file_url", "url")
+SOURCES = (FILE_ID, *URLS, AUDIO_FIELD)  # of a body, which has one of them
+MAX_ERRORS = 100  # that a batch tells
+MAX_CUSTOM_ID = 512  # characters
+MAX_LINE_BYTES = 256 * 1024 * 1024  # one with its audio in it
+_LINE_FIELDS = ("custom_id", "method", "url", "body")
+
+
+class Models(Protocol):
+    """All models that lines may name: `router.http.models.ModelRegistry`."""
+
+    def find(self, name: str) -> object:
+        """Raises ModelNotFoundError."""
+
+
+class BadLineError(Exception):
+    """A line is not right."""
+
+    def __init__(self, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+
+
+@dataclass(slots=True)
+class CheckedInput:
+    """What came of a whole input. model: of its first line, as that spells it."""
+
+    lines: list[NewLine] = field(default_factory=list)
+    errors: list[InputError] = field(default_factory=list)
+    model: str | None = None
+
+
+def check_input(path: Path, endpoint: str, models: Models, max_lines: int) -> CheckedInput:
+    """Check every line of the file at `path`. Blocks for seconds where it is large.
+
+    max_lines: of a batch; a file with more is refused with one error.
+    """
+    found = CheckedInput()
+    seen: dict[str, int] = {}
+    with path.open("rb") as file:
+        for number, offset, content in _lines(file):
+            try:
+                document = parse_line(content)
+                custom_id, model = _check_line(document, endpoint, models)
+                if custom_id in seen:
+                    raise BadLineError(
+                        "duplicate_custom_id",
+                        f"custom_id {custom_id!r} is that of line {seen[custom_id]} too",
+                        "custom_id",
+                    )
+            except BadLineError as error:
+                found.errors.append(InputError(error.code, error.message, number, error.param))
+                if len(found.errors) == MAX_ERRORS:
+                    break
+                continue
+            seen[custom_id] = number
+            found.model = found.model or model
+            found.lines.append(NewLine(number, custom_id, offset, len(content)))
+            if len(found.lines) > max_lines:
+                message = (
+                    f"the file has more than {max_lines} lines, the most that a batch may have"
+                )
+                found.errors = [InputError("too_many_lines", message, number)]
+                break
+    if not found.lines and not found.errors:
+        found.errors = [InputError("empty_file", "the file has no line")]
+    return found
+
+
+def parse_line(content: bytes) -> dict[str, Any]:
+    """The document of a line. Raises BadLineError."""
+    if len(content) > MAX_LINE_BYTES:
+        raise BadLineError(
+            "line_too_long",
+            f"the line has more than {MAX_LINE_BYTES} bytes; name its audio by file_id or URL",
+        )
+    try:
+        document = json.loads(content.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise BadLineError("invalid_json_line", f"the line is no JSON: {error}") from None
+    if not isinstance(document, dict):
+        raise BadLineError("invalid_json_line", "the line is no JSON object")
+    return document
+
+
+def source_of(body: Mapping[str, Any]) -> str:
+    """The field that names the audio of a body. Raises BadLineError."""
+    named = [name for name in SOURCES if body.get(name) is not None]
+    if len(named) != 1:
+        came = f"it has {' and '.join(named)}" if named else "it has none of them"
+        raise BadLineError(
+            "invalid_audio_source",
+            f"the body names its audio by one of {', '.join(SOURCES)}; {came}",
+            f"body.{named[1]}" if named else "body",
+        )
+    (name,) = named
+    if name != AUDIO_FIELD and not isinstance(body[name], str):
+        raise BadLineError("invalid_type", f"'{name}' must be a text", f"body.{name}")
+    return name
+
+
+def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
+    """(number from 1, offset, content) of each line that is not blank."""
+    offset = number = 0
+    while content := file.readline(MAX_LINE_BYTES + 2):
+        number += 1
+        stripped = content.strip()
+        if stripped:
+            yield number, offset, content
+        offset += len(content)
+
+
+def _check_line(document: Mapping[str, Any], endpoint: str, models: Models) -> tuple[str, str]:
+    """The line's custom_id and model. Raises BadLineError."""
+    if unknown := document.keys() - set(_LINE_FIELDS):
+        name = min(unknown)[:64]
+        raise BadLineError("unknown_parameter", f"a line has no field {name!r}", name)
+    custom_id = _text(document, "custom_id")
+    if len(custom_id) > MAX_CUSTOM_ID:
+        raise BadLineError(
+            "invalid_custom_id",
+            f"custom_id has more than {MAX_CUSTOM_ID} characters",
+            "custom_id",
+        )
+    if (method := _text(document, "method")) != "POST":
+        raise BadLineError("invalid_method", f"method must be POST, not {method[:64]!r}", "method")
+    if (url := _text(document, "url")) != endpoint:
+        raise BadLineError(
+            "invalid_url", f"url must be the batch's endpoint {endpoint}, not {url[:64]!r}", "url"
+        )
+    body = document.get("body")
+    if not isinstance(body, dict):
+        raise BadLineError("missing_required_parameter", "'body' must be an object", "body")
+    source_of(body)
+    model = body.get("model")
+    if not isinstance(model, str) or not model.strip():
+        raise BadLineError(
+            "missing_required_parameter", "the body must name a 'model'", "body.model"
+        )
+    try:
+        models.find(model.strip())
+    except SplitscribeError as error:
+        raise BadLineError("model_not_found", error.message, "body.model") from None
+    return custom_id, model.strip()
+
+
+def _text(document: Mapping[str, Any], name: str) -> str:
+    value = document.get(name)
+    if not isinstance(value, str) or not value:
+        raise BadLineError("missing_required_parameter", f"the line needs a text as '{name}'", name)
+    return value

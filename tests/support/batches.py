@@ -1,0 +1,205 @@
+"""Files and batches in this process: a service over a fake transcriber, behind real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import openai
+
+from cluster.errors import UnsupportedValueError
+from cluster.messages import Task
+from cluster.settings import BatchSettings, RouterSettings
+from router.api.formats import RenderedTranscript, render
+from router.api.forms import parse_transcription, parse_translation, requested_model
+from router.api.params import TranscriptionParams
+from router.batches.interface import ENDED, Batch, NewBatch, NewFile, new_id
+from router.batches.service import BatchService, open_service
+from router.http.batches import BatchAccess
+from router.http.listener import HttpListener
+from router.http.models import ModelRegistry
+from router.http.routes import create_app
+from router.interface import RequestContext
+from router.transcript import Transcript
+from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings
+
+ENDPOINT = "/v1/audio/transcriptions"
+DEADLINE_S = 20.0
+HOUR_S = 3600
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What a fake transcriber made of a file."""
+
+    transcript: Transcript
+    params: TranscriptionParams
+
+    def rendered(self) -> RenderedTranscript:
+        params = self.params
+        return render(
+            self.transcript,
+            params.response_format,
+            words=params.words,
+            segments=params.segments,
+        )
+
+
+class DirectBulk:
+    """As `BulkEngine`, but without its patience: it hands on what the transcriber raises."""
+
+    def __init__(self, models: ModelRegistry) -> None:
+        self._models = models
+
+    def params(
+        self, fields: Iterable[tuple[str, str]], task: Task = "transcribe"
+    ) -> TranscriptionParams:
+        pairs = tuple(fields)
+        model = self._models.find(requested_model(pairs))
+        parse = parse_translation if task == "translate" else parse_transcription
+        params = parse(pairs, model.languages)
+        if params.stream:
+            raise UnsupportedValueError("not streamed", param="stream")
+        return params
+
+    async def transcribe(self, upload: Path, params: TranscriptionParams, *, name: str) -> Answered:
+        context = RequestContext.unlimited(name, 1000.0)
+        transcriber = self._models.find(params.model).transcriber
+        result = await transcriber.transcribe(upload, params, context)
+        return Answered(result.transcript, params)
+
+
+@dataclass
+class Hands:
+    """Clocks that a test turns. `wall_s`: Unix time; `steady_s`: of the monotonic one."""
+
+    wall_s: float = 1_800_000_000.0
+    steady_s: float = 0.0
+
+    def pass_s(self, seconds: float) -> None:
+        self.wall_s += seconds
+        self.steady_s += seconds
+
+
+@dataclass
+class Desk:
+    """A service, and what a test does with it as one key."""
+
+    service: BatchService
+    transcriber: FakeTranscriber
+    hands: Hands
+    owner: str = ""
+
+    async def upload(self, content: bytes, purpose: str = "batch", name: str = "a") -> str:
+        file_id = new_id("file-")
+        await self.service.begin_upload(self.owner, file_id, len(content))
+        await self.service.append(file_id, 0, content)
+        await self.service.finish_upload(self.owner, NewFile(file_id, purpose, name, len(content)))
+        return file_id
+
+    async def create(self, input_file_id: str, **fields: Any) -> str:
+        new = NewBatch(new_id("batch_"), input_file_id, ENDPOINT, **fields)
+        return (await self.service.create_batch(self.owner, new)).id
+
+    async def state(self, batch_id: str) -> Batch:
+        return await self.service.batch(self.owner, batch_id)
+
+    async def ended(self, batch_id: str) -> Batch:
+        return await self.until(batch_id, lambda batch: batch.status in ENDED)
+
+    async def until(self, batch_id: str, condition: Callable[[Batch], bool]) -> Batch:
+        async with asyncio.timeout(DEADLINE_S):
+            while not condition(batch := await self.state(batch_id)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        return batch
+
+    async def content(self, file_id: str | None) -> list[dict[str, Any]]:
+        """The lines of a result's file."""
+        if file_id is None:
+            return []
+        content = await self.service.read(file_id, 0)
+        return [json.loads(line) for line in content.splitlines()]
+
+
+@asynccontextmanager
+async def desk(
+    folder: Path,
+    transcriber: FakeTranscriber | None = None,
+    hands: Hands | None = None,
+    options: dict[str, Any] | None = None,
+    **settings: Any,
+) -> AsyncIterator[Desk]:
+    """Open a service on `folder`; `options` are further ones of `open_service`."""
+    transcriber, hands = transcriber or FakeTranscriber(), hands or Hands()
+    registry = make_registry(transcriber)
+    service = await open_service(
+        make_batch_settings(folder, **settings),
+        registry,
+        DirectBulk(registry),
+        unix_time=lambda: hands.wall_s,
+        monotonic=lambda: hands.steady_s,
+        **(options or {}),
+    )
+    try:
+        yield Desk(service, transcriber, hands)
+    finally:
+        await service.close()
+
+
+def make_batch_settings(folder: Path, **changes: Any) -> BatchSettings:
+    return BatchSettings(**{"folder": folder, "min_free_bytes": 0, **changes})
+
+
+def line(custom_id: str, endpoint: str = ENDPOINT, **body: Any) -> bytes:
+    """A line of a batch; `body` is added to what each has."""
+    document = {"custom_id": custom_id, "method": "POST", "url": endpoint}
+    return json.dumps({**document, "body": {"model": "whisper-1", **body}}).encode() + b"\n"
+
+
+@dataclass
+class Counter:
+    """A server, and OpenAI's clients for it."""
+
+    desk: Desk
+    url: str
+    clients: list[openai.AsyncOpenAI] = field(default_factory=list)
+
+    def client(self, api_key: str = "none") -> openai.AsyncOpenAI:
+        self.clients.append(
+            openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=api_key, max_retries=0)
+        )
+        return self.clients[-1]
+
+
+@asynccontextmanager
+async def served(
+    at: Desk, router: RouterSettings | None = None, max_file_bytes: int = 10_000_000
+) -> AsyncIterator[Counter]:
+    """A desk's service behind a router's own listener."""
+    app = create_app(
+        make_registry(at.transcriber),
+        router or make_settings(),
+        batches=BatchAccess(at.service, max_file_bytes),
+    )
+    listener = await HttpListener.open(app, "127.0.0.1", 0)
+    counter = Counter(at, f"http://127.0.0.1:{listener.port}")
+    try:
+        yield counter
+    finally:
+        for client in counter.clients:
+            await client.close()
+        await listener.close()
+
+
+async def eventually(condition: Callable[[], Awaitable[bool] | bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            held = condition()
+            if held if isinstance(held, bool) else await held:
+                return
+            await asyncio.sleep(0.01)

@@ -1,0 +1,130 @@
+"""The folder of files and batches: one owner, a local disk, everything or nothing."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import ConfigurationError, InsufficientStorageError
+from router.batches.blobs import ABANDONED_S, READERS_GRACE_S, Blobs
+from router.batches.database import (
+    VERSION,
+    Database,
+    DatabaseThread,
+    check_local,
+    exclusive,
+)
+from router.batches.tables import open_tables
+from tests.support.batches import Hands, desk
+
+MOUNTS = """\
+22 1 8:1 / / rw - ext4 /dev/sda1 rw
+30 22 0:30 / /shared rw - nfs4 server:/export rw
+31 30 8:2 / /shared/local\\040disk rw - xfs /dev/sdb1 rw
+"""
+
+
+def test_a_network_file_system_is_refused_by_name() -> None:
+    check_local(Path("/data/batches"), MOUNTS)
+    check_local(Path("/shared/local disk/batches"), MOUNTS)
+    with pytest.raises(ConfigurationError, match="nfs4"):
+        check_local(Path("/shared/batches"), MOUNTS)
+
+
+def test_a_folder_has_one_owner(tmp_path: Path) -> None:
+    with exclusive(tmp_path) as first, exclusive(tmp_path) as second:
+        assert (first, second) == (True, False)
+    with exclusive(tmp_path) as third:
+        assert third
+
+
+async def test_a_second_service_on_the_folder_is_refused(tmp_path: Path) -> None:
+    async with desk(tmp_path):
+        with pytest.raises(ConfigurationError, match="another process"):
+            async with desk(tmp_path, options={"owned_s": 0.0}):
+                pass
+    async with desk(tmp_path):
+        pass
+
+
+def test_what_a_newer_version_wrote_is_left_alone(tmp_path: Path) -> None:
+    Database(tmp_path).close()
+    with sqlite3.connect(tmp_path / "batches.sqlite") as connection:
+        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
+    with pytest.raises(ConfigurationError, match="newer version"):
+        Database(tmp_path)
+
+
+async def test_a_full_disk_leaves_the_database_as_it_was(tmp_path: Path) -> None:
+    thread = DatabaseThread()
+    tables = await thread.call(open_tables, tmp_path)
+
+    def fill() -> None:
+        (pages,) = tables.database.one("PRAGMA page_count")
+        tables.database.run(f"PRAGMA max_page_count = {pages}")
+        with tables.database.transaction():
+            for i in range(1000):
+                tables.database.run(
+                    "INSERT INTO lines (batch_id, number, custom_id, offset, length)"
+                    " VALUES ('b', ?, ?, 0, 0)",
+                    i,
+                    "x" * 1000,
+                )
+
+    with pytest.raises(InsufficientStorageError):
+        await thread.call(fill)
+    assert await thread.call(tables.lines.waiting) == 0
+    await thread.call(tables.database.close)
+    thread.close()
+
+
+def test_bytes_go_when_nobody_reads_them_any_more(tmp_path: Path) -> None:
+    hands = Hands()
+    blobs = Blobs(tmp_path, monotonic=lambda: hands.steady_s)
+    for name in ("a", "b", "c"):
+        blobs.write(f"file-{name}", [b"content"])
+    assert blobs.remove(["file-a"]) == [], "somebody may have begun under the owner before"
+    hands.pass_s(READERS_GRACE_S + 1)
+    assert blobs.read("file-a", 2, 100) == b"ntent"
+    with blobs.reading("file-b"):
+        assert blobs.remove(["file-a", "file-b", "file-c"]) == ["file-c"]
+    hands.pass_s(READERS_GRACE_S + 1)
+    assert blobs.remove(["file-a", "file-b"]) == ["file-a", "file-b"]
+    assert not list((tmp_path / "files").iterdir())
+
+
+def test_an_upload_may_come_twice_and_ends_whole(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path)
+    for _ in range(2):
+        blobs.append("file-a", 0, b"01")
+        blobs.append("file-a", 2, b"23")
+        blobs.append("file-a", 2, b"23")
+    for _ in range(2):
+        blobs.keep("file-a", 4)
+    assert blobs.path("file-a").read_bytes() == b"0123"
+
+
+def test_what_was_given_up_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import time
+
+    blobs = Blobs(tmp_path)
+    blobs.append("file-a", 0, b"0")
+    blobs.write("file-b", [b"1"])
+    blobs.write("file-c", [b"1"])
+    blobs.sweep({"file-b"})
+    assert blobs.path("file-b").exists()
+    assert not blobs.path("file-c").exists()
+    assert list((tmp_path / "uploads").iterdir())
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now + ABANDONED_S + 1)
+    blobs.sweep()
+    assert not list((tmp_path / "uploads").iterdir())
+
+
+def test_a_result_file_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
+    blobs = Blobs(tmp_path, min_free_bytes=2**62)
+    with pytest.raises(InsufficientStorageError):
+        blobs.write("file-a", [b"1"] * 1000)
+    assert not [*(tmp_path / "uploads").iterdir(), *(tmp_path / "files").iterdir()]

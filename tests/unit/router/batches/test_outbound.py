@@ -1,0 +1,127 @@
+"""Downloads of lines' URLs: bounded, checked at each redirect, at the address that was checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.errors import InsufficientStorageError, InvalidRequestError, PayloadTooLargeError
+from router.batches import outbound
+from router.batches.blobs import Blobs
+from router.batches.hosts import HostRules
+from router.batches.outbound import Downloads
+from tests.support.http_host import Answer, Came, Host, http_host
+
+LOCAL = ("127.0.0.0/8",)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbound, "BACKOFF_S", 0.0)
+
+
+async def to_local(host: str, port: int) -> Sequence[str]:
+    return ("10.0.0.1",) if host == "inside" else ("127.0.0.1",)
+
+
+async def fetch(folder: Path, url: str, *hosts: str, **options: Any) -> bytes:
+    blobs = Blobs(folder, options.pop("min_free_bytes", 0))
+    rules = HostRules(hosts, LOCAL, to_local)
+    downloads = Downloads(rules, blobs, **{"max_bytes": 1000, "timeout_s": 20.0, **options})
+    try:
+        await downloads.fetch(url, folder / "got", "url")
+    finally:
+        await downloads.close()
+    return (folder / "got").read_bytes()
+
+
+async def test_what_is_there_is_written_to_the_file(tmp_path: Path) -> None:
+    def answer(came: Came, host: Host) -> Answer:
+        if came.path == "/a":
+            return Answer(302, headers={"location": "/b?c=1", "set-cookie": "s=1"})
+        return Answer(body=b"audio" * 200)
+
+    with http_host(answer) as host:
+        got = await fetch(tmp_path, f"http://store:{host.port}/a", f"store:{host.port}")
+        assert got == b"audio" * 200
+        assert [came.path for came in host.came] == ["/a", "/b?c=1"]
+        assert {came.headers["host"] for came in host.came} == {f"store:{host.port}"}
+        assert not any("cookie" in came.headers for came in host.came)
+
+
+@pytest.mark.parametrize("to", ["http://inside:{port}/", "http://other/", "file:///etc/passwd"])
+async def test_a_redirect_to_elsewhere_is_refused(tmp_path: Path, to: str) -> None:
+    def answer(came: Came, host: Host) -> Answer:
+        return Answer(307, headers={"location": to.format(port=host.port)})
+
+    with http_host(answer) as host:
+        hosts = (f"store:{host.port}", f"inside:{host.port}")
+        with pytest.raises(InvalidRequestError) as refused:
+            await fetch(tmp_path, f"http://store:{host.port}/", *hosts)
+        assert refused.value.param == "url"
+        assert len(host.came) == 1
+
+
+async def test_redirects_have_an_end(tmp_path: Path) -> None:
+    with http_host(lambda came, host: Answer(302, headers={"location": "/"})) as host:
+        with pytest.raises(InvalidRequestError, match="redirects"):
+            await fetch(tmp_path, f"{host.url}/", host.name)
+        assert len(host.came) == outbound.MAX_REDIRECTS + 1
+
+
+@pytest.mark.parametrize("told", [True, False])
+async def test_too_many_bytes_are_cut_off(tmp_path: Path, told: bool) -> None:
+    def answer(came: Came, host: Host) -> Answer:
+        return Answer(body=b"x" * 5000, headers={"connection": "close"}, tells_length=told)
+
+    with http_host(answer) as host, pytest.raises(PayloadTooLargeError):
+        await fetch(tmp_path, f"{host.url}/", host.name)
+
+
+async def test_a_host_that_hangs_is_given_up(tmp_path: Path) -> None:
+    def answer(came: Came, host: Host) -> Answer:
+        host.released.wait(20)
+        return Answer()
+
+    with http_host(answer) as host, pytest.raises(InvalidRequestError, match="longer than") as got:
+        await fetch(tmp_path, f"{host.url}/", host.name, timeout_s=0.2)
+    assert got.value.code == "download_failed"
+
+
+async def test_a_host_that_stumbles_is_asked_again(tmp_path: Path) -> None:
+    def answer(came: Came, host: Host) -> Answer:
+        return Answer(503) if len(host.came) < 3 else Answer(body=b"audio")
+
+    with http_host(answer) as host:
+        assert await fetch(tmp_path, f"{host.url}/", host.name) == b"audio"
+
+
+async def test_what_is_not_there_is_not_asked_for_again(tmp_path: Path) -> None:
+    with http_host(lambda came, host: Answer(404)) as host:
+        with pytest.raises(InvalidRequestError, match="404"):
+            await fetch(tmp_path, f"{host.url}/", host.name)
+        assert len(host.came) == 1
+    with pytest.raises(InvalidRequestError, match="could not be downloaded"):
+        await fetch(tmp_path, f"{host.url}/", host.name)
+
+
+async def test_a_full_disk_is_no_fault_of_the_line(tmp_path: Path) -> None:
+    with http_host(lambda came, host: Answer(body=b"audio")) as host:  # noqa: SIM117
+        with pytest.raises(InsufficientStorageError):
+            await fetch(tmp_path, f"{host.url}/", host.name, min_free_bytes=2**62)
+
+
+async def test_the_environments_proxy_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would call what was not checked."""
+    with (
+        http_host(lambda came, host: Answer(body=b"audio")) as host,
+        http_host(lambda came, host: Answer(body=b"proxy")) as proxy,
+    ):
+        monkeypatch.setenv("http_proxy", proxy.url)
+        assert await fetch(tmp_path, f"{host.url}/", host.name) == b"audio"
+        assert proxy.came == []

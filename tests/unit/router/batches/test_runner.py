@@ -1,0 +1,264 @@
+"""Batches over time: restarts, limits, full disks, what expires, who goes first."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import (
+    ConflictError,
+    InvalidAudioError,
+    NotFoundError,
+    OverloadedError,
+    RateLimitError,
+)
+from router.batches import line_work, runner
+from router.batches.blobs import READERS_GRACE_S
+from router.batches.line_work import MAX_CLAIMS
+from tests.support.batches import HOUR_S, Hands, desk, eventually, line
+from tests.support.router_fakes import FakeTranscriber
+
+AUDIO = {"input_audio": {"data": "UklGRg=="}}
+
+
+async def test_a_new_owner_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
+    """What was finished is not run again, what was claimed is."""
+    transcriber = FakeTranscriber()
+    lines = b"".join(line(f"l{i}", **AUDIO) for i in range(6))
+    async with desk(tmp_path, transcriber, concurrency=2) as first:
+        batch_id = await first.create(await first.upload(lines))
+        await first.until(batch_id, lambda batch: batch.completed >= 2)
+        transcriber.hold = True
+    n_done = len(transcriber.uploads)
+    transcriber.hold = False
+    async with desk(tmp_path, transcriber, concurrency=2) as second:
+        batch = await second.ended(batch_id)
+        assert (batch.status, batch.total, batch.completed) == ("completed", 6, 6)
+        found = await second.content(batch.output_file_id)
+        assert [one["custom_id"] for one in found] == [f"l{i}" for i in range(6)]
+        assert len({one["id"] for one in found}) == 6
+    assert n_done <= len(transcriber.uploads) <= 6 + 2, "at most what ran was run again"
+
+
+async def test_an_owner_that_is_killed_loses_no_line(tmp_path: Path) -> None:
+    """Nothing is given back: the database and its log are as a kill leaves them."""
+    import shutil
+
+    transcriber = FakeTranscriber()
+    transcriber.hold = True
+    lines = b"".join(line(f"l{i}", **AUDIO) for i in range(3))
+    left = tmp_path / "left"
+    async with desk(tmp_path / "first", transcriber, concurrency=2) as first:
+        batch_id = await first.create(await first.upload(lines))
+        await eventually(lambda: len(transcriber.uploads) == 2)
+        shutil.copytree(tmp_path / "first", left)
+    transcriber.hold = False
+    async with desk(left, transcriber) as second:
+        batch = await second.ended(batch_id)
+        assert (batch.status, batch.completed) == ("completed", 3)
+
+
+async def test_a_line_that_ends_every_owner_fails_by_itself(tmp_path: Path) -> None:
+    transcriber = FakeTranscriber()
+    transcriber.hold = True
+    async with desk(tmp_path, transcriber) as first:
+        batch_id = await first.create(await first.upload(line("bad", **AUDIO)))
+        await eventually(lambda: bool(transcriber.uploads))
+        await first.service._thread.call(
+            first.service._tables.database.run,
+            "UPDATE lines SET attempts = ?, epoch = 0",
+            MAX_CLAIMS,
+        )
+    async with desk(tmp_path, transcriber) as second:
+        batch = await second.ended(batch_id)
+        assert (batch.completed, batch.failed) == (0, 1)
+        [error] = await second.content(batch.error_file_id)
+        assert error["response"]["body"]["error"]["code"] == "line_lost"
+
+
+async def test_what_the_window_leaves_out_is_told_as_expired(tmp_path: Path) -> None:
+    transcriber, hands = FakeTranscriber(), Hands()
+    lines = b"".join(line(f"l{i}", **AUDIO) for i in range(3))
+    async with desk(tmp_path, transcriber, hands, concurrency=1) as at:
+        batch_id = await at.create(await at.upload(lines))
+        await at.until(batch_id, lambda batch: batch.completed == 1)
+        transcriber.hold = True
+        await eventually(lambda: len(transcriber.uploads) >= 2)
+        done = (await at.state(batch_id)).completed
+        hands.pass_s(24 * HOUR_S)
+        at.service._runner.look()
+        batch = await at.ended(batch_id)
+        assert (batch.status, batch.completed, batch.failed) == ("expired", done, 3 - done)
+        assert batch.times["expired_at"] >= batch.expires_at
+        assert len(await at.content(batch.output_file_id)) == done
+        errors = await at.content(batch.error_file_id)
+        assert {one["error"]["code"] for one in errors} == {"batch_expired"}
+        assert all(one["response"] is None for one in errors)
+
+
+async def test_a_full_disk_pauses_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "LOOK_S", 0.05)
+    monkeypatch.setattr(runner, "ROOM_S", 0.05)
+    transcriber = FakeTranscriber()
+    async with desk(tmp_path, transcriber) as at:
+        input_id = await at.upload(b"".join(line(f"l{i}", **AUDIO) for i in range(5)))
+        at.service._blobs._min_free_bytes = 2**62
+        batch_id = await at.create(input_id)
+        batch = await at.until(batch_id, lambda batch: batch.paused is not None)
+        assert batch.status == "in_progress"
+        assert "full" in str(batch.paused)
+        assert (await at.service.list_batches("", None, 1)).items[0].paused
+        at.service._blobs._min_free_bytes = 0
+        batch = await at.ended(batch_id)
+        assert (batch.status, batch.completed, batch.paused) == ("completed", 5, None)
+
+
+async def test_a_result_that_cannot_be_stored_is_kept_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "ROOM_S", 0.05)
+    transcriber = FakeTranscriber()
+    transcriber.texts = (" word" * 20_000,)
+    async with desk(tmp_path, transcriber) as at:
+        input_id = await at.upload(line("long", response_format="verbose_json", **AUDIO))
+        database, thread = at.service._tables.database, at.service._thread
+        (pages,) = await thread.call(database.one, "PRAGMA page_count")
+        await thread.call(database.run, f"PRAGMA max_page_count = {pages + 4}")
+        batch_id = await at.create(input_id)
+        await at.until(batch_id, lambda batch: batch.paused is not None)
+        await thread.call(database.run, "PRAGMA max_page_count = 1000000")
+        batch = await at.ended(batch_id)
+        assert batch.completed == 1
+        [result] = await at.content(batch.output_file_id)
+        assert result["response"]["body"]["text"].count("word") == 20_000
+    assert len(transcriber.uploads) == 1, "it was not run again"
+
+
+async def test_what_fails_in_the_cluster_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line_work, "FIRST_PAUSE_S", 0.0)
+    transcriber = FakeTranscriber()
+    transcriber.error = ValueError("a bug")
+    async with desk(tmp_path, transcriber) as at:
+        batch_id = await at.create(await at.upload(line("a", **AUDIO)))
+        await eventually(lambda: len(transcriber.uploads) >= 2)
+        transcriber.error = None
+        assert (await at.ended(batch_id)).completed == 1
+        transcriber.error = InvalidAudioError("no audio", param="file")
+        batch = await at.ended(await at.create(await at.upload(line("a", **AUDIO))))
+        [error] = await at.content(batch.error_file_id)
+        assert error["response"]["body"]["error"]["param"] == "input_audio"
+
+
+async def test_what_is_kept_goes_when_its_time_is_over(tmp_path: Path) -> None:
+    hands = Hands()
+    async with desk(tmp_path, hands=hands, retention_s=2 * HOUR_S) as at:
+        file_id = await at.upload(b"content")
+        input_id = await at.upload(line("a", **AUDIO))
+        batch = await at.ended(await at.create(input_id, output_expires_after_s=5 * HOUR_S))
+        hands.pass_s(2 * HOUR_S + READERS_GRACE_S + 1)
+        assert await at.service.read(file_id, 0) == b"content", "a download that began goes on"
+        with pytest.raises(NotFoundError):
+            await at.service.file("", file_id)
+        await at.service.clean()
+        assert await at.service.read(file_id, 3) == b"tent"
+        hands.pass_s(READERS_GRACE_S + 1)
+        await at.service.clean()
+        with pytest.raises(NotFoundError):
+            await at.service.read(file_id, 0)
+        assert len(await at.content(batch.output_file_id)) == 1
+        with pytest.raises(NotFoundError):
+            await at.state(batch.id)
+
+
+async def test_the_input_of_a_batch_that_runs_does_not_expire(tmp_path: Path) -> None:
+    transcriber, hands = FakeTranscriber(), Hands()
+    transcriber.hold = True
+    async with desk(tmp_path, transcriber, hands, retention_s=HOUR_S, concurrency=1) as at:
+        input_id = await at.upload(line("a", **AUDIO) + line("b", **AUDIO))
+        batch_id = await at.create(input_id)
+        await eventually(lambda: bool(transcriber.uploads))
+        hands.pass_s(2 * HOUR_S)
+        with pytest.raises(NotFoundError):
+            await at.service.delete_file("", input_id)
+        await at.service.clean()
+        await at.service.cancel_batch("", batch_id)
+        assert (await at.ended(batch_id)).status == "cancelled"
+
+
+async def test_keys_take_turns(tmp_path: Path) -> None:
+    """A key with a large batch does not keep one with a small batch waiting."""
+    transcriber = FakeTranscriber()
+    transcriber.hold = True
+    async with desk(tmp_path, transcriber, concurrency=2) as at:
+        large = b"".join(line(f"l{i}", language="de", **AUDIO) for i in range(20))
+        at.owner = "aa"
+        first = await at.create(await at.upload(large))
+        await eventually(lambda: len(transcriber.uploads) == 2)
+        at.owner = "bb"
+        second = await at.create(await at.upload(line("s", language="en", **AUDIO)))
+        await at.until(second, lambda batch: batch.status == "in_progress")
+        transcriber.hold = False
+        for task in list(at.service._runner._lines):
+            task.cancel()  # as if they had ended: they are given back
+        assert (await at.ended(second)).completed == 1
+        at.owner = "aa"
+        assert (await at.ended(first)).completed == 20
+    assert "en" in [params.language for params in transcriber.params[2:5]]
+
+
+async def test_a_key_has_only_so_many_batches(tmp_path: Path) -> None:
+    transcriber = FakeTranscriber()
+    transcriber.hold = True
+    async with desk(tmp_path, transcriber, max_batches_per_key=2) as at:
+        input_id = await at.upload(line("a", **AUDIO))
+        ids = [await at.create(input_id) for _ in range(2)]
+        with pytest.raises(RateLimitError):
+            await at.create(input_id)
+        at.owner = "other"
+        await at.create(await at.upload(line("a", **AUDIO)))
+        at.owner = ""
+        for batch_id in ids:
+            await at.service.cancel_batch("", batch_id)
+        await at.ended(ids[0])
+        transcriber.hold = False
+        batch = await at.ended(await at.create(input_id))
+        with pytest.raises(ConflictError, match="completed"):
+            await at.service.cancel_batch("", batch.id)
+
+
+async def test_repeated_calls_do_no_harm(tmp_path: Path) -> None:
+    """A router that got no answer asks again."""
+    from router.batches.interface import NewBatch, NewFile
+
+    async with desk(tmp_path) as at:
+        file_id = await at.upload(line("a", **AUDIO))
+        file = await at.service.file("", file_id)
+        again = NewFile(file.id, file.purpose, file.filename, file.size_bytes)
+        assert await at.service.finish_upload("", again) == file
+        new = NewBatch("batch_1", file_id, "/v1/audio/transcriptions")
+        created = [await at.service.create_batch("", new) for _ in range(2)]
+        assert created[0].id == created[1].id
+        assert len((await at.service.list_batches("", None, 10)).items) == 1
+        with pytest.raises(OverloadedError):
+            await at.service.finish_upload("", NewFile("file-none", "batch", "a", 5))
+
+
+async def test_results_come_in_the_order_of_the_input(tmp_path: Path) -> None:
+    """A result file is read and written page by page."""
+    transcriber = FakeTranscriber()
+    async with desk(tmp_path, transcriber, concurrency=8) as at:
+        lines = b"".join(line(f"l{i}", file_id="file-none") for i in range(150))
+        batch = await at.ended(await at.create(await at.upload(lines)))
+        assert (batch.total, batch.failed) == (150, 150)
+        assert batch.error_file_id is not None
+        content = b""
+        while piece := await at.service.read(batch.error_file_id, len(content)):
+            content += piece
+        ids = [json.loads(one)["custom_id"] for one in content.splitlines()]
+        assert ids == [f"l{i}" for i in range(150)]

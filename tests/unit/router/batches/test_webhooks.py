@@ -1,0 +1,114 @@
+"""Clients' servers are told of a batch's end: signed, again where needed, on allowed hosts."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from cluster.errors import InvalidRequestError
+from router.batches.webhooks import DELAYS_S
+from tests.support.batches import Hands, desk, eventually, line
+from tests.support.http_host import Answer, Came, Host, http_host
+
+SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
+AUDIO = {"input_audio": {"data": "UklGRg=="}}
+
+
+def allowing(host: Host) -> dict[str, Any]:
+    return {
+        "webhook_hosts": (host.name,),
+        "webhook_secret": SECRET,
+        "private_networks": ("127.0.0.0/8",),
+    }
+
+
+async def test_openais_sdk_takes_the_event(tmp_path: Path) -> None:
+    import time
+
+    hands = Hands(wall_s=time.time())  # the SDK compares it with its own clock
+    with http_host(lambda came, host: Answer()) as host:
+        async with desk(tmp_path, hands=hands, **allowing(host)) as at:
+            input_id = await at.upload(line("a", **AUDIO))
+            batch_id = await at.create(input_id, webhook_url=f"{host.url}/hook?x=1")
+            await at.ended(batch_id)
+            await eventually(lambda: bool(host.came))
+    [came] = host.came
+    assert (came.method, came.path) == ("POST", "/hook?x=1")
+    client = openai.OpenAI(api_key="none", webhook_secret=SECRET)
+    event = client.webhooks.unwrap(came.body, came.headers)
+    assert (event.type, event.data.id) == ("batch.completed", batch_id)  # type: ignore[union-attr]
+    with pytest.raises(openai.InvalidWebhookSignatureError):
+        client.webhooks.unwrap(came.body + b" ", came.headers)
+
+
+async def test_a_batch_that_fails_is_told_too_and_tries_go_on(tmp_path: Path) -> None:
+    """Over a restart: a host that was down gets it when it is there again."""
+    hands = Hands()
+
+    def answer(came: Came, host: Host) -> Answer:
+        return Answer(200 if len(host.came) > 2 else 500)
+
+    with http_host(answer) as host:
+        async with desk(tmp_path, hands=hands, **allowing(host)) as at:
+            batch_id = await at.create(await at.upload(b"{"), webhook_url=host.url)
+            assert (await at.ended(batch_id)).status == "failed"
+            await eventually(lambda: len(host.came) == 1)
+            await eventually(lambda: not at.service._webhooks._running)
+            await at.service._webhooks.deliver_due()
+            assert not at.service._webhooks._running, "it is not due yet"
+        for n, delay_s in enumerate(DELAYS_S[:2], start=2):
+            hands.pass_s(delay_s)
+            async with desk(tmp_path, hands=hands, **allowing(host)) as at:
+                await eventually(lambda n=n: len(host.came) == n)
+                await eventually(lambda at=at: not at.service._webhooks._running)
+        hands.pass_s(24 * 3600)
+        async with desk(tmp_path, hands=hands, **allowing(host)) as at:
+            assert not await at.service._thread.call(
+                at.service._tables.webhooks.due, int(hands.wall_s), frozenset()
+            ), "it was delivered"
+    ids = {came.headers["webhook-id"] for came in host.came}
+    assert len(ids) == 1, "the receiver can tell that it is the same event"
+    assert len({came.headers["webhook-timestamp"] for came in host.came}) == 3
+
+
+async def test_a_host_that_hangs_delays_nothing(tmp_path: Path) -> None:
+    def answer(came: Came, host: Host) -> Answer:
+        host.released.wait(30)
+        return Answer()
+
+    with http_host(answer) as host:
+        async with desk(tmp_path, **allowing(host)) as at:
+            input_id = await at.upload(line("a", **AUDIO))
+            for _ in range(3):
+                batch = await at.ended(await at.create(input_id, webhook_url=host.url))
+                assert batch.status == "completed"
+
+
+@pytest.mark.parametrize(
+    "url", ["https://else.example/", "ftp://127.0.0.1/", "http://127.0.0.1:1/", "x"]
+)
+async def test_other_hosts_are_refused_at_once(tmp_path: Path, url: str) -> None:
+    with http_host(lambda came, host: Answer()) as host:
+        async with desk(tmp_path, **allowing(host)) as at:
+            input_id = await at.upload(line("a", **AUDIO))
+            with pytest.raises(InvalidRequestError) as refused:
+                await at.create(input_id, webhook_url=url)
+            assert refused.value.param == "webhook_url"
+            assert (await at.service.list_batches("", None, 1)).items == ()
+
+
+async def test_a_host_that_never_takes_it_is_given_up(tmp_path: Path) -> None:
+    hands = Hands()
+    with http_host(lambda came, host: Answer(302, headers={"location": "/"})) as host:
+        async with desk(tmp_path, hands=hands, **allowing(host)) as at:
+            await at.ended(await at.create(await at.upload(b"{"), webhook_url=host.url))
+            for n in range(1, len(DELAYS_S) + 2):
+                await eventually(lambda n=n: len(host.came) == n)
+                await eventually(lambda: not at.service._webhooks._running)
+                hands.pass_s(DELAYS_S[-1])
+                await at.service._webhooks.deliver_due()
+            assert not at.service._webhooks._running
