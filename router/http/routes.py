@@ -45,6 +45,7 @@ from router.api.responses import (
 )
 from router.http.admission import Admission
 from router.http.asr import add_asr_routes, asr_key_check
+from router.http.batches import BatchAccess, add_batches
 from router.http.envelope import install_error_handlers
 from router.http.keys import KeyRing
 from router.http.middleware import RequestMiddleware
@@ -81,6 +82,7 @@ def create_app(
     spool_dir: Path | None = None,
     heartbeat_s: float = HEARTBEAT_S,
     cluster_key: str | None = None,
+    batches: BatchAccess | None = None,
 ) -> FastAPI:
     """Build the application. Its `state.realtime` has the sessions, to be drained before it ends.
 
@@ -95,6 +97,7 @@ def create_app(
         spool_dir: where uploads wait; default: the system's folder for temporary files.
         heartbeat_s: longest silence of a stream.
         cluster_key: signs client secrets, so that any router with it takes them; default: made.
+        batches: who keeps files and batches; None: nobody does.
     """
 
     @asynccontextmanager
@@ -131,7 +134,7 @@ def create_app(
         app.add_middleware(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
-            allow_methods=("GET", "POST"),
+            allow_methods=("GET", "POST", "DELETE"),
             allow_headers=("*",),
             expose_headers=EXPOSED_HEADERS,
         )
@@ -158,6 +161,7 @@ def create_app(
     _add_audio(api, service)
     _add_models(api, registry)
     add_realtime(app, api, realtime)
+    add_batches(api, batches, keys)
     app.include_router(api)
     if settings.asr_webservice:
         asr = APIRouter(dependencies=[Depends(asr_key_check(keys))] if guards else [])

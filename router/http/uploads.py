@@ -139,7 +139,7 @@ async def receive_form(
             if boundary is None
             else FormReader(boundary, spool, max_upload_bytes, shape.file_field)
         )
-        async for chunk in _body(receive, stall_s):
+        async for chunk in body_chunks(receive, stall_s):
             form.feed(chunk)
             if spool.buffered >= WRITE_BYTES:
                 await spool.flush()
@@ -182,7 +182,13 @@ def sweep_spool(spool_dir: Path | None = None) -> int:
     return swept
 
 
-async def _body(receive: Receive, stall_s: float) -> AsyncIterator[bytes]:
+async def body_chunks(receive: Receive, stall_s: float = STALL_S) -> AsyncIterator[bytes]:
+    """The body of a request, as it comes.
+
+    Raises:
+        InvalidRequestError: nothing came for `stall_s`.
+        ClientDisconnectedError: the client left before the end.
+    """
     while True:
         try:
             async with asyncio.timeout(stall_s):

@@ -1,0 +1,221 @@
+"""`/v1/files`: what clients keep on the server, for batches to read and to write.
+
+Bytes stream both ways, a piece at a time: an upload goes to the process that owns the files as it
+comes, a download is read from there as the client takes it. Each key sees its own files only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Annotated, Any, Literal
+from urllib.parse import quote
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from cluster.errors import AudioTooShortError, InvalidRequestError, SplitscribeError
+from router.api.batch_bodies import (
+    FileDeletedResponse,
+    FileListResponse,
+    FileResponse,
+    UploadFields,
+    expiry_s,
+    parse_upload,
+)
+from router.api.openapi import whole_schema
+from router.batches.interface import (
+    PIECE_BYTES,
+    BatchBackend,
+    NewFile,
+    StoredFile,
+    new_id,
+)
+from router.http.keys import KeyRing
+from router.http.multipart import FILE_FIELD, FormReader, form_boundary
+from router.http.uploads import (
+    BodyShape,
+    ClientDisconnectedError,
+    body_chunks,
+    check_content_length,
+)
+
+logger = logging.getLogger(__name__)
+
+CLIENT_CLOSED = 499
+MAX_NAME = 255  # characters of a file's name
+FORM_ONLY = BodyShape(takes_json=False)
+
+
+def _upload_body() -> dict[str, Any]:
+    fields = whole_schema(UploadFields)
+    properties = {"file": {"type": "string", "format": "binary"}, **fields["properties"]}
+    form = {**fields, "properties": properties, "required": ["file", "purpose"]}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
+
+
+def key_owner(request: Request, keys: KeyRing) -> str:
+    """Whose objects a request may see: a digest of its key; empty where there are no keys."""
+    return keys.owner_digest(getattr(request.state, "key_owner", None)).hex()
+
+
+class FileRoutes:
+    """What the routes do."""
+
+    def __init__(self, backend: BatchBackend, keys: KeyRing, max_file_bytes: int) -> None:
+        self._backend = backend
+        self._keys = keys
+        self._max_file_bytes = max_file_bytes
+
+    async def create(self, request: Request) -> Response | FileResponse:
+        with self._keys.request_of(getattr(request.state, "key_owner", None)):
+            try:
+                return shown(await self._receive(request))
+            except ClientDisconnectedError:
+                logger.info("the client hung up in the middle of an upload")
+                return Response(status_code=CLIENT_CLOSED)
+
+    async def _receive(self, request: Request) -> StoredFile:
+        owner, file_id = key_owner(request, self._keys), new_id("file-")
+        length = check_content_length(request.headers, self._max_file_bytes)
+        sink = _Upload(self._backend, file_id)
+        form = FormReader(form_boundary(request.headers), sink, self._max_file_bytes)
+        await self._backend.begin_upload(owner, file_id, length or 0)
+        try:
+            async for chunk in body_chunks(request.receive):
+                form.feed(chunk)
+                await sink.flush(PIECE_BYTES)
+            try:
+                pairs = form.finish()
+            except AudioTooShortError as error:
+                raise InvalidRequestError(
+                    error.message, param=FILE_FIELD, code="empty_file"
+                ) from None
+            fields = parse_upload(pairs)
+            await sink.flush()
+            file = NewFile(
+                file_id,
+                fields.purpose,
+                form.filename.replace("\\", "/").rpartition("/")[2][:MAX_NAME],
+                sink.size_bytes,
+                expiry_s(fields.expires_after),
+            )
+            return await self._backend.finish_upload(owner, file)
+        except BaseException:
+            with suppress(SplitscribeError):
+                await asyncio.shield(self._backend.abort_upload(file_id))
+            raise
+
+    async def content(self, request: Request, file_id: str) -> Response:
+        file = await self._backend.file(key_owner(request, self._keys), file_id)
+        first = await self._backend.read(file.id, 0)
+        return StreamingResponse(
+            self._pieces(file, first),
+            media_type="application/octet-stream",
+            headers={
+                "content-length": str(file.size_bytes),
+                "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename)}",
+                "x-content-type-options": "nosniff",
+            },
+        )
+
+    async def _pieces(self, file: StoredFile, piece: bytes) -> AsyncIterator[bytes]:
+        offset = 0
+        while piece:
+            yield piece
+            offset += len(piece)
+            if offset >= file.size_bytes:
+                return
+            piece = await self._backend.read(file.id, offset)
+
+
+class _Upload:
+    """Where a form's file goes; implements `router.http.multipart.FileSink`."""
+
+    def __init__(self, backend: BatchBackend, upload_id: str) -> None:
+        self._backend = backend
+        self._upload_id = upload_id
+        self._buffer = bytearray()
+        self._sent_bytes = 0
+
+    @property
+    def size_bytes(self) -> int:
+        return self._sent_bytes + len(self._buffer)
+
+    def append(self, piece: bytes) -> None:
+        self._buffer += piece
+
+    async def flush(self, at_least: int = 1) -> None:
+        """Send what is there, in pieces, while it is `at_least` so much."""
+        while len(self._buffer) >= at_least:
+            piece = bytes(self._buffer[:PIECE_BYTES])
+            await self._backend.append(self._upload_id, self._sent_bytes, piece)
+            del self._buffer[: len(piece)]
+            self._sent_bytes += len(piece)
+
+
+def add_files(api: APIRouter, backend: BatchBackend, keys: KeyRing, max_file_bytes: int) -> None:
+    """Add the routes to `api`."""
+    routes = FileRoutes(backend, keys, max_file_bytes)
+
+    @api.post(
+        "/files",
+        tags=["files"],
+        summary="Upload a file",
+        response_model=FileResponse,
+        openapi_extra=_upload_body(),
+    )
+    async def create_file(request: Request) -> Response | FileResponse:
+        """The lines of a batch (`purpose` is `batch`), or audio that they name."""
+        return await routes.create(request)
+
+    @api.get("/files", tags=["files"], summary="List files")
+    async def list_files(
+        request: Request,
+        after: str | None = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+        order: Literal["asc", "desc"] = "desc",
+        purpose: str | None = None,
+    ) -> FileListResponse:
+        """Files of the key that asks, the newest first."""
+        found = await backend.list_files(key_owner(request, keys), after, limit, order, purpose)
+        files = [shown(file) for file in found.items]
+        return FileListResponse(
+            data=files,
+            first_id=files[0].id if files else None,
+            last_id=files[-1].id if files else None,
+            has_more=found.has_more,
+        )
+
+    @api.get("/files/{file_id}", tags=["files"], summary="Look a file up")
+    async def retrieve_file(request: Request, file_id: str) -> FileResponse:
+        return shown(await backend.file(key_owner(request, keys), file_id))
+
+    @api.delete("/files/{file_id}", tags=["files"], summary="Delete a file")
+    async def delete_file(request: Request, file_id: str) -> FileDeletedResponse:
+        """Not while it is the input of a batch that has not ended."""
+        await backend.delete_file(key_owner(request, keys), file_id)
+        return FileDeletedResponse(id=file_id)
+
+    @api.get(
+        "/files/{file_id}/content",
+        tags=["files"],
+        summary="Download a file",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"application/octet-stream": {}}}},
+    )
+    async def retrieve_content(request: Request, file_id: str) -> Response:
+        return await routes.content(request, file_id)
+
+
+def shown(file: StoredFile) -> FileResponse:
+    return FileResponse(
+        id=file.id,
+        bytes=file.size_bytes,
+        created_at=file.created_at,
+        expires_at=file.expires_at,
+        filename=file.filename,
+        purpose=file.purpose,
+    )
