@@ -32,6 +32,9 @@ JSON's own numbers, booleans, lists and objects, and in place of `file` the obje
 content here too. `null` is as if the field had not been sent. The limit on uploads
 (`router.max_upload_bytes`) is that of the decoded audio, which is written to disk as it comes.
 
+The lines of a batch take the same fields in their `body`; [BATCHES.md](BATCHES.md) says how they
+name their audio.
+
 With `router.asr_webservice: true` the server also answers `/asr` and `/detect-language` as
 whisper-asr-webservice does; [WORKS-WITH.md](WORKS-WITH.md#asr-and-detect-language) says how.
 """

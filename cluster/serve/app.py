@@ -7,12 +7,13 @@ composes only names the classes of the replicas: none of what they compute with 
 
 from __future__ import annotations
 
-import re
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cluster.messages import Role
+from cluster.serve.batch_owner import BatchOwner
+from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.placement import Placement
 from cluster.serve.replicas.colocated_replica import ColocatedReplica
 from cluster.serve.replicas.decoder_replica import DecoderReplica
@@ -52,6 +53,11 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
             settings.by_model().items(), deployment_suffixes(settings.models), strict=True
         )
     }
+    encoders = {name: encoder for name, (encoder, _) in pools.items()}
+    decoders = {name: decoder for name, (_, decoder) in pools.items()}
+    batches = None
+    if settings.batches.folder is not None:
+        batches = _batch_owner(deployment, settings).bind(settings, build, encoders, decoders)
     return deployment(
         http_front(Router, settings),
         name="router",
@@ -61,8 +67,21 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
     ).bind(
         settings,
         build,
-        {name: encoder for name, (encoder, _) in pools.items()},
-        {name: decoder for name, (_, decoder) in pools.items()},
+        encoders,
+        decoders,
+        batches,
+    )
+
+
+def _batch_owner(deployment: Any, settings: Settings) -> Any:
+    """Files and batches: one replica, and a new version begins when the old one has ended."""
+    options = _replica_options(0.0, settings.batches.node_labels)
+    return deployment(
+        BatchOwner,
+        name="batches",
+        num_replicas=1,
+        max_ongoing_requests=UNBOUNDED,
+        **{**options, "max_surge_percent": 0},
     )
 
 
@@ -157,22 +176,6 @@ def _pools(
         **_replica_options(placement.gpus_of(settings.decoder), settings.decoder.node_labels),
     ).bind(settings, build)
     return encoder, decoder
-
-
-def deployment_suffixes(models: Iterable[str]) -> list[str]:
-    """What is put behind the names of each model's deployments: nothing where there is one model.
-
-    "a/b" and "a b" become "-a-b" and "-a-b-2".
-    """
-    found: list[str] = []
-    for name in models:
-        slug = suffix = "-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-        number = 1
-        while suffix in found:
-            number += 1
-            suffix = f"{slug}-{number}"
-        found.append(suffix)
-    return found or [""]
 
 
 def _replica_options(

@@ -33,6 +33,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.encoder_context import chosen_context
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.clients import ServePool, call_worker
+from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.distribution import check_distribution
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.serve.ray_environment import APP_NAME
@@ -269,8 +270,6 @@ def serve_pools(
     deployments: names of what the application has, by which colocated workers are known.
     """
     from ray import serve
-
-    from cluster.serve.app import deployment_suffixes
 
     names = set(deployments)
     pools = {}

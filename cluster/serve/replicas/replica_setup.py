@@ -44,7 +44,7 @@ def start_replica(
         role=role,
         replica=name,
         encoding=settings.log_format,
-        quotes=role != "router",
+        quotes=role not in ("router", "batches"),
         stream=sys.__stderr__,
     )
     for package in CODE_PACKAGES:  # Serve's log file too: it is the one that the dashboard shows

@@ -20,6 +20,7 @@ from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.encoder_context import chosen_context
 from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.serve.batch_client import ServeBatches
 from cluster.serve.clients import ServePool
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.serve.live_engines import make_live_engine
@@ -28,6 +29,7 @@ from cluster.serve.replicas.replica_setup import start_replica
 from cluster.settings import RouterSettings, Settings
 from cluster.tracing import NO_TRACER, Tracer, make_tracer
 from router.audio.pool import AudioPool
+from router.http.batches import BatchAccess
 from router.http.listener import HttpListener
 from router.http.models import ModelRegistry, ServedModel
 from router.http.routes import create_app
@@ -49,8 +51,14 @@ class Router:
         build: str,
         encoders: Mapping[str, Any],
         decoders: Mapping[str, Any],
+        batches: Any = None,
     ) -> None:
-        """`encoders`, `decoders`: handles by the names of `settings.by_model()`."""
+        """The handles that it needs.
+
+        Args:
+            encoders, decoders: by the names of `settings.by_model()`.
+            batches: of the owner of files and batches; None: there is none.
+        """
         replica, recorder = start_replica("router", settings, build, ROUTER_METRICS)
         self._recorder = recorder
         self._tracer = make_tracer(settings, "router", replica)
@@ -88,7 +96,7 @@ class Router:
             openai_aliases=settings.router.openai_aliases,
             list_openai_aliases=settings.router.list_openai_aliases,
         )
-        self._app = router_app(self._registry, settings, recorder, self._tracer)
+        self._app = router_app(self._registry, settings, recorder, self._tracer, batches)
         self._listener = await open_listener(self._app, settings.router)
         if self._listener is None:
             self._draining = asyncio.create_task(self._drain_when_stopped())
@@ -129,15 +137,26 @@ class Router:
 
 
 def without_secrets(settings: Settings) -> Settings:
-    """`settings` without API keys and the cluster's key, which only replicas know."""
+    """`settings` without API keys and the keys that sign, which only replicas know."""
     router = settings.router.model_copy(update={"api_key": (), "api_key_file": None})
-    return settings.model_copy(update={"cluster_key": None, "router": router})
+    batches = settings.batches.model_copy(update={"webhook_secret": None})
+    return settings.model_copy(update={"cluster_key": None, "router": router, "batches": batches})
 
 
 def router_app(
-    registry: ModelRegistry, settings: Settings, recorder: Recorder, tracer: Tracer = NO_TRACER
+    registry: ModelRegistry,
+    settings: Settings,
+    recorder: Recorder,
+    tracer: Tracer = NO_TRACER,
+    batches: Any = None,
 ) -> FastAPI:
-    """The application of one replica, for its own listener or for Serve's proxy."""
+    """The application of one replica, for its own listener or for Serve's proxy.
+
+    batches: handle of the owner of files and batches; None: there is none.
+    """
+    access = None
+    if batches is not None:
+        access = BatchAccess(ServeBatches(batches), settings.batches.max_file_bytes)
     return create_app(
         registry,
         settings.router,
@@ -145,6 +164,7 @@ def router_app(
         tracer=tracer,
         echo_request_id=settings.router.listener == "router",  # Serve's proxy names requests itself
         cluster_key=settings.cluster_key,
+        batches=access,
     )
 
 

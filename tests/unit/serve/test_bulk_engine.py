@@ -198,7 +198,11 @@ async def test_a_file_that_kills_workers_again_and_again_fails() -> None:
 def test_what_routers_tell_of_their_settings_has_no_secrets() -> None:
     settings = load_settings(
         None,
-        {"cluster_key": "5ecret", "router": {"api_key": ("sk-1",), "max_requests_per_key": 2}},
+        {
+            "cluster_key": "5ecret",
+            "router": {"api_key": ("sk-1",), "max_requests_per_key": 2},
+            "batches": {"webhook_secret": f"whsec_5ecret{'x' * 26}"},
+        },
         environ={},
     )
     told = without_secrets(settings)

@@ -1,0 +1,82 @@
+"""The Serve replica that owns files and batches: there is one, and it holds the folder.
+
+Routers call it through `cluster.serve.batch_client`. It transcribes over the application's pools
+with audio workers of its own; all behaviour is in `router.batches` and in `BulkEngine`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from cluster.errors import WorkerError
+from cluster.metrics import BATCH_METRICS, ROUTER_METRICS
+from cluster.serve.bulk_engine import BulkEngine
+from cluster.serve.clients import ServePool
+from cluster.serve.hooks.ledger import PROCESS_LEDGER
+from cluster.serve.replicas.replica_setup import start_replica
+from cluster.settings import Settings
+from router.batches.interface import BatchBackend
+from router.batches.service import BatchService, open_service
+
+logger = logging.getLogger(__name__)
+
+METHODS = frozenset(name for name in vars(BatchBackend) if not name.startswith("_"))
+
+
+class BatchOwner:
+    """Serve deployment class."""
+
+    _service: BatchService
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self,
+        settings: Settings,
+        build: str,
+        encoders: Mapping[str, Any],
+        decoders: Mapping[str, Any],
+    ) -> None:
+        """`encoders`, `decoders`: handles by the names of `settings.by_model()`."""
+        _, recorder = start_replica("batches", settings, build, (*ROUTER_METRICS, *BATCH_METRICS))
+        pools = {
+            name: (
+                ServePool(encoders[name], "encoder", PROCESS_LEDGER),
+                ServePool(decoders[name], "decoder", PROCESS_LEDGER),
+            )
+            for name in settings.by_model()
+        }
+        own = settings.batches
+        self._stack = AsyncExitStack()
+        try:
+            engine = await self._stack.enter_async_context(
+                BulkEngine.over_pools(
+                    settings,
+                    pools,
+                    recorder=recorder,
+                    max_upload_bytes=own.max_file_bytes,
+                    audio_workers=own.audio_workers,
+                )
+            )
+            self._service = await open_service(own, engine.models, engine, recorder)
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        self._stack.push_async_callback(self._service.close)
+        logger.info("files and batches are kept in %s", own.folder)
+
+    async def call(self, method: str, *values: Any) -> Any:
+        """Call a method of `BatchBackend`."""
+        assert method in METHODS
+        return await getattr(self._service, method)(*values)
+
+    def check_health(self) -> None:
+        """Serve replaces the replica when this raises."""
+        if not self._service.healthy():
+            raise WorkerError("the owner of batches has stopped looking after them")
+
+    async def __del__(self) -> None:
+        """Serve's hook on shutdown."""
+        if hasattr(self, "_stack"):
+            await self._stack.aclose()
