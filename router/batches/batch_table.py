@@ -53,6 +53,7 @@ class OpenBatch:
     ends_as: Status | None
     expires_at: int
     output_expires_after_s: int | None
+    unfinished: int  # lines; of a batch that is in progress
 
 
 class BatchTable:
@@ -150,6 +151,7 @@ class BatchTable:
                 row["ends_as"],
                 row["expires_at"],
                 row["output_expires_after_s"],
+                row["total"] - row["completed"] - row["failed"],
             )
             for row in rows
         ]

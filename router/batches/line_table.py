@@ -127,21 +127,6 @@ class LineTable:
             self._database.epoch,
         )
 
-    def has_unfinished(self, batch_id: str) -> bool:
-        """Whether a line of it waits or runs."""
-        return bool(
-            self._database.first(
-                "SELECT 1 FROM lines WHERE batch_id = ? AND state IN ('waiting', 'claimed')"
-                " LIMIT 1",
-                batch_id,
-            )
-        )
-
-    def waiting(self) -> int:
-        """Lines of all batches that wait."""
-        row = self._database.one("SELECT count(*) FROM lines WHERE state = 'waiting'")
-        return int(row[0])
-
     def give_up(self, batch_id: str) -> None:
         """Lines that wait or run fail, without a result of their own."""
         with self._database.transaction():

@@ -67,7 +67,8 @@ class BatchRunner:
         self._steps: dict[str, asyncio.Task[None]] = {}  # of batches: a check, or result files
         self._looking: asyncio.Task[None] | None = None
         self.paused: str | None = None  # why no line is begun
-        self.n_open = 0
+        self.n_open = 0  # batches, at the last look
+        self.n_unfinished = 0  # lines of those in progress, at the last look
 
     @property
     def n_running(self) -> int:
@@ -113,6 +114,7 @@ class BatchRunner:
         now = self._unix_time()
         batches = await self._thread.call(self._tables.batches.open)
         self.n_open = len(batches)
+        self.n_unfinished = sum(one.unfinished for one in batches if one.status == "in_progress")
         for batch in batches:
             if batch.id in self._steps:
                 continue
@@ -216,9 +218,7 @@ class BatchRunner:
 
     async def _wind_up_done(self, batches: list[OpenBatch]) -> None:
         for batch in batches:
-            if batch.id in self._steps:
-                continue
-            if not await self._thread.call(self._tables.lines.has_unfinished, batch.id):
+            if batch.unfinished == 0 and batch.id not in self._steps:
                 now = int(self._unix_time())
                 await self._thread.call(self._tables.batches.wind_up, batch.id, "completed", now)
                 self.look()

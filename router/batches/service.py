@@ -249,12 +249,11 @@ class BatchService:
 
     async def _report(self) -> None:
         n_files, n_bytes = await self._thread.call(self._tables.files.totals)
-        waiting = await self._thread.call(self._tables.lines.waiting)
-        record = self._recorder.set
+        record, running = self._recorder.set, self._runner.n_running
         record("splitscribe_batches_open", self._runner.n_open)
         record("splitscribe_batches_paused", float(self._runner.paused is not None))
-        record("splitscribe_batch_lines_waiting", waiting)
-        record("splitscribe_batch_lines_running", self._runner.n_running)
+        record("splitscribe_batch_lines_waiting", max(0, self._runner.n_unfinished - running))
+        record("splitscribe_batch_lines_running", running)
         record("splitscribe_batch_files", n_files)
         record("splitscribe_batch_files_bytes", n_bytes)
         record("splitscribe_batch_disk_free_bytes", self._blobs.free_bytes())
