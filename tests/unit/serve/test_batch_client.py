@@ -1,0 +1,75 @@
+"""A router's way to the owner of batches, over a handle that the test plays."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RayActorError
+
+from cluster.errors import NotFoundError, OverloadedError
+from cluster.serve import batch_client
+from cluster.serve.batch_client import ServeBatches
+from cluster.serve.batch_owner import METHODS, BatchOwner
+from router.batches.interface import BatchBackend, NewFile
+from router.batches.service import BatchService
+from tests.support.batches import desk
+
+
+class Handle:
+    """Serve's handle of an owner, which is gone for the next `absent` calls."""
+
+    def __init__(self, service: BatchService, absent: int = 0) -> None:
+        self._owner: Any = SimpleNamespace(_service=service)
+        self.absent = absent
+
+    def options(self, **options: Any) -> Handle:
+        return self
+
+    def remote(self, method: str, *values: Any) -> Any:
+        async def answer() -> Any:
+            if self.absent:
+                self.absent -= 1
+                raise RayActorError
+            return await BatchOwner.call(self._owner, method, *values)
+
+        return asyncio.ensure_future(answer())
+
+
+async def test_an_owner_that_is_being_replaced_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_client, "PAUSE_S", 0.0)
+    async with desk(tmp_path) as at:
+        handle = Handle(at.service, absent=3)
+        batches = ServeBatches(handle)
+        await batches.begin_upload("", "file-1", 4)
+        await batches.append("file-1", 0, b"RIFF")
+        handle.absent = 2
+        stored = await batches.finish_upload("", NewFile("file-1", "batch", "a", 4))
+        assert stored == await at.service.file("", "file-1")
+        assert await batches.read("file-1", 1) == b"IFF"
+        with pytest.raises(NotFoundError):
+            await batches.file("other", "file-1")
+
+
+async def test_where_nobody_comes_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batch_client, "PATIENCE_S", 0.0)
+    async with desk(tmp_path) as at:
+        batches = ServeBatches(Handle(at.service, absent=100))
+        with pytest.raises(OverloadedError, match="try again"):
+            await batches.file("", "file-1")
+
+
+def test_every_method_of_the_backend_is_there_on_both_sides() -> None:
+    assert "create_batch" in METHODS
+    for name in METHODS:
+        wanted = inspect.signature(getattr(BatchBackend, name))
+        for one in (ServeBatches, BatchService):
+            assert inspect.signature(getattr(one, name)) == wanted, name
