@@ -24,7 +24,7 @@ URLS = ("file_url", "url")
 SOURCES = (FILE_ID, *URLS, AUDIO_FIELD)  # of a body, which has one of them
 MAX_ERRORS = 100  # that a batch tells
 MAX_CUSTOM_ID = 512  # characters
-MAX_LINE_BYTES = 256 * 1024 * 1024  # one with its audio in it
+MAX_LINE_BYTES = 64 * 1024 * 1024  # one with its audio in it
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
 
 

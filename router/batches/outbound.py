@@ -39,9 +39,15 @@ class _TryAgainError(Exception):
 
 
 def make_client() -> httpx.AsyncClient:
-    """A client for `call`. The environment's proxies would call what was not checked."""
+    """A client for `call`. The environment's proxies would call what was not checked.
+
+    It trusts the system's certificates, httpx's own, and those of SSL_CERT_FILE.
+    """
+    context = httpx.create_ssl_context()
+    context.load_default_certs()
     return httpx.AsyncClient(
         trust_env=False,
+        verify=context,
         follow_redirects=False,
         timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
         limits=httpx.Limits(max_keepalive_connections=0),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -45,8 +46,10 @@ class Host:
 
 
 @contextmanager
-def http_host(answer: Callable[[Came, Host], Answer]) -> Iterator[Host]:
-    """Serve until the context ends."""
+def http_host(
+    answer: Callable[[Came, Host], Answer], tls: ssl.SSLContext | None = None
+) -> Iterator[Host]:
+    """Serve until the context ends; with `tls` by https."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -70,6 +73,8 @@ def http_host(answer: Callable[[Came, Host], Answer]) -> Iterator[Host]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
     server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients hang up
     host = Host(server.server_address[1], [], threading.Event())
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)

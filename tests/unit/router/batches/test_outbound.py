@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ssl
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from router.batches.blobs import Blobs
 from router.batches.hosts import HostRules
 from router.batches.outbound import Downloads
 from tests.support.http_host import Answer, Came, Host, http_host
+from tests.support.programs import needs
 
 LOCAL = ("127.0.0.0/8",)
 
@@ -112,6 +115,34 @@ async def test_a_full_disk_is_no_fault_of_the_line(tmp_path: Path) -> None:
     with http_host(lambda came, host: Answer(body=b"audio")) as host:  # noqa: SIM117
         with pytest.raises(InsufficientStorageError):
             await fetch(tmp_path, f"{host.url}/", host.name, min_free_bytes=2**62)
+
+
+def made_certificate(folder: Path) -> tuple[Path, Path]:
+    """A key, and a certificate of store.test that it has signed itself."""
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = (
+        *("openssl", "req", "-x509", "-newkey", "ec", "-nodes", "-days", "2"),
+        *("-pkeyopt", "ec_paramgen_curve:prime256v1", "-keyout", key, "-out", certificate),
+        *("-subj", "/CN=store.test", "-addext", "subjectAltName=DNS:store.test"),
+    )
+    subprocess.run(command, check=True, capture_output=True)
+    return key, certificate
+
+
+@needs("openssl")
+async def test_a_certificate_has_to_be_of_the_name_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the call goes to an address."""
+    key, certificate = made_certificate(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate, key)
+    monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+    with http_host(lambda came, host: Answer(body=b"audio"), tls) as host:
+        hosts = (f"store.test:{host.port}", f"other.test:{host.port}")
+        assert await fetch(tmp_path, f"https://store.test:{host.port}/", *hosts) == b"audio"
+        with pytest.raises(InvalidRequestError, match=r"(?i)certificate|hostname"):
+            await fetch(tmp_path, f"https://other.test:{host.port}/", *hosts)
 
 
 async def test_the_environments_proxy_is_not_used(
