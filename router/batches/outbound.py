@@ -38,11 +38,43 @@ class _TryAgainError(Exception):
     """The host did not answer, or said that it may later."""
 
 
-def make_client() -> httpx.AsyncClient:
-    """A client for `call`. The environment's proxies would call what was not checked.
+class Caller:
+    """Makes single requests to destinations that were checked.
 
-    It trusts the system's certificates, httpx's own, and those of SSL_CERT_FILE.
+    It trusts the system's certificates, httpx's own, and those of SSL_CERT_FILE. These are read
+    with the first request, since most servers make none.
     """
+
+    def __init__(self) -> None:
+        self._client: httpx.AsyncClient | None = None
+
+    @asynccontextmanager
+    async def call(
+        self,
+        method: str,
+        destination: Destination,
+        headers: Mapping[str, str] = {},
+        content: bytes | None = None,
+    ) -> AsyncIterator[httpx.Response]:
+        """One request; the body of its answer is not read yet. Raises httpx's errors."""
+        client = self._client = self._client or _make_client()
+        async with client.stream(
+            method,
+            destination.pinned_url,
+            headers={**AGENT, **headers, "host": destination.authority},
+            content=content,
+            extensions={"sni_hostname": destination.host},
+        ) as response:
+            client.cookies.clear()
+            yield response
+
+    async def close(self) -> None:
+        if self._client is not None:
+            await self._client.aclose()
+
+
+def _make_client() -> httpx.AsyncClient:
+    """Without the environment's proxies, which would call what was not checked."""
     context = httpx.create_ssl_context()
     context.load_default_certs()
     return httpx.AsyncClient(
@@ -54,26 +86,6 @@ def make_client() -> httpx.AsyncClient:
     )
 
 
-@asynccontextmanager
-async def call(
-    client: httpx.AsyncClient,
-    method: str,
-    destination: Destination,
-    headers: Mapping[str, str] = {},
-    content: bytes | None = None,
-) -> AsyncIterator[httpx.Response]:
-    """One request to a checked destination; its body is not read yet."""
-    async with client.stream(
-        method,
-        destination.pinned_url,
-        headers={**AGENT, **headers, "host": destination.authority},
-        content=content,
-        extensions={"sni_hostname": destination.host},
-    ) as response:
-        client.cookies.clear()
-        yield response
-
-
 class Downloads:
     """Fetches lines' URLs into files."""
 
@@ -82,7 +94,7 @@ class Downloads:
         self._blobs = blobs
         self._max_bytes = max_bytes
         self._timeout_s = timeout_s
-        self._client = make_client()
+        self._caller = Caller()
 
     async def fetch(self, url: str, path: Path, param: str) -> None:
         """Write what is at `url` to `path`.
@@ -111,12 +123,12 @@ class Downloads:
         raise AssertionError("the last try returned or raised")
 
     async def close(self) -> None:
-        await self._client.aclose()
+        await self._caller.close()
 
     async def _follow(self, url: str, path: Path, param: str) -> None:
         for _ in range(MAX_REDIRECTS + 1):
             destination = await self._rules.check(url, param)
-            async with call(self._client, "GET", destination) as response:
+            async with self._caller.call("GET", destination) as response:
                 if response.has_redirect_location:
                     url = urljoin(url, response.headers["location"])
                     continue

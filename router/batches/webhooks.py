@@ -24,7 +24,7 @@ from cluster.errors import InvalidRequestError, SplitscribeError
 from cluster.metrics import Recorder
 from router.batches.database import Database, DatabaseThread
 from router.batches.hosts import HostRules
-from router.batches.outbound import call, make_client
+from router.batches.outbound import Caller
 
 logger = logging.getLogger(__name__)
 
@@ -125,7 +125,7 @@ class Webhooks:
         self._secret = secret
         self._recorder = recorder
         self._unix_time = unix_time
-        self._client = make_client()
+        self._caller = Caller()
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def check(self, url: str) -> None:
@@ -161,7 +161,7 @@ class Webhooks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._client.aclose()
+        await self._caller.close()
 
     def _done(self, delivery_id: str, _: asyncio.Task[None]) -> None:
         self._running.pop(delivery_id, None)
@@ -187,8 +187,8 @@ class Webhooks:
         try:
             async with asyncio.timeout(ANSWER_S):
                 destination = await self._rules.check(delivery.url, PARAM)
-                async with call(
-                    self._client, "POST", destination, headers, delivery.body
+                async with self._caller.call(
+                    "POST", destination, headers, delivery.body
                 ) as response:
                     taken = 200 <= response.status_code < 300
                     return "" if taken else f"the host answered {response.status_code}"
