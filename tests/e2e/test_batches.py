@@ -136,8 +136,8 @@ def test_a_batch_has_the_texts_of_the_endpoint(batching: Server, store: Host) ->
     assert {name: body["text"] for name, body in found.items()} == texts
     errors = bodies(client, batch.error_file_id)
     assert errors["inside"]["error"]["code"] == "url_not_allowed"
-    assert errors["no audio"]["error"]["param"] == "url"
     assert errors["no audio"]["error"]["type"] == "invalid_request_error"
+    assert "Invalid file format" in errors["no audio"]["error"]["message"]
     with pytest.raises(openai.BadRequestError, match="endpoint"):
         client.batches.create(
             input_file_id=batch.input_file_id,
