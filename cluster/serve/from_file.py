@@ -91,8 +91,8 @@ def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = Non
         raise ConfigurationError(
             "a Serve configuration is shown in the dashboard and in logs, so it holds no key: put "
             "API keys into a file on every node and its path into router.api_key_file; the "
-            "cluster key is made by the cluster, or comes from SPLITSCRIBE_CLUSTER_KEY; the secret "
-            "of webhooks comes from SPLITSCRIBE_BATCHES__WEBHOOK_SECRET"
+            "cluster key is made by the cluster, or comes from SPLITSCRIBE_CLUSTER_KEY; what "
+            "signs webhooks comes from SPLITSCRIBE_BATCHES__WEBHOOK_SECRET"
         )
     if misplaced := {"host", "port", "listener"} & router.keys():
         raise ConfigurationError(
