@@ -214,7 +214,7 @@ def main() -> None:
     parser.add_argument("--no-rival", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    console = Console(file=sys.stderr)
+    console = Console(file=sys.stderr, width=120)
     talks = make_talks(max(args.sessions), args.seconds, args.seed)
     console.print(
         f"ceiling, with 0.5 s held back: half of the shortest hop and 0.5 s, "
