@@ -17,7 +17,7 @@ from cluster.errors import (
 )
 from router.batches import line_work, runner
 from router.batches.blobs import READERS_GRACE_S
-from router.batches.line_work import MAX_CLAIMS
+from router.batches.line_work import MAX_CLAIMS, MAX_TRIES
 from router.interface import TranscriptionResult
 from tests.support.batches import HOUR_S, Hands, desk, eventually, line
 from tests.support.router_fakes import FakeTranscriber
@@ -145,17 +145,30 @@ async def test_a_result_that_cannot_be_stored_is_kept_until_it_can(
     assert len(transcriber.uploads) == 1, "it was not run again"
 
 
+class Stumbling(FakeTranscriber):
+    """Fails with the first two files that it gets."""
+
+    async def transcribe(self, *request: Any) -> TranscriptionResult:
+        if len(self.uploads) == 2:
+            self.error = None
+        return await super().transcribe(*request)
+
+
 async def test_what_fails_in_the_cluster_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(line_work, "FIRST_PAUSE_S", 0.0)
-    transcriber = FakeTranscriber()
+    transcriber = Stumbling()
     transcriber.error = ValueError("a bug")
     async with desk(tmp_path, transcriber) as at:
-        batch_id = await at.create(await at.upload(line("a", **AUDIO)))
-        await eventually(lambda: len(transcriber.uploads) >= 2)
-        transcriber.error = None
-        assert (await at.ended(batch_id)).completed == 1
+        batch = await at.ended(await at.create(await at.upload(line("a", **AUDIO))))
+        assert (batch.completed, len(transcriber.uploads)) == (1, 3)
+        transcriber.error = ValueError("a bug")
+        batch = await at.ended(await at.create(await at.upload(line("a", **AUDIO))))
+        [error] = await at.content(batch.error_file_id)
+        assert error["response"]["status_code"] == 500
+        assert "a bug" not in str(error)
+        assert len(transcriber.uploads) == 3 + MAX_TRIES
         transcriber.error = InvalidAudioError("no audio", param="file")
         batch = await at.ended(await at.create(await at.upload(line("a", **AUDIO))))
         [error] = await at.content(batch.error_file_id)
