@@ -19,7 +19,6 @@ import pytest
 from benchmark.shared.clips import Clip
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import SPLITSCRIBE, Server, wait_until
-from tests.e2e.test_transcribe import write_long_recording
 from tests.support.archives import same_answer
 from tests.support.sounds import FORMATS, encode
 
@@ -38,10 +37,10 @@ def address_of(server: Server) -> str:
     raise AssertionError("no raylet")
 
 
-def make_archive(folder: Path, n_files: int, n_broken: int, long_s: int = 0) -> None:
-    """Files of every container in turn, in folders of ten; `long_s`: of one more, if any."""
+def make_archive(folder: Path, n_files: int, n_broken: int) -> None:
+    """Files of every container in turn, in folders of ten."""
     kinds = [name for name in FORMATS if name not in ("alac", "wav24", "wav32f", "mulaw")]
-    for i in range(n_files - n_broken - bool(long_s)):
+    for i in range(n_files - n_broken):
         kind = kinds[i % len(kinds)]
         target = folder / f"{i // 10:02d}" / f"talk-{i:03d}.{kind}"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -49,8 +48,6 @@ def make_archive(folder: Path, n_files: int, n_broken: int, long_s: int = 0) -> 
         encode(target, Clip(name, sample_path(name)).pcm(), *FORMATS[kind])
     for i in range(n_broken):
         (folder / f"broken-{i}.mp3").write_bytes(b"this is no audio " * (i + 1))
-    if long_s:
-        write_long_recording(folder / "long.wav", long_s)
 
 
 def start(archive: Path, output: Path, server: Server, *flags: str) -> subprocess.Popen[str]:
@@ -89,11 +86,11 @@ def parts(output: Path) -> list[dict[str, object]]:
     return rows
 
 
-def interrupt(process: subprocess.Popen[str], output: Path, n_more: int, how: int) -> None:
-    """End a run once it has kept so many files."""
+def interrupt(process: subprocess.Popen[str], output: Path, n_more: int) -> None:
+    """Ctrl-C, once a run has kept so many files."""
     wait_until(lambda: journalled(output) >= n_more, RUN_S, f"{n_more} files are done")
-    os.kill(process.pid, how)
-    finish(process, 130 if how == signal.SIGINT else -how)
+    process.send_signal(signal.SIGINT)
+    finish(process, 130)
 
 
 def check_equal(server: Server, archive: Path, output: Path) -> None:
@@ -111,10 +108,8 @@ def check_equal(server: Server, archive: Path, output: Path) -> None:
         assert written["text"] == row["text"]
         assert same_answer(written, answer.json()), f"{file}:\n{written}\n{answer.text}"
 
-    rows = [row for row in parts(output) if row["error"] is None]
-    limit = 25 * 2**20  # of the endpoint
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(check, (r for r in rows if os.path.getsize(str(r["path"])) < limit)))
+        list(threads.map(check, (row for row in parts(output) if row["error"] is None)))
 
 
 def test_an_archive_is_interrupted_goes_on_and_equals_the_endpoint(
@@ -126,7 +121,7 @@ def test_an_archive_is_interrupted_goes_on_and_equals_the_endpoint(
     assert "hours per hour, about" in told
     assert not parts(output)
     first = start(archive, output, server, "--files-at-once", "1", "-f", "json", "-f", "srt")
-    interrupt(first, output, 2, signal.SIGINT)
+    interrupt(first, output, 2)
     n_first = len(parts(output))
     assert 2 <= n_first < 12
     flags = ("-f", "json", "-f", "srt")
@@ -194,22 +189,3 @@ def test_without_an_application_the_run_has_pools_of_its_own(tmp_path: Path) -> 
     assert "2 of 2 files have their transcripts" in told
     assert all(file.read_text().strip() for file in (tmp_path / "texts").rglob("*.txt"))
     assert len(list((tmp_path / "texts").rglob("*.txt"))) == 2
-
-
-def test_a_large_archive_with_a_long_file_killed_twice(server: Server, tmp_path: Path) -> None:
-    """Killed without a chance to end anything, it loses nothing that it had told."""
-    archive, output = tmp_path / "talks", tmp_path / "texts"
-    make_archive(archive, 300, 10, long_s=3 * 3600)
-    interrupt(start(archive, output, server), output, 40, signal.SIGKILL)
-    kept = journalled(output)
-    second = start(archive, output, server)
-    wait_until(lambda: journalled(output) == 0, RUN_S, "the journal became a part")
-    assert len(parts(output)) == kept
-    interrupt(second, output, 60, signal.SIGINT)
-    told = finish(start(archive, output, server), 3)
-    assert "290 of 300 files" in told
-    rows = parts(output)
-    assert sum(row["error"] is not None for row in rows) == 10
-    (long,) = [row for row in rows if str(row["path"]).endswith("long.wav")]
-    assert float(str(long["duration"])) == pytest.approx(3 * 3600, abs=1)
-    check_equal(server, archive, output)
