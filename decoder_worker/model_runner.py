@@ -27,7 +27,7 @@ from cluster.model.text.splitting import split_tokens
 from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.alignment.heads import AlignmentHeads
 from decoder_worker.alignment.peaks import PeakFinder, PeakItem
-from decoder_worker.alignment.word_times import Aligner, AlignmentItem
+from decoder_worker.alignment.token_times import Aligner, AlignmentItem
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import Decoders, choose_sampler
 from decoder_worker.gpu.fixed_sizes import FixedSizes

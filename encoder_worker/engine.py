@@ -28,7 +28,7 @@ from cluster.model.encoder_context import chosen_context
 from cluster.settings import EncoderSettings
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import check_request
-from encoder_worker.exports import Exports
+from encoder_worker.export_pages import Exports
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.loop import EncodeLoop
 from encoder_worker.reuse import KVReuse

@@ -24,7 +24,7 @@ from cluster.metrics import Recorder
 from cluster.priorities import leaves_room
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error
-from encoder_worker.exports import Exports, Pages, give_back_surplus, reserve
+from encoder_worker.export_pages import Exports, Pages, give_back_surplus, reserve
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu.static_encoder import Ready
 from encoder_worker.publisher import Publisher

@@ -15,7 +15,7 @@ from cluster.messages import EncodeReply, EncodeTimings
 from cluster.metrics import Recorder
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error
-from encoder_worker.exports import Exports, Pages
+from encoder_worker.export_pages import Exports, Pages
 from encoder_worker.reuse import KVReuse
 from encoder_worker.stats import Counts
 

@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 
 from cluster.messages import EncodeReply, EncodeRequest, EncodeTimings
-from encoder_worker.exports import Exports
+from encoder_worker.export_pages import Exports
 
 KEY_BYTES = 32
 

@@ -1,7 +1,7 @@
 """What `router.http` and the command line ask of a request, and what they are told of it.
 
-They call a `Transcriber`, one for each model; `router.request` has the one that does the work, and
-tests have one that needs no workers. Nothing here does any work, apart from `RequestContext`,
+They call a `Transcriber`, one for each model; `router.transcriber` has the one that does the work,
+and tests have one that needs no workers. Nothing here does any work, apart from `RequestContext`,
 through which a running request learns how long it may take and says how much audio it found.
 """
 

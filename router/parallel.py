@@ -6,7 +6,7 @@ another, until one with speech shows it. Where a decoder stopped before a window
 speech in it, the rest is decoded as a window of its own, so that nothing said is lost (unless the
 client limits the tokens of each window).
 Without fallback a window is decoded only once, so its tokens can be sent one by one, and a rest is
-left out. `router.doubt` decides which text needs the support of the voice detector.
+left out. `router.unsupported_text` decides which text needs the support of the voice detector.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cluster.messages import SAMPLE_RATE, DecodeOptions, Pcm, QualityGates, Samp
 from cluster.model.text.tokenizer import WhisperTokenizer
 from router.audio.stream import AudioStream
 from router.audio.windows import Window
-from router.doubt import gates_for, unheard_from, without_hallucinations
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio
-from router.segments import TranscriptBuilder, gather_window, token_logprobs
 from router.transcript import WindowTranscript
+from router.transcript_builder import TranscriptBuilder, gather_window, token_logprobs
+from router.unsupported_text import gates_for, unheard_from, without_hallucinations
 
 MIN_TAIL_S = 0.1  # less than this cannot hold a word
 MIN_QUIET_TAIL_S = 2.0  # the same without text from the decoder: likely the pause before a cut

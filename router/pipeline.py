@@ -47,8 +47,8 @@ from cluster.model.encoder_context import FULL
 from cluster.settings import RouterSettings
 from cluster.tracing import NO_TRACER, Span, Tracer
 from router.audio_key import audio_key
-from router.clients import DecoderClient, EncoderClient
 from router.interface import RequestContext, StageTimings
+from router.pools import DecoderClient, EncoderClient
 
 logger = logging.getLogger(__name__)
 

@@ -22,9 +22,9 @@ from cluster.model.text.splitting import Split, split_tokens
 from cluster.model.text.tokenizer import WhisperTokenizer
 from router.api.params import SequentialOptions
 from router.hallucination import Surroundings, first_hallucination, silence_before_hallucination
-from router.segments import end_of_speech, gather_window, within
 from router.text_context import TextContext
 from router.transcript import Segment
+from router.transcript_builder import end_of_speech, gather_window, within
 from router.words import add_words
 
 FRAMES_PER_STEP = 2  # mel frames in one timestamp step of 20 ms

@@ -26,8 +26,8 @@ from router.audio.whole import WholeAudio
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.seeking import Seeker
-from router.segments import token_logprobs
 from router.transcript import Segment, Transcript
+from router.transcript_builder import token_logprobs
 
 
 @dataclass(slots=True)

@@ -1,7 +1,7 @@
 """What a transcript is made of: words, segments, windows, and the whole. Frozen values.
 
 Times are seconds from the start of the upload. Knows neither where they come from
-(`router.segments` makes them) nor how they are written (`router.api`).
+(`router.transcript_builder` makes them) nor how they are written (`router.api`).
 """
 
 from __future__ import annotations

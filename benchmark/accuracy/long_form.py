@@ -29,7 +29,7 @@ from cluster.demo.recipe.word_errors import WordErrors, total
 from cluster.messages import Pcm
 from cluster.model.checkpoint import open_checkpoint
 from router.api.params import SequentialOptions, TranscriptionParams
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 from tests.support.long_recordings import (
     Recording,
     errors_by_sentence,

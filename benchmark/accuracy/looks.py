@@ -28,7 +28,7 @@ from router.api.params import LADDER, PARALLEL_GATES
 from router.audio.cutter import WindowCutter
 from router.audio.vad import SpeechDetector
 from router.pipeline import WindowAudio
-from router.segments import gather_window
+from router.transcript_builder import gather_window
 
 NO_DEADLINE_S = 24 * 3600.0
 

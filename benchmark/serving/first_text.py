@@ -38,7 +38,7 @@ from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.interface import RequestContext, Update
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 
 NO_DEADLINE_S = 24 * 3600.0
 SLACK = 64  # where neither the settings nor the checkpoint say

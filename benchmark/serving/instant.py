@@ -49,7 +49,7 @@ from cluster.settings import RouterSettings, Settings
 from router.audio.pool import AudioPool
 from router.http.admission import MAX_REQUESTS
 from router.http.models import ModelRegistry
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 
 ROLES: tuple[Role, ...] = ("encoder", "decoder")
 SPOKEN_S = 5.0  # where the text's last timestamp stands
@@ -128,7 +128,7 @@ class InstantWorker:
 
 
 class LocalPool(InstantWorker):
-    """Both protocols of `router.clients`, without a call to anyone."""
+    """Both protocols of `router.pools`, without a call to anyone."""
 
     async def status(self) -> list[WorkerStatus]:  # type: ignore[override]
         return list(await super().status())

@@ -41,7 +41,7 @@ from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.audio_key import audio_key
 from router.interface import RequestContext, TranscriptionResult
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 
 IN_FLIGHT = 8
 PATIENCE_S = 600.0

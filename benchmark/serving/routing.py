@@ -42,9 +42,9 @@ from cluster.messages import (
     Location,
     WorkerLoad,
 )
-from cluster.serve.clients import ServePool
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.serve.ray_environment import ENVIRONMENT
+from cluster.serve.serve_pool import ServePool
 
 N_WORKERS, N_CLIENTS = 4, 2
 WINDOW_S = 0.05  # of an encoder

@@ -119,7 +119,7 @@ def _size(role: Role, settings: Settings) -> dict[str, Any]:
 
 
 def replica_choice() -> dict[str, Any]:
-    """Options of a pool whose workers are chosen by their load (`cluster.serve.routing`)."""
+    """Options of a pool whose workers are chosen by their load (`cluster.serve.worker_choice`)."""
     from ray.serve.config import RequestRouterConfig
 
     config: Any = RequestRouterConfig

@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from cluster.errors import OverloadedError, WorkerGoneError
-from cluster.serve.clients import call_worker
+from cluster.serve.serve_pool import call_worker
 from router.batches.interface import Batch, Listing, NewBatch, NewFile, Order, StoredFile
 
 PATIENCE_S = 20.0  # an owner that died is replaced within seconds

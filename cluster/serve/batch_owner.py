@@ -14,9 +14,9 @@ from typing import Any
 from cluster.errors import WorkerError
 from cluster.metrics import BATCH_METRICS, ROUTER_METRICS
 from cluster.serve.bulk_engine import BulkEngine
-from cluster.serve.clients import ServePool
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.serve.replicas.replica_setup import start_replica
+from cluster.serve.serve_pool import ServePool
 from cluster.settings import Settings
 from router.batches.interface import BatchBackend
 from router.batches.service import BatchService, open_service

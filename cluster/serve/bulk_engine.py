@@ -32,21 +32,21 @@ from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.encoder_context import chosen_context
 from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.serve.clients import ServePool, call_worker
 from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.distribution import check_distribution
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.serve.ray_environment import APP_NAME
 from cluster.serve.replicas.router_replica import served_model
+from cluster.serve.serve_pool import ServePool, call_worker
 from cluster.settings import RouterSettings, Settings
 from router.api.formats import RenderedTranscript, render
 from router.api.forms import parse_transcription, parse_translation, requested_model
 from router.api.params import TranscriptionParams
 from router.audio.pool import AudioPool
-from router.clients import DecoderClient, EncoderClient
 from router.http.models import ModelRegistry
 from router.interface import RequestContext, StageTimings, TranscriptionResult, Update
-from router.request import RequestTranscriber
+from router.pools import DecoderClient, EncoderClient
+from router.transcriber import RequestTranscriber
 from router.transcript import TokenLogprob, Transcript
 
 logger = logging.getLogger(__name__)

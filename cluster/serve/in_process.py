@@ -31,10 +31,10 @@ from decoder_worker.engine import DecoderEngine
 from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
 from router.audio.pool import AudioPool
-from router.clients import EnginePool
 from router.live.activity import SileroBatch, VoiceActivity
 from router.live.engine import LiveEngine
-from router.request import RequestTranscriber
+from router.pools import EnginePool
+from router.transcriber import RequestTranscriber
 
 _T = TypeVar("_T")
 

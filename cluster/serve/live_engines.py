@@ -14,11 +14,11 @@ from cluster.model.encoder_context import chosen_context
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import Settings
 from cluster.tracing import NO_TRACER, Tracer
-from router.clients import DecoderClient, EncoderClient
 from router.live.activity import VoiceActivity
 from router.live.engine import LiveEngine
 from router.live.policies import chosen_policy
 from router.pipeline import Pipeline
+from router.pools import DecoderClient, EncoderClient
 
 
 def make_live_engine(

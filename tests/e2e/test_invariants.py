@@ -11,7 +11,7 @@ from cluster.demo.samples import sample_path
 from cluster.serve.in_process import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 from tests.support.recordings import lengthened
 from tests.support.requests import request_context
 

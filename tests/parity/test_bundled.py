@@ -21,7 +21,7 @@ from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.in_process import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
-from router.clients import DecoderClient, EncoderClient
+from router.pools import DecoderClient, EncoderClient
 from tests.support.references.hugging_face import hf_features, hf_model
 from tests.support.requests import request_context
 

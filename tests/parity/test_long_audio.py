@@ -22,7 +22,7 @@ from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.cutter import WindowCutter
 from router.audio.vad import SpeechDetector
 from router.audio.windows import Window
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 from router.transcript import Transcript
 from tests.support.long_recordings import (
     Recording,

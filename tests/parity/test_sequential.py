@@ -30,7 +30,7 @@ from cluster.settings_sources import load_settings
 from decoder_worker.sampling.noise import gumbel, noise_key
 from router.api.params import LADDER, SequentialOptions, TranscriptionParams
 from router.interface import Update
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 from router.transcript import Segment, Transcript
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from cluster.serve.scaling import (
+from cluster.serve.replica_count import (
     Balancer,
     Decision,
     DecoderSignals,

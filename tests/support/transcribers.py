@@ -18,7 +18,7 @@ from cluster.serve.in_process import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.interface import TranscriptionResult
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 from tests.support.references.openai_whisper import (
     openai_model,
     openai_vocabulary,

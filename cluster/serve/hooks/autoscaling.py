@@ -1,9 +1,9 @@
-"""Ray Serve's hook for autoscaling, over `cluster.serve.scaling`.
+"""Ray Serve's hook for autoscaling, over `cluster.serve.replica_count`.
 
 Serve's controller makes one for each pool, from a class sent by value; what the pools of a model
 share is the balancer that the module below holds. Serve's own policy for a whole application would
 see all pools at once, but is to be had by `serve deploy` alone, not by `serve.run`. Serve's delays
-are off: `cluster.serve.scaling` has its own, which know both pools.
+are off: `cluster.serve.replica_count` has its own, which know both pools.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ray.serve.config import AutoscalingContext
 
 from cluster.messages import DecoderSignals, EncoderSignals, Role
 from cluster.serve.hooks import scaling_state  # looked up in it: by value it would be a copy
-from cluster.serve.scaling import (
+from cluster.serve.replica_count import (
     Decision,
     PoolView,
     ScalingRules,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 
-from cluster.serve.routing import WorkLedger
+from cluster.serve.worker_choice import WorkLedger
 
 PROCESS_LEDGER = WorkLedger()
 CHANCE = random.Random()

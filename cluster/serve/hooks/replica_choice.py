@@ -1,4 +1,4 @@
-"""Ray Serve's hook for choosing a replica, over `cluster.serve.routing`.
+"""Ray Serve's hook for choosing a replica, over `cluster.serve.worker_choice`.
 
 Each process with a handle makes one for each pool. Serve's interface demands four things. The
 class is sent by value, so what it shares lies in a module that it imports. All calls of one HTTP
@@ -23,7 +23,7 @@ from ray.serve.request_router import (
 
 from cluster.messages import Location, WorkerLoad
 from cluster.serve.hooks import ledger as process  # looked up in it: by value it would be a copy
-from cluster.serve.routing import Candidate, WorkLedger, key_of, ranked, shared_key, work_of
+from cluster.serve.worker_choice import Candidate, WorkLedger, key_of, ranked, shared_key, work_of
 
 logger = logging.getLogger("ray.serve")
 
@@ -31,7 +31,7 @@ N_TRIED = 3  # Serve asks each of them that it takes for full; then it pauses, a
 
 
 class LoadAwareRouter(FIFOMixin, RequestRouter):
-    """Chooses by `cluster.serve.routing.ranked`."""
+    """Chooses by `cluster.serve.worker_choice.ranked`."""
 
     def initialize_state(self, **kwargs: Any) -> None:
         """Called by Serve once, after construction; others may hand in `ledger` and `chance`."""

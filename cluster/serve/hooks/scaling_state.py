@@ -8,7 +8,7 @@ from __future__ import annotations
 from functools import cache
 
 from cluster.metrics import CONTROLLER_METRICS, Recorder, ray_recorder
-from cluster.serve.scaling import Balancer, Decision
+from cluster.serve.replica_count import Balancer, Decision
 
 
 @cache

@@ -21,11 +21,11 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.encoder_context import chosen_context
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.batch_client import ServeBatches
-from cluster.serve.clients import ServePool
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.serve.live_engines import make_live_engine
 from cluster.serve.ray_internals import replica_is_stopping
 from cluster.serve.replicas.replica_setup import start_replica
+from cluster.serve.serve_pool import ServePool
 from cluster.settings import RouterSettings, Settings
 from cluster.tracing import NO_TRACER, Tracer, make_tracer
 from router.audio.pool import AudioPool
@@ -35,7 +35,7 @@ from router.http.models import ModelRegistry, ServedModel
 from router.http.routes import create_app
 from router.live.activity import SileroBatch, VoiceActivity
 from router.live.engine import LiveEngine
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 
 logger = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.alignment.heads import AlignmentHeads
-from decoder_worker.alignment.word_times import Aligner, AlignmentItem
+from decoder_worker.alignment.token_times import Aligner, AlignmentItem
 from decoder_worker.backends import load_decoders, torch_attention
 from decoder_worker.model_runner import self_kv_layout
 from tests.support.workers.decoder_engines import random_kv, write_window

@@ -35,7 +35,7 @@ from encoder_worker.checks import check_request
 from router.api.params import TranscriptionParams
 from router.interface import RequestContext, TranscriptionResult, Update
 from router.pipeline import WindowAudio
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedAudio, PlayedPools
 from tests.support.traced import Traced, id_of, parent_of

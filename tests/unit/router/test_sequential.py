@@ -35,7 +35,7 @@ from cluster.settings import RouterSettings
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool
 from router.interface import DeadlineRule, RequestContext, TranscriptionResult, Update
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 from tests.support.audio_pools import until
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.requests import request_context

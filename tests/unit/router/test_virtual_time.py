@@ -17,7 +17,7 @@ from cluster.settings import RouterSettings
 from router.api.params import TranscriptionParams
 from router.http.admission import BYTES_PER_AUDIO_S, Admission
 from router.interface import DeadlineRule, RequestContext
-from router.request import RequestTranscriber
+from router.transcriber import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedAudio, PlayedPools
 from tests.support.virtual_time import run_virtually, virtual_clock

@@ -27,9 +27,9 @@ from cluster.serve.in_process import LocalEngines, local_engines, transcriber_ov
 from cluster.serve.replicas.router_replica import served_model, without_secrets
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
-from router.clients import EnginePool
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
+from router.pools import EnginePool
 from tests.support.archives import same_answer
 
 MODEL = (("model", "whisper-1"),)

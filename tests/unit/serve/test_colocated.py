@@ -13,9 +13,9 @@ import torch
 from cluster.errors import DeadlineExceededError, HandleRefusedError
 from cluster.kv.exporter import KVExporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
-from cluster.serve.clients import ServePool
 from cluster.serve.replicas.colocated_replica import SWITCH_S, ColocatedWorker
-from cluster.serve.routing import WorkLedger
+from cluster.serve.serve_pool import ServePool
+from cluster.serve.worker_choice import WorkLedger
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm

@@ -12,13 +12,13 @@ import pytest
 from ray.serve.config import AutoscalingPolicy, RequestRouterConfig
 
 from cluster.messages import EncodeRequest, WorkerLoad
-from cluster.serve import routing
+from cluster.serve import worker_choice
 from cluster.serve.app import STATS_PERIOD_S, replica_choice
 from cluster.serve.hooks import ledger as process
 from cluster.serve.hooks import scaling_state
 from cluster.serve.hooks.autoscaling import PoolPolicy
 from cluster.serve.hooks.replica_choice import LoadAwareRouter
-from cluster.serve.routing import WorkLedger, key_of
+from cluster.serve.worker_choice import WorkLedger, key_of
 from cluster.settings import ScalingSettings
 
 
@@ -135,7 +135,7 @@ def test_hooks_sent_by_value_share_what_lives_in_the_process() -> None:
     config: Any = RequestRouterConfig
     choice = config(request_router_class="cluster.serve.hooks.replica_choice.LoadAwareRouter")
     received = choice.get_request_router_class()
-    assert received.choose_replicas.__globals__["ranked"] is routing.ranked
+    assert received.choose_replicas.__globals__["ranked"] is worker_choice.ranked
     assert received.initialize_state.__globals__["process"] is process
     sent = AutoscalingPolicy(policy_function="cluster.serve.hooks.autoscaling:PoolPolicy")  # type: ignore[no-untyped-call]
     assert sent.get_policy().__call__.__globals__["scaling_state"] is scaling_state

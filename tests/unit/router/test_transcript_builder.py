@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from cluster.messages import DecodeResult, DecodeTimings, QualityGates
-from router.segments import TranscriptBuilder, gather_window, token_logprobs
 from router.transcript import Transcript, WindowTranscript
+from router.transcript_builder import TranscriptBuilder, gather_window, token_logprobs
 
 GATES = QualityGates()
 

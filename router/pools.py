@@ -1,7 +1,7 @@
 """How the pipeline reaches the two pools: the protocols, and engines in the same process.
 
 The pipeline knows only the protocols. The client that reaches pools through Ray Serve is
-`cluster.serve.clients.ServePool`.
+`cluster.serve.serve_pool.ServePool`.
 """
 
 from __future__ import annotations

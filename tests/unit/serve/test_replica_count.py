@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cluster.serve.scaling import (
+from cluster.serve.replica_count import (
     Balancer,
     DecoderSignals,
     EncoderSignals,

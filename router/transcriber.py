@@ -37,14 +37,14 @@ from cluster.tracing import NO_TRACER, Tracer
 from router.api.params import Chunking, TranscriptionParams
 from router.audio.stream import AudioStream
 from router.audio.whole import WholeAudio
-from router.clients import DecoderClient, EncoderClient
 from router.interface import HealthReport, PoolHealth, RequestContext, TranscriptionResult
 from router.parallel import ParallelRun
 from router.pipeline import Pipeline, RequestRun, WindowAudio
+from router.pools import DecoderClient, EncoderClient
 from router.seeking import Seeker
-from router.segments import TranscriptBuilder
 from router.sequential import SequentialRun
 from router.text_context import TextContext
+from router.transcript_builder import TranscriptBuilder
 
 
 class AudioSource(Protocol):

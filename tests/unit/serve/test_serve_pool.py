@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from cluster.messages import EncodeRequest
-from cluster.serve.clients import ServePool
-from cluster.serve.routing import WorkLedger, key_of
+from cluster.serve.serve_pool import ServePool
+from cluster.serve.worker_choice import WorkLedger, key_of
 
 REQUEST = EncodeRequest("clients", 0, 1, np.zeros(16, np.int16), 30.0)
 

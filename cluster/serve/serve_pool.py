@@ -22,7 +22,7 @@ from cluster.messages import (
     Role,
     WorkerStatus,
 )
-from cluster.serve.routing import WorkLedger, kept_key, key_of
+from cluster.serve.worker_choice import WorkLedger, kept_key, key_of
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,7 @@ from cluster.messages import (
     Location,
     WorkerLoad,
 )
-from cluster.serve.routing import (
+from cluster.serve.worker_choice import (
     N_REMEMBERED,
     Candidate,
     WorkLedger,
