@@ -169,7 +169,8 @@ class AudioPool:
         expiry = loop.call_later(self._settings.max_deadline_s, self._expire, stream)
         try:
             try:
-                await asyncio.wait_for(stream.until_open(), timeout_s)
+                async with asyncio.timeout(timeout_s):
+                    await stream.until_open()
             except TimeoutError as error:
                 raise DeadlineExceededError("no audio worker was free in time") from error
             yield stream

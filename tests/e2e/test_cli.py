@@ -56,7 +56,7 @@ def test_a_mistake_is_one_line(
 def test_print_config_shows_what_came_of_all_sources(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("router:\n  port: 1\n  host: from-file\n")
     run = splitscribe(
-        *("serve", "--config", "s.yaml", "--port", "3", "--api-key", "secret", "--print-config"),
+        *("serve", "--config", "s.yaml", "--port", "3", "--api-key", "k3y-0f-1", "--print-config"),
         cwd=tmp_path,
         env={"SPLITSCRIBE_ENCODER__MAX_BATCH": "5"},
     )
@@ -64,7 +64,7 @@ def test_print_config_shows_what_came_of_all_sources(tmp_path: Path) -> None:
     assert "port: 3" in run.stdout
     assert "host: from-file" in run.stdout
     assert "max_batch: 5" in run.stdout
-    assert "secret" not in run.stdout
+    assert "k3y-0f-1" not in run.stdout
 
 
 def test_check_tells_what_would_be_used(tmp_path: Path) -> None:
