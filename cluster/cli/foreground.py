@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from rich.console import Console
 
 from cluster.model.checkpoint import open_checkpoint
-from cluster.serve.launch import running_cluster
 from cluster.serve.ray_internals import KEEP_SIGNALS
+from cluster.serve.start.launch import running_cluster
 from cluster.settings import Settings
 
 

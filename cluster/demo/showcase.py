@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.demo.samples import SAMPLES, sample_path, sample_text, words_of
-from cluster.serve.launch import running_cluster
+from cluster.serve.start.launch import running_cluster
 from cluster.settings_sources import load_settings
 
 # server-timing names, in the order of the path

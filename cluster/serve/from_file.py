@@ -19,7 +19,7 @@ from cluster.errors import ConfigurationError
 from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import ENVIRONMENT
 from cluster.serve.ray_internals import shared_value
-from cluster.serve.resolve import resolved
+from cluster.serve.start.resolve import resolved
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 

@@ -65,7 +65,7 @@ def ray_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    from cluster.serve.ray_session import ray_session
+    from cluster.serve.start.ray_session import ray_session
 
     with ray_session(None, log_to_driver=False):
         yield

@@ -14,7 +14,7 @@ from cluster.errors import ConfigurationError
 from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import ENVIRONMENT
 from cluster.serve.ray_internals import KEEP_SIGNALS, ray_addresses_here
-from cluster.serve.readiness import Say
+from cluster.serve.start.readiness import Say
 from cluster.settings import BUNDLED_MODEL, Settings
 from cluster.settings_sources import load_settings
 from router.http.models import ALIAS
@@ -35,7 +35,7 @@ def found_application(job: BatchJob, say: Say) -> Iterator[Settings | None]:
     if address is None:
         yield None
         return
-    from cluster.serve.ray_session import ray_session
+    from cluster.serve.start.ray_session import ray_session
 
     with (
         tempfile.TemporaryDirectory(
@@ -59,7 +59,7 @@ def own_application(job: BatchJob, settings: Settings, say: Say) -> Iterator[Non
     Raises:
         ConfigurationError: they do not start.
     """
-    from cluster.serve.launch import running_cluster
+    from cluster.serve.start.launch import running_cluster
 
     address = job.address if job.address != NO_CLUSTER else None
     with running_cluster(settings, say=say, address=address):

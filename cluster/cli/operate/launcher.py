@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from cluster.cli.operate.cluster_file import ClusterFile
 from cluster.cli.operate.dashboard import ray_command
 from cluster.errors import ConfigurationError
-from cluster.serve.readiness import Say
+from cluster.serve.start.readiness import Say
 
 DOWN_S = 900.0  # clouds take minutes to end machines
 LAST_LINES_S = 1.0  # to read the last lines: ssh may outlive the launcher and keep its output open

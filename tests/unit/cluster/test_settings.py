@@ -14,7 +14,7 @@ from cluster.cli.reference_config import reference_config
 from cluster.errors import ConfigurationError
 from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.distribution import package_root
-from cluster.serve.resolve import resolve_settings
+from cluster.serve.start.resolve import resolve_settings
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings, read_api_keys
 

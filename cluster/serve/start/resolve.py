@@ -19,7 +19,7 @@ def resolve_settings(settings: Settings, address: str | None = None) -> Settings
     """Fill in what must be the same in every process: keys, port, listener, model paths.
 
     Args:
-        address: as of `cluster.serve.launch.running_cluster`.
+        address: as of `cluster.serve.start.launch.running_cluster`.
 
     Raises:
         ConfigurationError: the port is taken, the file of API keys cannot be read, or routers

@@ -20,8 +20,14 @@ from cluster.errors import ConfigurationError
 from cluster.serve.distribution import build_id, package_root
 from cluster.serve.placement import Placement, joined_machine, place, this_machine
 from cluster.serve.ray_environment import APP_NAME, ENVIRONMENT
-from cluster.serve.readiness import SERVE_LOGS, Say, check_stop, wait_for_health, wait_for_replicas
-from cluster.serve.resolve import resolve_settings
+from cluster.serve.start.readiness import (
+    SERVE_LOGS,
+    Say,
+    check_stop,
+    wait_for_health,
+    wait_for_replicas,
+)
+from cluster.serve.start.resolve import resolve_settings
 from cluster.settings import Settings
 
 Build = Callable[[Settings, str, Placement], Any]  # as `cluster.serve.app.build_app`
@@ -73,7 +79,7 @@ def running_cluster(
     # What the application is made of is imported while Ray's processes start: a second's work.
     imports = threading.Thread(target=_import_application, name="imports", daemon=True)
     imports.start()
-    from cluster.serve.ray_session import ray_session
+    from cluster.serve.start.ray_session import ray_session
 
     with (
         tempfile.TemporaryDirectory(
@@ -118,7 +124,7 @@ def _application(
     """Deployed, with every replica running."""
     from ray import serve
 
-    from cluster.serve.ray_session import stop_application
+    from cluster.serve.start.ray_session import stop_application
 
     serve.start(
         proxy_location="Disabled" if settings.router.listener == "router" else None,
