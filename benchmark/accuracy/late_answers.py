@@ -23,7 +23,7 @@ from benchmark.shared.talks import make_talks
 from benchmark.shared.word_errors import count_all, total
 from cluster.settings_sources import load_settings
 from router.live.interface import LiveConfig, ServerVad
-from tests.support.late_pools import LatePools, background_engines, hear
+from tests.support.live.late_pools import LatePools, background_engines, hear
 
 TURNS = {
     "vad": LiveConfig(language="en", turn_detection=ServerVad()),

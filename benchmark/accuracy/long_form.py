@@ -30,13 +30,13 @@ from cluster.messages import Pcm
 from cluster.model.checkpoint import open_checkpoint
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.transcriber import RequestTranscriber
-from tests.support.long_recordings import (
+from tests.support.audio.long_recordings import (
     Recording,
     errors_by_sentence,
     long_set,
     missing_voices,
 )
-from tests.support.transcribers import float32_transcriber, ours, theirs
+from tests.support.references.transcribers import float32_transcriber, ours, theirs
 
 PARALLEL = TranscriptionParams(model="demo", language="en", seed=0)
 SEQUENTIAL = replace(PARALLEL, decoding="sequential")

@@ -21,7 +21,7 @@ import httpx
 import openai
 
 from cluster.demo.samples import sample_path
-from tests.support.recordings import lengthened
+from tests.support.audio.recordings import lengthened
 
 CLIPS = ("short", "short", "medium", "short")  # in turn; 5 and 25 seconds of speech
 GIVEN_UP_S = 150.0  # a request without an answer by then is lost; above any deadline of a clip

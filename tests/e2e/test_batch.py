@@ -20,7 +20,7 @@ from benchmark.shared.clips import Clip
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import SPLITSCRIBE, Server, wait_until
 from tests.support.archives import same_answer
-from tests.support.sounds import FORMATS, encode
+from tests.support.audio.sounds import FORMATS, encode
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 

@@ -12,7 +12,7 @@ from cluster.serve.in_process import local_transcriber
 from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.transcriber import RequestTranscriber
-from tests.support.recordings import lengthened
+from tests.support.audio.recordings import lengthened
 from tests.support.requests import request_context
 
 PARAMS = TranscriptionParams(model="demo", language="en")

@@ -10,7 +10,7 @@ import httpx
 
 from benchmark.shared.clips import UniqueFiles
 from tests.e2e.conftest import Server, wait_until
-from tests.support.recordings import lengthened
+from tests.support.audio.recordings import lengthened
 
 HEADER = "x-splitscribe-cache"
 

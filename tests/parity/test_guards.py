@@ -26,7 +26,7 @@ from cluster.messages import SAMPLE_RATE, Pcm, QualityGates
 from cluster.model.checkpoint import open_checkpoint
 from router.api.params import TranscriptionParams
 from router.transcriber import RequestTranscriber
-from tests.support.transcribers import float32_transcriber, ours, theirs
+from tests.support.references.transcribers import float32_transcriber, ours, theirs
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 

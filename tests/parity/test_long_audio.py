@@ -24,7 +24,7 @@ from router.audio.vad import SpeechDetector
 from router.audio.windows import Window
 from router.transcriber import RequestTranscriber
 from router.transcript import Transcript
-from tests.support.long_recordings import (
+from tests.support.audio.long_recordings import (
     Recording,
     Sentence,
     errors_by_sentence,
@@ -32,7 +32,7 @@ from tests.support.long_recordings import (
     make_recording,
     missing_voices,
 )
-from tests.support.transcribers import float32_transcriber, ours
+from tests.support.references.transcribers import float32_transcriber, ours
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -1,6 +1,6 @@
 """What the Markdown files name exists: links, files, functions, make targets, modules, commands.
 
-That their examples run is for `tests/e2e/test_curl.py`.
+That their examples run is for `tests/e2e/http/test_curl.py`.
 """
 
 from __future__ import annotations

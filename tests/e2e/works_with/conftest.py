@@ -12,8 +12,8 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, start_server, stop_server
+from tests.support.audio.speech import pcm_of, wav_of
 from tests.support.environments import Environment
-from tests.support.speech import pcm_of, wav_of
 
 CLIENTS = Path(__file__).with_name("clients")
 CALLS_S = 240.0  # some of the programs take long to import

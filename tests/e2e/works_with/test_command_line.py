@@ -13,8 +13,8 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import SPLITSCRIBE, Server
+from tests.support.audio.speech import pcm_of
 from tests.support.programs import needs
-from tests.support.speech import pcm_of
 
 pytestmark = pytest.mark.slow
 COMMAND_S = 120.0

@@ -12,8 +12,8 @@ from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server
 from tests.e2e.works_with import recorded
 from tests.e2e.works_with.recorded import Recorded
-from tests.support.sounds import silence
-from tests.support.speech import pcm_of, wav_of
+from tests.support.audio.sounds import silence
+from tests.support.audio.speech import pcm_of, wav_of
 
 pytestmark = pytest.mark.slow
 ANSWER_S = 60.0

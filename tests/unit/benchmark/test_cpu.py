@@ -16,7 +16,7 @@ from benchmark.shared.shapes import SHAPES
 from cluster.demo.samples import sample_path
 from router.api.params import TranscriptionParams
 from tests.support.checkpoints import ModelShape
-from tests.support.transcribers import float32_transcriber, ours
+from tests.support.references.transcribers import float32_transcriber, ours
 
 N_TOKENS = 9
 SMALL = ModelShape(64, 2, 2, 2, n_vocab=4_000, n_languages=4)

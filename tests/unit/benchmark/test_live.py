@@ -10,7 +10,7 @@ import numpy as np
 from benchmark.serving.live_session import Heard, speak
 from benchmark.shared.talks import Talk
 from cluster.messages import SAMPLE_RATE
-from tests.support.realtime import opened
+from tests.support.live.realtime_door import opened
 
 
 def completed(item: str, text: str, seconds: float) -> dict[str, object]:

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 
 from router.audio.pool import AudioPool
 from router.http.routes import create_app
-from tests.support.audio_pools import running
+from tests.support.audio.audio_pools import running
 from tests.support.router_fakes import FakeTranscriber, client_of, make_registry, make_settings
 from tests.support.virtual_time import VirtualTimeLoop
 

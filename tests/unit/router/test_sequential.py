@@ -36,10 +36,10 @@ from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool
 from router.interface import DeadlineRule, RequestContext, TranscriptionResult, Update
 from router.transcriber import RequestTranscriber
-from tests.support.audio_pools import until
+from tests.support.audio.audio_pools import until
+from tests.support.audio.sounds import tone, write_wav
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.requests import request_context
-from tests.support.sounds import tone, write_wav
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the shared `pool`
 

@@ -16,7 +16,7 @@ from cluster.messages import SAMPLE_RATE
 from router.audio.audio_file import AudioFile
 from router.audio.containers import Container, missing_bytes, sniff
 from router.audio.limits import AudioLimits
-from tests.support.sounds import (
+from tests.support.audio.sounds import (
     FORMATS,
     LIMITS,
     Pcm,

@@ -15,7 +15,7 @@ from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 from router.audio.cutter import WindowCutter
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector, VadOptions, runs, speech_mask
 from router.audio.windows import EARLY_CUTS, CutOptions, Window
-from tests.support.sounds import espeak, joined, silence, voice
+from tests.support.audio.sounds import espeak, joined, silence, voice
 
 FRAME_S = FRAME_SAMPLES / SAMPLE_RATE
 TEXT = "Yes. Seven green birds are singing in the garden near my house. No, wait, stop"

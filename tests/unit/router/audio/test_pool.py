@@ -27,8 +27,8 @@ from router.api.params import Chunking
 from router.audio.pool import AudioPool
 from router.audio.stream import CREDIT, AudioStream
 from router.audio.windows import Window
-from tests.support.audio_pools import PATIENCE_S, freeze_on, pids, running, until, worker_of
-from tests.support.sounds import encode, encode_as, joined, silence, tone, voice, write_wav
+from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until, worker_of
+from tests.support.audio.sounds import encode, encode_as, joined, silence, tone, voice, write_wav
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the shared `pool`
 

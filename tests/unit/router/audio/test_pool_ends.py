@@ -23,8 +23,8 @@ from cluster.errors import ConfigurationError, WorkerDrainingError
 from cluster.settings import RouterSettings
 from router.audio.pool import AudioPool
 from router.audio.protocol import MAX_MESSAGE_BYTES
-from tests.support.audio_pools import PATIENCE_S, running, until, worker_of
-from tests.support.sounds import voice, write_wav
+from tests.support.audio.audio_pools import PATIENCE_S, running, until, worker_of
+from tests.support.audio.sounds import voice, write_wav
 
 # Both hang up at once. One then ends by itself, the other only when it is killed.
 HANGS_UP = "import os, sys; os.close(int(sys.argv[2]))"

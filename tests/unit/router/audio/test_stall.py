@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.audio_pools import PATIENCE_S, freeze_on, pids, running, until
-from tests.support.sounds import voice, write_wav
+from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until
+from tests.support.audio.sounds import voice, write_wav
 
 
 @pytest.fixture(autouse=True)

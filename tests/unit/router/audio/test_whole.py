@@ -24,8 +24,8 @@ from cluster.messages import WINDOW_SAMPLES
 from router.audio.pieces import Pieces
 from router.audio.pool import AudioPool
 from router.audio.whole import PcmFile, WholeAudio
-from tests.support.audio_pools import PATIENCE_S, freeze_on, pids, running, until
-from tests.support.sounds import encode, joined, silence, tone, voice, write_wav
+from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until
+from tests.support.audio.sounds import encode, joined, silence, tone, voice, write_wav
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the shared `pool`
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector
 from router.live.activity import MAX_FRAMES, SileroBatch, SpeechTrack, VoiceActivity
-from tests.support.live import at_once
-from tests.support.played_speech import LoudIsSpeech
-from tests.support.speech import pcm_of
+from tests.support.audio.speech import pcm_of
+from tests.support.live.played_speech import LoudIsSpeech
+from tests.support.live.virtual_sessions import at_once
 from tests.support.virtual_time import run_virtually
 
 

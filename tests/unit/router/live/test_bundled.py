@@ -20,8 +20,8 @@ from cluster.settings import LivePolicy
 from cluster.settings_sources import load_settings
 from router.live.activity import SileroBatch, VoiceActivity
 from router.live.interface import LiveConfig, ServerVad, TextDelta, TurnCompleted, TurnSegment
-from tests.support.live import Told
-from tests.support.speech import pcm_of, sentences_of
+from tests.support.audio.speech import pcm_of, sentences_of
+from tests.support.live.virtual_sessions import Told
 
 PIECE = SAMPLE_RATE // 10  # samples that come at once, as clients send them
 MANUAL = LiveConfig(language="en", turn_detection=None)

@@ -12,8 +12,8 @@ from cluster.demo.samples import sample_text
 from cluster.errors import SequenceFailedError
 from cluster.settings_sources import load_settings
 from router.live.interface import LiveConfig, ServerVad
-from tests.support.late_pools import BackgroundEngines, LatePools, background_engines, hear
-from tests.support.speech import pcm_of
+from tests.support.audio.speech import pcm_of
+from tests.support.live.late_pools import BackgroundEngines, LatePools, background_engines, hear
 
 MANUAL = LiveConfig(language="en", turn_detection=None)
 VAD = LiveConfig(language="en", turn_detection=ServerVad())

@@ -15,7 +15,7 @@ from router.live.policies import (
     chosen_policy,
     whole_words,
 )
-from tests.support.live import micro_tokenizer
+from tests.support.live.virtual_sessions import micro_tokenizer
 
 END = 200  # positions of the audio: 4 s
 

@@ -27,8 +27,8 @@ from router.live.interface import (
     TurnSegment,
 )
 from router.live.policies import AttentionPeak, LocalAgreement, Policy
-from tests.support.live import PlayedEngine, Told, listen, say, speak
-from tests.support.played_speech import LoudIsSpeech, SlowToHear, pcm_of_words, spoken
+from tests.support.live.played_speech import LoudIsSpeech, SlowToHear, pcm_of_words, spoken
+from tests.support.live.virtual_sessions import PlayedEngine, Told, listen, say, speak
 from tests.support.virtual_time import run_virtually
 
 TALK = (

@@ -7,7 +7,7 @@ from websockets.exceptions import InvalidStatus
 
 from cluster.metrics import ROUTER_METRICS
 from cluster.settings import LiveSettings
-from tests.support.realtime import opened, until
+from tests.support.live.realtime_door import opened, until
 from tests.support.router_fakes import make_settings
 from tests.support.workers.counted import Counted
 

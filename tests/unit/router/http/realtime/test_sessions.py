@@ -16,8 +16,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cluster.settings import LiveSettings
 from router.http.realtime import connection, outbox
-from tests.support.live_engine import BAD, spoken
-from tests.support.realtime import (
+from tests.support.live.fake_engine import BAD, spoken
+from tests.support.live.realtime_door import (
     ANSWER_S,
     RATE,
     Door,

@@ -26,7 +26,7 @@ from router.live.interface import (
 from router.live.policies import AttentionPeak, Policy
 from router.pipeline import Pipeline
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.played_speech import LoudIsSpeech, PlayedListeners, SpokenWord
+from tests.support.live.played_speech import LoudIsSpeech, PlayedListeners, SpokenWord
 from tests.support.virtual_time import virtual_clock
 
 PIECE_S = 0.05  # of audio, as clients send it

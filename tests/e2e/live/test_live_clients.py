@@ -19,15 +19,15 @@ import soundfile
 import soxr
 
 from cluster.demo.samples import sample_path, sample_text
-from tests.e2e.test_node_sdk import FOLDER as NODE
-from tests.e2e.test_node_sdk import install as install_node
-from tests.e2e.test_realtime_doors import proxy_in_front
-from tests.e2e.test_tls import certificate
+from tests.e2e.http.test_node_sdk import FOLDER as NODE
+from tests.e2e.http.test_node_sdk import install as install_node
+from tests.e2e.live.test_realtime_doors import proxy_in_front
+from tests.e2e.operation.test_tls import certificate
 from tests.support.environments import Program, environment_of
 from tests.support.in_process import in_process_server
 from tests.support.programs import needs
 
-CLIENTS = Path(__file__).with_name("live_clients")
+CLIENTS = Path(__file__).with_name("clients")
 LIVEKIT = Program("livekit-agents", ("livekit-agents==1.8.9", "livekit-plugins-openai==1.8.9"))
 PIPECAT = Program("pipecat", ("pipecat-ai[openai]==1.14.0",))
 RATE = 24_000

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
-from tests.e2e.test_metrics import metrics_addresses
+from tests.e2e.operation.test_metrics import metrics_addresses
 
 REQUEST_ID = f"seen-{secrets.token_hex(4)}"
 

@@ -20,8 +20,8 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 from schemathesis.schemas import BaseSchema
 
+from tests.support.audio.speech import sentence_pcm, wav_of
 from tests.support.in_process import in_process_server
-from tests.support.speech import sentence_pcm, wav_of
 
 # Cases of each operation, for 100 in all: those without parameters have next to nothing to vary.
 SHARES = {

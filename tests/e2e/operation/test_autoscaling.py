@@ -15,7 +15,7 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
-from tests.e2e.test_metrics import EXPORT_S, scrape
+from tests.e2e.operation.test_metrics import EXPORT_S, scrape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -15,9 +15,9 @@ import whisper
 from cluster.demo.samples import sample_path
 from cluster.messages import SAMPLE_RATE, Pcm
 from cluster.model.checkpoint import open_checkpoint
+from tests.support.audio.speech import pcm_of
 from tests.support.in_process import in_process_server
 from tests.support.references.openai_whisper import openai_model, openai_vocabulary
-from tests.support.speech import pcm_of
 
 DEMO = open_checkpoint("demo").path
 FLOAT32 = {"encoder": {"dtype": "float32", "context": "full"}, "decoder": {"dtype": "float32"}}

@@ -25,16 +25,16 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from cluster.cli.shipped import shipped_config
 from cluster.settings import LiveSettings
 from tests.e2e.conftest import wait_until
-from tests.e2e.test_tls import (
+from tests.e2e.operation.test_tls import (
     START_S,
     certificate,
     free_port,
     haproxy_command,
     nginx_command,
 )
-from tests.support.live_engine import spoken
+from tests.support.live.fake_engine import spoken
+from tests.support.live.realtime_door import RATE, Door, append, opened, types_of, until
 from tests.support.programs import needs
-from tests.support.realtime import RATE, Door, append, opened, types_of, until
 from tests.support.router_fakes import make_settings
 
 pytestmark = needs("openssl")

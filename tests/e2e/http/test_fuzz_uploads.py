@@ -23,9 +23,9 @@ import pytest
 
 from router.api.responses import ErrorResponse
 from tests.e2e.conftest import wait_until
+from tests.support.audio.sounds import FORMATS, encode_as, tone
+from tests.support.audio.speech import sentence_pcm, sentences_of, wav_of
 from tests.support.in_process import in_process_server
-from tests.support.sounds import FORMATS, encode_as, tone
-from tests.support.speech import sentence_pcm, sentences_of, wav_of
 
 ANSWER_S = 60.0
 AT_ONCE = 4

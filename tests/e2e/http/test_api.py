@@ -13,7 +13,7 @@ import yaml
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
 from tests.e2e.test_reuse import ask
-from tests.support.recordings import lengthened
+from tests.support.audio.recordings import lengthened
 
 KEY = "a-key-of-this-test"
 

@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from cluster.settings import RouterSettings
 from router.http.listener import HttpListener
 from router.http.routes import create_app
-from tests.support.live_engine import FakeLiveEngine
+from tests.support.live.fake_engine import FakeLiveEngine
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings
 
 ANSWER_S = 20.0

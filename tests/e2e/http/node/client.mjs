@@ -1,5 +1,5 @@
 // OpenAI's Node SDK against a running server: makes the calls, prints what came as one JSON
-// object, and judges nothing; tests/e2e/test_node_sdk.py does.
+// object, and judges nothing; tests/e2e/http/test_node_sdk.py does.
 //
 //     node client.mjs BASE_URL SHORT_RECORDING LONG_RECORDING
 

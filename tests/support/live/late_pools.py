@@ -32,7 +32,7 @@ from cluster.serve.live_engines import make_live_engine
 from cluster.settings import Settings
 from router.live.activity import SileroBatch, VoiceActivity
 from router.live.interface import LiveConfig, TurnFailed
-from tests.support.live import at_once, listen, speak
+from tests.support.live.virtual_sessions import at_once, listen, speak
 from tests.support.virtual_time import run_virtually, virtual_clock
 
 T = TypeVar("T")

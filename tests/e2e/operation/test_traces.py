@@ -16,7 +16,7 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
-from tests.support.recordings import lengthened
+from tests.support.audio.recordings import lengthened
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest

@@ -25,9 +25,9 @@ from router.api.subtitles import srt, txt, vtt
 from router.http.routes import create_app
 from router.transcript import Segment
 from tests.e2e.conftest import Server, wait_until
-from tests.e2e.test_node_sdk import OFFLINE
+from tests.e2e.http.test_node_sdk import OFFLINE
+from tests.support.audio.recordings import lengthened
 from tests.support.programs import needs
-from tests.support.recordings import lengthened
 from tests.support.router_fakes import (
     FakeTranscriber,
     make_registry,

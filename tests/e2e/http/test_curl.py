@@ -19,11 +19,11 @@ import soxr
 
 from cluster.demo.samples import sample_path, sample_text, words_of
 from tests.e2e.conftest import Server
+from tests.support.audio.sounds import encode_as, joined, write_wav
+from tests.support.audio.speech import pcm_of
 from tests.support.programs import needs
-from tests.support.sounds import encode_as, joined, write_wav
-from tests.support.speech import pcm_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "configs/README.md")}
 ADDRESS = re.compile(r"https?://(?:localhost|127\.0\.0\.1|10\.0\.0\.10):8000")  # or a cluster's
 RUN_S = 120

@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cluster.demo.samples import sample_path, sample_text
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
-from tests.support.realtime import append, send, until
+from tests.support.live.realtime_door import append, send, until
 
 RATE = 24_000
 PIECE = RATE // 10  # samples

@@ -13,7 +13,7 @@ import numpy as np
 
 from cluster.demo.samples import sample_path
 from cluster.messages import SAMPLE_RATE, Pcm
-from tests.support.sounds import joined
+from tests.support.audio.sounds import joined
 
 
 @dataclass(frozen=True, slots=True)

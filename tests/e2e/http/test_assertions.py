@@ -17,8 +17,8 @@ import pytest
 from cluster.demo.samples import sample_path, sample_text
 from cluster.messages import SAMPLE_RATE
 from tests.e2e.conftest import Server, wait_until
-from tests.support.sounds import joined, silence
-from tests.support.speech import pcm_of, sentence_pcm, sentences_of, wav_of
+from tests.support.audio.sounds import joined, silence
+from tests.support.audio.speech import pcm_of, sentence_pcm, sentences_of, wav_of
 
 ROLES = ("encoder", "decoder")
 LIMIT_BYTES = 26_214_400

@@ -16,8 +16,8 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
+from tests.support.audio.speech import pcm_of, wav_of
 from tests.support.in_process import in_process_server
-from tests.support.speech import pcm_of, wav_of
 
 SHORT = sample_path("short")
 TRANSLATES = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # as the SDK does it
