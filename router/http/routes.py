@@ -46,6 +46,7 @@ from router.api.responses import (
 from router.http.admission import Admission
 from router.http.asr import add_asr_routes, asr_key_check
 from router.http.batches import BatchAccess, add_batches
+from router.http.docs_page import add_docs
 from router.http.envelope import install_error_handlers
 from router.http.keys import KeyRing
 from router.http.middleware import RequestMiddleware
@@ -120,7 +121,9 @@ def create_app(
         description=DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
-        openapi_url=None if guards else "/openapi.json",  # and with it /docs
+        openapi_url=None if guards else "/openapi.json",
+        docs_url=None,  # ours is at /docs; FastAPI's pages load their scripts from another host
+        redoc_url=None,
     )
     recorder = recorder or silent_recorder(ROUTER_METRICS)
     app.add_middleware(
@@ -172,6 +175,8 @@ def create_app(
         add_page(app)
     if guards:
         _add_guarded_schema(app, guards)
+    else:
+        add_docs(app)
     return app
 
 

@@ -1,0 +1,75 @@
+"""The page at `/docs`: it has all that /openapi.json has, and needs no other host and no script."""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+import httpx
+
+from router.http.docs_page import docs_page
+from router.http.routes import create_app
+from tests.support.router_fakes import (
+    FakeTranscriber,
+    client_of,
+    make_registry,
+    make_settings,
+)
+
+
+def client() -> httpx.AsyncClient:
+    settings = make_settings(asr_webservice=True)
+    return client_of(create_app(make_registry(FakeTranscriber()), settings))
+
+
+async def test_the_page_loads_nothing() -> None:
+    async with client() as asked:
+        answer = await asked.get("/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert "default-src 'none'" in answer.headers["content-security-policy"]
+    assert not re.search(r"<(script|link|img|iframe)\b|\bsrc=|@import|url\(", answer.text)
+    assert set(re.findall(r'href="([^#"][^"]*)"', answer.text)) == {"openapi.json"}
+
+
+async def test_the_page_names_every_endpoint_and_every_field_with_its_description() -> None:
+    async with client() as asked:
+        page = html.unescape((await asked.get("/docs")).text)
+        document: dict[str, Any] = (await asked.get("/openapi.json")).json()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert f"{method.upper()} {path}</code>" in page
+            assert operation["summary"] in page
+    form = document["paths"]["/v1/audio/transcriptions"]["post"]["requestBody"]["content"][
+        "multipart/form-data"
+    ]["schema"]
+    rows = dict(re.findall(r"<tr><td><code>([^<]+)</code>[^<]*</td><td>([^<]*)</td>", page))
+    assert set(form["properties"]) <= set(rows)
+    assert rows["temperature"] == "number from 0 to 1; default 0.0"
+    assert rows["stream"] == "boolean; default false"
+    assert "Beams at temperature 0." in page
+
+
+async def test_the_style_is_the_one_that_the_policy_allows() -> None:
+    """Else a browser would show the page without it."""
+    import base64
+    import hashlib
+
+    async with client() as asked:
+        answer = await asked.get("/docs")
+    (style,) = re.findall(r"<style>(.*?)</style>", answer.text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
+
+
+def test_text_of_the_document_is_never_markup() -> None:
+    operation = {
+        "summary": "<b>one</b>",
+        "description": "<script>two</script>",
+        "parameters": [{"name": "<i>", "schema": {"type": "string", "default": "<u>"}}],
+        "responses": {"200": {"description": "<img src=x>"}},
+    }
+    page = docs_page(
+        {"info": {"title": "<a>", "version": "1"}, "paths": {"/<p>": {"get": operation}}}
+    )
+    assert not re.search(r"<(b|script|i|u|img|a)>|<img", page)
