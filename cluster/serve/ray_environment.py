@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 APP_NAME = "splitscribe"  # of the Serve application
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # one upload crosses proxy -> router in such messages
 
@@ -48,3 +50,13 @@ ONE_MACHINE_ENVIRONMENT = {
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
 }
+
+
+def joining_environment() -> dict[str, str]:
+    """What a process sets before it joins a Ray cluster that others have started.
+
+    Ray that `splitscribe serve` starts, or a cluster with `RAY_AUTH_MODE=token`, asks for the token
+    in `~/.ray/auth_token`; Ray sends it only where the mode says so.
+    """
+    has_token = Path("~/.ray/auth_token").expanduser().is_file()
+    return {**ENVIRONMENT, "RAY_AUTH_MODE": "token"} if has_token else dict(ENVIRONMENT)

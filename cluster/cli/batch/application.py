@@ -12,7 +12,7 @@ from pathlib import Path
 from cluster.cli.batch.job import NO_CLUSTER, BatchJob
 from cluster.errors import ConfigurationError
 from cluster.serve.distribution import build_id
-from cluster.serve.ray_environment import ENVIRONMENT
+from cluster.serve.ray_environment import joining_environment
 from cluster.serve.ray_internals import KEEP_SIGNALS, ray_addresses_here
 from cluster.serve.start.readiness import Say
 from cluster.settings import BUNDLED_MODEL, Settings
@@ -29,7 +29,7 @@ def found_application(job: BatchJob, say: Say) -> Iterator[Settings | None]:
     Raises:
         ConfigurationError: the address that was named has no Ray; several here, and none named.
     """
-    for name, value in {**ENVIRONMENT, KEEP_SIGNALS: "1", **_with_token()}.items():
+    for name, value in {**joining_environment(), KEEP_SIGNALS: "1"}.items():
         os.environ.setdefault(name, value)
     address = _address(job)
     if address is None:
@@ -93,11 +93,6 @@ def _address(job: BatchJob) -> str | None:
             f"{', '.join(sorted(found))}, or start another by --address {NO_CLUSTER}"
         )
     return next(iter(found), None)
-
-
-def _with_token() -> dict[str, str]:
-    """Ray that `splitscribe serve` starts asks for the token that it left in this file."""
-    return {"RAY_AUTH_MODE": "token"} if Path("~/.ray/auth_token").expanduser().is_file() else {}
 
 
 def _settings_there(address: str, say: Say) -> Settings | None:

@@ -19,7 +19,7 @@ from typing import Any
 from cluster.errors import ConfigurationError
 from cluster.serve.distribution import build_id, package_root
 from cluster.serve.placement import Placement, joined_machine, place, this_machine
-from cluster.serve.ray_environment import APP_NAME, ENVIRONMENT
+from cluster.serve.ray_environment import APP_NAME, ENVIRONMENT, joining_environment
 from cluster.serve.start.readiness import (
     SERVE_LOGS,
     Say,
@@ -72,7 +72,8 @@ def running_cluster(
     settings = resolve_settings(settings, address)
     # What cannot be is told before Ray starts, where the GPUs are this machine's.
     placement = place(settings, this_machine()) if address is None else None
-    for name, value in ENVIRONMENT.items():
+    environment = ENVIRONMENT if address is None else joining_environment()
+    for name, value in environment.items():
         os.environ.setdefault(name, value)
     import ray
 
