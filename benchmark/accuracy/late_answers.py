@@ -5,7 +5,7 @@
 
 Talks with known words are spoken in real time of a virtual clock, on which each encode is as late
 as was asked for, so that the figures do not depend on this machine's speed. The words should depend
-on it as little: late answers only let more be decided by the last decode of a stretch.
+on it as little: late answers only let more be decided by the last decode of an utterance.
 """
 
 from __future__ import annotations

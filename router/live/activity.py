@@ -1,12 +1,12 @@
-"""Voice activity of all live sessions of a process together: one model call for each 32 ms.
+"""Voice activity of all live sessions of a process: one batched model call for each VAD frame.
 
-Each session has a `SpeechTrack`, which takes PCM of any length and tells the probability of speech
-of each frame of 512 samples. A tick takes the frames that are due of every track and runs them
-through Silero's network in one batch, off the event loop; a track keeps its row of the network's
-state. The file is another export of the one that `router.audio.vad` uses, with a batch in place of
-a sequence; both give the same probabilities.
+Each session has a `VadStream`, which takes PCM of any length and delivers the probability of speech
+of each frame of 512 samples. A tick takes the waiting frames of every stream and runs them through
+Silero's network, one frame of each stream in a batch, off the event loop; a stream keeps its row of
+the network's state. The model file is another export of the one that `router.audio.vad` uses, with
+a batch in place of a sequence; both give the same probabilities.
 
-Knows frames and probabilities; `router.live.listener` decides what to make of them.
+It knows frames and probabilities; `router.live.turn_detector` decides what follows from them.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ from router.audio.vad import (
 logger = logging.getLogger(__name__)
 
 MODEL_FILE = "silero_vad_16k_op15.onnx"
-TICK_S = 0.05  # between two batches: what is added to the delay of words, at most
-MAX_FRAMES = 96  # of one track in a tick, 3 s, so that a pushed file does not hold up the others
+TICK_S = 0.05  # from one tick to the next; at most so much is added to the delay of words
+MAX_FRAMES = 96  # of one stream in a tick, 3 s: a file sent at once does not delay the others
 STATE_WIDTH = 128
 
 Probabilities = NDArray[np.float32]
-Heard = Callable[[Probabilities], None]
-Run = Callable[[Callable[[], None]], Awaitable[None]]  # runs work, perhaps on a thread
+OnProbabilities = Callable[[Probabilities], None]
+Run = Callable[[Callable[[], None]], Awaitable[None]]  # runs a function, perhaps on a thread
 
 
 class ActivityModel(Protocol):
-    """A recurrent network over frames, for several streams at once."""
+    """A recurrent network that takes one frame of each of several streams."""
 
     def run(
         self, frames: NDArray[np.float32], state: NDArray[np.float32]
@@ -61,10 +61,10 @@ class ActivityModel(Protocol):
 
 
 class SileroBatch:
-    """Silero's network with a batch; loaded with the first frame, since most routers have none."""
+    """Silero's network with a batch. It is loaded with the first frame: few routers need it."""
 
     def __init__(self) -> None:
-        """Raises ConfigurationError where the package `silero-vad` lacks the file."""
+        """Raises ConfigurationError if the package `silero-vad` lacks the file."""
         self._path = model_path(MODEL_FILE)
         self._rate = np.array(SAMPLE_RATE, np.int64)
         self._session: Any = None
@@ -80,33 +80,35 @@ class SileroBatch:
         return probabilities[:, 0], state
 
     def _load(self) -> Any:
-        import onnxruntime  # not at the top: a router without live sessions has no use for it
+        import onnxruntime  # here, since a router without live sessions does not need it
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.inter_op_num_threads = 1
-        options.log_severity_level = 3  # errors: the model's export left warnings
+        options.log_severity_level = 3  # errors only: the exported model causes warnings
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         return onnxruntime.InferenceSession(
             str(self._path), options, providers=["CPUExecutionProvider"]
         )
 
 
-class SpeechTrack:
-    """One session's audio on its way through the network."""
+class VadStream:
+    """One session's frames that wait for the network, and the network's state for them."""
 
-    __slots__ = ("_heard", "_options", "_peak", "_tail", "_waiting", "state")
+    __slots__ = ("_loudest", "_on_probabilities", "_options", "_tail", "_waiting", "state")
 
-    def __init__(self, heard: Heard, options: VadOptions) -> None:
-        self._heard = heard
+    def __init__(self, on_probabilities: OnProbabilities, options: VadOptions) -> None:
+        self._on_probabilities = on_probabilities
         self._options = options
-        self._peak = 0.0
-        self._tail: Pcm = np.zeros(CONTEXT_SAMPLES, np.int16)  # context, then a begun frame
+        self._loudest = 0.0
+        self._tail: Pcm = np.zeros(
+            CONTEXT_SAMPLES, np.int16
+        )  # the context, then an incomplete frame
         self._waiting: deque[Pcm] = deque()  # [CONTEXT_SAMPLES + FRAME_SAMPLES] each
         self.state = np.zeros((2, STATE_WIDTH), np.float32)
 
     def feed(self, pcm: Pcm) -> None:
-        """Take int16 [n_samples]; frames are complete with 512 of them."""
+        """Take PCM, int16 [n_samples], of any length."""
         joined = np.concatenate((self._tail, pcm))
         n_frames = (joined.shape[0] - CONTEXT_SAMPLES) // FRAME_SAMPLES
         for frame in range(n_frames):
@@ -116,28 +118,28 @@ class SpeechTrack:
 
     @property
     def n_waiting(self) -> int:
-        """Whole frames that no tick has taken."""
+        """Number of complete frames that no tick has taken."""
         return len(self._waiting)
 
     def take(self, n_frames: int) -> list[Pcm]:
         return [self._waiting.popleft() for _ in range(min(n_frames, len(self._waiting)))]
 
     def scaled(self, frame: Pcm) -> NDArray[np.float32] | None:
-        """The frame for the network, quiet audio amplified; None for one that is silent."""
+        """The frame as float32, amplified if it is quiet; None if it is silent."""
         options = self._options
         peak = max(int(frame.max()), -int(frame.min()))
-        self._peak = max(peak, PEAK_DECAY * self._peak)
+        self._loudest = max(peak, PEAK_DECAY * self._loudest)
         if peak <= options.silence_peak:
             return None
-        gain = min(max(options.target_peak / (PCM_SCALE * self._peak), 1.0), options.max_gain)
+        gain = min(max(options.target_peak / (PCM_SCALE * self._loudest), 1.0), options.max_gain)
         return frame.astype(np.float32) * np.float32(PCM_SCALE * gain)
 
-    def tell(self, probabilities: Probabilities) -> None:
-        self._heard(probabilities)
+    def deliver(self, probabilities: Probabilities) -> None:
+        self._on_probabilities(probabilities)
 
 
 class VoiceActivity:
-    """All tracks of a process, and the task that runs their frames in batches."""
+    """The streams of all sessions of a process, and the task that runs their frames in batches."""
 
     def __init__(
         self,
@@ -146,32 +148,32 @@ class VoiceActivity:
         run: Run | None = None,
         options: VadOptions | None = None,
     ) -> None:
-        """run: how the network is run; None: on a thread of its own."""
+        """run: runs the network; None: on a thread of its own."""
         self._model = model
         self._sleep = sleep
         self._options = options or VadOptions()
-        self._tracks: set[SpeechTrack] = set()
+        self._streams: set[VadStream] = set()
         self._fed = asyncio.Event()
         self._threads = None if run else ThreadPoolExecutor(1, "voice-activity")
         self._run = run or self._on_thread
         self._ticking: asyncio.Task[None] | None = None
 
-    def track(self, heard: Heard) -> SpeechTrack:
-        """Begin a track; `heard` is called in the event loop with float32 [n_frames], in order."""
-        track = SpeechTrack(heard, self._options)
-        self._tracks.add(track)
+    def open_stream(self, on_probabilities: OnProbabilities) -> VadStream:
+        """Begin a stream. `on_probabilities` gets float32 [n_frames], in order, on the loop."""
+        stream = VadStream(on_probabilities, self._options)
+        self._streams.add(stream)
         if self._ticking is None:
             self._ticking = asyncio.get_running_loop().create_task(self._tick_on())
-        return track
+        return stream
 
-    def feed(self, track: SpeechTrack, pcm: Pcm) -> None:
-        track.feed(pcm)
-        if track.n_waiting:
+    def feed(self, stream: VadStream, pcm: Pcm) -> None:
+        stream.feed(pcm)
+        if stream.n_waiting:
             self._fed.set()
 
-    def end(self, track: SpeechTrack) -> None:
-        """Forget a track; it is told nothing more."""
-        self._tracks.discard(track)
+    def close_stream(self, stream: VadStream) -> None:
+        """End a stream; nothing more is delivered to it."""
+        self._streams.discard(stream)
 
     async def close(self) -> None:
         if self._ticking is not None:
@@ -186,11 +188,11 @@ class VoiceActivity:
             await self._sleep(TICK_S)
             self._fed.clear()
             await self._tick()
-            if any(track.n_waiting for track in self._tracks):
+            if any(stream.n_waiting for stream in self._streams):
                 self._fed.set()
 
     async def _tick(self) -> None:
-        due = [(track, track.take(MAX_FRAMES)) for track in self._tracks if track.n_waiting]
+        due = [(stream, stream.take(MAX_FRAMES)) for stream in self._streams if stream.n_waiting]
         found = [np.zeros(len(frames), np.float32) for _, frames in due]
 
         def work() -> None:
@@ -199,25 +201,27 @@ class VoiceActivity:
 
         try:
             await self._run(work)
-        except Exception:  # no words are lost: the decoder hears for itself
-            logger.exception("voice activity failed; its frames count as speech")
+        except Exception:  # no words are lost: all of it is decoded as speech
+            logger.exception("voice activity detection failed; its frames count as speech")
             found = [np.ones(len(frames), np.float32) for _, frames in due]
-        for (track, _), probabilities in zip(due, found, strict=True):
-            if track not in self._tracks:
+        for (stream, _), probabilities in zip(due, found, strict=True):
+            if stream not in self._streams:
                 continue
             try:
-                track.tell(probabilities)
-            except Exception:  # a mistake in one session must not end the hearing of all
-                logger.exception("a session could not take its voice activity; it hears no more")
-                self.end(track)
+                stream.deliver(probabilities)
+            except Exception:  # a mistake in one session must not stop the others
+                logger.exception(
+                    "a session failed to take its voice activity, and gets no more of it"
+                )
+                self.close_stream(stream)
 
     def _step(
-        self, due: Sequence[tuple[SpeechTrack, list[Pcm]]], found: list[Probabilities], nth: int
+        self, due: Sequence[tuple[VadStream, list[Pcm]]], found: list[Probabilities], nth: int
     ) -> None:
-        """Run the nth frame of every track that has one; runs on the thread."""
+        """Run the nth waiting frame of every stream that has one; called on the thread."""
         batch: list[tuple[int, NDArray[np.float32]]] = []
-        for index, (track, frames) in enumerate(due):
-            if nth < len(frames) and (frame := track.scaled(frames[nth])) is not None:
+        for index, (stream, frames) in enumerate(due):
+            if nth < len(frames) and (frame := stream.scaled(frames[nth])) is not None:
                 batch.append((index, frame))
         if not batch:
             return

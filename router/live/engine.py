@@ -1,7 +1,7 @@
 """Live transcription with one model, for all sessions of this process.
 
-Builds what sessions share, opens and closes them, and refuses one where there is no room. All
-behaviour is in the parts.
+Builds what the sessions share, opens and closes them, and refuses new ones while the workers have
+too much to do. The other modules do the work.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig
 from router.live.observer import LiveObserver
-from router.live.pace import PATIENCE, USUAL, Pace
+from router.live.pace import DEFAULT_DELAY, DELAY_PROFILES, Pace
 from router.live.parts import SessionParts
 from router.live.policies import Policy
 from router.live.session import Session
-from router.live.updates import Updates
+from router.live.update_decoder import UpdateDecoder
 from router.pipeline import Pipeline
 
 RETRY_AFTER_S = 10.0
@@ -45,11 +45,11 @@ class LiveEngine:
         tracer: Tracer = NO_TRACER,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """The parts that do the work.
+        """Build what the sessions share.
 
         Args:
-            pipeline: one that keeps no KV for reuse: growing audio never comes again.
-            activity: of all engines of the process; whoever made it closes it.
+            pipeline: one that keeps no KV for reuse, since the same audio never comes again.
+            activity: voice activity of all engines of the process; its maker closes it.
             recorder: of the router's metrics. tracer: begins a trace for each turn.
             context_for: encoder positions by mel frames, as in `WindowAudio.of_samples`.
         """
@@ -58,13 +58,15 @@ class LiveEngine:
         self._sessions: set[Session] = set()
         self._parts = SessionParts(
             activity=activity,
-            updates=Updates(pipeline, tokenizer, n_text_ctx, context_for, clock, tracer),
+            update_decoder=UpdateDecoder(
+                pipeline, tokenizer, n_text_ctx, context_for, clock, tracer
+            ),
             tokenizer=tokenizer,
             policy=policy,
             pace=self.pace,
             observer=self.observer,
             clock=clock,
-            delay=PATIENCE[USUAL],
+            delay=DELAY_PROFILES[DEFAULT_DELAY],
             tracer=tracer,
         )
 
@@ -73,8 +75,8 @@ class LiveEngine:
         if self.pace.is_overloaded:
             self.observer.session_refused()
             raise OverloadedError(
-                "the workers are behind with the live sessions that are there: "
-                f"an update takes {self.pace.update_s:.1f} s",
+                "the workers have no time for another live session: an update of the open ones "
+                f"takes {self.pace.update_s:.1f} s",
                 retry_after_s=RETRY_AFTER_S,
             )
         session = Session(

@@ -1,19 +1,18 @@
-"""What the realtime protocol asks of live transcription, and what it is told of it.
+"""The seam between the realtime protocol and live transcription: calls in, events out.
 
-`router.http` and the protocol's modules use a `LiveEngine`, one for each model; tests have one that
+`router.http` and `router.live.protocol` use a `LiveEngine`, one for each model; tests have one that
 needs no workers. Frozen values and protocols only: nothing here does any work, and nothing here
-knows OpenAI's events or their JSON.
+knows OpenAI's events or their JSON. The words are explained in `router.live`.
 
-A **turn** is what OpenAI calls an item: a stretch of a session's audio that is transcribed
-together. Turns are numbered from 0 on in the order of their audio. What is told of one turn comes
-in this order, the parts in brackets only where they apply:
+Turns are numbered from 0 on, in the order of their audio. The events of one turn come in this
+order; those in brackets do not come for every turn:
 
     [SpeechStarted] (TextDelta | TurnSegment)* [SpeechStopped] [TurnCommitted]
     (TextDelta | TurnSegment)* (TurnCompleted | TurnFailed)
 
-Every turn of which anything was told ends with exactly one `TurnCompleted` or `TurnFailed`. Deltas
-are never taken back: joined, they are the text of `TurnCompleted`, also where a worker died. The
-next turn may start, and get deltas, before the last one is completed.
+Every announced turn ends with exactly one `TurnCompleted` or `TurnFailed`. Deltas are never taken
+back: joined, they are the text of `TurnCompleted`, also if a worker died. The next turn may start,
+and get deltas, before the last one is completed.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 class ServerVad:
     """A turn ends after a fixed time of silence.
 
-    threshold: probability of speech from which a frame counts as speech, 0 to 1.
+    threshold: probability from which a VAD frame counts as speech, 0 to 1.
     prefix_padding_ms: audio before the speech that belongs to the turn.
     silence_duration_ms: silence that ends a turn.
-    idle_timeout_ms: silence after a turn, or after the session's start, that is reported by
-        `IdleTimeout`; None: it is not.
+    idle_timeout_ms: silence after a turn, or after the session's start, after which `IdleTimeout`
+        is sent; None: it is never sent.
     """
 
     threshold: float = 0.5
@@ -51,7 +50,7 @@ class ServerVad:
 class SemanticVad:
     """A turn ends soon after a finished sentence, and later after an unfinished one.
 
-    eagerness: the longest silence that an unfinished sentence may hold: low 8 s, medium and auto
+    eagerness: how much silence ends a turn after an unfinished sentence: low 8 s, medium and auto
         4 s, high 2 s.
     """
 
@@ -66,11 +65,12 @@ class LiveConfig:
     """How a session is transcribed.
 
     model: the name that the client used; it chooses nothing in the engine.
-    language: code such as "en"; None: detected anew for each turn.
+    language: code such as "en"; None: it is detected anew for each turn.
     languages: codes among which it is detected; empty: all.
     prompt: text that the decoder takes for what was said before. keywords: words to expect.
-    delay: how long words may wait in exchange for accuracy; None: the server's setting.
-    logprobs: tell the log probabilities of tokens with deltas and completions.
+    delay: how long words may be held back for better accuracy; None: the server's default.
+    turn_detection: what ends a turn; None: the client's commits alone.
+    logprobs: send the log probabilities of tokens with deltas and completions.
     """
 
     model: str = ""
@@ -85,8 +85,8 @@ class LiveConfig:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
-    """Speech began. audio_start_ms: where the turn's audio begins (padding included), in ms of all
-    audio that was appended in the session."""
+    """Speech began. audio_start_ms: where the turn's audio begins, with its padding, in ms from the
+    session's start."""
 
     turn: int
     audio_start_ms: int
@@ -94,8 +94,8 @@ class SpeechStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """The silence that ends the turn has passed. audio_end_ms: where the turn's audio ends, in ms
-    of all audio that was appended in the session."""
+    """Silence has ended the turn. audio_end_ms: where the turn's audio ends, in ms from the
+    session's start."""
 
     turn: int
     audio_end_ms: int
@@ -103,14 +103,14 @@ class SpeechStopped:
 
 @dataclass(frozen=True, slots=True)
 class TurnCommitted:
-    """The turn's audio is complete, by its silence or by `LiveSession.commit`."""
+    """The turn's audio is complete: by silence, or by `LiveSession.commit`."""
 
     turn: int
 
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text that follows the turn's deltas before; never empty. logprobs: of the tokens behind it,
+    """Text that is appended to the turn's earlier deltas; never empty. logprobs: of its tokens,
     empty unless they were asked for."""
 
     turn: int
@@ -120,8 +120,8 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class TurnSegment:
-    """A piece of the turn's text that will not change, told after its deltas. start_s, end_s: in
-    seconds from the beginning of the turn's audio."""
+    """A segment of the turn's text with its times, sent after the deltas with its text. start_s,
+    end_s: seconds from the beginning of the turn's audio."""
 
     turn: int
     text: str
@@ -131,8 +131,8 @@ class TurnSegment:
 
 @dataclass(frozen=True, slots=True)
 class TurnCompleted:
-    """The end of a turn. text: all its deltas joined; empty where nothing was said. audio_s: of the
-    turn. language: code that was given or detected; None where nothing was decoded."""
+    """The turn is transcribed. text: all its deltas joined; empty if nothing was said. audio_s:
+    length of its audio. language: code that was given or detected; None if nothing was decoded."""
 
     turn: int
     text: str
@@ -143,7 +143,7 @@ class TurnCompleted:
 
 @dataclass(frozen=True, slots=True)
 class TurnFailed:
-    """The end of a turn that could not be transcribed to its end. Its deltas stand."""
+    """The turn could not be transcribed to its end. The deltas that were sent remain valid."""
 
     turn: int
     error: SplitscribeError
@@ -151,9 +151,9 @@ class TurnFailed:
 
 @dataclass(frozen=True, slots=True)
 class IdleTimeout:
-    """Nobody spoke for `ServerVad.idle_timeout_ms`. Told once for each silence. The turn is empty:
-    a `TurnCommitted` and a `TurnCompleted` without text follow. The span is in ms of the
-    session's audio."""
+    """Nobody spoke for `ServerVad.idle_timeout_ms`. Sent once for each silence. The turn is empty:
+    a `TurnCommitted` and a `TurnCompleted` without text follow. audio_start_ms, audio_end_ms: the
+    silence, in ms from the session's start."""
 
     turn: int
     audio_start_ms: int
@@ -173,43 +173,42 @@ LiveEvent = (
 
 
 class LiveSession(Protocol):
-    """One connection's audio on its way to text. To be used from the event loop only.
+    """One client's session. To be used from the event loop only.
 
-    No method but `drain` and `close` waits. After `drain` or `close` audio is ignored.
+    No method but `drain` and `close` waits. After `drain` or `close`, audio is ignored.
     """
 
     def configure(self, config: LiveConfig) -> None:
         """Replace the configuration: turn detection for the audio that follows, all else from the
-        next turn on (from this one where it has no text yet)."""
+        next turn on, or from this one if it has no text yet."""
 
     def append(self, pcm: Pcm) -> None:
-        """Take audio: int16 [n_samples], 16 kHz mono, any length. The caller keeps `unsent_s`
-        bounded."""
+        """Add audio to the buffer: int16 [n_samples], 16 kHz mono, any length. The caller keeps
+        `unsent_s` bounded."""
 
     def commit(self) -> int | None:
-        """End the turn here. Returns its number, for which `TurnCommitted` follows; None where no
-        audio was appended since the last turn was committed, or where all of it is silence that
-        the turn detection has left out: nothing is told then."""
+        """End the turn here. Returns its number, for which `TurnCommitted` follows. None, and no
+        event, if the buffer is empty, or holds only silence that turn detection has left out."""
 
     def clear(self) -> None:
-        """Forget the audio of the turn that is not committed yet. If anything was told of the turn,
-        it ends with `TurnCompleted` of the text that was told."""
+        """Drop the audio of the turn that is not committed yet. If the turn was announced, it ends
+        with `TurnCompleted` of the text that was sent."""
 
     @property
     def unsent_s(self) -> float:
-        """Seconds of audio that were appended and are not yet transcribed."""
+        """Seconds of audio that was appended and is not transcribed yet."""
 
     def events(self) -> AsyncIterator[LiveEvent]:
-        """What is told, in order; to be iterated once, by one task. Ends after `drain` or `close`.
+        """The events, in order; to be iterated once, by one task. It ends after `drain` or `close`.
 
-        The queue behind it is not bounded by count, but by the audio: text is a few bytes for each
-        second of it."""
+        Its queue has no bound of its own, because the audio bounds it: a second of audio gives only
+        a few bytes of text."""
 
     async def drain(self) -> None:
-        """Commit the turn that is open, wait until every turn has ended, and end `events`."""
+        """Commit the open turn, wait until every turn has ended, and end `events`."""
 
     async def close(self) -> None:
-        """End at once: cancel all that runs for this session, and end `events`. May be called
+        """End at once: cancel all that runs for this session, and end `events`. It may be called
         more than once, and after `drain`."""
 
 
@@ -220,12 +219,12 @@ class LiveEngine(Protocol):
         """Begin a session.
 
         Args:
-            session_id: names it in logs and traces, and its windows at the workers.
+            session_id: its name in logs and traces, and of its windows at the workers.
             owner: whose audio it is, as in `router.interface.RequestContext`.
 
         Raises:
-            OverloadedError: updates are already as rare as the settings allow.
+            OverloadedError: the workers have no time for another session.
         """
 
     async def close(self) -> None:
-        """Close every session, and end what runs for all of them together."""
+        """Close every session."""

@@ -1,4 +1,4 @@
-"""What is counted of live sessions, in one place, and told to the router's metrics."""
+"""Counts what live sessions do, in one place, and records it in the router's metrics."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 class LiveObserver:
     """Counts of one engine, from its start on.
 
-    sessions: open now. refused: not opened, for want of room. updates: answered; overtaken and
-    failed ones are counted apart. encode_s: encoder seconds of those answered.
-    audio_s: seconds of audio in finished turns. recorder: of the router's metrics.
+    sessions: open now. refused: sessions that were not opened because the workers had no time.
+    updates: answered ones; overtaken and failed ones are counted apart. encode_s: encoder seconds
+    of answered updates. audio_s: seconds of audio in turns that ended. recorder: of the metrics.
     """
 
     recorder: Recorder = field(default_factory=lambda: silent_recorder(ROUTER_METRICS))
@@ -40,7 +40,7 @@ class LiveObserver:
         self.refused += 1
 
     def update_answered(self, seconds: float, encode_s: float, hop_s: float) -> None:
-        """seconds: from the call to the answer. hop_s: between two updates, by the load."""
+        """seconds: from the call to the answer. hop_s: the hop that the load asks for."""
         self.updates += 1
         self.encode_s += encode_s
         self._update("answered")
@@ -59,7 +59,7 @@ class LiveObserver:
         self.recorder.add("splitscribe_live_updates_total", outcome=outcome)
 
     def word_told(self, delay_s: float) -> None:
-        """delay_s: of one word, from where attention found it in the audio to the newest audio."""
+        """delay_s: audio after the attention peak of a word, at the time when it was emitted."""
         self.recorder.observe("splitscribe_live_word_delay_seconds", delay_s)
 
     def turn_ended(self, audio_s: float, *, failed: bool) -> None:

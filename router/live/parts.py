@@ -9,21 +9,21 @@ from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity
 from router.live.observer import LiveObserver
-from router.live.pace import Pace, Patience
+from router.live.pace import DelayProfile, Pace
 from router.live.policies import Policy
-from router.live.updates import Updates
+from router.live.update_decoder import UpdateDecoder
 
 
 @dataclass(frozen=True, slots=True)
 class SessionParts:
-    """delay: what sessions get that ask for none. tracer: begins a trace for each turn."""
+    """delay: for sessions that ask for none. tracer: begins a trace for each turn."""
 
     activity: VoiceActivity
-    updates: Updates
+    update_decoder: UpdateDecoder
     tokenizer: WhisperTokenizer
     policy: Policy
     pace: Pace
     observer: LiveObserver
     clock: Clock
-    delay: Patience
+    delay: DelayProfile
     tracer: Tracer = NO_TRACER

@@ -1,13 +1,12 @@
-"""Which tokens of an update are certain: the policies, behind one small protocol.
+"""Which tokens of an update are confirmed: the policies, behind one small protocol.
 
 `AttentionPeak` is AlignAtt (Simul-Whisper, arXiv 2406.10052; SimulStreaming, 2506.17077): a token
-is certain unless the alignment heads were looking at the last moments of the audio when it was
-predicted, where what follows may still change it. `LocalAgreement` is LocalAgreement-2
-(whisper_streaming): a token is certain once two updates running have it. Both see what was decoded
-behind the tokens that are certain already.
+is confirmed unless its attention peak lies in the last moments of the audio, since the audio that
+follows may still change such a token. `LocalAgreement` is LocalAgreement-2 (whisper_streaming): a
+token is confirmed when two updates in a row have it. Both see the tokens after the confirmed ones.
 
-Whatever the policy says, a word is certain only as a whole, and never with the punctuation behind
-it while nothing certain follows: a full stop that is forced too early ends the text there.
+Under every policy, only whole words are confirmed, and never the punctuation after the last of
+them: an update that is forced to begin with a full stop tends to end its text there.
 """
 
 from __future__ import annotations
@@ -23,16 +22,17 @@ from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import LivePolicy
 
 POSITIONS_PER_S = SAMPLE_RATE // SAMPLES_PER_POSITION  # 50
-REWIND = 2 * POSITIONS_PER_S  # positions that attention may look back behind where it was
+REWIND = 2 * POSITIONS_PER_S  # positions by which a peak may lie before the latest one
 SPACELESS = frozenset(("zh", "ja", "th", "lo", "my", "yue"))  # as openai/whisper splits words
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """What an update decoded behind the tokens that are certain.
+    """The tokens that an update decoded after the confirmed ones.
 
-    peaks: for each of `tokens` the encoder position, from the stretch's start, at which attention
-        had its maximum; empty where none were asked for.
+    logprobs: log probability of each of `tokens`.
+    peaks: the attention peak of each of `tokens`, a position from the utterance's start; empty if
+        none were asked for.
     end: the position where the update's audio ended.
     """
 
@@ -47,52 +47,58 @@ class Hypothesis:
 
 
 class Policy(Protocol):
-    """A rule for what is certain. It keeps nothing between updates."""
+    """A rule for which tokens are confirmed. It keeps nothing between updates."""
 
     @property
     def needs_peaks(self) -> bool:
-        """Whether updates have to tell where attention was."""
+        """Whether updates must return attention peaks."""
 
-    def agreed(self, new: Hypothesis, last: Hypothesis | None, eot: int, looked_to: int) -> int:
-        """How many of the tokens of `new`, from the first on, are certain.
+    def count_confirmed(
+        self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
+    ) -> int:
+        """How many of the tokens of `new` are confirmed, counted from the first.
 
         Args:
-            last: the update before, from the same token on; None where there was none.
-            eot: the tokens below it are text, those above timestamps.
-            looked_to: the furthest position of the tokens that are certain already.
+            last: the update before, from the same token on; None if there was none.
+            eot: the end-of-text token; tokens below it are text, tokens above it timestamps.
+            attended_to: the latest attention peak of the tokens confirmed before.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPeak:
-    """hold_s: seconds before the audio's end where a token's attention must not have its peak."""
+    """hold_s: seconds before the audio's end in which a confirmed token's peak must not lie."""
 
     hold_s: float = 0.5
     needs_peaks: bool = True
 
-    def agreed(self, new: Hypothesis, last: Hypothesis | None, eot: int, looked_to: int) -> int:
-        """See `Policy.agreed`. Attention that jumps far back has lost its place: nothing from
-        there on is certain."""
+    def count_confirmed(
+        self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
+    ) -> int:
+        """See `Policy.count_confirmed`. After a peak that jumps far back, attention has lost its
+        place, and no token is confirmed."""
         if len(new.peaks) != len(new.tokens):
-            return 0  # of a worker that could not tell
+            return 0  # the worker returned no peaks
         limit = new.end - round(self.hold_s * POSITIONS_PER_S)
         for index, (token, peak) in enumerate(zip(new.tokens, new.peaks, strict=True)):
             if token > eot:
                 continue
-            if peak >= limit or peak < looked_to - REWIND:
+            if peak >= limit or peak < attended_to - REWIND:
                 return index
-            looked_to = max(looked_to, peak)
+            attended_to = max(attended_to, peak)
         return len(new.tokens)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalAgreement:
-    """Two updates running say the same text; their timestamps may differ."""
+    """Confirms text that two updates in a row have; their timestamps may differ."""
 
     needs_peaks: bool = False
 
-    def agreed(self, new: Hypothesis, last: Hypothesis | None, eot: int, looked_to: int) -> int:
-        """See `Policy.agreed`."""
+    def count_confirmed(
+        self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
+    ) -> int:
+        """See `Policy.count_confirmed`."""
         if last is None:
             return 0
         texts = [index for index, token in enumerate(new.tokens) if token < eot]
@@ -106,10 +112,10 @@ class LocalAgreement:
 
 
 def chosen_policy(choice: LivePolicy, dims: ModelDims) -> Policy:
-    """The policy that a setting asks for; for "auto" by the checkpoint's shape.
+    """The policy that a setting asks for; "auto" chooses by the checkpoint's shape.
 
-    Attention of a decoder that is much shallower than its encoder was seen not to point at words
-    (large-v3-turbo, in another implementation).
+    In another implementation, the attention of a decoder with far fewer layers than its encoder
+    (large-v3-turbo) was seen not to peak at the words.
     """
     if choice == "auto":
         is_shallow = 2 * dims.n_text_layer < dims.n_audio_layer
@@ -117,23 +123,23 @@ def chosen_policy(choice: LivePolicy, dims: ModelDims) -> Policy:
     return LocalAgreement() if choice == "local_agreement" else AttentionPeak()
 
 
-def certain(
+def confirmed_words(
     policy: Policy,
     tokenizer: WhisperTokenizer,
     new: Hypothesis,
     last: Hypothesis | None,
-    looked_to: int,
+    attended_to: int,
     language: str,
 ) -> int:
-    """How many of the tokens of `new` are certain, in whole words."""
-    n = policy.agreed(new, last, tokenizer.special.eot, looked_to)
+    """How many of the tokens of `new` are confirmed and make whole words."""
+    n = policy.count_confirmed(new, last, tokenizer.special.eot, attended_to)
     return whole_words(tokenizer, new.tokens, n, language)
 
 
 def whole_words(tokenizer: WhisperTokenizer, tokens: Sequence[int], n: int, language: str) -> int:
-    """The largest number of tokens, at most n, that ends behind a word.
+    """The largest number of tokens, at most n, that ends with a whole word.
 
-    Without timestamps and punctuation behind that word, since these belong to what follows.
+    Timestamps and punctuation after that word are left out, since they depend on what follows.
     """
     pieces = [tokenizer.decode_bytes([token]) for token in tokens]
     while n and not _ends_word(tokenizer, pieces, n, language):
@@ -142,7 +148,7 @@ def whole_words(tokenizer: WhisperTokenizer, tokens: Sequence[int], n: int, lang
 
 
 def _ends_word(tokenizer: WhisperTokenizer, pieces: Sequence[bytes], n: int, language: str) -> bool:
-    """Whether a word that is worth telling ends behind the first n tokens."""
+    """Whether the first n tokens end with a whole word."""
     if not _is_wordy(pieces[n - 1]):
         return False
     if language in SPACELESS:
@@ -160,6 +166,6 @@ def _ends_word(tokenizer: WhisperTokenizer, pieces: Sequence[bytes], n: int, lan
 
 
 def _is_wordy(piece: bytes) -> bool:
-    """Whether a token holds a part of a word; part of a character counts as one."""
+    """Whether a token holds a letter or digit, or a part of a character's bytes."""
     text = piece.decode("utf-8", errors="replace")
     return any(char.isalnum() or char == "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -1,7 +1,7 @@
-"""What is speech in one session, from the probabilities of its frames of 32 ms.
+"""Which audio of a session is speech, from the probabilities of its VAD frames.
 
-A frame counts as speech from the threshold on, and beside such a frame already 0.15 below it, for
-0.3 s in front of it at most; a run shorter than 96 ms is a click.
+A frame counts as speech when its probability reaches the threshold. Frames beside it count too,
+down to 0.15 below the threshold, and at most 0.3 s before it. Less than 96 ms is a click.
 """
 
 from __future__ import annotations
@@ -9,23 +9,23 @@ from __future__ import annotations
 from router.audio.vad import FRAME_SAMPLES
 
 RELEASE_BELOW = 0.15  # of the threshold
-LEAST_RUN = 3  # frames of speech that are no click
-MOST_UNSURE = 10  # frames in front of one at the threshold that count as speech with it
+LEAST_RUN = 3  # frames; less is a click
+MOST_UNSURE = 10  # frames below the threshold that may count before one that reaches it
 
 
 class SpeechGate:
-    """Tells runs of speech from clicks, frame by frame."""
+    """Finds intervals of speech, frame by frame."""
 
     def __init__(self) -> None:
-        self._run: int | None = None  # where the run of frames began that may be speech
-        self._sure = False  # one of them reached the threshold
+        self._run: int | None = None  # where the frames began that may be speech
+        self._sure = False  # whether one of them reached the threshold
 
     def step(self, probability: float, start: int, threshold: float) -> tuple[int, int] | None:
-        """Take the frame that begins at sample `start`.
+        """Take the probability of the frame that begins at sample `start`.
 
         Returns:
-            The run of speech that the frame belongs to, as (first, last) so far. None where the
-            frame is silent, or not yet known to be speech.
+            The interval of speech that ends with this frame, as (first, last) sample. None if the
+            frame is silent, or is not known to be speech yet.
         """
         if probability < threshold - RELEASE_BELOW:
             self._run, self._sure = None, False

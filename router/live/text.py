@@ -1,7 +1,7 @@
-"""The text of a turn as it becomes certain: tokens in, deltas out, nothing taken back.
+"""The text of a turn: confirmed tokens come in, deltas go out, and no delta is ever taken back.
 
-A delta holds whole characters only, and a turn's text begins and ends without a space, as a
-transcript does: a space at the end of one delta waits for the next.
+A delta holds whole characters only. The text of a turn has no space at its beginning and its end,
+as in a transcript: a space at the end of one delta is sent with the next.
 """
 
 from __future__ import annotations
@@ -14,48 +14,51 @@ from router.live.interface import TextDelta
 from router.transcript import TokenLogprob
 
 SENTENCE_ENDS = ".?!…。?!।۔"
-_QUOTES = "\"'”’»)]}』」"  # may stand behind the end of a sentence
+_QUOTES = "\"'”’»)]}』」"  # may follow the end of a sentence
 
 
 class TurnText:
-    """What is certain of a turn's text."""
+    """The confirmed text of a turn.
+
+    emitted: all deltas so far, joined. logprobs: of the tokens of `emitted`, if asked for.
+    """
 
     def __init__(self, tokenizer: WhisperTokenizer, *, logprobs: bool = False) -> None:
         self._tokenizer = tokenizer
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.tells_logprobs = logprobs
-        self._waiting: list[TokenLogprob] = []  # of tokens whose text is not told yet
+        self.with_logprobs = logprobs
+        self._waiting: list[TokenLogprob] = []  # of tokens whose text is not emitted yet
         self._space = ""
-        self.told = ""
+        self.emitted = ""
         self.logprobs: list[TokenLogprob] = []
 
     def add(self, turn: int, tokens: Sequence[int], logprobs: Sequence[float]) -> TextDelta | None:
-        """Take the next tokens, timestamps perhaps among them; None where no text came of them.
+        """Take the next tokens, which may hold timestamps. None if they give no text to emit.
 
         Args:
             turn: the turn's number, for the delta.
             logprobs: of each of `tokens`.
         """
-        if self.tells_logprobs:
+        if self.with_logprobs:
             for token, logprob in zip(tokens, logprobs, strict=True):
                 if content := self._tokenizer.decode_bytes([token]):
                     shown = content.decode("utf-8", errors="replace")
                     self._waiting.append(TokenLogprob(shown, logprob, tuple(content)))
-        return self._tell(turn, self._decoder.decode(self._tokenizer.decode_bytes(tokens)))
+        return self._delta(turn, self._decoder.decode(self._tokenizer.decode_bytes(tokens)))
 
     def finish(self, turn: int) -> TextDelta | None:
-        """What is left of a character that was never completed."""
-        return self._tell(turn, self._decoder.decode(b"", final=True))
+        """The last delta of the turn, for a character whose bytes never came in full."""
+        return self._delta(turn, self._decoder.decode(b"", final=True))
 
-    def _tell(self, turn: int, text: str) -> TextDelta | None:
+    def _delta(self, turn: int, text: str) -> TextDelta | None:
         fresh = self._space + text
-        if not self.told:
+        if not self.emitted:
             fresh = fresh.lstrip()
         shown = fresh.rstrip()
         self._space = fresh[len(shown) :]
         if not shown:
             return None
-        self.told += shown
+        self.emitted += shown
         logprobs = tuple(self._waiting)
         self._waiting.clear()
         self.logprobs += logprobs
@@ -63,5 +66,5 @@ class TurnText:
 
 
 def ends_sentence(text: str) -> bool:
-    """Whether a text ends where a sentence does."""
+    """Whether a text ends with the end of a sentence."""
     return text.rstrip().rstrip(_QUOTES).endswith(tuple(SENTENCE_ENDS))

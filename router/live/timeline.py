@@ -1,9 +1,7 @@
-"""A session's audio, and the turns and stretches that it is divided into.
+"""A session's audio, and the turns and utterances into which it is divided.
 
-All positions are samples from the session's start (16 kHz). A **turn** is what the client gets as
-one item. A **stretch** is a piece of a turn that holds speech and is decoded as one window that
-grows: from the last cut to the newest audio. Plain values without any rules: `router.live.listener`
-makes them, `router.live.session` turns stretches into text.
+Places in the audio are samples from the session's start (16 kHz). These are plain values without
+rules: `router.live.turn_detector` makes them, and `router.live.session` turns utterances into text.
 """
 
 from __future__ import annotations
@@ -19,6 +17,8 @@ from cluster.tracing import NO_SPAN, Span
 from router.live.interface import LiveConfig
 from router.live.text import TurnText
 
+QUIET_SAMPLES = SAMPLE_RATE * 3 // 50  # 60 ms, over which loudness is measured
+
 
 def seconds(n_samples: int) -> float:
     return n_samples / SAMPLE_RATE
@@ -32,8 +32,27 @@ def milliseconds(n_samples: int) -> int:
     return n_samples * 1000 // SAMPLE_RATE
 
 
+def quietest(audio: Pcm, first: int, last: int) -> tuple[int, float]:
+    """The middle of the quietest 60 ms between two samples of `audio`, and their energy.
+
+    Among equally quiet places, the latest is taken. If the span is shorter than 60 ms, the result
+    is its first sample with an infinite energy.
+    """
+    last = min(last, int(audio.shape[0]) - QUIET_SAMPLES)
+    if last <= first:
+        return max(0, min(first, int(audio.shape[0]))), float("inf")
+    span = audio[first : last + QUIET_SAMPLES].astype(np.float64)
+    power = np.concatenate(([0.0], np.cumsum(np.square(span))))
+    level = power[QUIET_SAMPLES:] - power[:-QUIET_SAMPLES]
+    latest = int(level.shape[0]) - 1 - int(np.argmin(level[::-1]))
+    return first + latest + QUIET_SAMPLES // 2, float(level[latest])
+
+
 class AudioBuffer:
-    """The audio that may still be decoded."""
+    """The audio that may still be decoded.
+
+    start, end: the samples between which it lies.
+    """
 
     def __init__(self) -> None:
         self.start = 0
@@ -45,7 +64,7 @@ class AudioBuffer:
         self.end += int(pcm.shape[0])
 
     def span(self, first: int, last: int) -> Pcm:
-        """A copy of the samples from `first` to `last`, which must be there still."""
+        """A copy of the samples from `first` to `last`, int16; they must still be there."""
         assert self.start <= first <= last <= self.end, (self.start, first, last, self.end)
         if len(self._chunks) > 1:
             joined = np.concatenate(self._chunks)
@@ -55,7 +74,7 @@ class AudioBuffer:
         return chunk[first - self.start : last - self.start].copy()
 
     def drop_before(self, first: int) -> None:
-        """Forget whole chunks that end before `first`."""
+        """Drop audio before sample `first`, in whole chunks where these are short."""
         while self._chunks and self.start + self._chunks[0].shape[0] <= first:
             self.start += int(self._chunks.popleft().shape[0])
         if self._chunks and first - self.start > 4 * SAMPLE_RATE:  # one long chunk
@@ -65,15 +84,15 @@ class AudioBuffer:
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """One item of a session.
+    """Audio that becomes one item of OpenAI's API.
 
-    end: where its audio ends, once that is known. cut_at: where its last stretch was cut, and
-    spoken_to: where the speech in that ended.
-    language: of its text, once some of it is certain.
-    error: why a part of it could not be decoded; it ends with that.
-    is_told: something was told of it, so that its end must be told as well.
-    is_dropped: its audio was cleared; what is still decoded for it is not told.
-    span: of its trace, which whoever tells its end ends.
+    start, end: where its audio begins and ends; None until the end is known.
+    cut_at: where its last utterance was cut. last_speech_end: where the speech in that one ended.
+    language: code of its text's language, once some of the text is confirmed.
+    error: why a part of it could not be decoded; the turn ends with it.
+    is_announced: an event of the turn was sent, so that its end must be sent too.
+    is_cleared: its audio was cleared; what is still decoded for it is not sent.
+    span: of its trace; it ends with the event that ends the turn.
     """
 
     number: int
@@ -82,26 +101,26 @@ class Turn:
     text: TurnText
     end: int | None = None
     cut_at: int = 0
-    spoken_to: int = 0
+    last_speech_end: int = 0
     language: str | None = None
     error: SplitscribeError | None = None
-    is_told: bool = False
-    is_dropped: bool = False
+    is_announced: bool = False
+    is_cleared: bool = False
     span: Span = NO_SPAN
 
     def configure(self, config: LiveConfig) -> None:
-        """Take another configuration; only while there is no text."""
+        """Replace the configuration. Only while the turn has no text."""
         self.config = config
-        self.text.tells_logprobs = config.logprobs
+        self.text.with_logprobs = config.logprobs
 
 
 @dataclass(eq=False, slots=True)
-class Stretch:
-    """Audio with speech between two cuts.
+class Utterance:
+    """A part of a turn that is decoded as one window.
 
-    end: where it was cut; None while it grows. ends_turn: with it the turn's audio ends.
-    speech: the runs of speech in it as (first, last); the last one may still grow.
-    seen_to: where the audio of the last update ended.
+    end: where it ends; None while it grows. ends_turn: whether the turn ends with it.
+    speech: the intervals of speech in it as (first, last) sample; the last one may still grow.
+    updated_to: where the audio of the last update ended.
     """
 
     turn: Turn
@@ -109,27 +128,27 @@ class Stretch:
     end: int | None = None
     ends_turn: bool = False
     speech: list[tuple[int, int]] = field(default_factory=list)
-    seen_to: int = 0
+    updated_to: int = 0
 
     def __post_init__(self) -> None:
-        self.seen_to = max(self.seen_to, self.start)
+        self.updated_to = max(self.updated_to, self.start)
 
     @property
     def speech_end(self) -> int:
-        """Where its last speech ends so far; its start where there is none."""
+        """Where its last speech ends so far; its start if it has no speech."""
         return self.speech[-1][1] if self.speech else self.start
 
-    def hear(self, first: int, last: int) -> None:
-        """Note speech from `first` to `last`, behind or beside what was heard."""
+    def add_speech(self, first: int, last: int) -> None:
+        """Add speech from sample `first` to `last`, which follows or overlaps the speech so far."""
         if self.speech and first <= self.speech[-1][1]:
             self.speech[-1] = (self.speech[-1][0], max(last, self.speech[-1][1]))
         else:
             self.speech.append((first, last))
 
     def speech_after(self, at: int) -> list[tuple[int, int]]:
-        """The runs of speech, or parts of them, behind a sample."""
+        """The speech after sample `at`."""
         return [(max(first, at), last) for first, last in self.speech if last > at]
 
     def speech_before(self, at: int) -> list[tuple[int, int]]:
-        """The runs of speech, or parts of them, in front of a sample."""
+        """The speech before sample `at`."""
         return [(first, min(last, at)) for first, last in self.speech if first < at]

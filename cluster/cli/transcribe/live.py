@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from rich.console import Console
 
 from cluster.cli.transcribe.job import LiveJob, Source
-from cluster.cli.transcribe.listener import Listener
+from cluster.cli.transcribe.live_client import LiveClient
 from cluster.cli.transcribe.sound import blocks_of
 from cluster.errors import InvalidRequestError
 
@@ -36,21 +36,21 @@ def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
 
 async def _listen(job: LiveJob, out: Console, err: Console) -> int:
     stop = threading.Event()
-    async with _opened(job) as listener:
+    async with _opened(job) as client:
         with _stopped_by_interrupt(stop):
             if job.source.path is None:
                 err.print("splitscribe: listening; Ctrl-C ends", style="dim")
             try:
                 async with asyncio.TaskGroup() as group:
-                    sending = group.create_task(_send(job.source, listener, stop))
-                    n_failed = await _print(listener, out, err)
+                    sending = group.create_task(_send(job.source, client, stop))
+                    n_failed = await _print(client, out, err)
                     sending.cancel()  # it has ended, unless the session ended first
             except ExceptionGroup as group_error:
                 raise group_error.exceptions[0] from None
             return n_failed
 
 
-def _opened(job: LiveJob) -> AbstractAsyncContextManager[Listener]:
+def _opened(job: LiveJob) -> AbstractAsyncContextManager[LiveClient]:
     if job.target.server:  # each imports a large library, so only the one that is needed
         from cluster.cli.transcribe.live_remote import through_server
 
@@ -60,18 +60,18 @@ def _opened(job: LiveJob) -> AbstractAsyncContextManager[Listener]:
     return in_process(job)
 
 
-async def _send(source: Source, listener: Listener, stop: threading.Event) -> None:
-    async for block in blocks_of(source, listener.rate, stop):
-        await listener.append(block)
-        while listener.unsent_s > MAX_UNSENT_S and not stop.is_set():  # noqa: ASYNC110
+async def _send(source: Source, client: LiveClient, stop: threading.Event) -> None:
+    async for block in blocks_of(source, client.rate, stop):
+        await client.append(block)
+        while client.unsent_s > MAX_UNSENT_S and not stop.is_set():  # noqa: ASYNC110
             await asyncio.sleep(LOOK_AGAIN_S)  # nothing tells when it changes
-    await listener.end()
+    await client.end()
 
 
-async def _print(listener: Listener, out: Console, err: Console) -> int:
+async def _print(client: LiveClient, out: Console, err: Console) -> int:
     """Print what is told, a line for each turn. Returns how many turns failed."""
     n_failed, begun = 0, False
-    async for said in listener.said():
+    async for said in client.said():
         text = said.text if begun else said.text.lstrip()
         if text:
             out.print(text, end="", markup=False, highlight=False)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from cluster.cli.transcribe.job import LiveJob
-from cluster.cli.transcribe.listener import Said
+from cluster.cli.transcribe.live_client import Said
 from cluster.cli.transcribe.local import local_settings
 from cluster.messages import SAMPLE_RATE, Pcm
 from cluster.model.text.tokenizer import WhisperTokenizer
@@ -14,7 +14,7 @@ from router.live.interface import LiveConfig, LiveSession, TextDelta, TurnComple
 
 
 @asynccontextmanager
-async def in_process(job: LiveJob) -> AsyncIterator[LocalListener]:
+async def in_process(job: LiveJob) -> AsyncIterator[LocalLiveClient]:
     """Load the model and begin a session.
 
     Raises:
@@ -33,11 +33,11 @@ async def in_process(job: LiveJob) -> AsyncIterator[LocalListener]:
         if job.language is not None:
             tokenizer = WhisperTokenizer.from_checkpoint(engines.checkpoint)
             tokenizer.sot_sequence(job.language, "transcribe", True)  # raises
-        yield LocalListener(live.open(config, session_id="live"))
+        yield LocalLiveClient(live.open(config, session_id="live"))
 
 
-class LocalListener:
-    """Implements `Listener`."""
+class LocalLiveClient:
+    """Implements `LiveClient`."""
 
     rate = SAMPLE_RATE
 

@@ -10,7 +10,7 @@ from typing import Any
 import openai
 
 from cluster.cli.transcribe.job import LiveJob
-from cluster.cli.transcribe.listener import Said
+from cluster.cli.transcribe.live_client import Said
 from cluster.cli.transcribe.remote import ALIAS, base_url_of
 from cluster.errors import InvalidRequestError
 from cluster.messages import Pcm
@@ -22,7 +22,7 @@ ENDED = "the end of the sound"  # names the update that follows the last sound
 
 
 @asynccontextmanager
-async def through_server(job: LiveJob) -> AsyncIterator[RemoteListener]:
+async def through_server(job: LiveJob) -> AsyncIterator[RemoteLiveClient]:
     """Open a session.
 
     Raises:
@@ -33,7 +33,7 @@ async def through_server(job: LiveJob) -> AsyncIterator[RemoteListener]:
     query = {"intent": "transcription"}
     try:
         async with client, client.realtime.connect(extra_query=query, max_retries=0) as connection:
-            yield await RemoteListener.begin(connection, _session(job))
+            yield await RemoteLiveClient.begin(connection, _session(job))
     except (OSError, openai.OpenAIError, _websocket_error()) as error:
         raise InvalidRequestError(f"the live session at {base} ended: {error}") from error
 
@@ -63,8 +63,8 @@ def _session(job: LiveJob) -> dict[str, Any]:
     }
 
 
-class RemoteListener:
-    """Implements `Listener`. The server bounds what it has taken: `append` waits for the socket."""
+class RemoteLiveClient:
+    """Implements `LiveClient`. The server bounds its audio, so `append` waits for the socket."""
 
     rate = RATE
     unsent_s = 0.0
@@ -74,7 +74,7 @@ class RemoteListener:
         self._session = session
 
     @classmethod
-    async def begin(cls, connection: Any, session: dict[str, Any]) -> RemoteListener:
+    async def begin(cls, connection: Any, session: dict[str, Any]) -> RemoteLiveClient:
         await connection.session.update(session=session)
         return cls(connection, session)
 

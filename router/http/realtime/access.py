@@ -1,7 +1,7 @@
-"""Who may open a realtime session: keys, client secrets, and the pages of which origins.
+"""Who may open a realtime session: API keys, client secrets, and allowed origins of web pages.
 
-A key comes by header, or among the sub-protocols, since a browser cannot send a header. How a
-client is refused before the upgrade stands here too.
+A key comes in a header, or among the sub-protocols, since a browser cannot set headers. How a
+client is refused before the WebSocket upgrade is here too.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from router.http.keys import KeyRing
 from router.http.realtime.client_secrets import PREFIX, ClientSecret, ClientSecrets
 
 SUBPROTOCOL = "realtime"
-KEY_SUBPROTOCOL = "openai-insecure-api-key."  # a browser cannot send a header
+KEY_SUBPROTOCOL = "openai-insecure-api-key."  # for browsers, which cannot set headers
 BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
 
 
 class OriginRefusedError(SplitscribeError):
-    """A page of another site asks, and no key says that it may."""
+    """A web page of another origin connects, and the server has no keys."""
 
     status = 403
     type = "invalid_request_error"
@@ -31,7 +31,7 @@ class OriginRefusedError(SplitscribeError):
 
 
 class Access:
-    """Tells whose a connection is."""
+    """Checks the key or the origin of a connection."""
 
     def __init__(self, keys: KeyRing, secrets: ClientSecrets, cors_origins: Sequence[str]) -> None:
         self._keys = keys
@@ -39,7 +39,7 @@ class Access:
         self._cors_origins = cors_origins
 
     def authorised(self, websocket: WebSocket) -> ClientSecret:
-        """What the client's key stands for. Raises AuthenticationError, or OriginRefusedError."""
+        """The client's permission. Raises AuthenticationError or OriginRefusedError."""
         key = _key_of(websocket)
         if key is not None and key.startswith(PREFIX):
             return self._secrets.read(key)
@@ -50,20 +50,20 @@ class Access:
         return ClientSecret(None, {})
 
     def _check_origin(self, websocket: WebSocket) -> None:
-        """Browsers let any page open a WebSocket anywhere: CORS does not hold there."""
+        """Browsers do not apply CORS to WebSockets: any page may open one to any host."""
         origin = websocket.headers.get("origin")
         allowed = self._cors_origins
         if origin is None or "*" in allowed or origin in allowed:
             return
         if urlsplit(origin).netloc != websocket.headers.get("host"):
             raise OriginRefusedError(
-                "This page's origin may not open sessions here; the server's setting "
-                "router.cors_origins allows it."
+                "Pages of this origin may not open sessions here. The server's operator can allow "
+                "it by the setting router.cors_origins."
             )
 
 
 def _key_of(websocket: WebSocket) -> str | None:
-    """The bearer's key, from the header or from the sub-protocols."""
+    """The API key or client secret, from the header or from the sub-protocols."""
     kind, _, key = websocket.headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and key.strip():
         return key.strip()
@@ -81,11 +81,11 @@ def is_beta(websocket: WebSocket) -> bool:
 
 
 async def refuse(websocket: WebSocket, error: SplitscribeError) -> None:
-    """Answer before the upgrade, or close at once where the server in front cannot carry that."""
+    """Answer with an error before the upgrade, or close at once if the server cannot do that."""
     try:
         if "websocket.http.response" in websocket.scope.get("extensions", {}):
             await websocket.send_denial_response(error_response(error))
         else:
             await websocket.close(1008, str(error.code or error.type))
     except (WebSocketDisconnect, RuntimeError, OSError):
-        pass  # it has gone
+        pass  # the client has gone

@@ -1,9 +1,9 @@
-"""Client secrets: keys that a server of ours gives to its browsers, good for minutes.
+"""Client secrets: short-lived keys that an operator's own server gives to its browsers.
 
-A secret holds its own content, signed with a key that is derived from the cluster's: any router
-accepts one that another router issued, and nothing is stored. Its content is not encrypted: its
-bearer can read the session's configuration. Its expiry is a Unix time, as OpenAI's API has it, so
-the clocks of the routers' hosts have to agree to seconds.
+A secret holds its own content, signed with a key that is derived from the cluster's. So any router
+accepts a secret that another router issued, and nothing is stored. The content is not encrypted:
+whoever has the secret can read the session's configuration. Its expiry is a Unix time, as in
+OpenAI's API, so the clocks of the routers' hosts must agree to within seconds.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from cluster.errors import AuthenticationError, InvalidRequestError
 from router.http.keys import KeyRing
 
 PREFIX = "ek_"
-MAX_LENGTH = 6_000  # characters; it travels in one header line, and those may have 8,192
-MIN_S, USUAL_S, MAX_S = 10, 600, 7200  # OpenAI's
+MAX_LENGTH = 6_000  # characters; it is sent in one header line, of at most 8,192 characters
+MIN_S, USUAL_S, MAX_S = 10, 600, 7200  # as in OpenAI's API
 
 
 @dataclass(frozen=True, slots=True)
 class ClientSecret:
-    """A secret that was found genuine. owner: number of the key that it stands for."""
+    """The content of a valid secret. owner: number of the API key that made it."""
 
     owner: int | None
     session: dict[str, Any]
@@ -48,7 +48,7 @@ class ClientSecrets:
         self.unix_time = unix_time
 
     def issue(self, owner: int | None, session: dict[str, Any], seconds: int) -> tuple[str, int]:
-        """A secret for sessions that begin as `session`, and when it expires.
+        """Make a secret for sessions with the configuration `session`. Returns it and its expiry.
 
         Raises:
             InvalidRequestError: the configuration is too long for a secret.
@@ -64,8 +64,8 @@ class ClientSecrets:
         value = f"{PREFIX}{_text(packed)}.{_text(self._mac(packed))}"
         if len(value) > MAX_LENGTH:
             raise InvalidRequestError(
-                f"The session's configuration makes a secret of {len(value)} characters, of at "
-                f"most {MAX_LENGTH}; send a shorter prompt with 'session.update' instead.",
+                f"The session's configuration makes a secret of {len(value)} characters; at "
+                f"most {MAX_LENGTH} are allowed. Send a long prompt by 'session.update' instead.",
                 param="session",
                 code="string_above_max_length",
             )
@@ -83,7 +83,7 @@ class ClientSecrets:
         except (ValueError, binascii.Error):
             packed, mac = b"", b""
         if not hmac.compare_digest(self._mac(packed), mac):
-            raise AuthenticationError("the client secret is not right")
+            raise AuthenticationError("the client secret is not valid")
         content = json.loads(zlib.decompress(packed))
         if content["expires_at"] <= self.unix_time():
             raise AuthenticationError(
@@ -99,7 +99,7 @@ class ClientSecrets:
 
 
 def _text(data: bytes) -> str:
-    """Base64 that may stand in a header and in the name of a sub-protocol."""
+    """Base64 with the letters that headers and names of sub-protocols allow."""
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 

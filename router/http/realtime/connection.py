@@ -1,8 +1,9 @@
 """One realtime WebSocket: carries events between a client, its session's protocol and the engine.
 
-Four tasks of one event loop: one reads the client, one hears the engine, one sends, one watches the
-time. The first that ends decides how the connection ends. What the events mean is
-`router.live.protocol.session_protocol`'s; who may connect is `router.http.realtime.service`'s.
+Five tasks of one event loop read the client, forward the engine's events, send, watch the time
+limits, and wait for a restart. The first of them that ends decides how the connection ends. What
+events mean is in `router.live.protocol.session_protocol`; who may connect is in
+`router.http.realtime.service`.
 """
 
 from __future__ import annotations
@@ -23,31 +24,32 @@ from cluster.errors import (
     WorkerError,
 )
 from cluster.settings import LiveSettings
-from router.http.realtime.outbox import Outbox, Pace, SlowReaderError
-from router.live.protocol.events import Append, ClientEvent, EventWriter, Refused, read_event
+from router.http.realtime.outbox import Outbox, SendRate, SlowReaderError
+from router.live.protocol.events import Append, ClientEvent, EventWriter, InvalidEvent, read_event
 from router.live.protocol.session_protocol import LiveProtocol, TooManyMistakesError
 
 logger = logging.getLogger(__name__)
 
 # Close codes of RFC 6455 and IANA's list.
-ENDED, LEFT_ALONE, REFUSED, CRASHED, RESTARTING = 1000, 1001, 1008, 1011, 1012
+GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR, SERVICE_RESTART = 1001, 1008, 1011, 1012
 
-WARNING_S = 30.0  # before a session is ended by the time
-DRAIN_S = 20.0  # for open turns, before they fail
-FLUSH_S = 5.0  # for what was said last
+
+WARNING_S = 30.0  # from the warning to the end of a session by a time limit
+DRAIN_S = 20.0  # longest wait for open turns, which fail after it
+FLUSH_S = 5.0  # longest wait until the last events are sent
 CLOSE_S = 5.0
-ROOM_TIMEOUT_S = 30.0  # how long a client is not read while its audio waits
+ROOM_TIMEOUT_S = 30.0  # how long the client is not read while too much of its audio waits
 ROOM_POLL_S = 0.05
-LONG_EVENT = 262_144  # characters; longer ones are read in a thread
-PIECE_S = 10.0  # of audio that is taken without a pause for others
+LONG_EVENT = 262_144  # characters; longer events are parsed in a thread
+PIECE_S = 10.0  # longest audio that is taken before other tasks get their turn
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
     """How a connection ends.
 
-    code: of the close; None: the client has left. error: said before it. drains: whether open turns
-    may end first.
+    code: of the WebSocket's close; None: the client has left. error: sent before the close.
+    drains: whether open turns may end first.
     """
 
     code: int | None
@@ -56,12 +58,12 @@ class Ending:
     drains: bool = False
 
 
-LEFT = Ending(None, "the client left")
-DRAINED = Ending(RESTARTING, "the server restarts; connect again", drains=True)
+CLIENT_LEFT = Ending(None, "the client left")
+DRAINED = Ending(SERVICE_RESTART, "the server restarts; connect again", drains=True)
 
 
 class RealtimeConnection:
-    """A WebSocket that was accepted, until it is closed."""
+    """An accepted WebSocket, until it is closed."""
 
     def __init__(
         self,
@@ -73,9 +75,9 @@ class RealtimeConnection:
         *,
         is_proxied: bool,
     ) -> None:
-        """`is_proxied`: Serve's proxy stands between, which queues both directions without bound.
+        """is_proxied: Ray Serve's proxy is between, which queues both directions without a bound.
 
-        Without it a client that sends faster than the pools work is read more slowly.
+        Without it, a client that sends faster than the pools work is read more slowly.
         """
         self._websocket = websocket
         self._protocol = protocol
@@ -83,30 +85,30 @@ class RealtimeConnection:
         self._settings = settings
         self._clock = clock
         self._is_proxied = is_proxied
-        self._outbox = Outbox(websocket.send_text, clock, Pace() if is_proxied else None)
-        self._started_s = self._heard_s = clock.monotonic()
+        self._outbox = Outbox(websocket.send_text, clock, SendRate() if is_proxied else None)
+        self._started_s = self._last_received_s = clock.monotonic()
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
-        """Let open turns end, and close for a restart. The caller awaits `run`."""
+        """Let open turns end, and close for a restart. `run` then returns."""
         self._draining.set()
 
     async def run(self) -> Ending:
         """Serve until one side ends it; returns how it ended. Closes the engine's session."""
-        hearing = asyncio.create_task(self._hear())
+        forwarding = asyncio.create_task(self._forward_engine_events())
         sending = asyncio.create_task(self._outbox.run())
         others = [
-            asyncio.create_task(self._read()),
+            asyncio.create_task(self._read_client()),
             asyncio.create_task(self._watch_time()),
             asyncio.create_task(self._wait_for_drain()),
         ]
-        tasks: list[asyncio.Task[Any]] = [others[0], hearing, sending, *others[1:]]
+        tasks: list[asyncio.Task[Any]] = [others[0], forwarding, sending, *others[1:]]
         try:
             self._outbox.put(self._protocol.open())
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ending = next(_ending_of(task) for task in tasks if task.done())
             await _cancel(others)
-            return await self._end(ending, hearing, sending)
+            return await self._end(ending, forwarding, sending)
         finally:
             await _cancel(tasks)
             for session in (*self._protocol.take_replaced(), self._protocol.session):
@@ -114,13 +116,13 @@ class RealtimeConnection:
 
     # ---- the tasks ----
 
-    async def _read(self) -> Ending:
+    async def _read_client(self) -> Ending:
         try:
             while True:
                 message = await self._websocket.receive()
                 if message["type"] == "websocket.disconnect":
-                    return LEFT
-                self._heard_s = self._clock.monotonic()
+                    return CLIENT_LEFT
+                self._last_received_s = self._clock.monotonic()
                 text = message.get("text")
                 event = await self._parsed(message.get("bytes") if text is None else text)
                 for piece in _pieces(event, self._protocol.audio_s(event)):
@@ -129,41 +131,45 @@ class RealtimeConnection:
                 for replaced in self._protocol.take_replaced():
                     await replaced.close()
         except TooManyMistakesError as error:
-            return Ending(REFUSED, "too many wrong events", error)
+            return Ending(POLICY_VIOLATION, "too many wrong events", error)
         except InvalidRequestError as error:  # from `_wait_for_room`
-            return Ending(REFUSED, "too much audio waits", error)
+            return Ending(POLICY_VIOLATION, "too much audio waits", error)
 
     async def _parsed(self, sent: str | bytes | None) -> ClientEvent:
         length = 0 if sent is None else len(sent)
         limit = self._settings.max_event_bytes
         if length > limit:
-            message = f"The event has {length} bytes, of at most {limit}; send audio in pieces."
-            return Refused(None, InvalidRequestError(message, code="event_too_large"))
+            message = (
+                f"The event has {length} bytes; at most {limit} are allowed. Send audio in pieces."
+            )
+            return InvalidEvent(None, InvalidRequestError(message, code="event_too_large"))
         if length > LONG_EVENT:
             return await asyncio.to_thread(read_event, sent)
         return read_event(sent)
 
     async def _wait_for_room(self, audio_s: float) -> None:
-        """Raises InvalidRequestError: there is none, and none comes, or the client must be read."""
+        """Wait until the session may take more audio. Raises InvalidRequestError after a while."""
         limit = self._settings.max_unsent_s
         patience_s = 0.0 if self._is_proxied else ROOM_TIMEOUT_S
         asked_s = self._clock.monotonic()
         while audio_s and (unsent_s := self._protocol.unsent_s) and unsent_s + audio_s > limit:
             if self._clock.monotonic() - asked_s >= patience_s:
                 raise InvalidRequestError(
-                    f"{unsent_s:.0f} s of audio wait to be transcribed, of at most {limit:.0f} s; "
-                    f"send audio more slowly.",
+                    f"{unsent_s:.0f} s of audio wait to be transcribed; at most {limit:.0f} s are "
+                    f"allowed. Send audio more slowly.",
                     code="input_audio_buffer_full",
                 )
             await self._clock.sleep(ROOM_POLL_S)
 
-    async def _hear(self) -> Ending:
+    async def _forward_engine_events(self) -> Ending:
         while True:
             session = self._protocol.session
             async for event in session.events():
-                self._outbox.put(self._protocol.tell(event))
+                self._outbox.put(self._protocol.on_engine_event(event))
             if session is self._protocol.session:
-                return Ending(CRASHED, "the session ended", WorkerError("the session has ended"))
+                return Ending(
+                    INTERNAL_ERROR, "the session ended", WorkerError("the session has ended")
+                )
 
     async def _watch_time(self) -> Ending:
         """Warn once before each limit, and end the session there."""
@@ -173,17 +179,17 @@ class RealtimeConnection:
         while True:
             now_s = self._clock.monotonic()
             end_s = self._started_s + limits.max_session_s
-            idle_end_s = self._heard_s + limits.idle_timeout_s
+            idle_end_s = self._last_received_s + limits.idle_timeout_s
             if now_s >= end_s:
                 return _expired(f"Your session hit the maximum duration of {_time(limits)}.")
             if now_s >= idle_end_s:
                 return _expired(
-                    f"Nothing came from you for {limits.idle_timeout_s:.0f} s.", "session_idle"
+                    f"You have sent nothing for {limits.idle_timeout_s:.0f} s.", "session_idle"
                 )
             if now_s >= end_s - warning_s and not warned_of_end:
                 warned_of_end = True
                 self._warn("max_duration", end_s - now_s)
-            if now_s >= idle_end_s - warning_s and warned_at_s < self._heard_s:
+            if now_s >= idle_end_s - warning_s and warned_at_s < self._last_received_s:
                 warned_at_s = now_s
                 self._warn("idle", idle_end_s - now_s)
             next_s = [end_s, idle_end_s, end_s - warning_s, idle_end_s - warning_s]
@@ -200,15 +206,15 @@ class RealtimeConnection:
     # ---- the end ----
 
     async def _end(
-        self, ending: Ending, hearing: asyncio.Task[Ending], sending: asyncio.Task[None]
+        self, ending: Ending, forwarding: asyncio.Task[Ending], sending: asyncio.Task[None]
     ) -> Ending:
         if ending.code is None:
             return ending
         try:
-            if ending.drains and not hearing.done():
-                await self._drain_turns(hearing)
-            await _cancel([hearing])
-            self._outbox.put(self._protocol.fail_open_turns(_left_over(ending)))
+            if ending.drains and not forwarding.done():
+                await self._drain_turns(forwarding)
+            await _cancel([forwarding])
+            self._outbox.put(self._protocol.fail_open_items(_left_over(ending)))
             if ending.error is not None:
                 self._outbox.put([self._writer.error(ending.error)])
             flushing = asyncio.ensure_future(self._outbox.sent())
@@ -217,20 +223,20 @@ class RealtimeConnection:
             )
             flushing.cancel()
         except SlowReaderError:
-            pass  # it does not read: the close is all that it may still get
+            pass  # the client does not read: only the close may still reach it
         await _cancel([sending])
         try:
             async with asyncio.timeout(CLOSE_S):
                 await self._websocket.close(ending.code, ending.reason)
         except (TimeoutError, WebSocketDisconnect, RuntimeError, OSError):
-            pass  # it has gone
+            pass  # the client has gone
         return ending
 
-    async def _drain_turns(self, hearing: asyncio.Task[Ending]) -> None:
+    async def _drain_turns(self, forwarding: asyncio.Task[Ending]) -> None:
         draining = asyncio.ensure_future(self._protocol.session.drain())
         try:
             async with asyncio.timeout(DRAIN_S):
-                await asyncio.wait({hearing})
+                await asyncio.wait({forwarding})
         except TimeoutError:
             logger.warning("a realtime session's turns did not end within %.0f s", DRAIN_S)
         finally:
@@ -238,7 +244,7 @@ class RealtimeConnection:
 
 
 def _pieces(event: ClientEvent, audio_s: float) -> Iterator[ClientEvent]:
-    """`event`, or its audio in pieces that are short enough to be taken at once."""
+    """`event`, or its audio in pieces of at most `PIECE_S` seconds."""
     if not isinstance(event, Append) or audio_s <= PIECE_S:
         yield event
         return
@@ -251,12 +257,14 @@ def _ending_of(task: asyncio.Task[Any]) -> Ending:
     try:
         ending: Ending = task.result()
     except SlowReaderError:
-        return Ending(REFUSED, "you read too slowly")
+        return Ending(POLICY_VIOLATION, "you read too slowly")
     except (WebSocketDisconnect, OSError):
-        return LEFT
+        return CLIENT_LEFT
     except Exception:
         logger.exception("a realtime session failed")
-        return Ending(CRASHED, "internal error", SplitscribeError("The server had an error."))
+        return Ending(
+            INTERNAL_ERROR, "internal error", SplitscribeError("The server had an error.")
+        )
     return ending
 
 
@@ -267,7 +275,7 @@ def _left_over(ending: Ending) -> SplitscribeError:
 
 
 def _expired(message: str, code: str = "session_expired") -> Ending:
-    return Ending(LEFT_ALONE, message, InvalidRequestError(message, code=code), drains=True)
+    return Ending(GOING_AWAY, message, InvalidRequestError(message, code=code), drains=True)
 
 
 def _time(limits: LiveSettings) -> str:

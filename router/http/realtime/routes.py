@@ -1,4 +1,4 @@
-"""The three paths under `/v1/realtime`, and the bodies of the two that are no WebSocket."""
+"""The three paths under `/v1/realtime`, and the bodies of the two that are not a WebSocket."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class ExpiresAfter(BaseModel):
 
 
 class ClientSecretRequest(BaseModel):
-    """What a client secret is asked for."""
+    """The body of a request for a client secret."""
 
     expires_after: ExpiresAfter | None = None
     session: dict[str, Any] | None = Field(
-        None, description="how its sessions begin: a transcription session of OpenAI's"
+        None, description="configuration of its sessions: a transcription session of OpenAI's API"
     )
 
 
 class ClientSecretResponse(BaseModel):
     value: str = Field(description="the secret, which is sent as a key")
-    expires_at: int = Field(description="Unix time; sessions that are open then go on")
+    expires_at: int = Field(description="Unix time; sessions that are open at that time go on")
     session: dict[str, Any]
 
 
@@ -41,7 +41,7 @@ class BetaSecretRequest(BaseModel):
 
 
 class BetaSessionRequest(BaseModel):
-    """A session of the beta's flat shape, and how long its secret is good."""
+    """A session in the beta's flat shape, and how long its secret is valid."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -49,7 +49,7 @@ class BetaSessionRequest(BaseModel):
 
 
 def add_realtime(app: FastAPI, api: APIRouter, service: RealtimeService) -> None:
-    """Add the WebSocket to `app`, which checks keys itself, and the rest to `api`."""
+    """Add the WebSocket, which checks keys itself, to `app`, and the other paths to `api`."""
 
     @app.websocket("/v1/realtime")
     async def realtime(websocket: WebSocket) -> None:
@@ -77,7 +77,7 @@ def add_realtime(app: FastAPI, api: APIRouter, service: RealtimeService) -> None
     async def create_transcription_session(
         request: Request, body: BetaSessionRequest | None = None
     ) -> dict[str, Any]:
-        """The same for clients of OpenAI's beta."""
+        """The same for clients of the beta of OpenAI's realtime API."""
         body = body or BetaSessionRequest()
         wanted = body.client_secret or BetaSecretRequest()
         expiry = wanted.expires_at or wanted.expires_after or ExpiresAfter()

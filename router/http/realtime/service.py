@@ -1,8 +1,8 @@
 """How a realtime session begins: `/v1/realtime` and its client secrets.
 
-Refuses before the upgrade, with OpenAI's envelope and a status: no key, an unknown model, too many
-sessions, a page of a foreign origin (`router.http.realtime.access`, `router.http.realtime.places`).
-What happens on an open connection is `router.http.realtime.connection`'s.
+A client is refused before the upgrade, with a status and OpenAI's error envelope, for a missing
+key, an unknown model, too many sessions, or a foreign web page (`router.http.realtime.access`,
+`router.http.realtime.session_slots`). Open connections are in `router.http.realtime.connection`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from router.http.models import LIVE_ALIASES, ModelRegistry
 from router.http.realtime.access import SUBPROTOCOL, Access, is_beta, refuse
 from router.http.realtime.client_secrets import USUAL_S, ClientSecret, ClientSecrets
 from router.http.realtime.connection import RealtimeConnection
-from router.http.realtime.places import Place, Places
+from router.http.realtime.session_slots import SessionSlot, SessionSlots
 from router.live.interface import LiveConfig, LiveSession
-from router.live.protocol.events import EventWriter, Form, new_id
+from router.live.protocol.events import EventWriter, ProtocolVersion, new_id
 from router.live.protocol.session_config import ModelNames, SessionConfig
 from router.live.protocol.session_objects import as_beta_session, as_session
 from router.live.protocol.session_protocol import LiveProtocol
@@ -33,8 +33,8 @@ from router.live.protocol.session_updates import updated
 
 logger = logging.getLogger(__name__)
 
-NO_ROOM = (429, 503)  # statuses of a session that may come in later
-DRAIN_S = 26.0  # of all sessions; each ends before it
+NO_ROOM = (429, 503)  # statuses of a refusal for which a later try may succeed
+DRAIN_S = 26.0  # for all sessions; longer than a connection's own limit
 
 
 class RealtimeService:
@@ -64,26 +64,26 @@ class RealtimeService:
             without_vad=LIVE_ALIASES,
         )
         self._access = Access(keys, secrets, settings.cors_origins)
-        self._places = Places(settings.live)
+        self._slots = SessionSlots(settings.live)
         self._is_draining = False
 
     @property
     def sessions(self) -> int:
         """How many are open."""
-        return len(self._places)
+        return len(self._slots)
 
     def report(self) -> None:
-        """Tell the metrics how many sessions are open; called once a second."""
+        """Record how many sessions are open; called once a second."""
         self._recorder.set("splitscribe_live_sessions", self.sessions)
 
     async def drain(self) -> None:
-        """Refuse new sessions, let the open turns of others end, and close them with 1012."""
+        """Refuse new sessions, and close the open ones with 1012 when their turns have ended."""
         self._is_draining = True
-        for connection in self._places.connections:
+        for connection in self._slots.connections:
             connection.drain()
         try:
             async with asyncio.timeout(DRAIN_S):
-                await self._places.all_left()
+                await self._slots.all_ended()
         except TimeoutError:
             logger.warning("%d realtime sessions did not end in time", self.sessions)
 
@@ -95,11 +95,11 @@ class RealtimeService:
             secret = self._access.authorised(websocket)
             if self._is_draining:
                 raise OverloadedError(
-                    "This server restarts; please connect again.", code="overloaded"
+                    "This server restarts. Please connect again.", code="overloaded"
                 )
-            with self._places.place_of(secret.owner) as place:
+            with self._slots.occupy(secret.owner) as slot:
                 protocol, writer = self._begin(websocket, secret)
-                await self._run(websocket, protocol, writer, place)
+                await self._run(websocket, protocol, writer, slot)
         except SplitscribeError as error:
             if websocket.application_state.name != "CONNECTING":
                 raise
@@ -115,7 +115,7 @@ class RealtimeService:
         websocket: WebSocket,
         protocol: LiveProtocol,
         writer: EventWriter,
-        place: Place,
+        slot: SessionSlot,
     ) -> None:
         offered = websocket.scope.get("subprotocols", [])
         try:
@@ -134,7 +134,7 @@ class RealtimeService:
             is_proxied=self._is_proxied,
         )
         started_s = self._clock.monotonic()
-        place.connection = connection
+        slot.connection = connection
         logger.info("realtime session %s opened", protocol.session_id)
         if self._is_draining:
             connection.drain()
@@ -149,7 +149,7 @@ class RealtimeService:
     def _begin(
         self, websocket: WebSocket, secret: ClientSecret
     ) -> tuple[LiveProtocol, EventWriter]:
-        """The session of a client that may come in.
+        """Open the session of a client that may connect.
 
         Raises:
             SplitscribeError: no such model, an intent that is not served, or no capacity.
@@ -160,8 +160,8 @@ class RealtimeService:
                 f"intent '{intent[:64]}' is not served here; this server transcribes",
                 param="intent",
             )
-        form: Form = "beta" if is_beta(websocket) else "ga"
-        writer = EventWriter(self._clock.random, form)
+        version: ProtocolVersion = "beta" if is_beta(websocket) else "ga"
+        writer = EventWriter(self._clock.random, version)
         config = self._first_config(query.get("model"))
         if secret.session:
             config = updated(config, secret.session, self._names)
@@ -190,7 +190,7 @@ class RealtimeService:
         )
 
     def _first_config(self, model: str | None) -> SessionConfig:
-        """Of a session that has not been configured. Raises ModelNotFoundError."""
+        """The configuration of a session before its first update. Raises ModelNotFoundError."""
         name = model or self._registry.models[0].names[0]
         base = SessionConfig(live=LiveConfig(model=name))
         return updated(base, {}, self._names)

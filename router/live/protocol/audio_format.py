@@ -1,7 +1,7 @@
-"""A session's audio, as its client sends it, to 16 kHz mono samples: a stream of bytes in, PCM out.
+"""Decodes a client's audio: bytes in one of OpenAI's formats become 16 kHz mono samples.
 
-Knows formats and rates, nothing of events. soxr resamples: it keeps its state from piece to piece,
-so that pieces of any length give the samples that the whole would.
+It knows formats and rates, and no events. soxr resamples and keeps its state from piece to piece,
+so that pieces of any length give the samples that the whole audio would give.
 """
 
 from __future__ import annotations
@@ -21,14 +21,18 @@ from cluster.messages import SAMPLE_RATE, Pcm
 Encoding = Literal["pcm", "pcmu", "pcma"]
 
 G711_RATE = 8_000
-PIECE_S = 10.0  # of audio that is resampled at a time
-# Of soxr: 16 bits' worth of suppression. Its best one keeps 30 ms of audio back, this one 19 ms.
+PIECE_S = 10.0  # seconds of audio that are resampled at once
+# soxr's quality for 16-bit audio. It delays audio by 19 ms, soxr's best quality by 30 ms.
 QUALITY = "MQ"
 
 
 @dataclass(frozen=True, slots=True)
 class AudioFormat:
-    """pcm: int16, little-endian; pcmu, pcma: G.711's two laws, a byte a sample. All mono."""
+    """A format of mono audio.
+
+    encoding: pcm (int16, little-endian), or G.711's pcmu and pcma (one byte for each sample).
+    rate: in Hz.
+    """
 
     encoding: Encoding = "pcm"
     rate: int = 24_000
@@ -43,7 +47,7 @@ class StreamDecoder:
 
     def __init__(self, form: AudioFormat) -> None:
         self.form = form
-        self._odd = b""  # the first half of a sample whose other half has not come yet
+        self._odd = b""  # the first byte of a sample whose second byte has not come yet
         self._resampler = self._new_resampler()
 
     def decode(self, data: bytes) -> Iterator[Pcm]:
@@ -54,7 +58,7 @@ class StreamDecoder:
             yield from self._resample(samples[start : start + step], last=False)
 
     def flush(self) -> Iterator[Pcm]:
-        """What the resampler still holds, some ms; the next bytes begin a new stream."""
+        """The last samples, which the resampler still holds. Then a new stream begins."""
         self._odd = b""
         if self._resampler is not None:
             yield from self._resample(np.zeros(0, np.int16), last=True)
@@ -63,7 +67,7 @@ class StreamDecoder:
     def _new_resampler(self) -> soxr.ResampleStream | None:
         if self.form.rate == SAMPLE_RATE:
             return None
-        # With int16 it would dither, and silence would no longer be silent.
+        # With int16, soxr adds dither noise, and silence would no longer be silent.
         return soxr.ResampleStream(self.form.rate, SAMPLE_RATE, 1, dtype="float32", quality=QUALITY)
 
     def _samples(self, data: bytes) -> NDArray[np.int16]:
@@ -84,7 +88,7 @@ class StreamDecoder:
 
 @cache
 def _law(encoding: Encoding) -> NDArray[np.int16]:
-    """The sample of each of the 256 codes, as FFmpeg's decoder has it."""
+    """The sample for each of the 256 codes of G.711, int16 [256], from FFmpeg's decoder."""
     name = "pcm_mulaw" if encoding == "pcmu" else "pcm_alaw"
     codec: Any = av.CodecContext.create(name, "r")
     codec.sample_rate, codec.layout = G711_RATE, "mono"

@@ -1,7 +1,7 @@
-"""The events of OpenAI's realtime transcription: what a client sends, read; what it gets, written.
+"""The events of OpenAI's realtime transcription: reads those of a client, writes those for it.
 
-Only shapes stand here, of the protocol as it is today and of its beta. Which event comes when is
-said by `router.live.protocol.session_protocol`. Source: openai-python, `types/realtime` and
+Only the shapes of events are here, of the current protocol ("ga") and of its beta. Their order and
+meaning are in `router.live.protocol.session_protocol`. Source: openai-python, `types/realtime` and
 `types/beta/realtime`.
 """
 
@@ -19,67 +19,69 @@ from cluster.errors import InvalidRequestError, SplitscribeError
 from router.transcript import TokenLogprob
 
 Event = dict[str, Any]
-Form = Literal["ga", "beta"]
+ProtocolVersion = Literal["ga", "beta"]
 
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 _ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_ID_LENGTH = 21  # 125 bits of chance
-_MAX_EVENT_ID = 512  # characters of a client's id that are repeated to it
+_ID_LENGTH = 21  # letters, which make 125 random bits
+_MAX_EVENT_ID = 512  # characters of a client's event id that an error repeats
 
 
 @dataclass(frozen=True, slots=True)
 class ClientEvent:
-    """What a client sent. event_id: its own name for it, which an error repeats."""
+    """An event of a client. event_id: the client's id of it, which an error repeats."""
 
     event_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
-class Update(ClientEvent):
-    """session: as it came. form: whose answer the client expects."""
+class SessionUpdate(ClientEvent):
+    """`session.update`. session: as it came. version: of the answer that the client expects."""
 
     session: object
-    form: Form
+    version: ProtocolVersion
 
 
 @dataclass(frozen=True, slots=True)
 class Append(ClientEvent):
+    """`input_audio_buffer.append`. audio: bytes in the session's format."""
+
     audio: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Commit(ClientEvent):
-    pass
+    """`input_audio_buffer.commit`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clear(ClientEvent):
-    pass
+    """`input_audio_buffer.clear`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Refused(ClientEvent):
-    """An event that is answered by an error."""
+class InvalidEvent(ClientEvent):
+    """A message that is no valid event. It is answered with the error."""
 
     error: SplitscribeError
 
 
 def read_event(text: str | bytes | None) -> ClientEvent:
-    """What came in one message; what is no event of ours becomes `Refused`. Never raises."""
+    """Read one WebSocket message. A message that is not valid becomes `InvalidEvent`."""
     if not isinstance(text, str):
-        return Refused(None, _wrong("Send events as text messages, not as binary ones."))
+        return InvalidEvent(None, _wrong("Send events as text messages, not as binary ones."))
     try:
         sent = json.loads(text)
     except (ValueError, RecursionError):
-        return Refused(None, _wrong("The event is not JSON.", code="invalid_json"))
+        return InvalidEvent(None, _wrong("The event is not JSON.", code="invalid_json"))
     if not isinstance(sent, dict):
-        return Refused(None, _wrong("The event is not a JSON object.", code="invalid_json"))
+        return InvalidEvent(None, _wrong("The event is not a JSON object.", code="invalid_json"))
     event_id = sent.get("event_id")
     event_id = event_id[:_MAX_EVENT_ID] if isinstance(event_id, str) else None
     try:
         return _read(sent, event_id)
     except InvalidRequestError as error:
-        return Refused(event_id, error)
+        return InvalidEvent(event_id, error)
 
 
 def _read(sent: Mapping[str, Any], event_id: str | None) -> ClientEvent:
@@ -91,9 +93,9 @@ def _read(sent: Mapping[str, Any], event_id: str | None) -> ClientEvent:
         case "input_audio_buffer.clear":
             return Clear(event_id)
         case "session.update":
-            return Update(event_id, sent.get("session"), "ga")
+            return SessionUpdate(event_id, sent.get("session"), "ga")
         case "transcription_session.update":
-            return Update(event_id, sent.get("session"), "beta")
+            return SessionUpdate(event_id, sent.get("session"), "beta")
         case None:
             raise _wrong(
                 "The event has no 'type'.", param="type", code="missing_required_parameter"
@@ -101,8 +103,9 @@ def _read(sent: Mapping[str, Any], event_id: str | None) -> ClientEvent:
         case other:
             shown = repr(other)[:64]
             raise _wrong(
-                f"{shown} is no event of a transcription session; it takes 'session.update' and "
-                f"'input_audio_buffer.append', '.commit' and '.clear'.",
+                f"{shown} is not an event of a transcription session. Send 'session.update', "
+                f"'input_audio_buffer.append', 'input_audio_buffer.commit' or "
+                f"'input_audio_buffer.clear'.",
                 param="type",
                 code="invalid_value",
             )
@@ -110,11 +113,13 @@ def _read(sent: Mapping[str, Any], event_id: str | None) -> ClientEvent:
 
 def _audio(sent: object) -> bytes:
     if not isinstance(sent, str):
-        raise _wrong("'audio' must be a string of base64.", param="audio", code="invalid_value")
+        raise _wrong(
+            "'audio' must be a string that holds base64.", param="audio", code="invalid_value"
+        )
     try:
         return base64.b64decode(sent, validate=True)
     except (binascii.Error, ValueError):
-        raise _wrong("'audio' is not base64.", param="audio", code="invalid_value") from None
+        raise _wrong("'audio' is not valid base64.", param="audio", code="invalid_value") from None
 
 
 def _wrong(
@@ -124,10 +129,10 @@ def _wrong(
 
 
 class EventWriter:
-    """Writes a session's events in one form, each with an id of its own."""
+    """Writes a session's events in one version of the protocol, each with an id of its own."""
 
-    def __init__(self, random: Random, form: Form) -> None:
-        self.form = form
+    def __init__(self, random: Random, version: ProtocolVersion) -> None:
+        self.version = version
         self._random = random
 
     def new_id(self, kind: str) -> str:
@@ -137,11 +142,11 @@ class EventWriter:
         return {"type": type, "event_id": self.new_id("event"), **fields}
 
     def session(self, what: Literal["created", "updated"], session: Event) -> Event:
-        kind = "session" if self.form == "ga" else "transcription_session"
+        kind = "session" if self.version == "ga" else "transcription_session"
         return self.event(f"{kind}.{what}", session=session)
 
     def item(self, item_id: str, previous: str | None) -> list[Event]:
-        """That an item was made of the audio."""
+        """The events that say that an item was made of the committed audio."""
         item = {
             "id": item_id,
             "object": "realtime.item",
@@ -150,7 +155,7 @@ class EventWriter:
             "role": "user",
             "content": [{"type": "input_audio", "transcript": None}],
         }
-        kinds = ("added", "done") if self.form == "ga" else ("created",)
+        kinds = ("added", "done") if self.version == "ga" else ("created",)
         return [
             self.event(f"conversation.item.{kind}", previous_item_id=previous, item=item)
             for kind in kinds
@@ -169,7 +174,7 @@ class EventWriter:
 
 
 def new_id(random: Random, kind: str) -> str:
-    """An id such as "event_" and 21 letters."""
+    """A random id, such as "event_" with 21 letters or digits."""
     return f"{kind}_{''.join(random.choices(_ID_LETTERS, k=_ID_LENGTH))}"
 
 

@@ -1,6 +1,7 @@
-"""Single values of a client's session update: of the right type and size, or refused by name.
+"""Checks single values of a client's session update: their types and sizes.
 
-Each takes the value as it came and the parameter's name, and raises InvalidRequestError.
+Each function takes the value as it came and the parameter's name for messages, and raises
+InvalidRequestError.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ def text_of(sent: object, param: str, longest: int) -> str:
         raise refusal(param, "a string", sent)
     if len(sent) > longest:
         raise InvalidRequestError(
-            f"'{param}' has {len(sent)} characters, of at most {longest}",
+            f"'{param}' has {len(sent)} characters; at most {longest} are allowed",
             param=param,
             code="string_above_max_length",
         )
     if not sent.isascii() and any("\ud800" <= letter <= "\udfff" for letter in sent):
-        raise refusal(param, "Unicode text, without half a surrogate pair", sent)
+        raise refusal(param, "valid Unicode, without half of a surrogate pair", sent)
     return sent
 
 
@@ -43,7 +44,7 @@ def texts_of(sent: object, param: str, most: int, longest: int) -> tuple[str, ..
         raise refusal(param, "an array of strings", sent)
     if len(sent) > most:
         raise InvalidRequestError(
-            f"'{param}' has {len(sent)} items, of at most {most}",
+            f"'{param}' has {len(sent)} items; at most {most} are allowed",
             param=param,
             code="array_above_max_length",
         )
@@ -54,8 +55,8 @@ def language_of(sent: object, param: str) -> str:
     code = language_code(text_of(sent, param, SHOWN))
     if code is None:
         raise InvalidRequestError(
-            f"{shown(sent)} is no language that is known here; send an ISO-639-1 code such as "
-            f"'en', or leave it out to have it detected",
+            f"{shown(sent)} is not a language that this server knows; send an ISO-639-1 code such "
+            f"as 'en', or leave the field out to have the language detected",
             param=param,
             code="invalid_language_format",
         )
@@ -64,7 +65,7 @@ def language_of(sent: object, param: str) -> str:
 
 def integer(sent: object, param: str, low: int, high: int) -> int:
     if isinstance(sent, float) and sent.is_integer():
-        sent = int(sent)  # from languages that have one kind of numbers
+        sent = int(sent)  # from JavaScript, whose numbers are all of one kind
     if isinstance(sent, bool) or not isinstance(sent, int) or not low <= sent <= high:
         raise refusal(param, f"an integer from {low} to {high}", sent)
     return sent

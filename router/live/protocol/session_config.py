@@ -1,4 +1,4 @@
-"""What a realtime session was told to do, and what it may be told; values only.
+"""The configuration of a realtime session, and the model names that it may use; values only.
 
 `router.live.protocol.session_updates` reads them from a client's update, and
 `router.live.protocol.session_objects` writes them into answers.
@@ -24,11 +24,14 @@ BETA_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """What a session was told to do.
+    """The configuration of a session.
 
-    noise_reduction: kept and repeated to the client; nothing is reduced, since Whisper was trained
-        on noise. live: what transcription is told.
-    turn_detection_chosen: the client has said how turns end; until then its model's name does.
+    audio: the format of the client's audio.
+    noise_reduction: kept and repeated to the client. No noise is reduced, since Whisper was trained
+        on noisy audio.
+    live: the configuration that the engine gets.
+    turn_detection_chosen: whether the client has chosen how turns end; until then the name of its
+        model decides.
     """
 
     audio: AudioFormat = PCM_24_KHZ
@@ -39,11 +42,11 @@ class SessionConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """The names that `model` may have.
+    """What a session has to know of model names.
 
-    languages: codes of the languages that a model knows; raises ModelNotFoundError.
+    languages: codes of the languages of the model of this name; raises ModelNotFoundError.
     are_one: whether two names mean the same model.
-    without_vad: the names whose clients end turns themselves.
+    without_vad: the names whose clients end turns by commits, unless they choose otherwise.
     """
 
     languages: Callable[[str], Collection[str]]

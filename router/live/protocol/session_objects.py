@@ -1,4 +1,4 @@
-"""The session object that answers repeat to a client, in today's shape and in the beta's."""
+"""Writes the session object of answers, in the current protocol's shape and in the beta's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.live.protocol.session_config import BETA_FORMATS, LOGPROBS, SessionC
 
 
 def as_session(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
-    """The session object of today's shape."""
+    """The session object in the current protocol's shape."""
     return {
         "type": "transcription",
         "object": "realtime.transcription_session",

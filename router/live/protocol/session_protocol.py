@@ -1,11 +1,11 @@
-"""The protocol of one realtime session: events of the client and of the engine in, events out.
+"""The protocol of one realtime session: events of client and engine in, events for the client out.
 
-A state machine without I/O: `router.http.realtime.connection` carries what it says, and calls it
-from one event loop. It knows OpenAI's semantics and nothing of sockets, keys or time.
+A state machine without I/O: `router.http.realtime.connection` calls it from one event loop and
+sends what it returns. It knows OpenAI's semantics, and nothing of sockets, keys or time.
 
-What it promises, whatever comes in whatever order: every event is answered or taken; every item of
-which a client hears ends in exactly one `completed` or `failed`; an error event is only sent for a
-mistake that the client must hear of, since many clients end at any error.
+For any events in any order: every client event is answered or taken; every item that was announced
+ends with exactly one `completed` or `failed`; and an error event is sent only if the client must
+know of its mistake, since many clients end at any error.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from router.live.protocol.events import (
     Commit,
     Event,
     EventWriter,
-    Refused,
-    Update,
+    InvalidEvent,
+    SessionUpdate,
     error_fields,
     written_logprobs,
 )
@@ -46,27 +46,27 @@ from router.live.protocol.session_config import ModelNames, SessionConfig
 from router.live.protocol.session_objects import as_beta_session, as_session
 from router.live.protocol.session_updates import updated
 
-HELD_S = 1.0  # of audio that waits for the session's configuration, if that has not come
-MAX_MISTAKES = 100  # errors of one session, after which it is closed
+HELD_S = 1.0  # so much audio is held back at most until the session is configured
+MAX_MISTAKES = 100  # wrong events after which the session is closed
 
 OpenSession = Callable[[LiveConfig], LiveSession]
 
 
 class TooManyMistakesError(InvalidRequestError):
-    """The client has sent so many events that are none that it will not send others."""
+    """The client has sent so many wrong events that the session is closed."""
 
 
 @dataclass(slots=True)
-class Turn:
-    """One turn of the engine as the client knows it. committed: the client was told so."""
+class Item:
+    """The item that stands for a turn of the engine. committed: whether that event was sent."""
 
     item_id: str
     committed: bool = False
 
 
 class LiveProtocol:
-    """One session. `open_session` makes the engine's; it is called again when another model is
-    named before any audio was given to the first."""
+    """One session. `open_session` opens the engine's session. It is called again if the client
+    names another model before any audio was given to the first one."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class LiveProtocol:
         expires_at: int,
         is_configured: bool = False,
     ) -> None:
-        """`is_configured`: the client has said before what it wants, so no audio is held back."""
+        """is_configured: the client secret had a configuration, so no audio is held back."""
         self.config = config
         self.session_id = writer.new_id("sess")
         self.session = open_session(config.live)
@@ -87,28 +87,28 @@ class LiveProtocol:
         self._writer = writer
         self._expires_at = expires_at
         self._decoder = StreamDecoder(config.audio)
-        self._held: list[Pcm] | None = None if is_configured else []
+        self._held_audio: list[Pcm] | None = None if is_configured else []
         self._has_audio = False
-        self._turns: dict[int, Turn] = {}  # told of, and not ended
+        self._open_items: dict[int, Item] = {}  # announced, and not ended, by the engine's number
         self._last_item: str | None = None
-        self._unanswered = 0  # commits without audio, answered when no turn is open
+        self._empty_commits = 0  # commits without audio, answered when no item is open
         self._replaced: list[LiveSession] = []
         self._mistakes = 0
 
     # ---- what the client sends ----
 
     def open(self) -> list[Event]:
-        """What is said first."""
+        """The first event of the session."""
         return [self._writer.session("created", self._written())]
 
     def receive(self, event: ClientEvent) -> list[Event]:
-        """Answer an event of the client.
+        """Take an event of the client, and return the answer.
 
         Raises:
-            TooManyMistakesError: this mistake is one too many.
+            TooManyMistakesError: more than `MAX_MISTAKES` events were wrong.
         """
         match event:
-            case Update():
+            case SessionUpdate():
                 return self._update(event)
             case Append():
                 self._append(event.audio)
@@ -120,9 +120,9 @@ class LiveProtocol:
                 self._decoder = StreamDecoder(self.config.audio)
                 self.session.clear()
                 return [self._writer.event("input_audio_buffer.cleared")]
-            case Refused():
+            case InvalidEvent():
                 return self._mistake(event.error, event.event_id)
-        raise AssertionError(f"no event of a client: {event!r}")
+        raise AssertionError(f"not an event of a client: {event!r}")
 
     def audio_s(self, event: ClientEvent) -> float:
         """Seconds of audio in an event."""
@@ -130,16 +130,16 @@ class LiveProtocol:
 
     @property
     def unsent_s(self) -> float:
-        """Seconds of audio that came and are not yet transcribed."""
+        """Seconds of audio that was appended and is not transcribed yet."""
         return self.session.unsent_s
 
     def take_replaced(self) -> Sequence[LiveSession]:
-        """Sessions of the engine that are not used any more; the caller closes them."""
+        """Sessions of the engine that are no longer used. The caller closes them."""
         taken, self._replaced = self._replaced, []
         return taken
 
-    def _update(self, event: Update) -> list[Event]:
-        self._writer.form = event.form
+    def _update(self, event: SessionUpdate) -> list[Event]:
+        self._writer.version = event.version
         try:
             config = updated(self.config, event.session, self._names)
             self._configure(config)
@@ -153,8 +153,8 @@ class LiveProtocol:
         if not self._names.are_one(before.live.model, config.live.model):
             if self._has_audio:
                 raise InvalidRequestError(
-                    "The model of a session cannot be changed once audio has come; open another "
-                    "session for it.",
+                    "The model of a session cannot be changed after audio was sent. Open another "
+                    "session for another model.",
                     param="session.audio.input.transcription.model",
                     code="model_cannot_change",
                 )
@@ -173,17 +173,17 @@ class LiveProtocol:
             self._give(pcm)
 
     def _give(self, pcm: Pcm) -> None:
-        """To the engine, or to what waits for the configuration."""
-        if self._held is None:
+        """Give audio to the engine, or hold it until the session is configured."""
+        if self._held_audio is None:
             self._has_audio = True
             self.session.append(pcm)
             return
-        self._held.append(pcm)
-        if sum(map(len, self._held)) > HELD_S * SAMPLE_RATE:
+        self._held_audio.append(pcm)
+        if sum(map(len, self._held_audio)) > HELD_S * SAMPLE_RATE:
             self._release_held()
 
     def _release_held(self) -> None:
-        held, self._held = self._held, None
+        held, self._held_audio = self._held_audio, None
         for pcm in held or ():
             self._give(pcm)
 
@@ -192,60 +192,60 @@ class LiveProtocol:
             self._give(pcm)
 
     def _commit(self) -> list[Event]:
-        """A commit without audio gets an item without text, and no error: clients commit although
-        the server's own turn detection has taken everything, and wait for an answer."""
+        """Commit. A commit without audio gets an item without text, and no error: clients also
+        commit when turn detection has committed everything already, and wait for an answer."""
         self._release_held()
         self._flush_decoder()
         if (number := self.session.commit()) is not None:
-            self._known(number)  # at once: another commit may come before the engine has told
+            self._item_of(number)  # now, since another commit may come before the engine's event
             return []
-        self._unanswered += 1
+        self._empty_commits += 1
         return self._answer_empty_commits()
 
     def _answer_empty_commits(self) -> list[Event]:
-        """Behind the turns that are open: who waits for one completion gets the one with text."""
+        """Answer when no item is open: who waits for one completion gets that with the text."""
         events: list[Event] = []
-        while self._unanswered and not self._turns:
-            self._unanswered -= 1
-            turn = Turn(self._writer.new_id("item"))
-            events += self._committed(turn)
-            events.append(self._completed(turn, TurnCompleted(-1, "", 0.0, None)))
+        while self._empty_commits and not self._open_items:
+            self._empty_commits -= 1
+            item = Item(self._writer.new_id("item"))
+            events += self._committed(item)
+            events.append(self._completed(item, TurnCompleted(-1, "", 0.0, None)))
         return events
 
     def _mistake(self, error: SplitscribeError, event_id: str | None) -> list[Event]:
         self._mistakes += 1
         if self._mistakes > MAX_MISTAKES:
             raise TooManyMistakesError(
-                f"more than {MAX_MISTAKES} events of this session were wrong; the last: "
+                f"more than {MAX_MISTAKES} events of this session were wrong; the last error was: "
                 f"{error.message}"
             )
         return [self._writer.error(error, event_id)]
 
     def _written(self) -> dict[str, Any]:
-        write = as_session if self._writer.form == "ga" else as_beta_session
+        write = as_session if self._writer.version == "ga" else as_beta_session
         return write(self.config, self.session_id, self._expires_at)
 
-    # ---- what the engine tells ----
+    # ---- what the engine sends ----
 
-    def tell(self, event: LiveEvent) -> list[Event]:
-        """What the client hears of an event of the engine."""
-        turn, write = self._known(event.turn), self._writer
+    def on_engine_event(self, event: LiveEvent) -> list[Event]:
+        """The client's events for an event of the engine."""
+        item, write = self._item_of(event.turn), self._writer
         match event:
             case SpeechStarted(_, audio_start_ms):
-                return [self._buffer("speech_started", turn, audio_start_ms=audio_start_ms)]
+                return [self._buffer("speech_started", item, audio_start_ms=audio_start_ms)]
             case SpeechStopped(_, audio_end_ms):
-                return [self._buffer("speech_stopped", turn, audio_end_ms=audio_end_ms)]
+                return [self._buffer("speech_stopped", item, audio_end_ms=audio_end_ms)]
             case IdleTimeout(_, start_ms, end_ms):
                 return [
                     self._buffer(
-                        "timeout_triggered", turn, audio_start_ms=start_ms, audio_end_ms=end_ms
+                        "timeout_triggered", item, audio_start_ms=start_ms, audio_end_ms=end_ms
                     )
                 ]
             case TurnCommitted():
-                return self._committed(turn)
+                return self._committed(item)
             case TextDelta(_, text, logprobs):
                 fields = self._logprobs(logprobs)
-                return [write.transcription("delta", turn.item_id, delta=text, **fields)]
+                return [write.transcription("delta", item.item_id, delta=text, **fields)]
             case TurnSegment(_, text, start_s, end_s):
                 segment = {
                     "id": write.new_id("seg"),
@@ -254,57 +254,57 @@ class LiveProtocol:
                     "start": round(start_s, 3),
                     "end": round(end_s, 3),
                 }
-                return [write.transcription("segment", turn.item_id, **segment)]
+                return [write.transcription("segment", item.item_id, **segment)]
             case TurnCompleted() | TurnFailed():
-                del self._turns[event.turn]
-                return [*self._ended(turn, event), *self._answer_empty_commits()]
-        raise AssertionError(f"no event of an engine: {event!r}")
+                del self._open_items[event.turn]
+                return [*self._ended(item, event), *self._answer_empty_commits()]
+        raise AssertionError(f"not an event of an engine: {event!r}")
 
-    def fail_open_turns(self, error: SplitscribeError) -> list[Event]:
-        """End every item that is open; for an engine that can no longer tell of them."""
+    def fail_open_items(self, error: SplitscribeError) -> list[Event]:
+        """End every open item; for an engine that sends no more events."""
         events: list[Event] = []
-        for number in sorted(self._turns):
-            events += self.tell(TurnFailed(number, error))
+        for number in sorted(self._open_items):
+            events += self.on_engine_event(TurnFailed(number, error))
         return events
 
-    def _known(self, number: int) -> Turn:
-        """The engine's turn of this number, which is an item from now on."""
-        if number not in self._turns:
-            self._turns[number] = Turn(self._writer.new_id("item"))
-        return self._turns[number]
+    def _item_of(self, number: int) -> Item:
+        """The item of the engine's turn of this number; it is made if there is none."""
+        if number not in self._open_items:
+            self._open_items[number] = Item(self._writer.new_id("item"))
+        return self._open_items[number]
 
-    def _ended(self, turn: Turn, event: TurnCompleted | TurnFailed) -> list[Event]:
-        # A turn that was cleared ends without a commit; its item is one all the same.
-        events = [] if turn.committed else self._committed(turn)
+    def _ended(self, item: Item, event: TurnCompleted | TurnFailed) -> list[Event]:
+        # A turn that was cleared ends without a commit, but the client has heard of its item.
+        events = [] if item.committed else self._committed(item)
         if isinstance(event, TurnCompleted):
-            events.append(self._completed(turn, event))
+            events.append(self._completed(item, event))
         else:
             error = error_fields(event.error)
-            events.append(self._writer.transcription("failed", turn.item_id, error=error))
+            events.append(self._writer.transcription("failed", item.item_id, error=error))
         return events
 
-    def _committed(self, turn: Turn) -> list[Event]:
-        previous, self._last_item = self._last_item, turn.item_id
-        turn.committed = True
+    def _committed(self, item: Item) -> list[Event]:
+        previous, self._last_item = self._last_item, item.item_id
+        item.committed = True
         return [
-            self._buffer("committed", turn, previous_item_id=previous),
-            *self._writer.item(turn.item_id, previous),
+            self._buffer("committed", item, previous_item_id=previous),
+            *self._writer.item(item.item_id, previous),
         ]
 
-    def _completed(self, turn: Turn, event: TurnCompleted) -> Event:
+    def _completed(self, item: Item, event: TurnCompleted) -> Event:
         fields = self._logprobs(event.logprobs)
         if event.language is not None:
             fields["languages"] = [{"code": event.language}]
         return self._writer.transcription(
             "completed",
-            turn.item_id,
+            item.item_id,
             transcript=event.text,
             usage={"type": "duration", "seconds": round(event.audio_s, 3)},
             **fields,
         )
 
-    def _buffer(self, kind: str, turn: Turn, **fields: Any) -> Event:
-        return self._writer.event(f"input_audio_buffer.{kind}", item_id=turn.item_id, **fields)
+    def _buffer(self, kind: str, item: Item, **fields: Any) -> Event:
+        return self._writer.event(f"input_audio_buffer.{kind}", item_id=item.item_id, **fields)
 
     def _logprobs(self, logprobs: Any) -> dict[str, Any]:
         return {"logprobs": written_logprobs(logprobs)} if self.config.live.logprobs else {}

@@ -1,9 +1,9 @@
-"""What a client's session update changes in the configuration.
+"""Applies a client's `session.update` to the session's configuration.
 
-OpenAI's two shapes are taken, whichever event they come in: the one of today, nested under
-`audio.input`, and the flat one of the beta (`input_audio_format` ...). In both a field that is left
-out keeps its value, and null takes it back to its default. Fields that are not known are left
-alone, since clients die of an error about one; a value that a known field cannot have is refused.
+Both of OpenAI's shapes are read, in either event: the current one, nested under `audio.input`, and
+the beta's flat one (`input_audio_format` ...). In both, a field that is left out keeps its value,
+and null resets it to its default. Unknown fields are ignored, since many clients end at an error
+about one. A value that a known field cannot have is refused.
 Sources: https://developers.openai.com/api/docs/guides/realtime-transcription and openai-python's
 `types/realtime`.
 """
@@ -53,10 +53,10 @@ NOISE_REDUCTIONS = ("near_field", "far_field")
 
 
 def updated(config: SessionConfig, sent: object, names: ModelNames) -> SessionConfig:
-    """`config` with what a client sent.
+    """The configuration that results from what a client sent.
 
     Raises:
-        InvalidRequestError: a field has a value that it cannot have; nothing was changed.
+        InvalidRequestError: a field has a value that it cannot have.
         ModelNotFoundError: there is no such model.
     """
     session = mapping(sent, "session")
@@ -87,7 +87,7 @@ def _check_languages(live: LiveConfig, names: ModelNames) -> None:
     for code in wanted:
         if code not in known:
             raise UnsupportedValueError(
-                f"The model '{live.model}' does not know the language '{code}'; it knows: "
+                f"The model '{live.model}' does not support the language '{code}'; it supports: "
                 f"{', '.join(sorted(known))}",
                 param="session.audio.input.transcription.language",
             )
@@ -100,7 +100,7 @@ def _with_turn_detection_of_its_model(config: SessionConfig, names: ModelNames) 
     return replace(config, live=replace(config.live, turn_detection=usual))
 
 
-# ---- reading: each takes the config, the value (None: null), the parameter's name ----
+# ---- readers: each takes the configuration, the value (None for null) and the field's name ----
 
 
 def _read(
@@ -211,13 +211,13 @@ def _read_transcription(
 
 def _read_model(config: SessionConfig, sent: Any, param: str, names: ModelNames) -> SessionConfig:
     if sent is None:
-        return config  # a session always has one
+        return config  # a session always has a model
     names.languages(text_of(sent, param, 4 * SHOWN))
     return replace(config, live=replace(config.live, model=sent))
 
 
 def _read_language(config: SessionConfig, sent: Any, param: str, _: ModelNames) -> SessionConfig:
-    # Clients whose user chose no language send an empty one.
+    # Clients send an empty text if their user has chosen no language.
     code = None if sent in (None, "", "auto") else language_of(sent, param)
     return replace(config, live=replace(config.live, language=code))
 
@@ -249,7 +249,7 @@ def _read_include(config: SessionConfig, sent: Any, param: str, _: ModelNames) -
     return replace(config, live=replace(config.live, logprobs=wanted))
 
 
-# The model first: what else is said may depend on it.
+# The model comes first, since other fields may depend on it.
 _TRANSCRIPTION: Mapping[str, _Reader] = {
     "model": _read_model,
     "language": _read_language,

@@ -146,10 +146,10 @@ class PlayedListeners:
     async def status(self) -> list[WorkerStatus]:
         return []
 
-    def _heard(self, pcm: Pcm, forced: Sequence[int]) -> tuple[list[int], list[int]]:
+    def _heard(self, pcm: Pcm, prefix_tokens: Sequence[int]) -> tuple[list[int], list[int]]:
         """Tokens behind the forced ones, and for each where it was heard."""
         begin = self.tokenizer.special.timestamp_begin
-        text = self.tokenizer.decode([token for token in forced if token < begin])
+        text = self.tokenizer.decode([token for token in prefix_tokens if token < begin])
         tokens: list[int] = []
         peaks: list[int] = []
 
@@ -162,13 +162,13 @@ class PlayedListeners:
         n = len(said)
         if n and said[-1].endswith(".") and n <= len(spoken) and not spoken[n - 1][0].endswith("."):
             return [], []  # a full stop that nobody made: the text seems to be over
-        is_open = bool(forced)  # whether a timestamp has begun the segment
+        is_open = bool(prefix_tokens)  # whether a timestamp has begun the segment
         if n and n <= len(spoken) and spoken[n - 1][0].endswith(".") and not said[-1].endswith("."):
             word, first, last = spoken[n - 1]
             say(self.tokenizer.encode(".")[0], last // STEP)
             say(begin + last // STEP, last // STEP)
             is_open = False
-        elif n and forced[-1] < begin and said[-1].endswith("."):
+        elif n and prefix_tokens[-1] < begin and said[-1].endswith("."):
             is_open = True
         for index, (word, first, last) in enumerate(spoken[n:]):
             if not is_open:

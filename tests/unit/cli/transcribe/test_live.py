@@ -17,7 +17,7 @@ from rich.console import Console
 
 from cluster.cli.transcribe import live
 from cluster.cli.transcribe.job import LiveJob, Source, Target
-from cluster.cli.transcribe.listener import Said
+from cluster.cli.transcribe.live_client import Said
 from cluster.errors import InvalidRequestError
 from cluster.messages import Pcm
 from tests.support.references.hugging_face import make_pcm
@@ -35,7 +35,7 @@ TOLD = (
 )
 
 
-class PlayedListener:
+class PlayedLiveClient:
     """Tells what it was made with, once the sound has ended."""
 
     rate = 16_000
@@ -75,14 +75,14 @@ def job(tmp_path: Path) -> LiveJob:
 
 def play(
     monkeypatch: pytest.MonkeyPatch, job: LiveJob, told: tuple[Said, ...]
-) -> tuple[PlayedListener, str, str, Exception | None]:
-    """What the listener heard, what was printed, on which stream, and what was raised."""
-    listeners: list[PlayedListener] = []
+) -> tuple[PlayedLiveClient, str, str, Exception | None]:
+    """What the client heard, what was printed, on which stream, and what was raised."""
+    clients: list[PlayedLiveClient] = []
 
     @asynccontextmanager
-    async def opened(job: LiveJob) -> AsyncIterator[PlayedListener]:
-        listeners.append(PlayedListener(told))
-        yield listeners[0]
+    async def opened(job: LiveJob) -> AsyncIterator[PlayedLiveClient]:
+        clients.append(PlayedLiveClient(told))
+        yield clients[0]
 
     monkeypatch.setattr(live, "_opened", opened)
     out, err = (Console(file=io.StringIO(), soft_wrap=True, highlight=False) for _ in range(2))
@@ -92,18 +92,18 @@ def play(
     except Exception as error:
         raised = error
     texts: list[Any] = [console.file for console in (out, err)]
-    return listeners[0], texts[0].getvalue(), texts[1].getvalue(), raised
+    return clients[0], texts[0].getvalue(), texts[1].getvalue(), raised
 
 
 def test_each_turn_is_a_line_and_all_sound_is_sent(
     monkeypatch: pytest.MonkeyPatch, job: LiveJob
 ) -> None:
-    listener, out, err, raised = play(monkeypatch, job, TOLD)
+    client, out, err, raised = play(monkeypatch, job, TOLD)
     assert raised is None
     assert out == "Hello there.\nGood bye [red].\n"
     assert err == ""
-    assert np.array_equal(np.concatenate(listener.heard), PCM)
-    assert listener.most_unsent_s == 40.0, "sound was sent though enough of it waited"
+    assert np.array_equal(np.concatenate(client.heard), PCM)
+    assert client.most_unsent_s == 40.0, "sound was sent though enough of it waited"
 
 
 def test_a_turn_that_failed_is_told_and_fails_the_command(

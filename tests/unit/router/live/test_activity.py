@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector
-from router.live.activity import MAX_FRAMES, SileroBatch, SpeechTrack, VoiceActivity
+from router.live.activity import MAX_FRAMES, SileroBatch, VadStream, VoiceActivity
 from tests.support.audio.speech import pcm_of
 from tests.support.live.played_speech import LoudIsSpeech
 from tests.support.live.virtual_sessions import at_once
@@ -26,13 +26,13 @@ class Broken:
 async def _all_of(
     activity: VoiceActivity, pieces: list[list[NDArray[np.int16]]]
 ) -> list[NDArray[np.float32]]:
-    """Feed several tracks piece by piece, and return what each was told."""
+    """Feed several streams piece by piece, and return what each was told."""
     told: list[list[NDArray[np.float32]]] = [[] for _ in pieces]
-    tracks = [activity.track(heard.append) for heard in told]
+    streams = [activity.open_stream(heard.append) for heard in told]
     for nth in range(max(map(len, pieces))):
-        for track, own in zip(tracks, pieces, strict=True):
+        for stream, own in zip(streams, pieces, strict=True):
             if nth < len(own):
-                activity.feed(track, own[nth])
+                activity.feed(stream, own[nth])
         await asyncio.sleep(0.03)
     await asyncio.sleep(10.0)  # of the virtual clock: many ticks
     await activity.close()
@@ -78,7 +78,7 @@ def test_a_pushed_file_leaves_room_for_others() -> None:
 
     async def run() -> None:
         activity = VoiceActivity(Silent(), run=at_once)
-        pushed, spoken = activity.track(note("pushed")), activity.track(note("spoken"))
+        pushed, spoken = activity.open_stream(note("pushed")), activity.open_stream(note("spoken"))
         activity.feed(pushed, np.ones(4 * MAX_FRAMES * FRAME_SAMPLES, np.int16))
         activity.feed(spoken, np.ones(FRAME_SAMPLES, np.int16))
         await asyncio.sleep(1.0)
@@ -93,8 +93,8 @@ def test_a_broken_network_loses_no_speech() -> None:
     async def run() -> list[float]:
         found: list[float] = []
         activity = VoiceActivity(Broken(), run=at_once)
-        track = activity.track(lambda probabilities: found.extend(probabilities.tolist()))
-        activity.feed(track, np.full(3 * FRAME_SAMPLES, 1000, np.int16))
+        stream = activity.open_stream(lambda probabilities: found.extend(probabilities.tolist()))
+        activity.feed(stream, np.full(3 * FRAME_SAMPLES, 1000, np.int16))
         await asyncio.sleep(1.0)
         await activity.close()
         return found
@@ -103,11 +103,11 @@ def test_a_broken_network_loses_no_speech() -> None:
 
 
 def test_what_a_track_has_not_completed_waits_for_more() -> None:
-    track = SpeechTrack(lambda found: None, SpeechDetector().options)
-    track.feed(np.ones(500, np.int16))
-    assert track.n_waiting == 0
-    track.feed(np.ones(12, np.int16))
-    assert track.n_waiting == 1
+    stream = VadStream(lambda found: None, SpeechDetector().options)
+    stream.feed(np.ones(500, np.int16))
+    assert stream.n_waiting == 0
+    stream.feed(np.ones(12, np.int16))
+    assert stream.n_waiting == 1
 
 
 def test_a_session_that_fails_to_listen_does_not_end_the_hearing_of_others() -> None:
@@ -120,11 +120,11 @@ def test_a_session_that_fails_to_listen_does_not_end_the_hearing_of_others() -> 
             calls.append(len(probabilities))
             raise RuntimeError("a mistake")
 
-        broken = activity.track(fail)
-        whole = activity.track(lambda probabilities: heard.append(len(probabilities)))
+        broken = activity.open_stream(fail)
+        whole = activity.open_stream(lambda probabilities: heard.append(len(probabilities)))
         for _ in range(4):
-            for track in (broken, whole):
-                activity.feed(track, np.ones(FRAME_SAMPLES, np.int16))
+            for stream in (broken, whole):
+                activity.feed(stream, np.ones(FRAME_SAMPLES, np.int16))
             await asyncio.sleep(1.0)
         await activity.close()
         return calls, heard

@@ -67,7 +67,7 @@ async def _hear(
     for first in range(0, pcm.shape[0], PIECE):
         session.append(pcm[first : first + PIECE])
         now_s = first / SAMPLE_RATE
-        while session.is_behind:  # noqa: ASYNC110 - a session has no event for it
+        while session.has_unfinished_work:  # noqa: ASYNC110 - a session has no event for it
             await asyncio.sleep(0.002)
     session.commit()
     await session.drain()

@@ -16,7 +16,7 @@ def test_the_first_answer_after_a_pause_stands_for_itself() -> None:
         clock: Clock = virtual_clock()
         pace = Pace(0.5, 3.0, clock)
         for _ in range(3):
-            pace.took(6.0)
+            pace.record(6.0)
             assert pace.update_s == pytest.approx(6.0)
             assert pace.is_overloaded
             await clock.sleep(FRESH_S + 1.0)

@@ -11,8 +11,8 @@ from router.live.policies import (
     Hypothesis,
     LocalAgreement,
     Policy,
-    certain,
     chosen_policy,
+    confirmed_words,
     whole_words,
 )
 from tests.support.live.virtual_sessions import micro_tokenizer
@@ -39,9 +39,9 @@ def told(
     new: Hypothesis,
     last: Hypothesis | None = None,
     language: str = "en",
-    looked_to: int = 0,
+    attended_to: int = 0,
 ) -> str:
-    n = certain(policy, tokenizer, new, last, looked_to, language)
+    n = confirmed_words(policy, tokenizer, new, last, attended_to, language)
     return tokenizer.decode(new.tokens[:n])
 
 
@@ -58,7 +58,7 @@ def test_attention_that_jumps_back_has_lost_its_place(tokenizer: WhisperTokenize
     one, two = tokenizer.encode(" one"), tokenizer.encode(" two")
     new = Hypothesis((*one, *two), (-0.1,) * 20, (150,) * len(one) + (10,) * len(two), END)
     assert told(tokenizer, AttentionPeak(), new) == " one"
-    assert told(tokenizer, AttentionPeak(), new, looked_to=260) == ""
+    assert told(tokenizer, AttentionPeak(), new, attended_to=260) == ""
 
 
 def test_a_full_stop_waits_for_what_follows(tokenizer: WhisperTokenizer) -> None:

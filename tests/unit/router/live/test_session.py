@@ -274,7 +274,7 @@ def test_load_makes_updates_rare_and_then_refuses_sessions() -> None:
         assert not busy.engine.pace.is_overloaded
         slow = busy
         for _ in range(20):  # of many sessions
-            slow.engine.pace.took(6.0)
+            slow.engine.pace.record(6.0)
         with pytest.raises(OverloadedError) as refused:
             slow.engine.open(MANUAL, session_id="one more")
         assert refused.value.retry_after_s
@@ -390,7 +390,7 @@ def test_a_configuration_holds_from_the_text_that_follows() -> None:
 
 @pytest.mark.parametrize("is_heard", [False, True])
 def test_turn_detection_that_is_turned_on_loses_no_word(is_heard: bool) -> None:
-    """Neither of audio that no detector has seen, nor of a stretch that waits to be decoded."""
+    """Neither of audio that no detector has seen, nor of an utterance that waits to be decoded."""
 
     async def run() -> Told:
         words = spoken("one two three. (2.5) four five six.")
@@ -440,7 +440,7 @@ def test_words_do_not_depend_on_how_long_answers_take(
 
 
 def _fails_before_the_last(played: PlayedEngine) -> None:
-    """Every decode but the last ones of stretches fails."""
+    """Every decode but the last ones of utterances fails."""
     played.pools.fault = lambda nth: (
         UnsupportedValueError("no")
         if len(played.pools.decoded[-1].options.temperatures) == 1
@@ -449,7 +449,7 @@ def _fails_before_the_last(played: PlayedEngine) -> None:
 
 
 def test_a_stretch_of_which_nothing_is_certain_is_cut_between_words() -> None:
-    """Its updates fail; only the decodes that end a stretch succeed."""
+    """Its updates fail; only the decodes that end an utterance succeed."""
 
     async def run() -> Told:
         words = spoken(" ".join(f"w{n}" for n in range(120)), gap_s=GAP_S)  # 45 s without a pause
@@ -495,7 +495,7 @@ def test_a_mistake_of_ours_ends_its_session_alone() -> None:
 
         listening = asyncio.ensure_future(listen(broken, played.clock))
         await speak(broken, pcm_of_words(words)[:SAMPLE_RATE], played.clock)
-        broken._listener.heard = fail  # type: ignore[assignment, method-assign]
+        broken._detector.add_probabilities = fail  # type: ignore[assignment, method-assign]
         broken.append(pcm_of_words(words)[SAMPLE_RATE:])
         told_by_broken = await listening
         told = await say(played, pcm_of_words(words), VAD)

@@ -20,7 +20,7 @@ from openai.types.realtime import RealtimeServerEvent
 
 from cluster.errors import ModelNotFoundError
 from router.live.interface import LiveConfig
-from router.live.protocol.events import EventWriter, Form, read_event
+from router.live.protocol.events import EventWriter, ProtocolVersion, read_event
 from router.live.protocol.session_config import ModelNames, SessionConfig
 from router.live.protocol.session_protocol import MAX_MISTAKES, LiveProtocol, TooManyMistakesError
 from router.live.protocol.session_updates import updated
@@ -47,7 +47,7 @@ NAMES = ModelNames(
 class Talk:
     """A client that sends, the protocol, the engine, and what the client has got."""
 
-    def __init__(self, form: Form = "ga") -> None:
+    def __init__(self, form: ProtocolVersion = "ga") -> None:
         self.engine = FakeLiveEngine()
         self.writer = EventWriter(Random(1), form)
         config = updated(SessionConfig(live=LiveConfig(model="one")), {}, NAMES)
@@ -82,7 +82,7 @@ class Talk:
         queue = self.engine.sessions[-1]._queue
         while not queue.empty():
             if (event := queue.get_nowait()) is not None:
-                self.got += self.protocol.tell(event)
+                self.got += self.protocol.on_engine_event(event)
 
     def commit(self) -> list[dict[str, Any]]:
         return self.send("input_audio_buffer.commit")
@@ -252,7 +252,7 @@ garbage = (
     events=st.lists(updates | appends | plain | garbage, max_size=12),
 )
 def test_any_events_in_any_order_are_answered_and_every_item_ends_once(
-    form: Form, events: list[Any]
+    form: ProtocolVersion, events: list[Any]
 ) -> None:
     talk = Talk(form)
     for event in events:
@@ -268,7 +268,7 @@ def test_any_events_in_any_order_are_answered_and_every_item_ends_once(
             assert heard[0] == "error"
         elif kind == "input_audio_buffer.commit":
             assert any(one.endswith((".completed", ".failed")) for one in heard)
-    talk.got += talk.protocol.fail_open_turns(ModelNotFoundError("over"))
+    talk.got += talk.protocol.fail_open_items(ModelNotFoundError("over"))
     hold_to_what_clients_rely_on(talk.got)
 
 

@@ -24,7 +24,7 @@ class Said:
     error: str | None = None
 
 
-class Listener(Protocol):
+class LiveClient(Protocol):
     """A live session, wherever it runs."""
 
     rate: int  # Hz of the sound that it takes

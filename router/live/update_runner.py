@@ -1,7 +1,7 @@
-"""The updates of one session on their way through the pools, one at a time.
+"""Runs the updates of one session, one at a time.
 
-One that is of no more use is given up, and cancelled everywhere. How long updates take is told to
-the pace of all sessions. What is of use, the caller says.
+It cancels an update that is no longer worth waiting for, which its caller decides, and records in
+the pace of all sessions how long updates take.
 """
 
 from __future__ import annotations
@@ -12,16 +12,19 @@ from typing import Any
 
 from router.live.parts import SessionParts
 from router.live.timeline import Turn
-from router.live.updates import Decoded, Work
+from router.live.update_decoder import UpdateRequest, UpdateResult
 
 
-class Attempts:
-    """Numbers a session's updates."""
+class UpdateRunner:
+    """Runs a session's updates.
+
+    is_running: whether one is being decoded. overtaken: how many were cancelled in a row.
+    """
 
     def __init__(
         self, parts: SessionParts, session_id: str, owner: bytes, changed: asyncio.Event
     ) -> None:
-        """changed: set when what is of use may have changed; it is cleared here."""
+        """changed: set by others when `is_overtaken` may have changed; it is cleared here."""
         self._parts = parts
         self._id = session_id
         self._owner = owner
@@ -31,27 +34,32 @@ class Attempts:
         self.overtaken = 0  # in a row
 
     async def decode(
-        self, work: Work, turn: Turn, *, peaks: bool, is_overtaken: Callable[[float], bool]
-    ) -> Decoded | None:
-        """Decode; None where it was overtaken, or its turn cleared.
+        self,
+        request: UpdateRequest,
+        turn: Turn,
+        *,
+        with_peaks: bool,
+        is_overtaken: Callable[[float], bool],
+    ) -> UpdateResult | None:
+        """Decode one update. None if it was overtaken, or its turn was cleared.
 
         Args:
-            is_overtaken: by the seconds that it has taken so far.
+            is_overtaken: whether to cancel it after so many seconds.
 
         Raises:
-            SplitscribeError: as `Updates.decode`.
+            SplitscribeError: as `UpdateDecoder.decode`.
         """
         parts, clock = self._parts, self._parts.clock
         began_s = clock.monotonic()
         self._n += 1
         updating = asyncio.ensure_future(
-            parts.updates.decode(
-                work,
+            parts.update_decoder.decode(
+                request,
                 request_id=self._id,
                 turn=turn.number,
                 number=self._n,
                 owner=self._owner,
-                peaks=peaks,
+                with_peaks=with_peaks,
                 parent=turn.span.traceparent,
             )
         )
@@ -62,7 +70,7 @@ class Attempts:
                 if is_overtaken(waited_s):
                     self.overtaken += 1
                     parts.observer.update_overtaken()
-                    parts.pace.took(waited_s)
+                    parts.pace.record(waited_s)
                     return None
                 await self._change_or(updating)
             decoded = await updating
@@ -70,16 +78,16 @@ class Attempts:
             self.is_running = False
             await _cancelled(updating)
         self._answered(clock.monotonic() - began_s, decoded)
-        return None if turn.is_dropped else decoded
+        return None if turn.is_cleared else decoded
 
-    def _answered(self, took_s: float, decoded: Decoded) -> None:
+    def _answered(self, took_s: float, decoded: UpdateResult) -> None:
         pace = self._parts.pace
         self.overtaken = 0
-        pace.took(took_s)
+        pace.record(took_s)
         self._parts.observer.update_answered(took_s, decoded.encode_s, pace.hop_s)
 
-    async def _change_or(self, task: asyncio.Future[Decoded]) -> None:
-        """Wait until the task is done, or there is more audio or another wish."""
+    async def _change_or(self, task: asyncio.Future[UpdateResult]) -> None:
+        """Wait until the task is done, or `changed` is set."""
         changed = asyncio.ensure_future(self._changed.wait())
         try:
             both: set[asyncio.Future[Any]] = {task, changed}
@@ -89,8 +97,8 @@ class Attempts:
         self._changed.clear()
 
 
-async def _cancelled(task: asyncio.Future[Decoded]) -> None:
-    """End a task that may still run, and wait for that, so that nothing is left behind."""
+async def _cancelled(task: asyncio.Future[UpdateResult]) -> None:
+    """Cancel a task that may still run, and wait for its end."""
     if not task.done():
         task.cancel()
         await asyncio.wait([task])

@@ -1,0 +1,266 @@
+"""Where the turns and utterances of a session begin and end, by voice activity.
+
+Takes the probability of speech of each VAD frame, in order, and the client's commits. It begins and
+ends turns by the client's rule (`server_vad`, `semantic_vad` or none), and cuts a turn into
+utterances at pauses, so that what is decoded stays short. It knows nothing of workers or text: for
+`semantic_vad` it asks its caller whether a sentence has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from router.audio.vad import FRAME_SAMPLES
+from router.live.interface import (
+    IdleTimeout,
+    LiveConfig,
+    LiveEvent,
+    ServerVad,
+    SpeechStarted,
+    SpeechStopped,
+    TurnCommitted,
+)
+from router.live.speech_gate import MOST_UNSURE, SpeechGate
+from router.live.timeline import Turn, Utterance, milliseconds, samples
+from router.live.turn_rules import LEAD, ends_turn, padding_of, threshold_of
+
+CUT_PAUSE = samples(0.5)  # a pause within a turn that ends an utterance
+# Silence after the speech that still belongs to the utterance. More could hold the beginning of a
+# word whose speech is not detected yet; that word belongs to the next utterance as a whole.
+TAIL = samples(0.3)
+UNDETECTED = samples(0.3)  # so much audio without a VAD result may hold a word: a commit takes it
+
+
+class TurnDetector:
+    """Finds one session's turns and utterances.
+
+    Attributes:
+        utterances: those that are not decoded to their end, in order. The session removes them.
+        detected_to: the sample up to which voice activity is known.
+    """
+
+    def __init__(
+        self,
+        config: LiveConfig,
+        make_turn: Callable[[int, int, LiveConfig], Turn],
+        emit: Callable[[LiveEvent], None],
+        is_finished: Callable[[Turn], bool],
+    ) -> None:
+        """Begin with no turn.
+
+        Args:
+            make_turn: makes a turn of its number, its start and the configuration.
+            emit: sends an event to the client.
+            is_finished: whether the text of a turn so far ends with a sentence.
+        """
+        self.config = config
+        self.utterances: list[Utterance] = []
+        self.detected_to = 0
+        self._make_turn = make_turn
+        self._emit = emit
+        self._is_finished = is_finished
+        self._gate = SpeechGate()
+        self._turns: list[Turn] = []  # not ended, or with voice activity missing up to their end
+        self._n_turns = 0
+        self._next_turn_from = 0  # earlier audio belongs to an earlier turn, or was cleared
+        self._undecoded_from = 0  # the same, without the silence that ended the last turn
+        self._appended = 0
+        self._silence_from: int | None = 0  # None after the silence was reported
+
+    # -- what the client sends ---------------------------------------------------------------
+
+    def configure(self, config: LiveConfig) -> None:
+        """Replace the configuration: turn detection at once, all else for turns without text."""
+        self.config = config
+        for turn in self._turns:
+            if not turn.text.emitted and turn.end is None:
+                turn.configure(config)
+        if self._open_turn is not None and config.turn_detection is not None:
+            self._discard_unannounced_turn()
+
+    def appended(self, n_samples: int) -> None:
+        """Note that audio was appended; its voice activity follows by `add_probabilities`."""
+        if self.config.turn_detection is None and self._open_turn is None and n_samples:
+            self._begin_turn(max(self._appended, self._next_turn_from))
+        self._appended += n_samples
+
+    def commit(self) -> Turn | None:
+        """End the turn at the end of the audio so far. None if there is nothing to commit."""
+        turn = self._open_turn
+        if turn is None:
+            if self._appended - max(self.detected_to, self._next_turn_from) < UNDETECTED:
+                return None
+            turn = self._begin_turn(self._padded(self.detected_to))
+        elif self._appended <= turn.start:
+            return None
+        turn.end = self._next_turn_from = self._undecoded_from = self._appended
+        self._emit(TurnCommitted(turn.number))
+        turn.is_announced = True
+        self._close_committed()
+        return turn
+
+    def clear(self) -> Turn | None:
+        """Drop the audio of the open turn. Returns the turn if it was announced."""
+        turn = self._open_turn
+        self._next_turn_from = self._undecoded_from = self._appended
+        self._gate = SpeechGate()
+        if turn is None:
+            return None
+        self._silence_from = self._appended
+        self.utterances = [utterance for utterance in self.utterances if utterance.turn is not turn]
+        self._turns.remove(turn)
+        turn.is_cleared = True
+        turn.end = self._appended
+        if not turn.is_announced:
+            self._n_turns -= 1  # it is the last one, and was not announced: its number is free
+            return None
+        return turn
+
+    # -- voice activity ----------------------------------------------------------------------
+
+    def add_probabilities(self, probabilities: Iterable[float]) -> None:
+        """Take the probabilities of speech of the next VAD frames."""
+        for probability in probabilities:
+            self._frame(float(probability))
+        self._close_committed()
+
+    @property
+    def has_undetected_audio(self) -> bool:
+        """Whether audio that may belong to a turn still waits for its voice activity."""
+        return self._appended - max(self.detected_to, self._next_turn_from) >= FRAME_SAMPLES
+
+    @property
+    def pending_turns(self) -> list[Turn]:
+        """Turns that have not ended, or whose voice activity is missing up to their end."""
+        return self._turns
+
+    @property
+    def needed_from(self) -> int:
+        """The first sample that may still be decoded."""
+        starts = [utterance.start for utterance in self.utterances]
+        padding = max(LEAD, padding_of(self.config.turn_detection))
+        waiting = self.detected_to - LEAD - padding - (MOST_UNSURE + 1) * FRAME_SAMPLES
+        return max(0, min([waiting, *starts]))
+
+    @property
+    def _open_turn(self) -> Turn | None:
+        """The turn to which audio is added now."""
+        return self._turns[-1] if self._turns and self._turns[-1].end is None else None
+
+    def _frame(self, probability: float) -> None:
+        start, end = self.detected_to, self.detected_to + FRAME_SAMPLES
+        speech = self._gate.step(probability, start, threshold_of(self.config.turn_detection))
+        self.detected_to = end
+        if self._turns and (turn_end := self._turns[0].end) is not None:
+            if speech is not None:
+                self._add_speech(self._turns[0], speech[0], min(speech[1], turn_end))
+            self._close_committed()
+            return
+        if speech is not None and speech[1] > self._next_turn_from:
+            turn = self._open_turn or self._begin_spoken_turn(max(speech[0], self._next_turn_from))
+            self._add_speech(turn, *speech)
+        else:
+            self._silence(end)
+
+    def _add_speech(self, turn: Turn, first: int, last: int) -> None:
+        utterance = self._open_utterance(turn)
+        if utterance is None:
+            utterance = Utterance(turn, max(turn.cut_at, first - LEAD))
+            self.utterances.append(utterance)
+        utterance.add_speech(max(first, utterance.start), last)
+        self._silence_from = None
+
+    def _silence(self, end: int) -> None:
+        """End a turn or an utterance if its silence, which lasts up to `end`, is long enough."""
+        turn = self._open_turn
+        if turn is None:
+            self._note_idle(end)
+            return
+        utterance = self._open_utterance(turn)
+        last_speech_end = utterance.speech_end if utterance is not None else turn.last_speech_end
+        silence = end - max(last_speech_end, turn.start)
+        if ends_turn(self.config.turn_detection, silence, lambda: self._is_finished(turn)):
+            self._end_turn(turn, end)
+        elif utterance is not None and silence >= CUT_PAUSE:
+            self._cut(utterance, end)
+
+    def _note_idle(self, end: int) -> None:
+        detection = self.config.turn_detection
+        if not isinstance(detection, ServerVad) or detection.idle_timeout_ms is None:
+            return
+        if self._silence_from is None or end - self._silence_from < samples(
+            detection.idle_timeout_ms / 1000
+        ):
+            return
+        turn = self._begin_turn(self._silence_from)
+        first, last = milliseconds(turn.start), milliseconds(end)
+        self._emit(IdleTimeout(turn.number, first, last))
+        self._emit(TurnCommitted(turn.number))
+        turn.is_announced, turn.end, self._next_turn_from = True, end, end
+        self._undecoded_from = end
+        self._finish_turn(turn, end)
+        self._silence_from = None  # reported once for each silence
+
+    # -- turns and utterances -----------------------------------------------------------------
+
+    def _begin_turn(self, start: int) -> Turn:
+        turn = self._make_turn(self._n_turns, start, self.config)
+        self._n_turns += 1
+        self._turns.append(turn)
+        return turn
+
+    def _begin_spoken_turn(self, first: int) -> Turn:
+        turn = self._begin_turn(self._padded(first))
+        turn.cut_at = self._undecoded_from
+        self._emit(SpeechStarted(turn.number, milliseconds(turn.start)))
+        turn.is_announced = True
+        return turn
+
+    def _padded(self, first: int) -> int:
+        """Where a turn begins whose speech begins at sample `first`: its padding before that."""
+        return max(self._next_turn_from, first - padding_of(self.config.turn_detection), 0)
+
+    def _end_turn(self, turn: Turn, end: int) -> None:
+        """End a turn because its silence has lasted long enough."""
+        turn.end = self._next_turn_from = end
+        utterance = self._open_utterance(turn)
+        last_speech_end = turn.last_speech_end if utterance is None else utterance.speech_end
+        self._undecoded_from = max(turn.cut_at, min(end, last_speech_end + TAIL))
+        self._emit(SpeechStopped(turn.number, milliseconds(end)))
+        self._emit(TurnCommitted(turn.number))
+        self._finish_turn(turn, self._undecoded_from)
+
+    def _close_committed(self) -> None:
+        """Finish the turns whose voice activity is known up to their last whole frame."""
+        while self._turns and (end := self._turns[0].end) is not None:
+            if end - self.detected_to >= FRAME_SAMPLES:
+                return
+            self._finish_turn(self._turns[0], end)
+
+    def _finish_turn(self, turn: Turn, decoded_to: int) -> None:
+        """Mark the last utterance of a turn. If all were decoded before, an empty one is added."""
+        self._turns.remove(turn)
+        utterance = self._open_utterance(turn)
+        if utterance is None:
+            utterance = Utterance(turn, decoded_to)
+            self.utterances.append(utterance)
+        utterance.end = max(decoded_to, utterance.start)
+        utterance.ends_turn = True
+        self._silence_from = turn.end
+
+    def _open_utterance(self, turn: Turn) -> Utterance | None:
+        last = self.utterances[-1] if self.utterances else None
+        return last if last is not None and last.turn is turn and last.end is None else None
+
+    def _cut(self, utterance: Utterance, end: int) -> None:
+        """End an utterance within its turn."""
+        utterance.end = utterance.turn.cut_at = min(end, utterance.speech_end + TAIL)
+        utterance.turn.last_speech_end = utterance.speech_end
+
+    def _discard_unannounced_turn(self) -> None:
+        """Drop a turn without speech that was not announced; later speech begins another turn."""
+        turn = self._open_turn
+        if turn is None or turn.is_announced or any(one.turn is turn for one in self.utterances):
+            return
+        self.clear()
+        self._next_turn_from = self._undecoded_from = self.detected_to
