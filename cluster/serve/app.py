@@ -27,6 +27,8 @@ HEALTH_PERIOD_S = 1.0
 # what waits for it is done by another. A check waits for no engine, only for the event loop.
 HEALTH_TIMEOUT_S = 2.0
 STATS_PERIOD_S = 0.5
+TOLD_WORKERS = 16  # in a pool that never has more, every load is told to every router
+UNTOLD_PERIOD_S = 3600.0  # Serve's interval where routers ask: it cannot be turned off
 # How long a replica that is stopped may finish what it has. The longest decode of a window takes
 # less. A request may take more, up to 600 s, and is cut when its router is stopped meanwhile.
 DRAIN_S = 60.0
@@ -118,15 +120,21 @@ def _size(role: Role, settings: Settings) -> dict[str, Any]:
         }
 
 
-def replica_choice() -> dict[str, Any]:
-    """Options of a pool whose workers are chosen by their load (`cluster.serve.worker_choice`)."""
+def replica_choice(most: int = 1) -> dict[str, Any]:
+    """Options of a pool whose workers are chosen by their load (`cluster.serve.worker_choice`).
+
+    most: workers that the pool may have. Each report of each goes to every router; so where they
+        may be many, routers ask for loads instead (`cluster.serve.hooks.load_sample`).
+    """
     from ray.serve.config import RequestRouterConfig
 
     config: Any = RequestRouterConfig
+    asks = most > TOLD_WORKERS
     return {
         "request_router_config": config(
             request_router_class="cluster.serve.hooks.replica_choice.LoadAwareRouter",
-            request_routing_stats_period_s=STATS_PERIOD_S,
+            request_router_kwargs={"asks": True} if asks else {},
+            request_routing_stats_period_s=UNTOLD_PERIOD_S if asks else STATS_PERIOD_S,
         )
     }
 
@@ -161,7 +169,7 @@ def _pools(
         EncoderReplica,
         name=f"encoder{suffix}",
         **_size("encoder", settings),
-        **replica_choice(),
+        **replica_choice(settings.encoder.most),
         # Windows queue inside the replica by deadline, so Serve's own queue must stay shallow.
         max_ongoing_requests=4 * (settings.encoder.max_batch or DEEPEST_BATCH),
         **encoder_options,
@@ -170,7 +178,7 @@ def _pools(
         DecoderReplica,
         name=f"decoder{suffix}",
         **_size("decoder", settings),
-        **replica_choice(),
+        **replica_choice(settings.decoder.most),
         max_ongoing_requests=settings.decoder.max_waiting
         + (settings.decoder.max_batch or MOST_ROWS),
         **_replica_options(placement.gpus_of(settings.decoder), settings.decoder.node_labels),

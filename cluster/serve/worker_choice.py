@@ -3,12 +3,11 @@
 An encoder goes through windows one batch after another, so the best one is done with its queue
 first; of those that are done about as soon, the one that encoded the same audio for this process,
 or else the one that the audio prefers by rendezvous hashing: there its KV may be kept, and nobody
-has to tell what is kept where. A decoder holds the KV of all its
-sequences at once, so the best one has the emptiest pool, and of those about as empty the one next
-to the encoder that holds the KV. A worker that has failed comes last, until Serve has replaced it:
-it has the least to do. Workers report their load twice a second; what this process has
-sent since then it knows itself. Knows nothing of Serve: `cluster.serve.hooks.replica_choice` calls
-it.
+has to tell what is kept where. A decoder holds the KV of all its sequences at once, so the best one
+has the emptiest pool, and of those about as empty the one next to the encoder that holds the KV. A
+worker that has failed comes last: it has the least to do. Workers report their load twice a second,
+or are asked for it where they are many; what this process has sent since then it knows itself.
+Knows nothing of Serve: `cluster.serve.hooks.replica_choice` calls it.
 """
 
 from __future__ import annotations
@@ -123,6 +122,19 @@ class WorkLedger:
             self._others[worker] = max(0.0, work - max(before, now))
             self._peaks[worker] = (now, own)
 
+    def heard(self, worker: Hashable, work: float, own_before: float) -> None:
+        """A worker that was asked says what is there now.
+
+        own_before: what this process had there when it asked; see `own`.
+        """
+        with self._lock:
+            own = max(own_before, self._own.get(worker, 0.0))
+            self._others[worker] = max(0.0, work - own)
+
+    def own(self, worker: Hashable) -> float:
+        """What this process has there."""
+        return self._own.get(worker, 0.0)
+
     def work(self, worker: Hashable) -> float:
         """All that is there now, as far as it is known."""
         return self._own.get(worker, 0.0) + self._others.get(worker, 0.0)
@@ -181,23 +193,26 @@ def ranked(
     candidates: Iterable[Candidate],
     chance: random.Random,
     kept_at: Hashable = None,
+    owner: Hashable = None,
 ) -> list[Hashable]:
     """The candidates' keys, the best one first; `chance` decides among equal ones.
 
     kept_at: as of `WorkLedger.kept_at`.
+    owner: the encoder that the audio prefers; None: the one by rendezvous hashing of all candidates
+        that are about as free, which is the same in every process where all are candidates.
     """
     workers = list(candidates)
     chance.shuffle(workers)
     if isinstance(request, DecodeRequest):
         workers.sort(key=lambda worker: _decoder_cost(worker, request.kv_location))
     elif isinstance(request, EncodeRequest):
-        workers = _encoders_ranked(request, workers, kept_at)
+        workers = _encoders_ranked(request, workers, kept_at, owner)
     workers.sort(key=lambda worker: worker.load.failed)  # the others keep their order
     return [worker.key for worker in workers]
 
 
 def _encoders_ranked(
-    request: EncodeRequest, workers: list[Candidate], kept_at: Hashable
+    request: EncodeRequest, workers: list[Candidate], kept_at: Hashable, owner: Hashable
 ) -> list[Candidate]:
     """By when they are done; of those that are done about first, the audio's own before them."""
     told_s = [worker.load.window_s for worker in workers if worker.load.window_s]
@@ -208,16 +223,19 @@ def _encoders_ranked(
         first_s = cost_s[workers[0].key]
         one_s = request.work * (workers[0].load.window_s or usual_s)
         free = [one for one in workers if cost_s[one.key] < first_s + ABOUT_AS_FREE * one_s]
-        own = max(free, key=lambda worker: _affinity(kv_key, worker.key))
+        if owner is None:
+            own = max(free, key=lambda worker: affinity(kv_key, str(worker.key)))
+        else:
+            own = next((worker for worker in free if worker.key == owner), workers[0])
         if cost_s.get(kept_at, math.inf) <= first_s + LIKELY_KEPT * one_s:
             own = next(worker for worker in workers if worker.key == kept_at)
         return [own, *(worker for worker in workers if worker is not own)]
     return workers
 
 
-def _affinity(kv_key: bytes, worker: Hashable) -> bytes:
+def affinity(kv_key: bytes, worker: str) -> bytes:
     """The same in every process; each KV orders workers in its own way."""
-    return hashlib.blake2b(str(worker).encode(), digest_size=8, key=kv_key).digest()
+    return hashlib.blake2b(worker.encode(), digest_size=8, key=kv_key).digest()
 
 
 def _encoder_cost(worker: Candidate, work: float, usual_s: float) -> float:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
+import inspect
 import random
 from dataclasses import replace
 from types import SimpleNamespace
@@ -9,17 +12,26 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray.serve._private.common import (
+    DeploymentHandleSource,
+    DeploymentID,
+    ReplicaID,
+    RequestMetadata,
+)
 from ray.serve.config import AutoscalingPolicy, RequestRouterConfig
+from ray.serve.request_router import PendingRequest, RequestRouter
 
 from cluster.messages import EncodeRequest, WorkerLoad
 from cluster.serve import worker_choice
-from cluster.serve.app import STATS_PERIOD_S, replica_choice
+from cluster.serve.app import STATS_PERIOD_S, TOLD_WORKERS, replica_choice
 from cluster.serve.hooks import ledger as process
 from cluster.serve.hooks import scaling_state
 from cluster.serve.hooks.autoscaling import PoolPolicy
 from cluster.serve.hooks.replica_choice import LoadAwareRouter
-from cluster.serve.worker_choice import WorkLedger, key_of
+from cluster.serve.worker_choice import WorkLedger, key_of, shared_key
 from cluster.settings import ScalingSettings
+
+DEPLOYMENT = DeploymentID("encoder", "hooks")
 
 
 def make_replica(name: str, stats: dict[str, Any], metadata: Any = None) -> Any:
@@ -128,6 +140,123 @@ async def test_calls_that_are_no_windows_go_anywhere() -> None:
     for pending in (None, make_pending(), make_pending("status")):
         order = await make_router().choose_replicas([make_replica("only", {})], pending)
         assert [[one.replica_id for one in rank] for rank in order] == [["only"]]
+
+
+class AnsweringReplica:
+    """As Serve's `RunningReplica`, for a worker that says its load when it is asked."""
+
+    max_ongoing_requests = 64
+    routing_stats: dict[str, Any] = {}  # noqa: RUF012
+    replica_metadata: dict[str, Any] = {}  # noqa: RUF012
+
+    def __init__(self, name: str, load: WorkerLoad, silent_s: float = 0.0) -> None:
+        self.replica_id = ReplicaID(name, DEPLOYMENT)
+        self.node_id = f"node-{name}"
+        self.load, self.silent_s, self.asked = load, silent_s, 0
+        self._actor_handle = SimpleNamespace(record_routing_stats=SimpleNamespace(remote=self.tell))
+
+    async def tell(self) -> dict[str, float]:
+        self.asked += 1
+        if self.silent_s:
+            await asyncio.sleep(self.silent_s)
+            raise RuntimeError("gone")
+        return self.load.as_stats()
+
+    async def get_queue_len(self, *, deadline_s: float) -> int:
+        return 0
+
+
+def make_asking_router(replicas: list[AnsweringReplica], ledger: WorkLedger) -> LoadAwareRouter:
+    """Serve's own, whole, of a pool whose loads are not told."""
+    router = LoadAwareRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, None, None, True)
+    router.initialize_state(ledger=ledger, chance=random.Random(0), asks=True)
+    router.update_replicas(replicas)  # type: ignore[arg-type]
+    return router
+
+
+async def assigned(router: LoadAwareRouter, request: EncodeRequest) -> Any:
+    """The replica that Serve's router gives to a call of this."""
+    metadata = RequestMetadata("http", "internal")  # the same for all calls of one HTTP request
+    pending = PendingRequest(args=[request], kwargs={}, metadata=metadata)
+    replica = await router._choose_replica_for_request(pending)
+    router.on_request_routed(pending, replica.replica_id, None)  # type: ignore[arg-type]
+    return replica
+
+
+async def test_a_large_pool_s_workers_are_asked_and_the_emptiest_gets_the_window() -> None:
+    ledger = WorkLedger()
+    replicas = [AnsweringReplica(f"w{n}", WorkerLoad(5.0, window_s=0.1)) for n in range(40)]
+    router = make_asking_router(replicas, ledger)
+    for window in range(30):
+        ledger.begin(key_of(request(window)))
+        before = {one.replica_id: ledger.work(one.replica_id) for one in replicas}
+        asked = sum(one.asked for one in replicas)
+        chosen = await assigned(router, request(window))
+        assert sum(one.asked for one in replicas) - asked <= 2
+        assert ledger.work(chosen.replica_id) == max(5.0, before[chosen.replica_id]) + 1.0
+    sent = [ledger.own(one.replica_id) for one in replicas]
+    assert sum(sent) == 30
+    assert max(sent) <= 3
+
+
+async def test_calls_that_wait_for_answers_keep_to_the_worker_chosen_for_each() -> None:
+    """The same audio goes to its owner, though many calls of one HTTP request come together."""
+    ledger = WorkLedger()
+    replicas = [AnsweringReplica(f"w{n}", WorkerLoad(0.0, window_s=0.1)) for n in range(60)]
+    router = make_asking_router(replicas, ledger)
+    assert router._sample is not None
+    audio = [replace(request(n), audio_key=bytes([n]) * 32) for n in range(100)]
+    owners = {router._sample.owner(shared_key(one)): one for one in audio}
+    for one in owners.values():
+        ledger.begin(key_of(one))
+    chosen = await asyncio.gather(*(assigned(router, one) for one in owners.values()))
+    assert len(owners) > 20
+    assert [one.replica_id for one in chosen] == list(owners)
+
+
+async def test_a_silent_worker_delays_no_window_for_long_and_gets_none() -> None:
+    ledger = WorkLedger()
+    good = [AnsweringReplica(f"good{n}", WorkerLoad(9.0, window_s=0.1)) for n in range(3)]
+    silent = [AnsweringReplica(f"silent{n}", WorkerLoad(), silent_s=60.0) for n in range(3)]
+    router = make_asking_router([*good, *silent], ledger)
+    chosen = []
+    for window in range(20):
+        ledger.begin(key_of(request(window)))
+        chosen.append(await assigned(router, request(window)))
+    known = [one for one in chosen if one in good]
+    assert len(known) >= 17, "the first ones come before anybody has answered"
+
+
+async def test_what_comes_and_goes_in_a_large_pool_is_followed() -> None:
+    ledger = WorkLedger()
+    replicas = [AnsweringReplica(f"w{n}", WorkerLoad(window_s=0.1)) for n in range(20)]
+    router = make_asking_router(replicas, ledger)
+    ledger.begin(key_of(request(0)))
+    gone = await assigned(router, request(0))
+    router.update_replicas([one for one in replicas if one is not gone])
+    assert ledger.work(gone.replica_id) == 0.0
+    for window in range(1, 30):
+        ledger.begin(key_of(request(window)))
+        assert await assigned(router, request(window)) is not gone
+
+
+def test_serve_s_router_is_entered_where_ours_asks_first() -> None:
+    """`LoadAwareRouter` overrides two methods of Serve's that are not public."""
+    source = inspect.getsource(importlib.import_module("ray.serve._private.router"))
+    assert "._choose_replica_for_request(" in source
+    for name in ("_choose_replica_for_request", "_update_router_queue_len_gauge"):
+        ours, usual = getattr(LoadAwareRouter, name), getattr(RequestRouter, name)
+        assert list(inspect.signature(ours).parameters) == list(inspect.signature(usual).parameters)
+
+
+def test_only_pools_of_many_workers_are_asked() -> None:
+    few, many = (
+        replica_choice(most)["request_router_config"] for most in (TOLD_WORKERS, TOLD_WORKERS + 1)
+    )
+    assert few.request_routing_stats_period_s == STATS_PERIOD_S
+    assert few.request_router_kwargs == {}
+    assert many.request_routing_stats_period_s >= 600, "each report of each goes to each router"
+    assert many.request_router_kwargs == {"asks": True}
 
 
 def test_hooks_sent_by_value_share_what_lives_in_the_process() -> None:
