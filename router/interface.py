@@ -54,7 +54,10 @@ class TranscriptionResult:
 
 @dataclass(frozen=True, slots=True)
 class PoolHealth:
-    """One role's replicas. `ready`: one of them is healthy, or the pool may sleep."""
+    """One role's replicas. `ready`: one of them is healthy, or the pool may sleep.
+
+    workers: of a large pool some, chosen anew each time.
+    """
 
     ready: bool
     replicas: int

@@ -253,7 +253,8 @@ class RequestTranscriber:
     def _pool_health(self, role: Role, workers: list[WorkerStatus]) -> PoolHealth:
         sleeps = not workers and role in self._may_sleep
         ready = sleeps or any(worker.healthy for worker in workers)
-        return PoolHealth(ready, len(workers), tuple(workers))
+        of_workers = max((worker.of_workers for worker in workers), default=0)
+        return PoolHealth(ready, max(len(workers), of_workers), tuple(workers))
 
     def _options(self, params: TranscriptionParams) -> DecodeOptions:
         language = params.language

@@ -23,6 +23,7 @@ class HeldHandles:
         self._clock = clock
         self._lock = threading.Lock()
         self._held: dict[str, CrossKVHandle] = {}  # by lease
+        self._by_agent: dict[str, dict[str, None]] = {}  # leases, for those that have any
         self._fetching: set[str] = set()  # leases, a subset of those held
         self._lost: dict[str, float] = {}  # by agent, when it was lost
         self._suspect: set[str] = set()  # agents
@@ -39,7 +40,9 @@ class HeldHandles:
         """
         with self._lock:
             self._refuse_peer(handle.agent)
-            self._held.setdefault(handle.lease, handle)
+            if handle.lease not in self._held:
+                self._held[handle.lease] = handle
+                self._by_agent.setdefault(handle.agent, {})[handle.lease] = None
 
     def begin_fetch(self, handle: CrossKVHandle) -> None:
         """Mark a held handle as being fetched.
@@ -59,30 +62,28 @@ class HeldHandles:
     def let_go(self, lease: str) -> bool:
         """Stop holding a lease; False when it was not held."""
         with self._lock:
-            self._fetching.discard(lease)
-            return self._held.pop(lease, None) is not None
+            return self._let_go(lease) is not None
 
     def let_go_of_waiting(self) -> list[CrossKVHandle]:
         """Stop holding every handle that is not being fetched, and return them."""
         with self._lock:
             waiting = [lease for lease in self._held if lease not in self._fetching]
-            return [self._held.pop(lease) for lease in waiting]
+            return [handle for lease in waiting if (handle := self._let_go(lease))]
 
     def let_go_of_all(self) -> list[CrossKVHandle]:
         """Stop holding every handle, and return them."""
         with self._lock:
-            self._fetching.clear()
-            return [self._held.pop(lease) for lease in tuple(self._held)]
+            return [handle for lease in tuple(self._held) if (handle := self._let_go(lease))]
 
     def leases_of(self, agent: str) -> list[str]:
         """All leases held of one exporter."""
         with self._lock:
-            return [lease for lease, handle in self._held.items() if handle.agent == agent]
+            return list(self._by_agent.get(agent, ()))
 
     def agents(self) -> set[str]:
         """The exporters of all handles held."""
         with self._lock:
-            return {held.agent for held in self._held.values()}
+            return set(self._by_agent)
 
     def lose(self, agent: str) -> None:
         """Remember that a peer was lost, and let go of every handle of it."""
@@ -90,9 +91,8 @@ class HeldHandles:
         with self._lock:
             self._lost = {name: at for name, at in self._lost.items() if now - at < LOST_S}
             self._lost[agent] = now
-            for lease in [le for le, held in self._held.items() if held.agent == agent]:
-                del self._held[lease]
-                self._fetching.discard(lease)
+            for lease in tuple(self._by_agent.get(agent, ())):
+                self._let_go(lease)
 
     def refuse_lost(self, agent: str) -> None:
         """Raise PeerLostError when `agent` was lost less than LOST_S ago."""
@@ -116,6 +116,16 @@ class HeldHandles:
         """Refusals so far, by reason: a copy."""
         with self._lock:
             return dict(self._refused)
+
+    def _let_go(self, lease: str) -> CrossKVHandle | None:
+        self._fetching.discard(lease)
+        handle = self._held.pop(lease, None)
+        if handle is not None:
+            leases = self._by_agent[handle.agent]
+            del leases[lease]
+            if not leases:
+                del self._by_agent[handle.agent]
+        return handle
 
     def _refuse_peer(self, agent: str) -> None:
         self._refuse_lost(agent)

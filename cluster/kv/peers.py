@@ -1,13 +1,15 @@
 """The exporters that an importer is connected to: added on first contact, warmed, kept.
 
 A peer is lost when an operation on it raises PeerLostError, and removed once nothing of it is in
-flight. Leases of all handles held are renewed per peer, many to a notification. Used by the
-importer's thread only; knows nothing of pages.
+flight. Leases of all handles held are renewed per peer, many to a notification. What is done often
+looks at peers of which something is held, never at all of them: a decoder may know thousands. Used
+by the importer's thread only; knows nothing of pages.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -28,6 +30,8 @@ logger = logging.getLogger(__name__)
 FIRST_RENEWAL_S = 0.2
 RENEWALS_PER_LEASE = 3  # at least: an exporter of another version may lease for less time
 IDLE_PEER_S = 600.0  # a peer that was not read from for so long is forgotten
+FORGET_S = IDLE_PEER_S / 10  # between two looks for such peers
+MAX_PEERS = 512  # above it the one that was not read from for longest is forgotten for a new one
 
 _T = TypeVar("_T")
 
@@ -59,6 +63,8 @@ class Peers:
         self._renew_s = config.renew_s
         self._clock = config.clock
         self._peers: dict[str, Peer] = {}
+        self._next_renewal = math.inf  # the earliest of any peer; none is due before
+        self._next_forgetting = -math.inf
 
     def get(self, agent: str) -> Peer | None:
         """The peer, or None on first contact; PeerLostError when it is lost."""
@@ -70,10 +76,11 @@ class Peers:
 
     def add(self, agent: str, metadata: bytes) -> Peer:
         now = self._clock()
-        self._forget_idle(now)
+        self._make_room(now)
         self._wire.connect(agent, metadata)
         peer = Peer(agent, self._renew_s, next_renewal=now + self._renew_s, last_used=now)
         self._peers[agent] = peer
+        self._next_renewal = min(self._next_renewal, peer.next_renewal)
         return peer
 
     def ask(self, peer: Peer, operation: Callable[[], _T]) -> _T:
@@ -106,20 +113,24 @@ class Peers:
         """
         peer.renew_s = min(peer.renew_s, max(FIRST_RENEWAL_S, lease_s / RENEWALS_PER_LEASE))
         peer.next_renewal = min(peer.next_renewal, self._clock() + FIRST_RENEWAL_S)
+        self._next_renewal = min(self._next_renewal, peer.next_renewal)
 
     def renew(self, now: float) -> None:
         """Renew the leases of each peer whose renewal is due."""
-        for peer in tuple(self._peers.values()):
+        if now < self._next_renewal:
+            return
+        for peer in self._with_handles():
             if now >= peer.next_renewal:
                 peer.next_renewal = now + peer.renew_s
                 for message in renewal_messages(self._held.leases_of(peer.agent)):
                     self._notify(peer, message)
+        self._next_renewal = self._first_due()
 
     def next_renewal_s(self) -> float | None:
         """Seconds until a renewal is due; None when nothing is held."""
-        agents = self._held.agents()
-        due = [peer.next_renewal for peer in self._peers.values() if peer.agent in agents]
-        return max(0.0, min(due) - self._clock()) if due else None
+        due = self._first_due()
+        self._next_renewal = min(self._next_renewal, due)
+        return max(0.0, due - self._clock()) if due < math.inf else None
 
     def clear(self) -> None:
         """Forget all, before the wire is closed."""
@@ -130,11 +141,30 @@ class Peers:
             with suppress(WorkerError):  # then the lease runs out by itself
                 self.ask(peer, lambda: self._wire.notify(peer.agent, message))
 
-    def _forget_idle(self, now: float) -> None:
+    def _with_handles(self) -> list[Peer]:
+        """The peers of which something is held; they are no more than the handles."""
+        return [peer for agent in self._held.agents() if (peer := self._peers.get(agent))]
+
+    def _first_due(self) -> float:
+        return min((peer.next_renewal for peer in self._with_handles()), default=math.inf)
+
+    def _make_room(self, now: float) -> None:
+        """Forget who was idle for long; and of too many, those that were idle for longest."""
+        is_full = len(self._peers) >= MAX_PEERS
+        if now < self._next_forgetting and not is_full:
+            return
+        self._next_forgetting = now + FORGET_S
         agents = self._held.agents()
-        for peer in tuple(self._peers.values()):
-            idle = now - peer.last_used > IDLE_PEER_S
-            if idle and peer.in_flight == 0 and peer.agent not in agents:
+        unused = [
+            peer
+            for peer in self._peers.values()
+            if peer.in_flight == 0 and peer.agent not in agents
+        ]
+        unused.sort(key=lambda peer: peer.last_used)
+        # An eighth at once, so that not each new peer looks at all.
+        room_for = MAX_PEERS // 8 if is_full else 0
+        for place, peer in enumerate(unused):
+            if place < room_for or now - peer.last_used > IDLE_PEER_S:
                 self._remove(peer)
 
     def _remove(self, peer: Peer) -> None:

@@ -14,7 +14,10 @@ UNREAD = 0.5  # of an export pool: from here on its encoder waits for decoders
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker's state, for /health."""
+    """A worker's state, for /health.
+
+    of_workers: how many the pool has, where only some were asked; 0: all were.
+    """
 
     replica: str
     role: Role
@@ -27,6 +30,7 @@ class WorkerStatus:
     queued: int
     running: int
     extra: dict[str, float] = field(default_factory=dict)
+    of_workers: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from cluster.errors import OverloadedError, SplitscribeError, WorkerGoneError
@@ -22,11 +23,13 @@ from cluster.messages import (
     Role,
     WorkerStatus,
 )
+from cluster.serve.hooks.ledger import LARGE_POOLS
 from cluster.serve.worker_choice import WorkLedger, kept_key, key_of
 
 logger = logging.getLogger(__name__)
 
 STATUS_TIMEOUT_S = 2.0
+N_ASKED = 16  # workers of a large pool that /health asks and shows
 
 
 class ServePool:
@@ -83,8 +86,11 @@ class ServePool:
             groups.cancel()
 
     async def status(self) -> list[WorkerStatus]:
-        """Ask every running replica; those that do not answer in time are left out."""
+        """Ask every running replica, of a large pool `N_ASKED`; who does not answer is left out."""
+        size = LARGE_POOLS.get(str(getattr(self._handle, "deployment_id", "")), 0)
         try:
+            if size > N_ASKED:
+                return await self._status_of_some(size)
             answers = await self._handle.broadcast("status").results_async(
                 timeout_s=STATUS_TIMEOUT_S, return_exceptions=True
             )
@@ -98,6 +104,22 @@ class ServePool:
             for status in statuses
             if isinstance(status, WorkerStatus) and status.role == self._role
         ]
+
+    async def _status_of_some(self, size: int) -> list[WorkerStatus]:
+        """Of workers at random: every router is asked for its health every few seconds."""
+        calls = [self._handle.options(method_name="status").remote() for _ in range(N_ASKED)]
+        asked = [asyncio.ensure_future(call_worker(call)) for call in calls]
+        done, late = await asyncio.wait(asked, timeout=STATUS_TIMEOUT_S)
+        for call in late:
+            call.cancel()
+        answers = [call.result() for call in done if call.exception() is None]
+        return list(
+            {
+                answer.replica: replace(answer, of_workers=size)
+                for answer in answers
+                if isinstance(answer, WorkerStatus) and answer.role == self._role
+            }.values()
+        )
 
 
 async def call_worker(response: Any, cancel: Callable[[], Any] | None = None) -> Any:

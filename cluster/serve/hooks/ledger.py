@@ -1,4 +1,4 @@
-"""The work ledger and the random source of this process, which Serve's hook for routing takes.
+"""What Serve's hook for routing takes from this process: work ledger, random source, pool sizes.
 
 Serve makes the hook itself from a class that is sent by value, so a ledger that was handed to that
 would be a copy. What it shares with the pool's client lies in this module, which both import.
@@ -12,3 +12,4 @@ from cluster.serve.worker_choice import WorkLedger
 
 PROCESS_LEDGER = WorkLedger()
 CHANCE = random.Random()
+LARGE_POOLS: dict[str, int] = {}  # workers of each pool that is asked, by its deployment's id

@@ -67,6 +67,7 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         for key in self._stats.keys() - reported.keys():
             self._ledger.forget(key)
         if self._sample is not None:
+            process.LARGE_POOLS[str(self._deployment_id)] = len(replicas)
             self._known = {replica.replica_id: replica for replica in replicas}
             self._sample.update({replica.replica_id: _location(replica) for replica in replicas})
         else:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.errors import (
     KVLostError,
@@ -171,3 +173,33 @@ def test_a_handle_that_points_outside_the_pool_reads_nothing() -> None:
     wait_until(lambda: exporter.active_leases() == 0)
     importer.close()
     exporter.close()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["hold", "let_go", "lose", "waiting"]), st.integers(0, 11)))
+)
+def test_leases_are_found_by_their_exporter_whatever_came_and_went(
+    steps: list[tuple[str, int]],
+) -> None:
+    now = 0.0
+    held = HeldHandles(lambda: now)
+    expected: dict[str, str] = {}  # agents, by lease
+    for step, number in steps:
+        now += LOST_S + 1.0
+        handle = make_handle(number, f"encoder-{number % 3}")
+        if step == "hold":
+            held.hold(handle)
+            expected[handle.lease] = handle.agent
+        elif step == "let_go":
+            assert held.let_go(handle.lease) == (expected.pop(handle.lease, None) is not None)
+        elif step == "lose":
+            held.lose(handle.agent)
+            expected = {lease: by for lease, by in expected.items() if by != handle.agent}
+        else:
+            assert {one.lease for one in held.let_go_of_waiting()} == expected.keys()
+            expected = {}
+        assert held.agents() == set(expected.values())
+        assert len(held) == len(expected)
+        for agent in ("encoder-0", "encoder-1", "encoder-2"):
+            mine = {lease for lease, by in expected.items() if by == agent}
+            assert set(held.leases_of(agent)) == mine

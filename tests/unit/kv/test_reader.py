@@ -9,7 +9,7 @@ import pytest
 
 from cluster.errors import PeerLostError, TransferTimeoutError
 from cluster.kv.held_handles import HeldHandles
-from cluster.kv.peers import FIRST_RENEWAL_S, IDLE_PEER_S
+from cluster.kv.peers import FIRST_RENEWAL_S, IDLE_PEER_S, MAX_PEERS
 from cluster.kv.pool import PagePool
 from cluster.kv.reader import Fetch, Reader
 from cluster.kv.transfer_config import RENEW_S, TransferConfig
@@ -107,3 +107,42 @@ def test_a_handle_that_is_fetched_at_once_needs_no_renewal(bench: Bench) -> None
     bench.now += RENEW_S
     bench.reader.step()
     assert bench.wire.sent == []
+
+
+def test_of_too_many_peers_those_that_were_not_read_from_for_longest_go(bench: Bench) -> None:
+    """A decoder that meets each of thousands of encoders keeps the connections that it uses."""
+    kept = make_handle(0, "encoder-held")
+    bench.begin(kept).future.result(0)
+    bench.held.hold(make_handle(1, "encoder-held"))
+    for n in range(3 * MAX_PEERS):
+        bench.now += 0.01
+        fetch = bench.begin(make_handle(n + 2, f"encoder-{n}"))
+        fetch.future.result(0)
+        bench.pool.release(fetch.pages)
+        gone = len(bench.wire.disconnected)
+        assert len(bench.wire.connected) - gone <= MAX_PEERS
+    n_gone = 3 * MAX_PEERS - (MAX_PEERS - 1)
+    expected = [f"encoder-{n}" for n in range(3 * MAX_PEERS)]
+    assert bench.wire.disconnected == expected[: len(bench.wire.disconnected)]
+    assert n_gone <= len(bench.wire.disconnected) <= n_gone + MAX_PEERS // 8
+
+
+def test_only_peers_of_which_something_is_held_are_looked_at(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(100):
+        fetch = bench.begin(make_handle(n, f"encoder-{n}"))
+        fetch.future.result(0)
+        bench.pool.release(fetch.pages)
+    bench.held.hold(make_handle(200, "encoder-7"))
+    bench.reader.connect(make_handle(200, "encoder-7"))
+    looked: list[str] = []
+    leases_of = bench.held.leases_of
+    monkeypatch.setattr(
+        bench.held, "leases_of", lambda agent: looked.append(agent) or leases_of(agent)
+    )
+    for _ in range(300):
+        bench.now += 0.01
+        bench.reader.step()
+    assert set(looked) == {"encoder-7"}
+    assert len(looked) <= 3.0 / RENEW_S + 1
