@@ -34,6 +34,7 @@ from decoder_worker.cpu.fused import FusedDecoder, fits_layers
 from decoder_worker.cpu.fused_arrays import stack_layers
 from decoder_worker.cpu.sampler import CompiledSampler
 from decoder_worker.cpu.step_team import StepTeam
+from decoder_worker.cpu.tile_registers import fits_tiles, has_bfloat16_tiles, tile_config
 from decoder_worker.gpu.decoder import GpuDecoder, takes
 from decoder_worker.gpu.sampler import GpuSampler
 from decoder_worker.model import TextDecoder, TorchDecoder
@@ -171,10 +172,13 @@ def load_decoders(
         tensors = DecoderTensors.load(checkpoint, dtype, self_pool.device, scales=scales)
         decoder = TorchDecoder.of(tensors, attentions.ragged, int8=int8)
         return _over(decoder, attentions)
-    halves = dtype == torch.bfloat16 and not int8
-    head_dtype = torch.float16 if halves else None
+    is_bfloat16 = dtype == torch.bfloat16 and not int8
+    in_tiles = is_bfloat16 and fits_tiles(checkpoint.dims) and has_bfloat16_tiles()
+    # float16 keeps more of the head's weights, but there are no tiles of it.
+    head_dtype = torch.bfloat16 if in_tiles else torch.float16 if is_bfloat16 else None
     tensors = DecoderTensors.load(checkpoint, dtype, "cpu", head_dtype, scales)
-    arrays = stack_layers(tensors.by_name, tensors.dims, int8=int8)
+    tiles = tile_config() if in_tiles else None
+    arrays = stack_layers(tensors.by_name, tensors.dims, int8=int8, tiles=tiles)
     layers = layers_over(tensors, arrays) if shares_weights(arrays) else None
     many = TorchDecoder.of(tensors, attentions.ragged, int8=int8, layers=layers)
     pools = (self_pool, cross_pool)

@@ -14,6 +14,7 @@ import numpy as np
 
 from cluster.jit.background import InBackground
 from decoder_worker.cpu.sources import KERNEL_SOURCES
+from decoder_worker.cpu.tile_registers import has_bfloat16_tiles, tile_config
 
 if TYPE_CHECKING:
     from decoder_worker.cpu.attention_kernels import AttentionKernels
@@ -26,10 +27,16 @@ def attention_kernels(own: Any, cross: Any) -> InBackground[AttentionKernels]:
     return InBackground("decoder attention", build, KERNEL_SOURCES, _named(own, cross))
 
 
-def layer_kernels(weight: Any, own: Any, cross: Any, head: Any) -> InBackground[FusedKernels]:
-    """Of weights, two pools and a head of these dtypes; begins to build them."""
-    build = partial(_build_layers, weight, own, cross, head)
-    return InBackground("decoder layers", build, KERNEL_SOURCES, _named(weight, own, cross, head))
+def layer_kernels(
+    weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None
+) -> InBackground[FusedKernels]:
+    """Of weights, two pools and a head of these dtypes; begins to build them.
+
+    tiles: as in `fused_arrays.Layers`.
+    """
+    build = partial(_build_layers, weight, own, cross, head, tiles)
+    name = _named(weight, own, cross, head) + ("" if tiles is None else " tiles")
+    return InBackground("decoder layers", build, KERNEL_SOURCES, name)
 
 
 def sampling_kernel() -> InBackground[Callable[..., None]]:
@@ -47,11 +54,12 @@ def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground
     """
     own = np.uint16 if bfloat16 else np.float32
     weight = np.int8 if int8 else own
-    head = np.int16 if bfloat16 and not int8 else weight
+    tiles = tile_config() if bfloat16 and not int8 and has_bfloat16_tiles() else None
+    head = np.int16 if bfloat16 and not int8 and tiles is None else weight
     return (
         sampling_kernel,
         partial(attention_kernels, own, own),
-        partial(layer_kernels, weight, own, own, head),
+        partial(layer_kernels, weight, own, own, head, tiles),
     )
 
 
@@ -65,10 +73,10 @@ def _build_attention(*dtypes: Any) -> AttentionKernels:
     return build(*dtypes)
 
 
-def _build_layers(*dtypes: Any) -> FusedKernels:
+def _build_layers(*dtypes_and_tiles: Any) -> FusedKernels:
     from decoder_worker.cpu.fused_kernels import build
 
-    return build(*dtypes)
+    return build(*dtypes_and_tiles)
 
 
 def _build_sampling() -> Callable[..., None]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from decoder_worker.cpu.fused_kernels import FusedKernels
 
 MAX_ROWS = 8  # above it torch's products are faster
+MAX_ROWS_IN_TILES = 64  # the same where the CPU multiplies in tiles
 
 
 def fits_layers(dims: ModelDims) -> bool:
@@ -68,32 +69,35 @@ class FusedDecoder:
         """Begin to build.
 
         Args:
-            tensors: of a CPU; the head in float32 or float16.
+            tensors: of a CPU; the head in float32 or in 16 bits.
             embed: from tokens and positions to the first layer's rows, float32 [n, d].
             team: its threads share a forward out.
             int8: hold the weights in 8 bits.
             packed: as in `TorchAttention`.
-            layers: the tensors' weights, where the caller has stacked them already.
+            layers: the tensors' weights, where the caller has stacked them already. Where these
+                are for tiles, so is the head, which is then bfloat16.
         """
         self._dims = tensors.dims
         self._embed = embed
         self._own, self._cross = (as_array(pool) for pool in pools)
         self._layers = layers or stack_layers(tensors.by_name, tensors.dims, int8=int8)
-        self._head = plain_head(tensors.head, int8=int8)
-        # Torch has no fast product over float16: its head would convert the weights each time.
-        is_half = self._head.weight.dtype == np.int16
-        self._most_logit_rows = sys.maxsize if is_half else MAX_ROWS
+        tiles = self._layers.tiles
+        self._head = plain_head(tensors.head, int8=int8, tiles=tiles)
+        self._most_rows = MAX_ROWS if tiles is None else MAX_ROWS_IN_TILES
+        # Torch has no product of float32 rows over 16 bits: it would convert the weights each time.
+        has_16_bits = self._head.weight.dtype.itemsize == 2
+        self._most_logit_rows = sys.maxsize if has_16_bits else MAX_ROWS
         self._team = team
         self._packed = packed
         self._memory: Memory | None = None
         self._planned: tuple[Pages, Pages] | None = None
         read = (self._layers.qkv.weight, self._own, self._cross, self._head.weight)
-        dtypes = [array.dtype.type for array in read]
-        self._kernels = layer_kernels(*dtypes)
+        weight, own, cross, head = (array.dtype.type for array in read)
+        self._kernels = layer_kernels(weight, own, cross, head, tiles)
 
     def takes(self, n_rows: int) -> bool:
         """Whether forwards of so many rows are for this, now."""
-        return n_rows <= MAX_ROWS and self._kernels.get() is not None
+        return n_rows <= self._most_rows and self._kernels.get() is not None
 
     def takes_logits(self, n_rows: int) -> bool:
         """Whether the logits of so many rows are for this, now."""
@@ -141,5 +145,5 @@ class FusedDecoder:
         if self._memory is None or self._memory.highest.shape[1] < most_pieces:
             dims, d = self._dims, self._dims.n_text_state
             n_head = d // HEAD_DIM
-            self._memory = new_memory(MAX_ROWS, most_pieces, n_head, d, dims.n_text_ffn)
+            self._memory = new_memory(self._most_rows, most_pieces, n_head, d, dims.n_text_ffn)
         return Memory._make(array[:n_rows] for array in self._memory)

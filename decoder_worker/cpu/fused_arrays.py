@@ -38,7 +38,11 @@ class Products(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """norms: float32 [3 * L + 1, 2, d], weight and bias of each in the order that they come."""
+    """norms: float32 [3 * L + 1, 2, d], weight and bias of each in the order that they come.
+
+    tiles: where products are computed by the CPU's tiles, their configuration
+        (`decoder_worker.cpu.tile_registers`), and every weight is uint16; else None.
+    """
 
     qkv: Products
     self_out: Products
@@ -47,13 +51,18 @@ class Layers(NamedTuple):
     fc1: Products
     fc2: Products
     norms: Any
+    tiles: Any
 
 
 class Head(NamedTuple):
-    """weight [n_vocab, d]: float32, int16 or int8. scale: float32 [n_vocab]."""
+    """weight [n_vocab, d]: float32, uint16, int16 or int8. scale: float32 [n_vocab].
+
+    tiles: as in `Layers`.
+    """
 
     weight: Any
     scale: Any
+    tiles: Any
 
 
 class Pages(NamedTuple):
@@ -110,8 +119,13 @@ def n_head_units(n_vocab: int) -> int:
     return -(-n_vocab // LOGITS)
 
 
-def stack_layers(tensors: Mapping[str, Tensor], dims: ModelDims, *, int8: bool) -> Layers:
-    """Copies of the decoder's weights, from tensors by Hugging Face's names."""
+def stack_layers(
+    tensors: Mapping[str, Tensor], dims: ModelDims, *, int8: bool, tiles: Any = None
+) -> Layers:
+    """Copies of the decoder's weights, from tensors by Hugging Face's names.
+
+    tiles: as in `Layers`.
+    """
     prefixes = [f"decoder.layers.{layer}" for layer in range(dims.n_text_layer)]
 
     def stack(*names: str) -> Products:
@@ -135,13 +149,14 @@ def stack_layers(tensors: Mapping[str, Tensor], dims: ModelDims, *, int8: bool) 
         fc1=stack("fc1"),
         fc2=stack("fc2"),
         norms=torch.stack(pairs).float().numpy(),
+        tiles=tiles,
     )
 
 
-def plain_head(weight: Tensor, *, int8: bool) -> Head:
-    """weight [n_vocab, d], float32 or float16: as it lies there, or in 8 bits."""
+def plain_head(weight: Tensor, *, int8: bool, tiles: Any = None) -> Head:
+    """weight [n_vocab, d], float32, or of 16 bits: as it lies there, or in 8 bits."""
     array, scale = _plain(weight, int8)
-    return Head(array, scale)
+    return Head(array, scale, tiles)
 
 
 def _stack(linears: list[Linear], int8: bool) -> Products:

@@ -44,27 +44,43 @@ from decoder_worker.cpu.fused_arrays import (
     n_units,
     new_memory,
 )
-from decoder_worker.cpu.fused_parts import finish_product, norm, product
+from decoder_worker.cpu.fused_parts import (
+    begin_product,
+    end_product,
+    finish_product,
+    norm,
+    product,
+)
 from decoder_worker.cpu.step_team import new_counters
 from decoder_worker.cpu.work_sharing import claim, conclude, finish, wait
 
 
 @njit(nogil=True, cache=True)
 def _multiply(
-    x: Any, weights: Any, gelu: Any, out: Any, counters: Any, begin: Any, end: Any
+    x: Any,
+    weights: Any,
+    tiles: Any,
+    gelu: Any,
+    out: Any,
+    counters: Any,
+    begin: Any,
+    end: Any,
 ) -> Any:
     """A product's units, while there are any. Whether all are done by this thread's last one."""
     weight, scale, bias = weights
     n_out, n_done = len(weight), 0
+    rows = begin_product(x, tiles)
     while True:
         unit = claim(counters, end)
         if unit < 0:
-            return n_done == end
+            break
         first = (unit - begin) * OUTPUTS
         last = min(n_out, first + OUTPUTS)
-        product(x, weight, scale, first, last, out)
+        product(rows, weight, scale, tiles, first, last, out)
         finish_product(out, bias, first, last, gelu)
         n_done = finish(counters)
+    end_product(tiles)
+    return n_done == end
 
 
 @njit(nogil=True, cache=True)
@@ -91,7 +107,7 @@ def _run_layers(
     x, normed, delta, attended = memory.x, memory.normed, memory.delta, memory.attended
     query, qkv, hidden = memory.query, memory.qkv, memory.hidden
     results = (memory.highest, memory.total, memory.mixed)
-    norms = layers.norms
+    norms, tiles = layers.norms, layers.tiles
     if claim(counters, begin + 1) >= 0:
         delta[:] = np.float32(0)
         norm(norms[0], x, delta, normed)
@@ -103,7 +119,9 @@ def _run_layers(
                 return
             end = begin + units[phase]
             if phase == QKV:
-                if _multiply(normed, _of(layers.qkv, layer), False, qkv, counters, begin, end):
+                if _multiply(
+                    normed, _of(layers.qkv, layer), tiles, False, qkv, counters, begin, end
+                ):
                     append(qkv, own.pool, own.last, layer)
                     conclude(counters)
             elif phase == SELF:
@@ -112,12 +130,12 @@ def _run_layers(
                     conclude(counters)
             elif phase == SELF_OUT:
                 p = _of(layers.self_out, layer)
-                if _multiply(attended, p, False, delta, counters, begin, end):
+                if _multiply(attended, p, tiles, False, delta, counters, begin, end):
                     norm(norms[3 * layer + 1], x, delta, normed)
                     conclude(counters)
             elif phase == CROSS_Q:
                 p = _of(layers.cross_q, layer)
-                if _multiply(normed, p, False, query, counters, begin, end):
+                if _multiply(normed, p, tiles, False, query, counters, begin, end):
                     conclude(counters)
             elif phase == CROSS:
                 if attend_pieces(query, cross, layer, results, counters, begin, end):
@@ -125,16 +143,16 @@ def _run_layers(
                     conclude(counters)
             elif phase == CROSS_OUT:
                 p = _of(layers.cross_out, layer)
-                if _multiply(attended, p, False, delta, counters, begin, end):
+                if _multiply(attended, p, tiles, False, delta, counters, begin, end):
                     norm(norms[3 * layer + 2], x, delta, normed)
                     conclude(counters)
             elif phase == FC1:
                 p = _of(layers.fc1, layer)
-                if _multiply(normed, p, True, hidden, counters, begin, end):
+                if _multiply(normed, p, tiles, True, hidden, counters, begin, end):
                     conclude(counters)
             elif phase == FC2:
                 p = _of(layers.fc2, layer)
-                if _multiply(hidden, p, False, delta, counters, begin, end):
+                if _multiply(hidden, p, tiles, False, delta, counters, begin, end):
                     norm(norms[3 * layer + 3], x, delta, normed)
                     conclude(counters)
             begin = end + 1
@@ -145,13 +163,16 @@ def _run_layers(
 def _run_head(x: Any, head: Any, out: Any, counters: Any, begin: Any, leads: Any) -> None:
     n_vocab = len(head.weight)
     end = begin + (n_vocab + LOGITS - 1) // LOGITS
+    rows = begin_product(x, head.tiles)
     while True:
         unit = claim(counters, end)
         if unit < 0:
             break
         first = (unit - begin) * LOGITS
-        product(x, head.weight, head.scale, first, min(n_vocab, first + LOGITS), out)
+        last = min(n_vocab, first + LOGITS)
+        product(rows, head.weight, head.scale, head.tiles, first, last, out)
         finish(counters)
+    end_product(head.tiles)
     wait(counters, end, leads)
 
 
@@ -169,8 +190,11 @@ class FusedKernels:
     head: Callable[..., None]
 
 
-def build(weight: Any, own: Any, cross: Any, head: Any) -> FusedKernels:
-    """Compile (or load) for these dtypes of weights, of both pools and of the head's weight."""
+def build(weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None) -> FusedKernels:
+    """Compile (or load) for these dtypes of weights, of both pools and of the head's weight.
+
+    tiles: as in `Layers`.
+    """
     d, n_mlp, counters = HEAD_DIM, 4 * HEAD_DIM, new_counters()
 
     def products(n_out: int, n_in: int) -> Products:
@@ -179,13 +203,20 @@ def build(weight: Any, own: Any, cross: Any, head: Any) -> FusedKernels:
 
     square, norms = products(d, d), np.zeros((4, 2, d), np.float32)
     layers = Layers(
-        products(3 * d, d), square, square, square, products(n_mlp, d), products(d, n_mlp), norms
+        products(3 * d, d),
+        square,
+        square,
+        square,
+        products(n_mlp, d),
+        products(d, n_mlp),
+        norms,
+        tiles,
     )
     memory, units = new_memory(1, 1, 1, d, n_mlp), np.ones(N_PHASES, np.int64)
     memory.x[:] = 0
     pages = empty_pages(own, True), empty_pages(cross, False)
     _run_layers(layers, *pages, memory, units, counters, 0, True)
-    vocabulary = Head(np.zeros((1, d), head), np.zeros(1, np.float32))
-    out = np.zeros((1, 1), np.float32)
+    vocabulary = Head(np.zeros((d, d), head), np.zeros(d, np.float32), tiles)
+    out = np.zeros((1, d), np.float32)
     _run_head(memory.normed, vocabulary, out, counters, n_units(units, 1), True)
     return FusedKernels(cut, _run_layers, _run_head)

@@ -1,6 +1,7 @@
 """Products and norms of a few rows, each on the calling thread and on a part of the outputs.
 
-Imports numba: `fused_kernels` is made of them.
+Products by the CPU's tiles are in `tile_products`; which of the two is compiled is decided here, by
+whether there is a configuration of tiles. Imports numba: `fused_kernels` is made of them.
 """
 
 from __future__ import annotations
@@ -8,10 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import njit
+from numba import njit, types
+from numba.extending import overload
 
 from cluster.jit.arithmetic import erf, number
 from cluster.jit.rows import SUMS, add_norm_row
+from decoder_worker.cpu.tile_products import begin_tiles, end_tiles, split_rows, tile_product
 
 _HALF, _ONE, _SQRT_HALF = np.float32(0.5), np.float32(1), np.float32(0.7071067811865476)
 
@@ -42,8 +45,56 @@ def _product_of_four(x: Any, weight: Any, scale: Any, first: Any, last: Any, out
         out0[n], out1[n], out2[n], out3[n] = a * s, b * s, c * s, d * s
 
 
+def begin_product(x: Any, tiles: Any) -> Any:
+    """What `product` takes of x float32 [n, n_in] on this thread, which calls `end_product` last.
+
+    tiles: as in `fused_arrays.Layers`.
+    """
+    raise NotImplementedError("only inside a kernel")
+
+
+@overload(begin_product)
+def _begin_product(x: Any, tiles: Any) -> Any:
+    if isinstance(tiles, types.NoneType):
+        return lambda x, tiles: x
+
+    def split(x: Any, tiles: Any) -> Any:
+        begin_tiles(tiles)
+        return split_rows(x)
+
+    return split
+
+
+def end_product(tiles: Any) -> None:
+    """This thread multiplies no more, for now."""
+    raise NotImplementedError("only inside a kernel")
+
+
+@overload(end_product)
+def _end_product(tiles: Any) -> Any:
+    if isinstance(tiles, types.NoneType):
+        return lambda tiles: None
+    return lambda tiles: end_tiles()
+
+
+def product(x: Any, weight: Any, scale: Any, tiles: Any, first: Any, last: Any, out: Any) -> None:
+    """out[:, first:last] of what `begin_product` gave: weights are read from memory once."""
+    raise NotImplementedError("only inside a kernel")
+
+
+@overload(product)
+def _product(x: Any, weight: Any, scale: Any, tiles: Any, first: Any, last: Any, out: Any) -> Any:
+    if isinstance(tiles, types.NoneType):
+        return lambda x, weight, scale, tiles, first, last, out: plain_product(
+            x, weight, scale, first, last, out
+        )
+    return lambda x, weight, scale, tiles, first, last, out: tile_product(
+        x, weight, scale, first, last, out
+    )
+
+
 @njit(nogil=True, cache=True)
-def product(x: Any, weight: Any, scale: Any, first: Any, last: Any, out: Any) -> None:
+def plain_product(x: Any, weight: Any, scale: Any, first: Any, last: Any, out: Any) -> None:
     """out[:, first:last] of x float32 [n, n_in]: a block of weights is read from memory once."""
     fours = len(x) // 4 * 4
     for row in range(0, fours, 4):

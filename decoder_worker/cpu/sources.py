@@ -12,6 +12,8 @@ KERNEL_SOURCES = (
     _FOLDER / "fused_parts.py",
     _FOLDER / "sampling_kernels.py",
     _FOLDER / "step_team.py",
+    _FOLDER / "tile_products.py",
+    _FOLDER / "tile_registers.py",
     _FOLDER / "work_sharing.py",
     _FOLDER.parent / "sampling" / "slots.py",
 )

@@ -17,7 +17,9 @@ from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import DecoderByRows
 from decoder_worker.cpu.fused import MAX_ROWS, FusedDecoder, fits_layers
+from decoder_worker.cpu.fused_arrays import stack_layers
 from decoder_worker.cpu.step_team import CLAIMED, LEAST_REST_S, WAITED, StepTeam
+from decoder_worker.cpu.tile_registers import has_bfloat16_tiles, tile_config
 from decoder_worker.model import TextDecoder, TorchDecoder
 from decoder_worker.tensors import DecoderTensors
 from tests.support.checkpoints import ModelShape, make_checkpoint
@@ -29,6 +31,8 @@ SHAPE = ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)
 FRAMES = (1500, 70)
 
 DTYPES = {"float32": (torch.float32, 1e-5), "bfloat16": (torch.bfloat16, 0.02)}
+IN_TILES = pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's bfloat16")
+MANY_ROWS = 21  # only tiles take so many, in more than one group
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +52,7 @@ class Bench:
         int8: bool,
         cross_page: int = CROSS_PAGE,
         packed: bool = False,
+        in_tiles: bool = False,
     ) -> None:
         dtype, self.share = DTYPES[name]
         generator = torch.Generator().manual_seed(5)
@@ -56,14 +61,16 @@ class Bench:
             shape = (n_pages, SHAPE.decoder_layers, 2, page_size, SHAPE.n_head, 64)
             return torch.randn(shape, generator=generator).to(dtype)
 
-        self.pools = (pool(4 * (MAX_ROWS + 1), OWN_PAGE), pool(16, cross_page))
+        self.pools = (pool(4 * MANY_ROWS, OWN_PAGE), pool(16, cross_page))
         halves = torch.float16 if dtype == torch.bfloat16 and not int8 else None
-        tensors = DecoderTensors.load(checkpoint, dtype, "cpu", halves)
+        tensors = DecoderTensors.load(checkpoint, dtype, "cpu", dtype if in_tiles else halves)
+        tiles = tile_config() if in_tiles else None
+        layers = stack_layers(tensors.by_name, tensors.dims, int8=int8, tiles=tiles)
         attention = TorchAttention(*self.pools, packed=packed)
         self.torch = TorchDecoder.of(tensors, attention, int8=int8)
         team = StepTeam(threads - 1)
         self.compiled = FusedDecoder(
-            tensors, self.torch.embed, self.pools, team, int8=int8, packed=packed
+            tensors, self.torch.embed, self.pools, team, int8=int8, packed=packed, layers=layers
         )
         assert self.compiled._kernels.wait(BUILD_S)
 
@@ -82,9 +89,13 @@ def forward(decoder: TextDecoder, batch: AttentionBatch) -> tuple[Tensor, Tensor
     return states, decoder.logits(states)
 
 
-@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+KINDS = ["float32", "bfloat16", pytest.param("bfloat16 in tiles", marks=IN_TILES)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
 def bench(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Bench:
-    return Bench(checkpoint, request.param, threads=2, int8=False)
+    dtype, _, way = request.param.partition(" ")
+    return Bench(checkpoint, dtype, threads=2, int8=False, in_tiles=bool(way))
 
 
 def rows_of(batch: AttentionBatch) -> tuple[Tensor, Tensor]:
@@ -99,7 +110,7 @@ def rows_of(batch: AttentionBatch) -> tuple[Tensor, Tensor]:
 
 def steps(n: int, per_window: int = 1) -> AttentionBatch:
     """Rows of ragged lengths, so many of which share a window."""
-    lengths = [1 + 3 * row for row in range(n)]
+    lengths = [1 + 3 * row % 31 for row in range(n)]
     own = [[4 * row + page for page in range(4)] for row in range(n)]
     n_windows = n // per_window
     windows = [[(5 * window + page) % 16 for page in range(5)] for window in range(n_windows)]
@@ -123,6 +134,7 @@ BATCHES = {
     "three rows": steps(3),
     "six beams of one window": steps(6, per_window=6),
     "as many as it takes": steps(MAX_ROWS),
+    "more": steps(MANY_ROWS),
     "prompts": prompts(),
 }
 
@@ -131,6 +143,8 @@ BATCHES = {
 def test_states_logits_and_pages_are_the_reference_ones(
     bench: Bench, batch: AttentionBatch
 ) -> None:
+    if not bench.compiled.takes(batch.n_rows):
+        pytest.skip(f"this one leaves {batch.n_rows} rows to torch")
     states, logits = bench.fused(batch)
     written = bench.pools[0].clone()
     expected_states, expected_logits = bench.reference(batch)
@@ -162,7 +176,8 @@ def test_windows_of_trimmed_contexts_give_what_pages_of_all_positions_give(
 def test_rows_are_computed_by_the_decoder_that_is_faster_for_so_many(bench: Bench) -> None:
     """Few by the compiled program and many by torch, bit for bit."""
     chosen = DecoderByRows(bench.compiled, bench.torch)
-    for n_rows, decoder in ((MAX_ROWS, bench.compiled), (MAX_ROWS + 1, bench.torch)):
+    more = bench.compiled if bench.compiled.takes(MANY_ROWS) else bench.torch
+    for n_rows, decoder in ((MAX_ROWS, bench.compiled), (MANY_ROWS, more)):
         states, logits = forward(chosen, steps(n_rows))
         expected_states, expected_logits = forward(decoder, steps(n_rows))
         assert torch.equal(states, expected_states)
@@ -177,6 +192,17 @@ def test_results_do_not_depend_on_who_helps(checkpoint: Checkpoint) -> None:
         batch = steps(1 + number % MAX_ROWS)
         for one, other in zip(alone.fused(batch), helped.fused(batch), strict=True):
             assert torch.equal(one, other), f"forward {number}"
+
+
+def test_a_row_in_tiles_does_not_depend_on_the_others(bench: Bench) -> None:
+    """Bit for bit: a tile holds eight rows, and each is alone in its columns."""
+    if not bench.compiled.takes(MANY_ROWS):
+        pytest.skip("not in tiles")
+    states, logits = bench.fused(steps(MANY_ROWS))
+    for n_rows in (1, 3, 8, 9):
+        fewer_states, fewer_logits = bench.fused(steps(n_rows))
+        assert torch.equal(fewer_states, states[:n_rows])
+        assert torch.equal(fewer_logits, logits[:n_rows])
 
 
 def test_weights_in_eight_bits_are_near_those_in_sixteen(checkpoint: Checkpoint) -> None:
