@@ -32,6 +32,9 @@ ENVIRONMENT = {
     "RAY_grpc_client_keepalive_timeout_ms": "6000",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # a killed worker's last lines are wanted
     "OMP_WAIT_POLICY": "PASSIVE",  # both roles may use every core; only one works at a time
+    # Torch's larger tensors lie in huge pages: a prompt takes half of the time without page faults,
+    # and weights are read by fewer entries of the processor's page tables.
+    "THP_MEM_ALLOC_ENABLE": "1",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
