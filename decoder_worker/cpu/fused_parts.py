@@ -54,11 +54,11 @@ def begin_product(x: Any, tiles: Any) -> Any:
 
 
 @overload(begin_product)
-def _begin_product(x: Any, tiles: Any) -> Any:
+def _begin_product(x, tiles):
     if isinstance(tiles, types.NoneType):
         return lambda x, tiles: x
 
-    def split(x: Any, tiles: Any) -> Any:
+    def split(x, tiles):
         begin_tiles(tiles)
         return split_rows(x)
 
@@ -71,7 +71,7 @@ def end_product(tiles: Any) -> None:
 
 
 @overload(end_product)
-def _end_product(tiles: Any) -> Any:
+def _end_product(tiles):
     if isinstance(tiles, types.NoneType):
         return lambda tiles: None
     return lambda tiles: end_tiles()
@@ -83,7 +83,7 @@ def product(x: Any, weight: Any, scale: Any, tiles: Any, first: Any, last: Any, 
 
 
 @overload(product)
-def _product(x: Any, weight: Any, scale: Any, tiles: Any, first: Any, last: Any, out: Any) -> Any:
+def _product(x, weight, scale, tiles, first, last, out):
     if isinstance(tiles, types.NoneType):
         return lambda x, weight, scale, tiles, first, last, out: plain_product(
             x, weight, scale, first, last, out
