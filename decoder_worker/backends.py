@@ -74,11 +74,13 @@ class Decoders:
 
     ragged: for any forward. fixed: as in `Attentions`.
     torch: the reference, whose attention backend can be replaced.
+    team: whose threads share out what is computed on a CPU; None where there is none.
     """
 
     ragged: TextDecoder
     torch: TorchDecoder
     fixed: Callable[[int, int, int], TextDecoder] | None = None
+    team: StepTeam | None = None
 
 
 class DecoderByRows:
@@ -183,7 +185,7 @@ def load_decoders(
     many = TorchDecoder.of(tensors, attentions.ragged, int8=int8, layers=layers)
     pools = (self_pool, cross_pool)
     few = FusedDecoder(tensors, many.embed, pools, team, int8=int8, packed=packed, layers=arrays)
-    return Decoders(DecoderByRows(few, many), many)
+    return Decoders(DecoderByRows(few, many), many, team=team)
 
 
 def _over(decoder: TorchDecoder, attentions: Attentions) -> Decoders:
@@ -203,11 +205,11 @@ def _over(decoder: TorchDecoder, attentions: Attentions) -> Decoders:
     )
 
 
-def choose_sampler(rules: LogitRules, slots: SlotTable) -> Sampler:
-    """The sampler for slots on their device."""
+def choose_sampler(rules: LogitRules, slots: SlotTable, team: StepTeam | None = None) -> Sampler:
+    """The sampler for slots on their device; on a CPU `team` shares out the rows."""
     sampler = TorchSampler(rules, slots)
     if slots.device.type == "cpu":
-        return CompiledSampler(sampler, rules, slots)
+        return CompiledSampler(sampler, rules, slots, team)
     return GpuSampler(sampler, rules, slots) if has_triton() else sampler
 
 

@@ -103,7 +103,7 @@ class ModelRunner:
         limit = MAX_INITIAL_TIMESTAMP if listed is None else int(listed)
         self._slots = SlotTable(n_slots, self._device)
         self._rules = LogitRules(tokenizer, limit, self._device)
-        sampler = choose_sampler(self._rules, self._slots)
+        sampler = choose_sampler(self._rules, self._slots, decoders.team)
         self._step = DecodeStep(sampler, self._slots, tokenizer.special.no_speech)
         heads = AlignmentHeads(checkpoint, decoders.torch, cross_pool)
         self._aligner = Aligner(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from cluster.jit.background import as_array
 from decoder_worker.cpu.compiled import sampling_kernel
+from decoder_worker.cpu.step_team import StepTeam
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampled, Sampler
 from decoder_worker.sampling.slots import SlotRows, SlotTable
@@ -15,11 +18,19 @@ from decoder_worker.sampling.slots import SlotRows, SlotTable
 class CompiledSampler:
     """Implements `Sampler`; until its kernel is built `reference` samples everything."""
 
-    def __init__(self, reference: Sampler, rules: LogitRules, slots: SlotTable) -> None:
+    def __init__(
+        self,
+        reference: Sampler,
+        rules: LogitRules,
+        slots: SlotTable,
+        team: StepTeam | None = None,
+    ) -> None:
+        """team: its threads share rows out; None: the calling thread does all."""
         self._reference = reference
         self._rules = rules
         self._slots = slots
         self._marks = rules.marks
+        self._team = team or StepTeam(0)
         self._kernel = sampling_kernel()
 
     def __call__(
@@ -30,6 +41,8 @@ class CompiledSampler:
             return self._reference(logits, rows, noisy, n_top)
         tokens, logprobs = torch.empty_like(rows.index), torch.empty(len(rows.index))
         rules, table = self._rules, self._slots.table
-        read = (logits, rows.index, table, rules.suppressed, rules.begin)
-        sample(*map(as_array, read), self._marks, as_array(tokens), as_array(logprobs))
+        read = map(as_array, (logits, rows.index, table, rules.suppressed, rules.begin))
+        job = partial(sample, *read, self._marks, as_array(tokens), as_array(logprobs))
+        run = self._team.run if len(tokens) > 1 else self._team.run_alone
+        run(job, len(tokens))
         return Sampled(tokens, logprobs)
