@@ -70,6 +70,7 @@ MANY_STEPS = make_batch([1] * 18, [1 + row for row in range(18)])
 PROMPTS = make_batch([3, 1, 20], [3, 19, 29])
 
 
+@pytest.mark.timeout(600)  # minutes on a busy machine
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_layers_equal_torch_at_every_published_size(shape: str) -> None:
     """Few rows by the nine kernels, more by the twelve; in float32."""

@@ -251,6 +251,7 @@ def test_the_choice_compiles_for_gpus(monkeypatch: pytest.MonkeyPatch, architect
     )
 
 
+@pytest.mark.timeout(600)  # minutes on a busy machine
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
