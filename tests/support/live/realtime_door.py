@@ -10,7 +10,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import pytest
 from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import InvalidStatus
 
 from cluster.settings import RouterSettings
 from router.http.listener import HttpListener
@@ -87,3 +89,15 @@ async def until(socket: ClientConnection, *types: str) -> list[dict[str, Any]]:
 
 def types_of(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"].removeprefix("conversation.item.") for event in events]
+
+
+async def refused_upgrade(
+    door: Door, query: str = "", **options: Any
+) -> tuple[int, dict[str, Any]]:
+    """Status and error of an upgrade that the server must refuse."""
+    with pytest.raises(InvalidStatus) as raised:
+        async with door.connect(query, **options):
+            pass
+    answer = raised.value.response
+    assert answer.headers["x-request-id"]
+    return answer.status_code, json.loads(answer.body)["error"]

@@ -1,0 +1,178 @@
+"""How realtime sessions end: time limits, restarts, crashes, too much audio, slow readers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import httpx
+import pytest
+from websockets.exceptions import ConnectionClosed
+
+from cluster.settings import LiveSettings
+from router.http.realtime import connection, outbox
+from tests.support.live.fake_engine import spoken
+from tests.support.live.realtime_door import (
+    ANSWER_S,
+    RATE,
+    Door,
+    append,
+    eventually,
+    opened,
+    refused_upgrade,
+    send,
+    types_of,
+    until,
+)
+from tests.support.router_fakes import make_settings
+
+
+async def test_the_time_warns_and_then_ends_a_session() -> None:
+    live = LiveSettings(max_session_s=1.0)
+    async with opened(make_settings(live=live)) as door, door.connect() as socket:
+        await append(socket, spoken(5, rate=RATE) + bytes(4800))
+        events = await until(socket, "error")
+        assert events[-1]["error"]["code"] == "session_expired"
+        assert "session.expiring" in types_of(events)
+        assert "input_audio_transcription.completed" in types_of(events)
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+        assert socket.close_code == 1001
+        await door.none_left()
+
+
+async def test_a_silent_client_is_warned_and_closed() -> None:
+    live = LiveSettings(idle_timeout_s=0.5)
+    async with opened(make_settings(live=live)) as door, door.connect() as socket:
+        events = await until(socket, "error")
+        assert events[1]["reason"] == "idle"
+        assert events[-1]["error"]["code"] == "session_idle"
+
+
+async def test_a_drain_ends_open_turns_and_closes_for_a_restart(door: Door) -> None:
+    async with door.connect() as socket, door.connect() as other:
+        await append(socket, spoken(5, 6, rate=RATE) + bytes(4800))
+        await until(socket, ".delta")
+        await until(other, "created")
+        draining = asyncio.create_task(door.app.state.realtime.drain())
+        events = await until(socket, ".completed")
+        assert events[-1]["transcript"] == "w5 w6"
+        for each in (socket, other):
+            with pytest.raises(ConnectionClosed):
+                await until(each, "never")
+            assert each.close_code == 1012
+        await asyncio.wait_for(draining, ANSWER_S)
+        assert (await refused_upgrade(door))[0] == 503
+
+
+async def test_turns_that_do_not_end_in_a_drain_fail(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "DRAIN_S", 0.2)
+    async with door.connect() as socket:
+        await append(socket, spoken(5, rate=RATE) + bytes(4800))
+        await until(socket, ".delta")
+        door.engine.is_stuck = True
+        draining = asyncio.create_task(door.app.state.realtime.drain())
+        events = await until(socket, ".failed")
+        assert events[-1]["error"]["message"]
+        with pytest.raises(ConnectionClosed):
+            await until(socket, "never")
+        assert socket.close_code == 1012
+        await draining
+
+
+async def test_a_crash_of_the_engine_ends_every_item_and_says_so(door: Door) -> None:
+    async with door.connect() as socket:
+        await append(socket, spoken(5, rate=RATE) + bytes(4800))
+        await until(socket, ".delta")
+        door.engine.crash = RuntimeError("oops")
+        await append(socket, spoken(5, rate=RATE))
+        events = await until(socket, "error")
+        assert types_of(events)[-2:] == ["input_audio_transcription.failed", "error"]
+        assert "oops" not in json.dumps(events)
+        with pytest.raises(ConnectionClosed):
+            await socket.recv()
+    assert socket.close_code == 1011
+    await door.none_left()
+
+
+async def test_more_audio_than_may_wait_is_refused_where_the_proxy_queues_it() -> None:
+    live = LiveSettings(max_unsent_s=3)
+    async with opened(make_settings(live=live), echo_request_id=False) as door:
+        door.engine.is_stuck = True
+        async with door.connect() as socket:
+            for _ in range(4):
+                await append(socket, spoken(5, rate=RATE))
+            events = await until(socket, "error")
+            assert events[-1]["error"]["code"] == "input_audio_buffer_full"
+            with pytest.raises(ConnectionClosed):
+                await until(socket, "never")
+            assert socket.close_code == 1008
+        await door.none_left()
+
+
+async def test_a_file_that_is_pushed_in_is_read_as_fast_as_there_is_room() -> None:
+    live = LiveSettings(max_unsent_s=3)
+    async with opened(make_settings(live=live)) as door:
+        door.engine.is_stuck = True
+        async with door.connect() as socket:
+            await send(socket, "session.update", session={})
+            await until(socket, "updated")
+            for word in range(1, 9):
+                await append(socket, spoken(word, rate=RATE))
+            session = door.engine.sessions[0]
+            await eventually(lambda: session.unsent_s >= 2)
+            assert session.unsent_s <= 3
+            door.engine.is_stuck = False
+            session._n = 0
+            await append(socket, bytes(4800))
+            await send(socket, "input_audio_buffer.commit")
+            await until(socket, ".completed")
+            assert sum(map(len, session.appended)) > 7.9 * 16_000
+
+
+async def test_one_long_event_is_taken_and_a_longer_one_is_refused() -> None:
+    live = LiveSettings(max_event_bytes=1_200_000)
+    async with opened(make_settings(live=live)) as door, door.connect() as socket:
+        await append(socket, spoken(*range(1, 16), rate=RATE) + bytes(4800))
+        await send(socket, "input_audio_buffer.commit")
+        events = await until(socket, ".completed")
+        assert events[-1]["transcript"] == " ".join(f"w{i}" for i in range(1, 16))
+        await append(socket, spoken(*range(1, 30), rate=RATE))
+        (error,) = await until(socket, "error")
+        assert error["error"]["code"] == "event_too_large"
+
+
+async def test_a_client_that_reads_nothing_costs_its_connection_only(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It sends clears and never reads their answers."""
+    monkeypatch.setattr(outbox, "MAX_WAITING_BYTES", 20_000)
+    monkeypatch.setattr(outbox, "SEND_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(connection, "FLUSH_S", 0.2)
+    monkeypatch.setattr(connection, "CLOSE_S", 0.2)
+    _, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1024)
+    writer.transport.pause_reading()
+    head = (
+        "GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    writer.write(head.encode())
+    clear = b'{"type":"input_audio_buffer.clear"}'
+    frame = bytes([0x81, 0x80 | len(clear)]) + bytes(4) + clear
+    async with asyncio.timeout(60):
+        while not door.engine.sessions or not door.engine.sessions[0].closed:
+            writer.write(frame * 1000)
+            try:
+                await asyncio.wait_for(writer.drain(), 0.2)
+            except (TimeoutError, OSError):
+                await asyncio.sleep(0)
+    await door.none_left()
+    writer.transport.abort()
+
+
+async def test_health_counts_the_sessions(door: Door) -> None:
+    async with door.connect(), httpx.AsyncClient() as client:
+        answer = await client.get(f"http://127.0.0.1:{door.port}/health")
+        assert answer.json()["router"]["realtime_sessions"] == 1
