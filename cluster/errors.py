@@ -6,9 +6,9 @@
     │   ├── AudioTooShortError            400
     │   └── UnsupportedValueError         400   a field or value that this server does not offer
     ├── AuthenticationError               401
-    ├── NotFoundError                     404   no such file or batch, or another key's
+    ├── NotFoundError                     404   no such file or batch, or it is another key's
     ├── ModelNotFoundError                404
-    ├── ConflictError                     409   not possible in the state that it is in
+    ├── ConflictError                     409   not possible in the object's present state
     ├── PayloadTooLargeError              413
     ├── RateLimitError                    429   with Retry-After
     ├── OverloadedError                   503   with Retry-After
@@ -21,9 +21,9 @@
         │   ├── StaleGenerationError            its pages were reused before or during the READ
         │   ├── PeerLostError                   the peer died, or the connection to it did
         │   └── TransferTimeoutError            the READ did not end in time
-        ├── HandleRefusedError                  bad signature, or no handle of ours: never retried
-        │   └── LayoutMismatchError             of another version or settings: encode again
-        ├── WorkerDrainingError                 the replica takes nothing new: ask another
+        ├── HandleRefusedError                  bad signature or not our handle: never retried
+        │   └── LayoutMismatchError             from other settings or another version: encode again
+        ├── WorkerDrainingError                 the replica takes no new work: ask another
         ├── WorkerGoneError                     the replica died or cannot be reached
         └── SequenceFailedError                 this sequence alone failed
 
@@ -109,7 +109,7 @@ class AuthenticationError(SplitscribeError):
 
 
 class NotFoundError(SplitscribeError):
-    """There is no such object for this client; whether another client has it is not told."""
+    """This client has no such object. The error does not say whether another client has it."""
 
     status = 404
     type = "invalid_request_error"
@@ -125,7 +125,7 @@ class ModelNotFoundError(SplitscribeError):
 
 
 class ConflictError(SplitscribeError):
-    """The object is in a state in which this cannot be done with it."""
+    """This cannot be done with the object in its present state."""
 
     status = 409
     type = "invalid_request_error"
@@ -138,7 +138,7 @@ class PayloadTooLargeError(SplitscribeError):
 
 
 class RateLimitError(SplitscribeError):
-    """This client has as many requests running as it may; others still come in."""
+    """This client runs as many requests as it may; other clients are still served."""
 
     status = 429
     type = "requests"
@@ -147,14 +147,14 @@ class RateLimitError(SplitscribeError):
 
 
 class OverloadedError(SplitscribeError):
-    """No room now; `retry_after_s` says when to come back."""
+    """There is no room now; `retry_after_s` says when to try again."""
 
     status = 503
     should_retry = True
 
 
 class InsufficientStorageError(SplitscribeError):
-    """What shall be kept does not fit; the same request fits once something is deleted."""
+    """The file does not fit on the disk or in the key's quota, until another file is deleted."""
 
     status = 507
     default_code = "insufficient_storage"
@@ -166,7 +166,7 @@ class DeadlineExceededError(SplitscribeError):
 
     status = 504
     default_code = "deadline_exceeded"
-    should_retry = False  # it took its whole time: two more tries would only triple the load
+    should_retry = False  # two more tries of this length would only triple the load
 
 
 class ConfigurationError(SplitscribeError):
@@ -184,7 +184,7 @@ class WorkerError(SplitscribeError):
 
 
 class KVLostError(WorkerError):
-    """The cross-attention KV behind a handle can no longer be had: encode again."""
+    """The KV of a handle can no longer be read: the window must be encoded again."""
 
 
 class StaleGenerationError(KVLostError):
@@ -200,19 +200,19 @@ class TransferTimeoutError(KVLostError):
 
 
 class HandleRefusedError(WorkerError):
-    """The handle is not one of ours, or names what is not there."""
+    """The handle is not from this cluster, or names memory that does not exist."""
 
     should_retry: ClassVar[bool | None] = False
 
 
 class LayoutMismatchError(HandleRefusedError):
-    """The handle is of an encoder with other settings, as while a version replaces another."""
+    """The encoder of the handle has other settings, as during a change of versions."""
 
     should_retry = None
 
 
 class WorkerDrainingError(WorkerError):
-    """The replica is shutting down and takes nothing new."""
+    """The replica is shutting down and takes no new work."""
 
 
 class WorkerGoneError(WorkerError):

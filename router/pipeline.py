@@ -105,7 +105,9 @@ class RequestRun:
     def remaining_s(self) -> float:
         remaining_s = self.context.remaining_s()
         if remaining_s <= 0:
-            raise DeadlineExceededError(f"the request's {self.context.deadline_s:.0f} s ran out")
+            raise DeadlineExceededError(
+                f"the request did not finish within its deadline of {self.context.deadline_s:.0f} s"
+            )
         return remaining_s
 
     def add_encode(self, reply: EncodeReply, *, is_first: bool) -> None:
@@ -234,7 +236,7 @@ class Pipeline:
                     return await self._try(window)
             except TimeoutError as error:
                 raise DeadlineExceededError(
-                    f"the request's {request.context.deadline_s:.0f} s ran out "
+                    f"the request's deadline of {request.context.deadline_s:.0f} s passed "
                     f"while window {window.audio.index} was in the cluster"
                 ) from error
             except OverloadedError:

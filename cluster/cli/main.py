@@ -44,24 +44,36 @@ def serve(
         Path | None, typer.Option("--config", help="YAML file with settings")
     ] = None,
     host: Annotated[str | None, typer.Option(help="address to bind [127.0.0.1]")] = None,
-    port: Annotated[int | None, typer.Option(help="port to bind [8000]; 0: a free one")] = None,
-    encoders: Annotated[int | None, typer.Option(help="encoder workers [1]")] = None,
-    decoders: Annotated[int | None, typer.Option(help="decoder workers [1]")] = None,
-    device: Annotated[Device | None, typer.Option(help="for both roles [auto]")] = None,
-    dtype: Annotated[DType | None, typer.Option(help="for both roles [auto]")] = None,
-    placement: Annotated[
-        PlacementName | None, typer.Option(help="roles in one process or apart [auto]")
+    port: Annotated[
+        int | None, typer.Option(help="port to bind [8000]; 0 takes a free one")
     ] = None,
-    transport: Annotated[Transport | None, typer.Option(help="how KV moves [auto]")] = None,
+    encoders: Annotated[int | None, typer.Option(help="number of encoder workers [1]")] = None,
+    decoders: Annotated[int | None, typer.Option(help="number of decoder workers [1]")] = None,
+    device: Annotated[
+        Device | None, typer.Option(help="device of encoder and decoder workers [auto]")
+    ] = None,
+    dtype: Annotated[
+        DType | None, typer.Option(help="number type of encoder and decoder workers [auto]")
+    ] = None,
+    placement: Annotated[
+        PlacementName | None,
+        typer.Option(help="encoder and decoder in one process (colocated) or apart (split) [auto]"),
+    ] = None,
+    transport: Annotated[
+        Transport | None, typer.Option(help="how KV moves from encoders to decoders [auto]")
+    ] = None,
     api_key: Annotated[
         list[str] | None, typer.Option(help="bearer key that clients must send; repeatable")
     ] = None,
     served_model_name: Annotated[
         list[str] | None, typer.Option(help="name that clients may use; repeatable")
     ] = None,
-    log_level: Annotated[LogLevel | None, typer.Option(help="[INFO]")] = None,
+    log_level: Annotated[
+        LogLevel | None, typer.Option(help="least level of the log lines [INFO]")
+    ] = None,
     ray_address: Annotated[
-        str | None, typer.Option(help="join a running Ray cluster, such as 'auto'")
+        str | None,
+        typer.Option(help="join the Ray cluster at this address, such as 'auto' or 10.0.0.1:6379"),
     ] = None,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the merged settings and exit")
@@ -69,8 +81,8 @@ def serve(
 ) -> None:
     """Start the cluster in the foreground and answer OpenAI's clients.
 
-    Ctrl-C or SIGTERM stops it at any time, also while it starts, within 90 s. It ends with
-    status 0 then, and with 1 after a mistake or where stopping took longer.
+    Ctrl-C or SIGTERM stops it at any time, also during the start, within 90 s. The exit status
+    is then 0; it is 1 after an error, or if stopping took longer.
 
     Example: splitscribe serve --port 9000 --encoders 2
     """
@@ -108,10 +120,10 @@ app.add_typer(config, rich_help_panel="Clusters of several machines")
 
 @app.command()
 def demo(
-    encoders: Annotated[int, typer.Option(help="encoder workers", min=1)] = 1,
-    decoders: Annotated[int, typer.Option(help="decoder workers", min=1)] = 1,
+    encoders: Annotated[int, typer.Option(help="number of encoder workers", min=1)] = 1,
+    decoders: Annotated[int, typer.Option(help="number of decoder workers", min=1)] = 1,
 ) -> None:
-    """Start a cluster here, send it three bundled recordings, show what it heard, stop.
+    """Start a cluster on this machine, transcribe three bundled recordings, show the texts, stop.
 
     Needs no download: the model and the recordings are part of the package.
     """
@@ -125,7 +137,7 @@ def check(
     compile_kernels: Annotated[
         bool,
         typer.Option(
-            "--compile", help="compile what a CPU's workers need, so that no start waits for it"
+            "--compile", help="compile the CPU kernels now, so that no later start waits for them"
         ),
     ] = False,
 ) -> None:

@@ -162,7 +162,9 @@ class BulkEngine:
         parse = parse_translation if task == "translate" else parse_transcription
         params = parse(pairs, model.languages)
         if params.stream:
-            raise UnsupportedValueError("bulk work is not streamed: leave it out", param="stream")
+            raise UnsupportedValueError(
+                "bulk requests are not streamed: leave 'stream' out", param="stream"
+            )
         return params
 
     async def transcribe(

@@ -30,7 +30,7 @@ class ModelSettings(FrozenModel):
     """One of several models. What `encoder` and `decoder` leave out is as for all of them."""
 
     model: str = Field(description="'demo' (bundled), a folder, or a Hub id")
-    aliases: Texts = Field((), description="further names that clients may use")
+    aliases: Texts = Field((), description="more names that clients may use")
     live_policy: LivePolicy | None = Field(
         None, description="as router.live.policy, for this model; unset: as for all of them"
     )
@@ -58,14 +58,16 @@ class Settings(FrozenModel):
     )
     kv_network: str = Field(
         "auto",
-        description="networks that KV may take: auto (the one with the address of Ray's node, and "
-        "RDMA), all, or UCX's names and subnets with commas: mlx5_0:1,eth1 or 10.1.0.0/16",
+        description="networks that KV may use: auto (the one with the address of Ray's node, and "
+        "RDMA), all, "
+        "or a list of UCX's device names and subnets, such as mlx5_0:1,eth1 or 10.1.0.0/16",
     )
     page_frames: int = Field(
         0,
         ge=0,
-        description="encoder frames in a KV page; 0: by device; 1500 on a GPU: written without a "
-        "scatter, but a trimmed window takes the room of a whole one",
+        description="encoder frames in a KV page; 0: by device; 1500 on a GPU saves one kernel, "
+        "but a "
+        "trimmed window then takes the memory of a whole one",
     )
     handoff: Handoff = Field(
         "cross_kv",
@@ -74,11 +76,11 @@ class Settings(FrozenModel):
     )
     kv_dtype: KVDType = Field(
         "auto",
-        description="of cross-attention KV: auto (the encoder's dtype), float32, bfloat16, "
-        "float16 or float8 (e4m3)",
+        description="number type of cross-attention KV: auto (the encoder's dtype), float32, "
+        "bfloat16, float16 or float8 (e4m3)",
     )
     cluster_key: str | None = Field(
-        None, description="key that signs KV handles; default: made at start"
+        None, description="key that signs KV handles; default: a random one, made at the start"
     )
     log_level: LogLevel = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
     log_format: Literal["plain", "json"] = Field(
@@ -94,12 +96,14 @@ class Settings(FrozenModel):
         1.0,
         ge=0,
         le=1,
-        description="share of the requests traced, where clients do not say",
+        description="share of the requests that are traced, from 0 to 1, if clients do not say",
     )
     kernels: Kernels = Field(
         "wait",
-        description="a CPU worker is ready once its kernels are compiled, or after 20 s (wait), or "
-        "at once, with torch's operations until then (background); these round otherwise, so the "
+        description="when a CPU worker is ready: when its kernels are compiled, or after 20 s "
+        "(wait), or at "
+        "once, with torch's operations until then (background); torch rounds in another way, so "
+        "the "
         "same audio may get another timestamp",
     )
     ray_dashboard: RayDashboard = Field(

@@ -11,15 +11,19 @@ from cluster.settings.choices import Attention, Context, Device, DType, EncoderD
 class PoolSettings(FrozenModel):
     """One role's workers: how many, where, on what device."""
 
-    replicas: int = Field(1, ge=1, description="workers, at first where they are scaled")
+    replicas: int = Field(
+        1, ge=1, description="number of workers; of scaled pools, the number at the start"
+    )
     min_replicas: int | None = Field(
-        None, ge=0, description="fewest of them; 0: none while nothing comes; unset: `replicas`"
+        None,
+        ge=0,
+        description="fewest workers; 0: none while there are no requests; unset: `replicas`",
     )
     max_replicas: int | None = Field(
-        None, ge=1, description="most of them, as the load wants it; unset: `replicas`"
+        None, ge=1, description="most workers, under load; unset: `replicas`"
     )
     gpus: float | None = Field(
-        None, ge=0, description="of each worker, perhaps a part of one; unset: as many as there are"
+        None, ge=0, description="GPUs of each worker, also less than 1; unset: as many as there are"
     )
     node_labels: Labels = Field(
         {}, description="Ray's labels of the nodes to run on: LABEL: VALUE; empty: any node"
@@ -54,12 +58,14 @@ class EncoderSettings(PoolSettings):
         "auto",
         description="auto, float32, bfloat16, float16, int8 (CPU) or float8 (GPU of 8.9 or more)",
     )
-    max_batch: int = Field(0, ge=0, description="windows in one encoder batch; 0: by device")
-    batch_wait_ms: float = Field(5.0, ge=0, description="longest wait for a batch to fill")
+    max_batch: int = Field(0, ge=0, description="most windows in one encoder batch; 0: by device")
+    batch_wait_ms: float = Field(5.0, ge=0, description="longest wait for a batch to fill, in ms")
     export_windows: int = Field(
-        0, ge=0, description="windows the export pool holds; 0: 16, on a GPU by its free memory"
+        0,
+        ge=0,
+        description="windows that the export pool holds; 0: 16, on a GPU by its free memory",
     )
-    threads: int = Field(0, ge=0, description="torch threads; 0 takes every core")
+    threads: int = Field(0, ge=0, description="torch threads; 0: one for each core")
     context: Context = Field(
         "auto",
         description="encoder positions of a window: full (30 s), trimmed (its audio and some "
@@ -93,12 +99,13 @@ class DecoderSettings(PoolSettings):
     max_batch: int = Field(
         0,
         ge=0,
-        description="rows in one decode step; 0: 16, on a GPU up to 64, by its free memory",
+        description="most rows in one decode step; 0: 16, on a GPU up to 64, by its free memory",
     )
     kv_windows: int = Field(
         0,
         ge=0,
-        description="windows of cross-attention KV held; 0: 16, on a GPU by its free memory",
+        description="windows of cross-attention KV that the pool holds; 0: 16, on a GPU by its "
+        "free memory",
     )
     max_waiting: int = Field(256, ge=1, description="sequences that may wait for pages")
     threads: int = Field(
@@ -106,7 +113,9 @@ class DecoderSettings(PoolSettings):
         ge=0,
         description="threads of a step; 0: every core up to 8, half of them for more than 8 rows",
     )
-    fetch_timeout_s: float = Field(10.0, gt=0, description="longest READ of one window's KV")
+    fetch_timeout_s: float = Field(
+        10.0, gt=0, description="longest READ of one window's KV, in seconds"
+    )
     attention: Attention = Field(
         "auto",
         description="auto (flashinfer on a GPU, compiled kernels on a CPU), flashinfer or torch",
@@ -124,14 +133,21 @@ class ScalingSettings(FrozenModel):
     """When pools with `min_replicas` or `max_replicas` grow and shrink."""
 
     target_wait_s: float = Field(
-        5.0, gt=0, description="time in which encoders should be done with their queue"
+        5.0, gt=0, description="time in seconds in which encoders should finish their queue"
     )
     upscale_delay_s: float = Field(
-        1.0, ge=0, description="how long more workers must be wanted before they are started"
+        1.0,
+        ge=0,
+        description="how long more workers must be needed before they are started, in seconds",
     )
     downscale_delay_s: float = Field(
-        60.0, ge=0, description="how long fewer must be enough before some are ended"
+        60.0,
+        ge=0,
+        description="how long fewer workers must suffice before some are ended, in seconds",
     )
     to_zero_delay_s: float = Field(
-        300.0, ge=0, description="without a request, before pools with min_replicas 0 go to sleep"
+        300.0,
+        ge=0,
+        description="time without a request after which pools with min_replicas 0 end all workers, "
+        "in seconds",
     )

@@ -98,7 +98,7 @@ def _flag(sent: dict[str, str], name: str, default: bool) -> bool:
 
 def _no_choice(name: str, value: str, choices: tuple[str, ...]) -> InvalidRequestError:
     return InvalidRequestError(
-        f"{shown(value)} is no {name}; use one of {', '.join(choices)}",
+        f"{shown(value)} is not a {name}; use one of {', '.join(choices)}",
         param=name,
         code="invalid_value",
     )

@@ -46,7 +46,8 @@ def check_audio(document: Mapping[str, Any], *, has_data: bool) -> None:
     audio = document.get(AUDIO_FIELD)
     if not isinstance(audio, dict) or not has_data or audio.get(DATA_PART) != "":
         raise InvalidRequestError(
-            f"no audio came: send '{AUDIO_FIELD}' with '{DATA_PART}', the file's bytes in base64, "
+            f"no audio was sent: send '{AUDIO_FIELD}' with '{DATA_PART}', the file's bytes in "
+            f"base64, "
             f"and '{FORMAT_PART}'",
             param=AUDIO_FIELD,
         )

@@ -168,7 +168,7 @@ class Choice(Kind):
         if value not in self.choices:
             offered = ", ".join(f"'{one}'" for one in self.choices)
             raise InvalidRequestError(
-                f"{shown(sent)} is no {name}; use one of {offered}",
+                f"{shown(sent)} is not a {name}; use one of {offered}",
                 param=name,
                 code="invalid_value",
             )

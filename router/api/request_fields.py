@@ -93,12 +93,12 @@ class RequestField:
 
 
 SECTIONS: dict[str, tuple[RequestField, ...]] = {
-    "What is sent": (
+    "Model and file": (
         RequestField(
             "file",
             AudioFile(),
             "The audio: flac, mp3, mp4, mpeg, mpga, m4a, ogg, opus, wav or webm. "
-            "What it is is seen from its content, not from its name.",
+            "The format is found from the content, not from the file's name.",
             sets=NO_ATTRIBUTE,
         ),
         RequestField(
@@ -108,23 +108,25 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             sets=NO_ATTRIBUTE,
         ),
     ),
-    "What is said": (
+    "Language and context": (
         RequestField(
             "language",
             Language(),
-            "ISO-639-1 code or English name. Left out, it is detected.",
+            "ISO-639-1 code or English name of the language. If it is left out, the language is "
+            "detected.",
             flag="--language",
         ),
         RequestField(
             "prompt",
             Text(),
-            "Text that came before the audio: sets style and spelling.",
+            "Text that came before the audio. It guides the style and the spelling of the "
+            "transcript.",
             flag="--initial-prompt",
         ),
         RequestField(
             "hotwords",
             Text(),
-            "Words to expect, such as names; put before the prompt of every window.",
+            "Words to expect, such as names. They are put before the prompt of every window.",
             "faster-whisper",
             "--hotwords",
             sets=NO_ATTRIBUTE,
@@ -132,17 +134,17 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "keywords",
             ListOf(Text()),
-            "Words to expect; added to `hotwords`.",
+            "Words to expect. They are added to `hotwords`.",
             sets=NO_ATTRIBUTE,
             tasks=TRANSCRIPTIONS,
         ),
     ),
-    "What is answered": (
+    "Answer": (
         RequestField(
             "response_format",
             Choice(RESPONSE_FORMATS, unsupported=("diarized_json",)),
-            "`json` and `text` give the text, `verbose_json` segments or words with times too, "
-            "`srt` and `vtt` subtitles.",
+            "`json` and `text` give the text, `verbose_json` also segments or words with times, "
+            "and `srt` and `vtt` give subtitles.",
             may_be_empty=False,
         ),
         RequestField(
@@ -155,97 +157,99 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "include",
             ListOf(Choice(("logprobs",))),
-            "`logprobs`: each token's log probability. Only with `json`.",
+            "`logprobs` adds the log probability of each token. Only with `json`.",
             sets=NO_ATTRIBUTE,
             tasks=TRANSCRIPTIONS,
         ),
         RequestField(
             "stream",
             Boolean(),
-            "Answer with server-sent events while the rest is still being transcribed. With `srt` "
-            "and `vtt` each delta is whole cues; with `verbose_json` the last event has the whole "
-            "answer.",
+            "Send the text as server-sent events while the rest is still being transcribed. With "
+            "`srt` and `vtt`, each delta holds whole cues; with `verbose_json`, the last event has "
+            "the whole answer.",
             tasks=TRANSCRIPTIONS,
         ),
         RequestField(
             "stream_include_usage",
             Boolean(),
-            "As vLLM's clients read a stream: each delta has `choices` besides, and the last "
-            "event's `usage` has `prompt_tokens` and `completion_tokens`.",
+            "Stream as vLLM does: each delta also has `choices`, and the last event's `usage` has "
+            "`prompt_tokens` and `completion_tokens`.",
             "vLLM",
             tasks=TRANSCRIPTIONS,
         ),
         RequestField(
             "stream_continuous_usage_stats",
             Boolean(),
-            "With `stream_include_usage`: each delta has `usage` too, of the segments closed by "
-            "then.",
+            "With `stream_include_usage`: each delta also has the `usage` of all segments that are "
+            "complete by then.",
             "vLLM",
             tasks=TRANSCRIPTIONS,
         ),
     ),
-    "How text is found": (
+    "Decoding": (
         RequestField(
             "temperature",
             Number(0, 1),
-            "0 decodes greedily, or with beams; above it, tokens are sampled.",
+            "At 0, decoding is greedy, or a beam search; above 0, tokens are sampled.",
             flag="--temperature",
         ),
         RequestField(
             "beam_size",
             Integer(1, MAX_CANDIDATES),
-            "Beams at temperature 0.",
+            "Number of beams at temperature 0; 1 decodes greedily.",
             "openai/whisper",
             "--beam-size",
         ),
         RequestField(
             "patience",
             Number(0.1, 8),
-            "Of the beam search: it ends when `beam_size` times this many texts are complete.",
+            "The beam search ends when `beam_size` times `patience` texts are complete.",
             "openai/whisper",
             "--patience",
         ),
         RequestField(
             "best_of",
             Integer(1, MAX_CANDIDATES),
-            "Samples above temperature 0.",
+            "Number of samples above temperature 0, of which the best one is kept.",
             "openai/whisper",
             "--best-of",
         ),
         RequestField(
             "length_penalty",
             Number(0, 1),
-            "Ranks beams and samples by Google's formula; left out: by their mean.",
+            "Exponent of Google's length penalty, which ranks beams and samples. If it is left "
+            "out, "
+            "their mean log probability ranks them.",
             "openai/whisper",
             "--length-penalty",
         ),
         RequestField(
             "seed",
             Integer(0, MAX_SEED),
-            "Of the sampling: the same seed gives the same text. Left out, it is drawn at random.",
+            "Seed of the sampling: the same seed gives the same text. If it is left out, it is "
+            "random.",
             "vLLM",
             "--seed",
         ),
         RequestField(
             "max_completion_tokens",
             Integer(1, MAX_TOKENS),
-            "Tokens of each window, timestamps included; what it has no room for is not "
-            "transcribed.",
+            "Most tokens of each window, with its timestamps. Text beyond them is cut off.",
             "vLLM",
         ),
     ),
-    "When a window is tried again": (
+    "Temperature fallback": (
         RequestField(
             "fallback",
             Boolean(),
-            "Decode a window again at higher temperatures where its text fails the thresholds "
-            "below; only from temperature 0 on.",
+            "Decode a window again at higher temperatures if its text fails the thresholds below. "
+            "Only if `temperature` is 0.",
             "splitscribe",
         ),
         RequestField(
             "compression_ratio_threshold",
             Threshold(0, MAX_COMPRESSION_RATIO),
-            "Text that compresses better repeats itself and has failed.",
+            "A text with a higher zlib compression ratio repeats itself, and fails.",
             "openai/whisper",
             "--compression-ratio-threshold",
             "gates.compression_ratio",
@@ -254,7 +258,7 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "logprob_threshold",
             Threshold(MIN_LOGPROB, 0),
-            "Text whose mean log probability is lower has failed: the model is unsure of it.",
+            "A text whose mean log probability is lower fails: the model is unsure of it.",
             "openai/whisper",
             "--logprob-threshold",
             "gates.avg_logprob",
@@ -263,33 +267,37 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "no_speech_threshold",
             Threshold(0, 1),
-            "A window above it is silence, if its text has failed `logprob_threshold` too.",
+            "A window with a higher probability of no speech counts as silence, if its text also "
+            "fails "
+            "`logprob_threshold`.",
             "openai/whisper",
             "--no-speech-threshold",
             "gates.no_speech_prob",
             may_be_empty=False,
         ),
     ),
-    "How long files are read": (
+    "Long files": (
         RequestField(
             "decoding",
             Choice(DECODINGS),
-            "`parallel`: windows cut at pauses, decoded side by side. `sequential`: "
-            "openai/whisper's own way, each window from where the last one's text ended.",
+            "`parallel`: the audio is cut into windows at pauses, and these are decoded side by "
+            "side. "
+            "`sequential`: as openai/whisper does it, each window begins where the last one's text "
+            "ended.",
             "splitscribe",
             "--decoding",
         ),
         RequestField(
             "chunking_strategy",
             VoiceCuts(),
-            "How the audio is cut into windows; not with `decoding=sequential`.",
+            "How the audio is cut into windows. Not with `decoding=sequential`.",
             sets="chunking",
             tasks=TRANSCRIPTIONS,
         ),
         RequestField(
             "condition_on_previous_text",
             Boolean(),
-            "Show each window the text before it.",
+            "Give each window the text before it as its prompt.",
             "openai/whisper",
             "--condition-on-previous-text",
             "sequential.condition_on_previous_text",
@@ -305,8 +313,9 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "clip_timestamps",
             Times(MAX_CLIP_S),
-            "start, end, start, end, ... in seconds: the parts to transcribe; a last start without "
-            "an end lasts to the file's end. One text with commas will do.",
+            "The parts to transcribe, as start, end, start, end, ... in seconds. A last start "
+            "without "
+            "an end means up to the file's end. They may be one text with commas.",
             "openai/whisper",
             "--clip-timestamps",
             "sequential.clip_timestamps",
@@ -314,7 +323,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "hallucination_silence_threshold",
             Threshold(0, MAX_SILENCE_S),
-            "Skip silence of so many seconds around odd words, which may be made up.",
+            "Skip silence of more than so many seconds around words that the model may have made "
+            "up.",
             "openai/whisper",
             "--hallucination-silence-threshold",
             "sequential.hallucination_silence_threshold",

@@ -30,13 +30,13 @@ def check_model(params: TranscriptionParams, languages: Collection[str]) -> None
     """Refuse what a model that knows `languages` cannot do. Raises UnsupportedValueError."""
     if params.task == "translate" and len(languages) == 1:
         raise UnsupportedValueError(
-            f"model {shown(params.model)} knows English only and cannot translate; "
+            f"model {shown(params.model)} supports English only and cannot translate; "
             f"ask for a transcription",
             param="model",
         )
     if params.language is not None and params.language not in languages:
         raise UnsupportedValueError(
-            f"this model does not know language {shown(params.language)}; "
+            f"this model does not support the language {shown(params.language)}; "
             f"it knows: {', '.join(sorted(languages))}",
             param="language",
         )

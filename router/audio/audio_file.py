@@ -233,11 +233,12 @@ def _check_frame(frame: AudioFrame) -> None:
     rate, channels = frame.sample_rate, frame.layout.nb_channels
     if not MIN_RATE <= rate <= MAX_RATE:
         raise InvalidAudioError(
-            f"The sample rate is {rate} Hz; it must be {MIN_RATE} to {MAX_RATE}.", param="file"
+            f"The sample rate is {rate} Hz; it must be from {MIN_RATE} to {MAX_RATE} Hz.",
+            param="file",
         )
     if not 1 <= channels <= MAX_CHANNELS:
         raise InvalidAudioError(
-            f"The audio has {channels} channels; at most {MAX_CHANNELS} are taken.", param="file"
+            f"The audio has {channels} channels; at most {MAX_CHANNELS} are allowed.", param="file"
         )
 
 
@@ -247,5 +248,7 @@ def _unsupported() -> InvalidAudioError:
 
 def _truncated(how: str) -> InvalidAudioError:
     return InvalidAudioError(
-        f"The file is truncated: {how}. Send it again, whole.", param="file", code="audio_truncated"
+        f"The file is truncated: {how}. Send the whole file again.",
+        param="file",
+        code="audio_truncated",
     )

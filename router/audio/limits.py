@@ -31,7 +31,7 @@ class AudioLimits:
 
     def too_long(self) -> InvalidAudioError:
         return InvalidAudioError(
-            f"The audio is longer than this server takes: {self.max_audio_s:g} s.",
+            f"The audio is longer than this server allows: {self.max_audio_s:g} s.",
             param="file",
             code="audio_too_long",
         )

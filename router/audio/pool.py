@@ -194,7 +194,9 @@ class AudioPool:
             self._reserve.popleft().set()
 
     def _expire(self, stream: AudioStream) -> None:
-        stream.fail(DeadlineExceededError("the request's time ran out before its audio was read"))
+        stream.fail(
+            DeadlineExceededError("the request's deadline passed before its audio was read")
+        )
         self._release(stream)
 
     def _release(self, stream: AudioStream) -> None:

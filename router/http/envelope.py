@@ -1,8 +1,8 @@
-"""Errors as HTTP answers: OpenAI's envelope, whatever went wrong and wherever.
+"""Writes errors as HTTP answers, all in OpenAI's envelope.
 
-`{"error": {"message", "type", "param", "code"}}`, all keys present: OpenAI's clients lose the
-message of any other shape. Answers of `ASR_PATHS` have `detail` beside it. Routes raise; only this
-module writes error bodies.
+`{"error": {"message", "type", "param", "code"}}`, always with all keys, since OpenAI's clients show
+no message of any other shape. Answers of `ASR_PATHS` also have `detail`. Routes raise errors;
+only this module writes their bodies.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ logger = logging.getLogger(__name__)
 
 _ENDED_WITH = "splitscribe_error"  # key of a request's state
 
-ASR_PATHS = ("/asr", "/detect-language")  # whose clients read `detail`, as FastAPI writes it
+ASR_PATHS = ("/asr", "/detect-language")  # their clients read `detail`, as FastAPI writes it
 
-RETRY_AFTER_S = 1.0  # where a 429 or 503 has no figure of its own
+RETRY_AFTER_S = 1.0  # for a 429 or 503 whose error gives no time
 
 
 def error_response(error: SplitscribeError) -> JSONResponse:
-    """The answer that `error` becomes: body, status, and what tells clients whether to retry."""
+    """The answer for `error`: its body, its status, and headers that say whether to retry."""
     return JSONResponse(error_body(error), error.status, _retry_headers(error))
 
 
@@ -39,7 +39,7 @@ def error_body(error: SplitscribeError) -> dict[str, Any]:
 
 
 class UnexpectedError(SplitscribeError):
-    """A bug of ours. The client is told its request id and nothing else."""
+    """A bug in the server. The client gets its request id and no details."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
@@ -49,12 +49,12 @@ class UnexpectedError(SplitscribeError):
 
 
 def note_error(scope: MutableMapping[str, Any], error: SplitscribeError) -> None:
-    """Note on the request how it ends, for the middleware that counts it."""
+    """Store on the request with which error it ends, for the middleware that counts it."""
     scope.setdefault("state", {})[_ENDED_WITH] = error.code or type(error).__name__
 
 
 def noted_error(scope: Mapping[str, Any]) -> str | None:
-    """Code of the error that the request ended with; the class's name where it has no code."""
+    """The code, or else the class name, of the error with which the request ended."""
     code: str | None = scope.get("state", {}).get(_ENDED_WITH)
     return code
 
@@ -89,15 +89,15 @@ async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """What the framework raises itself: no such path, no such method."""
+    """Answer errors of the framework itself, such as an unknown path or method."""
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {request.url.path}"
     code: str | None
     match error.status_code:
         case 404:
-            message, code = f"there is nothing at {asked}", "unknown_url"
+            message, code = f"unknown request URL: {asked}", "unknown_url"
         case 405:
-            message, code = f"{asked} is not possible here", "method_not_allowed"
+            message, code = f"this method is not allowed: {asked}", "method_not_allowed"
         case _:
             message, code = str(error.detail), None
     note_error(request.scope, SplitscribeError(message, code=code or f"http_{error.status_code}"))

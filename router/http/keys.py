@@ -38,11 +38,11 @@ class KeyRing:
             AuthenticationError: it sent none, or one that is not here.
         """
         if sent is None:
-            raise AuthenticationError("no API key came; send 'Authorization: Bearer <key>'")
+            raise AuthenticationError("no API key was sent; send 'Authorization: Bearer <key>'")
         digest = _digest(sent)
         equal = [hmac.compare_digest(digest, known) for known in self._digests]
         if True not in equal:
-            raise AuthenticationError("the API key is not right")
+            raise AuthenticationError("the API key is not valid")
         return equal.index(True)
 
     def owner_digest(self, owner: int | None) -> bytes:

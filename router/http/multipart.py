@@ -179,7 +179,7 @@ def form_boundary(headers: Mapping[str, str], expected: str = FORM_TYPE) -> byte
 
 def _no_file(field: str) -> InvalidRequestError:
     return InvalidRequestError(
-        f"no audio came: send it as the upload named '{field}', with a file name"
+        f"no audio was sent: send it as the upload named '{field}', with a file name"
     )
 
 

@@ -33,12 +33,14 @@ async def supervise(work: Coroutine[Any, Any, T], receive: Receive, context: Req
         while (left_s := context.remaining_s() + GRACE_S) > 0:
             await asyncio.wait({task, hang_up}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
             if task.cancelled():  # by something inside; our own caller was not cancelled
-                raise WorkerError("the work was given up inside the cluster")
+                raise WorkerError("the work was cancelled inside the cluster")
             if task.done():
                 return task.result()
             if hang_up.done():
                 raise ClientDisconnectedError
-        raise DeadlineExceededError(f"the request's {context.deadline_s:.0f} s are over")
+        raise DeadlineExceededError(
+            f"the request did not finish within its deadline of {context.deadline_s:.0f} s"
+        )
     finally:
         task.cancel()
         hang_up.cancel()

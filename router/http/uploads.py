@@ -195,7 +195,7 @@ async def body_chunks(receive: Receive, stall_s: float = STALL_S) -> AsyncIterat
                 message = await receive()
         except TimeoutError:
             raise InvalidRequestError(
-                f"the upload stalled: nothing came for {stall_s:.0f} s", code="upload_stalled"
+                f"the upload stalled: no data came for {stall_s:.0f} s", code="upload_stalled"
             ) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnectedError

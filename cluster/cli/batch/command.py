@@ -40,36 +40,53 @@ NO_FORMAT = "none"
 Format = StrEnum("Format", [*FORMATS, NO_FORMAT])  # type: ignore[misc]  # typer knows no other list
 
 OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
-    "Where the work is done": (
+    "Where it runs": (
         Flag(
             "address",
             str | None,
-            f"of a Ray cluster, such as 10.0.0.1:6379; {NO_CLUSTER}: start one here; omitted: the "
-            "one of this machine, if an application runs there, or else start one here",
+            f"of a Ray cluster, such as 10.0.0.1:6379; {NO_CLUSTER}: start one here; without it: "
+            f"the "
+            "cluster on this machine if an application runs there, otherwise one is started here",
         ),
         Flag("model", str, "'demo', a folder, a Hub id, or a name that is served", BUNDLED_MODEL),
         Flag("config", Path | None, "YAML file with settings, of what is started here"),
-        Flag("files_at_once", int, "files in work at a time", FILES_AT_ONCE, NUMBER_OF_ONE_OR_MORE),
+        Flag(
+            "files_at_once",
+            int,
+            "number of files that each transcriber works on at the same time",
+            FILES_AT_ONCE,
+            NUMBER_OF_ONE_OR_MORE,
+        ),
         Flag(
             "transcribers",
             int,
-            "processes that read audio, each with so many files; more for many machines",
+            "number of processes that read audio; use more of them with many machines",
             1,
             NUMBER_OF_ONE_OR_MORE,
         ),
     ),
-    "What is done": (
-        Flag("retry_failed", bool, "also files that failed for a reason of their own", False),
-        Flag("dry_run", bool, "tell how many hours there are, and how long they take here", False),
+    "Selection": (
+        Flag(
+            "retry_failed",
+            bool,
+            "try files again that failed for a reason of their own, such as damaged audio",
+            False,
+        ),
+        Flag(
+            "dry_run",
+            bool,
+            "only show how many hours of audio there are, and how long they would take here",
+            False,
+        ),
         Flag(
             "match",
             Literal["stat", "content"],
-            "what is done is known by path, size and time, or where these differ by content",
+            "finished files are recognised by path, size and time (stat), or also by content",
             "stat",
         ),
     ),
-    "What is said": (Flag("task", Task, "translate: into English", "transcribe"),),
-    "What is written": (
+    "Language and context": (Flag("task", Task, "translate means: into English", "transcribe"),),
+    "Output": (
         Flag("output", str | None, "folder, or URL of a prefix", short=("-o",)),
         Flag(
             "format",
@@ -134,7 +151,7 @@ def job_of(flags: Mapping[str, Any]) -> BatchJob:
     if not flags["inputs"]:
         raise InvalidRequestError("name files, folders, URLs or manifests to transcribe")
     if not flags["output"]:
-        raise InvalidRequestError("say where transcripts shall go: --output FOLDER or URL")
+        raise InvalidRequestError("say where the transcripts go: --output FOLDER, or a URL")
     form = form_of({**flags, "temperature_increment_on_fallback": FALLBACK_STEP})
     params_of(flags["model"], flags["task"], form)
     model = "whisper-1" if flags["model"] == BUNDLED_MODEL else flags["model"]

@@ -21,9 +21,10 @@ class BatchCommand(TyperCommand):
 def batch() -> None:
     """Transcribe an archive: files, folders, buckets and manifests, into files and a data set.
 
-    It uses the application of a Ray cluster on this machine or at --address, behind all that is
-    more urgent, and else starts one for the run. A second run does what is missing. The status
-    is 0 where all files have their transcripts, 3 where some failed.
+    It uses the application of the Ray cluster on this machine or at --address, after all more
+    urgent requests there. Without an application it starts one for this run. A second run
+    transcribes only what is missing. The exit status is 0 if all files have their transcripts,
+    and 3 if some failed.
 
     Example: splitscribe batch s3://talks/2026 --output s3://texts/2026 --format srt
     """

@@ -31,16 +31,18 @@ err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 HEALTH_S = 60.0  # from running replicas to the first 200
 
-ClusterArgument = Annotated[Path, typer.Argument(help="cluster file, as `ray up` takes it")]
+ClusterArgument = Annotated[Path, typer.Argument(help="cluster file, in the format of `ray up`")]
 ClusterOption = Annotated[
     Path | None,
-    typer.Option("--cluster", help="its cluster file: the head's dashboard is reached through ssh"),
+    typer.Option(
+        "--cluster", help="cluster file; Ray's dashboard on its head is then reached through ssh"
+    ),
 ]
 AddressOption = Annotated[
     str | None,
     typer.Option(
         "--address",
-        help="URL of Ray's dashboard, without ssh [RAY_DASHBOARD_ADDRESS, http://127.0.0.1:8265]",
+        help="URL of Ray's dashboard, reached without ssh [RAY_DASHBOARD_ADDRESS, http://127.0.0.1:8265]",
     ),
 ]
 
@@ -63,10 +65,14 @@ class _Progress:
 def up(
     cluster: ClusterArgument,
     serve: Annotated[
-        Path | None, typer.Option("--serve", help="then deploy this Serve configuration")
+        Path | None, typer.Option("--serve", help="deploy this Serve configuration afterwards")
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="seconds for nodes, and for workers, to be ready")
+        float,
+        typer.Option(
+            "--timeout",
+            help="longest wait in seconds for the nodes, and for the workers, to be ready",
+        ),
     ] = 1200.0,
 ) -> None:
     """Launch a cluster by `ray up`, and wait until every pool has its nodes.
@@ -98,11 +104,14 @@ def up(
 
 
 def deploy(
-    config: Annotated[Path, typer.Argument(help="Serve configuration, as `serve deploy` takes it")],
+    config: Annotated[
+        Path, typer.Argument(help="Serve configuration, in the format of `serve deploy`")
+    ],
     cluster: ClusterOption = None,
     address: AddressOption = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="seconds for every worker to be ready")
+        float,
+        typer.Option("--timeout", help="longest wait in seconds for every worker to be ready"),
     ] = 1200.0,
 ) -> None:
     """Deploy a Serve configuration, and wait until every worker is ready.
@@ -182,7 +191,7 @@ def _coloured(is_well: bool) -> str:
 
 def down(
     cluster: ClusterArgument,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
     """Stop the application, then take the cluster down by `ray down`.
 

@@ -79,7 +79,7 @@ def job_of(flags: Mapping[str, Any]) -> Job:
         InvalidRequestError: what the API refuses, and what would have no effect.
     """
     if not flags["files"]:
-        raise InvalidRequestError("name the files to transcribe, or say --live for a microphone")
+        raise InvalidRequestError("name the files to transcribe, or use --live for the microphone")
     form = form_of(flags)
     output_format = flags["output_format"]
     return Job(
@@ -111,9 +111,9 @@ def live_job_of(flags: Mapping[str, Any]) -> LiveJob:
             )
     files = flags["files"] or ()
     if len(files) > 1:
-        raise InvalidRequestError(f"--live listens to one source, got {len(files)} files")
+        raise InvalidRequestError(f"--live takes one source, got {len(files)} files")
     if flags["raw"] and not files:
-        raise InvalidRequestError("--raw is for a file or '-', and no microphone")
+        raise InvalidRequestError("--raw is for a file or '-', not for the microphone")
     params = params_of(flags["model"], flags["task"], form_of(flags))
     words = (word.strip() for word in (params.hotwords or "").split(","))
     return LiveJob(

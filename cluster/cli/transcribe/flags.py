@@ -85,26 +85,36 @@ def _limit(name: str, text: str) -> Flag:
 
 # By panel, in the help's order. The flags of the fields' sections come first in their panels.
 OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
-    "Where the work is done": (
+    "Where it runs": (
         Flag("model", str, "'demo', a folder, a Hub id, or a short name such as turbo", "demo"),
         Flag("device", str, "auto, cpu or cuda", "auto"),
-        Flag("threads", int, "torch threads; 0: every core", 0, {"min": 0}),
-        _switch("fp16", "False: compute in float32; else as the device likes", None),
-        Flag("jobs", int, "files in work at a time", DEFAULT_JOBS, NUMBER_OF_ONE_OR_MORE),
-        Flag("server", str | None, "URL of a running server; omitted: in this process"),
-        Flag("api_key", str | None, "the server's", more={"envvar": "OPENAI_API_KEY"}),
+        Flag("threads", int, "number of CPU threads; 0: one for each core", 0, {"min": 0}),
+        _switch("fp16", "False: compute in float32; otherwise the device's usual type", None),
+        Flag(
+            "jobs",
+            int,
+            "number of files that are transcribed at the same time",
+            DEFAULT_JOBS,
+            NUMBER_OF_ONE_OR_MORE,
+        ),
+        Flag(
+            "server",
+            str | None,
+            "URL of a running server; without it the work is done in this process",
+        ),
+        Flag("api_key", str | None, "API key for the server", more={"envvar": "OPENAI_API_KEY"}),
     ),
-    "What is read": (
+    "Input": (
         Flag("raw", bool, "files are 16 kHz mono int16 samples without a header", False),
         Flag(
             "live",
             bool,
-            "print words while they are spoken: into the microphone, or into a file or '-'",
+            "transcribe while it is spoken, from the microphone, or from a FILE or '-' that grows",
             False,
         ),
     ),
-    "What is said": (Flag("task", Task, "translate: into English", "transcribe"),),
-    "What is written": (
+    "Language and context": (Flag("task", Task, "translate means: into English", "transcribe"),),
+    "Output": (
         Flag("output_dir", Path, "folder for the results", Path("."), short=("-o",)),
         Flag(
             "output_format",
@@ -113,19 +123,20 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
             "all",
             short=("-f",),
         ),
-        _switch("verbose", "print segments too", Switch.true),
+        _switch("verbose", "also print the segments", Switch.true),
         _switch("word_timestamps", "find when each word is spoken", Switch.false),
         _switch("highlight_words", "underline each word as it is spoken (srt, vtt)", Switch.false),
         _limit("max_line_width", "characters in a line of a subtitle"),
         _limit("max_line_count", "lines in a subtitle, with --max-line-width"),
         _limit("max_words_per_line", "words in a subtitle"),
     ),
-    "How text is found": (),
-    "When a window is tried again": (
+    "Decoding": (),
+    "Temperature fallback": (
         Flag(
             "temperature_increment_on_fallback",
             str,
-            "from temperature 0, go up by this to 1; None: never try again",
+            "step by which the temperature rises from 0 to 1 after a text fails; None: do not try "
+            "again",
             FALLBACK_STEP,
             THRESHOLD,
         ),
@@ -136,7 +147,7 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
 def parameters() -> Iterator[Parameter]:
     """Of a function that takes the files and every flag by name."""
     files = typer.Argument(
-        help="audio or video files, folders of them, patterns, URLs, or - for standard input",
+        help="audio or video files, folders, patterns like '*.wav', URLs, or - for standard input",
         metavar="FILE",
         show_default=False,
     )

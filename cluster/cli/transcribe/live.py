@@ -31,7 +31,7 @@ def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
         SplitscribeError: nothing could be done at all, or a turn failed (told before).
     """
     if n_failed := asyncio.run(_listen(job, out, err)):
-        raise InvalidRequestError(f"{n_failed} turns failed: their text is not whole")
+        raise InvalidRequestError(f"{n_failed} turns failed: their text is incomplete")
 
 
 async def _listen(job: LiveJob, out: Console, err: Console) -> int:

@@ -187,7 +187,7 @@ def test_help_has_its_flags_in_panels_with_their_defaults(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     says = " ".join(command_line("--help").output.replace("│", " ").split())
-    for panel in ("What is said", "What is written", "How long files are read"):
+    for panel in ("Language and context", "Output", "Long files"):
         assert panel in says
     for field in FIELDS.values():
         assert field.flag in says

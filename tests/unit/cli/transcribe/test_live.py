@@ -160,7 +160,7 @@ def test_flags_become_a_live_job(live_job_of: Callable[..., LiveJob]) -> None:
         (("--beam_size", "5"), "--beam-size has no effect with --live"),
         (("--word_timestamps", "True"), "--word-timestamps has no effect with --live"),
         (("a.wav", "b.wav"), "one source, got 2 files"),
-        (("--raw",), "no microphone"),
+        (("--raw",), "not for the microphone"),
         (("--language", "Klingon"), "Klingon"),
     ],
 )

@@ -81,6 +81,6 @@ def test_a_persons_own_files_have_no_limits(make_job: MakeJob) -> None:
 def test_what_the_model_does_not_know_is_refused(make_job: MakeJob, paper: Console) -> None:
     params = TranscriptionParams("demo", language="yue", response_format="verbose_json")
     job = make_job(sample_path("short"), params=params, target=Target(device="cpu"))
-    with pytest.raises(UnsupportedValueError, match="does not know language 'yue'"):
+    with pytest.raises(UnsupportedValueError, match="does not support the language 'yue'"):
         transcribe_files(job, paper, paper)
     assert not list(job.output_dir.iterdir())

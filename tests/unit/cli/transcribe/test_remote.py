@@ -114,7 +114,7 @@ def test_a_language_of_which_the_server_does_not_know_is_its_to_refuse(
     url: str, audio: Path, command_line: CommandLine
 ) -> None:
     result = command_line(audio, "--server", url, "--api_key", "key", "--language", "fr")
-    assert "this model does not know language 'fr'" in result.output
+    assert "this model does not support the language 'fr'" in result.output
 
 
 def test_a_wrong_key_and_a_dead_server_are_told_once_before_any_upload(

@@ -47,7 +47,7 @@ async def test_the_page_names_every_endpoint_and_every_field_with_its_descriptio
     assert set(form["properties"]) <= set(rows)
     assert rows["temperature"] == "number from 0 to 1; default 0.0"
     assert rows["stream"] == "boolean; default false"
-    assert "Beams at temperature 0." in page
+    assert "Number of beams at temperature 0;" in page
 
 
 async def test_the_style_is_the_one_that_the_policy_allows() -> None:
