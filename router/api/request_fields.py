@@ -7,10 +7,6 @@ Its defaults are those of `TranscriptionParams`. How fields go together: `router
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Literal
-
 from cluster.messages import Task
 from router.api.chunking import VoiceCuts
 from router.api.kinds import (
@@ -18,7 +14,6 @@ from router.api.kinds import (
     Boolean,
     Choice,
     Integer,
-    Kind,
     Language,
     ListOf,
     Number,
@@ -26,13 +21,11 @@ from router.api.kinds import (
     Threshold,
     Times,
 )
-from router.api.params import DECODINGS, RESPONSE_FORMATS, TranscriptionParams
+from router.api.params import DECODINGS, RESPONSE_FORMATS
+from router.api.request_field import RequestField
 
-Origin = Literal["OpenAI", "openai/whisper", "faster-whisper", "vLLM", "splitscribe"]
-
-BOTH: tuple[Task, ...] = ("transcribe", "translate")
 TRANSCRIPTIONS: tuple[Task, ...] = ("transcribe",)
-NO_ATTRIBUTE = ""  # `router.api.forms` makes parameters of the field itself
+NO_ATTRIBUTE = ""  # such a field sets no attribute: `router.api.forms` reads it
 
 MAX_SEED = 2**63 - 1
 MAX_CANDIDATES = 16  # beams, or samples: query rows of one sequence
@@ -41,56 +34,6 @@ MAX_COMPRESSION_RATIO = 1000  # zlib cannot do better
 MIN_LOGPROB = -100
 MAX_SILENCE_S = 3600
 MAX_CLIP_S = 7 * 24 * 3600
-
-_USUAL = TranscriptionParams(model="")
-
-
-@dataclass(frozen=True, slots=True)
-class RequestField:
-    """One field.
-
-    help: in Markdown; names and values stand in backquotes. origin: whose field it is: those that
-        are not OpenAI's go into `extra_body` of its SDKs. tasks: whose endpoints take it.
-    flag: its name on the command line, which is openai/whisper's where that has it; "": not there.
-    sets: the attribute of `TranscriptionParams`, dotted for one of its parts; None: the field's
-        own name. may_be_empty: an empty text is as if nothing had been sent.
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    origin: Origin = "OpenAI"
-    flag: str = ""
-    sets: str | None = None
-    tasks: tuple[Task, ...] = BOTH
-    may_be_empty: bool = True
-
-    @property
-    def attribute(self) -> str:
-        return self.name if self.sets is None else self.sets
-
-    @property
-    def only_sequential(self) -> bool:
-        """Whether it needs `decoding=sequential`."""
-        return self.attribute.startswith("sequential.")
-
-    @property
-    def default(self) -> Any:
-        """The parameter's; None where there is none, or where it is made of several fields."""
-        return attrgetter(self.attribute)(_USUAL) if self.attribute else None
-
-    @property
-    def description(self) -> str:
-        """All that is to be said of it, in Markdown."""
-        condition = "Only with `decoding=sequential`. " if self.only_sequential else ""
-        off = " `none` turns it off." if isinstance(self.kind, Threshold) else ""
-        return f"{condition}{self.help}{off}"
-
-    @property
-    def spelling(self) -> str:
-        """The name as the documentation writes it."""
-        return f"{self.name}[]" if self.kind.shape == "list" else self.name
-
 
 SECTIONS: dict[str, tuple[RequestField, ...]] = {
     "Model and file": (

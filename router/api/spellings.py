@@ -12,7 +12,7 @@ from typing import Any
 
 from cluster.errors import InvalidRequestError, UnsupportedValueError
 from router.api.kinds import SHOWN, shown
-from router.api.request_fields import RequestField
+from router.api.request_field import RequestField
 
 Sent = dict[str, Any]  # by field: a text, a list of items, or an object's parts by name
 
