@@ -50,14 +50,14 @@ def upload(client: openai.OpenAI, lines: list[bytes]) -> Batch:
     )
 
 
-def ended(client: openai.OpenAI, batch_id: str) -> Batch:
+def ended(client: openai.OpenAI, batch_id: str, within_s: float = BATCH_S) -> Batch:
     """A batch, once it has ended. Calls that fail meanwhile do not matter."""
 
     def over() -> Batch | None:
         batch = client.batches.retrieve(batch_id)
         return batch if batch.status in ("completed", "failed", "cancelled", "expired") else None
 
-    batch: Batch = wait_until(over, BATCH_S, "the end of the batch")
+    batch: Batch = wait_until(over, within_s, "the end of the batch")
     return batch
 
 

@@ -142,10 +142,13 @@ def encode(
     rate: int,
     layout: str = "mono",
     options: dict[str, str] | None = None,
+    bit_rate: int | None = None,
 ) -> Path:
     """Write `pcm` (16 kHz mono) with any of libav's muxers and encoders."""
     with av.open(str(path), "w", format=muxer, options=options or {}) as container:
         stream: Any = container.add_stream(codec, rate=rate, layout=layout)
+        if bit_rate is not None:
+            stream.bit_rate = bit_rate
         resampler = av.AudioResampler(stream.codec_context.format.name, layout, rate)
         for frame in (*resampler.resample(_frame(pcm, SAMPLE_RATE)), *resampler.resample(None)):
             container.mux(stream.encode(frame))

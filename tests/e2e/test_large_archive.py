@@ -1,0 +1,150 @@
+"""An archive of 300 files, one of three hours, by the command line and as a batch of OpenAI's SDK.
+
+Both are interrupted twice in the middle, and both must give what the file endpoint answers, texts
+of the good files and errors of the broken ones. The workers compute in float32, where a window's
+text does not depend on what else is in its batch.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.e2e.test_batch import finish, journalled, parts, start
+from tests.e2e.test_batches import OWNER, done, ended, processes, settings_of, upload
+from tests.support.archive_files import ArchiveFiles, make_files
+from tests.support.archives import same_answer
+from tests.support.batches import ENDPOINT, line
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+N_FILES, N_BROKEN, LONG_S = 300, 10, 3 * 3600
+RUN_S = 900.0
+Answers = dict[str, tuple[int, Any]]  # of the file endpoint, by path: status and document
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory: pytest.TempPathFactory) -> ArchiveFiles:
+    folder = tmp_path_factory.mktemp("archive") / "talks"
+    folder.mkdir()
+    return make_files(folder, N_FILES, N_BROKEN, LONG_S)
+
+
+@pytest.fixture(scope="module")
+def cluster(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("cwd")
+    running = start_server(folder, "--dtype", "float32", env=settings_of(folder / "kept"))
+    try:
+        yield running
+    finally:
+        status = stop_server(running)
+    assert status == 0, running.output()[-4000:]
+
+
+@pytest.fixture(scope="module")
+def answers(cluster: Server, talks: ArchiveFiles) -> Answers:
+    """What the file endpoint answers for every file."""
+
+    def ask(path: Path) -> tuple[int, Any]:
+        answer = httpx.post(
+            f"{cluster.url}{ENDPOINT}",
+            data={"model": "whisper-1", "response_format": "verbose_json"},
+            files={"file": (path.name, path.read_bytes())},
+            timeout=RUN_S,
+        )
+        return answer.status_code, answer.json()
+
+    files = sorted(path for path in talks.folder.rglob("*") if path.is_file())
+    assert len(files) == N_FILES
+    with ThreadPoolExecutor(4) as threads:
+        return dict(zip(map(str, files), threads.map(ask, files), strict=True))
+
+
+def interrupt(process: subprocess.Popen[str], output: Path, n_more: int, how: int) -> int:
+    """End a run once it has kept so many files; returns how many it has kept."""
+    wait_until(lambda: journalled(output) >= n_more, RUN_S, f"{n_more} files are done", 0.02)
+    os.kill(process.pid, how)
+    finish(process, 130 if how == signal.SIGINT else -how)
+    return journalled(output) if how == signal.SIGKILL else len(parts(output))
+
+
+def test_the_command_line(
+    cluster: Server, talks: ArchiveFiles, answers: Answers, tmp_path: Path
+) -> None:
+    """Killed, then interrupted by Ctrl-C: nothing that was kept is done again."""
+    output = tmp_path / "texts"
+    n_killed = interrupt(start(talks.folder, output, cluster), output, 40, signal.SIGKILL)
+    n_stopped = interrupt(start(talks.folder, output, cluster), output, 40, signal.SIGINT)
+    assert n_killed + 40 <= n_stopped < N_FILES
+    told = finish(start(talks.folder, output, cluster), 3)
+    rows = {str(row["path"]): row for row in parts(output)}
+    n_failed = sum(row["error"] is not None for row in list(rows.values()))
+    assert f"{n_stopped - n_failed_of(told)} are done" in told, told
+    assert f"{N_FILES - N_BROKEN} of {N_FILES} files" in told
+    assert (len(rows), n_failed) == (N_FILES, N_BROKEN)
+    assert float(str(rows[str(talks.long)]["duration"])) == pytest.approx(LONG_S, rel=0.01)
+    for path, (status, answer) in answers.items():
+        row = rows[path]
+        if status == 200:
+            written = json.loads((output / f"{row['output']}.json").read_bytes())
+            assert written["text"] == row["text"]
+            assert same_answer(written, answer), f"{path}:\n{written}\n{answer}"
+        else:
+            assert row["error"] == " ".join(answer["error"]["message"].split()), path
+    assert {path for path, (status, _) in answers.items() if status != 200} == {
+        str(path) for path in talks.broken
+    }
+    wait_until(cluster.does_nothing, 60, "no window of the archive is left")
+
+
+def n_failed_of(told: str) -> int:
+    """Files of which a run says that they failed before it."""
+    parts = [part for part in told.split(", ") if "failed before" in part]
+    return int(parts[0].split()[0]) if parts else 0
+
+
+def test_a_batch_of_the_sdk(cluster: Server, talks: ArchiveFiles, answers: Answers) -> None:
+    """The owner of batches is killed twice in the middle."""
+    client = cluster.client(max_retries=0, timeout=RUN_S)
+
+    def keep(path: str) -> str:
+        return client.files.create(file=Path(path), purpose="user_data").id
+
+    not_empty = [path for path in answers if os.path.getsize(path)]
+    with ThreadPoolExecutor(4) as threads:
+        ids = dict(zip(not_empty, threads.map(keep, not_empty), strict=True))
+    lines = [
+        line(path, file_id=file_id, response_format="verbose_json") for path, file_id in ids.items()
+    ]
+    batch = upload(client, lines)
+    for n_done in (60, 150):
+        wait_until(lambda n=n_done: done(client, batch) >= n, RUN_S, f"{n_done} lines")
+        for process in processes(cluster, OWNER):
+            process.kill()
+    batch = ended(client, batch.id, RUN_S)
+    counts = batch.request_counts
+    assert counts is not None
+    n_broken = sum(answers[path][0] != 200 for path in ids)
+    assert (batch.status, counts.total) == ("completed", len(ids))
+    assert (counts.completed, counts.failed) == (len(ids) - n_broken, n_broken)
+    results: Answers = {}
+    for file_id in (batch.output_file_id, batch.error_file_id):
+        assert file_id is not None
+        for one in map(json.loads, client.files.content(file_id).text.splitlines()):
+            assert one["custom_id"] not in results
+            response = one["response"]
+            results[one["custom_id"]] = response["status_code"], response["body"]
+    assert results.keys() == ids.keys()
+    for path, (status, body) in results.items():
+        assert status == answers[path][0], f"{path}: {body}"
+        assert same_answer(body, answers[path][1]), f"{path}:\n{body}\n{answers[path][1]}"

@@ -1,0 +1,129 @@
+"""Archives as files for the end-to-end tests: pieces of the bundled recordings in every container.
+
+Pieces of 3 to 10 s, each from another place; files that are broken, each in another way; and one
+of hours, whose frames are those of a minute again and again, so that it is made in a second.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from benchmark.shared.clips import Clip
+from cluster.demo.samples import sample_path
+from cluster.messages import SAMPLE_RATE, Pcm
+from tests.support.sounds import FORMATS, cut, encode, write_video, write_wav
+
+KINDS = [name for name in FORMATS if name not in ("alac", "wav24", "wav32f", "mulaw")]
+SHORTEST_S, LONGEST_S = 3.0, 10.0
+PICTURE = (
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ArchiveFiles:
+    """Whose folder holds what. long: the file of hours."""
+
+    folder: Path
+    talks: tuple[Path, ...]
+    broken: tuple[Path, ...]
+    long: Path | None
+
+
+@functools.cache
+def recording(name: str) -> Pcm:
+    return Clip(name, sample_path(name)).pcm()
+
+
+def make_files(folder: Path, n_files: int, n_broken: int, long_s: int = 0) -> ArchiveFiles:
+    """Write `n_files` in all, of which the broken ones and the long one are a part."""
+    talks = tuple(_talk(folder, i) for i in range(n_files - n_broken - bool(long_s)))
+    broken = tuple(BREAK[i % len(BREAK)](folder / f"broken-{i}") for i in range(n_broken))
+    long = write_long(folder / "long.aac", long_s) if long_s else None
+    return ArchiveFiles(folder, talks, broken, long)
+
+
+def _talk(folder: Path, number: int) -> Path:
+    """The `number`th piece, in folders of ten."""
+    rng = np.random.default_rng(number)
+    speech = recording("long")
+    n_samples = int(rng.uniform(SHORTEST_S, LONGEST_S) * SAMPLE_RATE)
+    begin = int(rng.integers(len(speech) - n_samples))
+    kind = KINDS[number % len(KINDS)]
+    target = folder / f"{number // 10:02d}" / f"talk-{number:03d}.{kind}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return encode(target, speech[begin : begin + n_samples], *FORMATS[kind])
+
+
+def write_long(file: Path, seconds: int) -> Path:
+    """AAC whose frames need no container, so that a minute of them may be repeated: 2 kB/s."""
+    minute = np.resize(recording("long"), 60 * SAMPLE_RATE)
+    encode(file, minute, "adts", "aac", SAMPLE_RATE, bit_rate=16_000)
+    frames = file.read_bytes()
+    with file.open("wb") as target:
+        for _ in range(seconds // 60):
+            target.write(frames)
+    return file
+
+
+def _noise(path: Path) -> Path:
+    path = path.with_suffix(".mp3")
+    path.write_bytes(b"this is no audio " * 100)
+    return path
+
+
+def _empty(path: Path) -> Path:
+    path = path.with_suffix(".wav")
+    path.touch()
+    return path
+
+
+def _only_a_header(path: Path) -> Path:
+    return write_wav(path.with_suffix(".wav"), np.zeros(0, np.int16))
+
+
+def _picture(path: Path) -> Path:
+    path = path.with_suffix(".webm")
+    path.write_bytes(base64.b64decode(PICTURE))
+    return path
+
+
+def _video_without_sound(path: Path) -> Path:
+    return write_video(path.with_suffix(".mp4"), None)
+
+
+def _without_an_index(path: Path) -> Path:
+    """An MP4's table of frames stands at its end."""
+    whole = encode(path.with_suffix(".whole"), recording("short"), *FORMATS["m4a"])
+    target = cut(whole, 0.5).rename(path.with_suffix(".m4a"))
+    whole.unlink()
+    return target
+
+
+def _page(path: Path) -> Path:
+    path = path.with_suffix(".ogg")
+    path.write_bytes(b"<html><body>404 Not Found</body></html>")
+    return path
+
+
+def _zeros(path: Path) -> Path:
+    path = path.with_suffix(".flac")
+    path.write_bytes(bytes(50_000))
+    return path
+
+
+BREAK = (
+    _noise,
+    _empty,
+    _only_a_header,
+    _picture,
+    _video_without_sound,
+    _without_an_index,
+    _page,
+    _zeros,
+)
