@@ -16,7 +16,7 @@ from cluster.messages import Priority
 
 URGENCY: dict[Priority, int] = {name: rank for rank, name in enumerate(get_args(Priority))}
 PASSED_BY: dict[Priority, int] = {"interactive": 8, "bulk": 16}  # more urgent windows at most
-BULK_SHARE = 0.5  # of pages or rows: where more are taken, by whomever, no bulk window begins
+BULK_SHARE = 0.5  # of pages or rows: where more would be taken, by whomever, no bulk window begins
 
 
 class Turns:
@@ -45,9 +45,9 @@ class Turns:
         }
 
 
-def leaves_room(used: int, wanted: int, total: int) -> bool:
+def leaves_room(used: int, wanted: int, total: int, share: float = BULK_SHARE) -> bool:
     """Whether a bulk window may take `wanted` pages or rows of `total`, of which some are used.
 
     One always may where nothing is used.
     """
-    return used + wanted <= max(wanted, BULK_SHARE * total)
+    return used + wanted <= max(wanted, share * total)

@@ -60,6 +60,7 @@ def build_parts(
         self_pool,
         layout.pages_per_window,
         settings.max_batch,
+        settings.bulk_share,
     )
     if (landing := importer.landing_pool) is not None:
         runner.states_projection.load(landing.tensor.dtype)

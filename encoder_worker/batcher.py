@@ -3,13 +3,13 @@
 Order: by class first (`cluster.priorities`). Within a class windows whose time runs out go first;
 the others by arrival, where late windows of a request and long ones count as having come some
 seconds later: so a two-second clip passes a two-hour file, and no stream of clips, however dense,
-keeps a window waiting for longer than that. Live windows go by arrival alone. Of bulk windows one
-is in flight at a time, so that whoever comes waits for one of them at most. A batch is closed when
-it is full or its oldest window has waited long enough; after an idle time, at once. Its
-windows are all of one context (`EncodeRequest`): that of the window whose turn it is. Of windows
-with the same key one goes, and its duplicates wait for what becomes of it: `take_duplicates` takes
-them out when they need no encode any more; if it failed, the next of them goes. Thread-safe;
-knows no torch.
+keeps a window waiting for longer than that. Live windows go by arrival alone. Of bulk windows few
+are in flight at a time, one if nobody asks for more, so that whoever comes waits for no more. A
+batch is closed when it is full or its oldest window has waited long enough; after an idle time, at
+once. Its windows are all of one context (`EncodeRequest`): that of the window whose turn it is. Of
+windows with the same key one goes, and its duplicates wait for what becomes of it:
+`take_duplicates` takes them out when they need no encode any more; if it failed, the next of them
+goes. Thread-safe; knows no torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from cluster.priorities import URGENCY, Turns
 LATE_S, LATE_WINDOWS = 4.0, 8
 LONG_S = 0.5  # and so much one of 30 s
 URGENT_SHARE = 0.25  # of its time left: from then on a window goes before all that have more
-BULK_AT_ONCE = 1  # bulk windows in flight
 
 
 @dataclass(slots=True, eq=False)
@@ -71,6 +70,7 @@ class Batcher:
     That thread calls `wait`, `pop` and, when the windows are done, `finish`.
 
     max_per_request: windows of one request in flight at a time, unless room would stay empty.
+    bulk_at_once: bulk windows in flight at a time.
     """
 
     def __init__(
@@ -79,8 +79,11 @@ class Batcher:
         batch_wait_s: float,
         max_per_request: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        bulk_at_once: int = 1,
     ) -> None:
         self._max_batch = max_batch
+        self._bulk_at_once = bulk_at_once
         self._batch_wait_s = batch_wait_s
         self._max_per_request = max_per_request or max(1, max_batch // 2)
         self._clock = clock
@@ -291,7 +294,7 @@ class Batcher:
 
     def _free_to_go(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
         """Those that may go as things stand: of bulk windows as many as may be in flight."""
-        n_bulk = BULK_AT_ONCE - self._bulk_in_flight
+        n_bulk = self._bulk_at_once - self._bulk_in_flight
         if self._holds_bulk and not self._turns.is_due("bulk"):
             n_bulk = 0
         free = []

@@ -94,7 +94,12 @@ class EncoderEngine:
         )
         self._threads = settings.threads
         max_batch = settings.max_batch or auto_batch(self.device)
-        self._batcher = Batcher(max_batch, settings.batch_wait_ms / 1000, clock=clock)
+        self._batcher = Batcher(
+            max_batch,
+            settings.batch_wait_ms / 1000,
+            clock=clock,
+            bulk_at_once=settings.bulk_windows,
+        )
         recorder = recorder or silent_recorder(ENCODER_METRICS)
         self._reuse = KVReuse(self._exports, f"{self.dtype} {settings.dtype}", settings.cache)
         self._loop = EncodeLoop(

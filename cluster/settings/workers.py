@@ -90,6 +90,12 @@ class EncoderSettings(PoolSettings):
         description="keep published KV until its pages are needed, so that the same audio of the "
         "same API key is not encoded again",
     )
+    bulk_windows: int = Field(
+        1,
+        ge=1,
+        description="windows of archives and batches that are encoded at a time: with more these "
+        "are done sooner where a larger batch is faster, and other requests wait for longer",
+    )
 
 
 class DecoderSettings(PoolSettings):
@@ -126,6 +132,13 @@ class DecoderSettings(PoolSettings):
         le=1,
         description="decode steps launched before the last one's results are read; "
         "unset: 1 on a GPU, 0 on a CPU",
+    )
+    bulk_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="share of rows and of pages that are taken, above which no window of archives "
+        "and batches begins: the rest is for other requests",
     )
 
 

@@ -17,7 +17,7 @@ from collections.abc import Container
 
 from cluster.kv.pool import PagePool
 from cluster.messages import Priority
-from cluster.priorities import URGENCY, Turns, leaves_room
+from cluster.priorities import BULK_SHARE, URGENCY, Turns, leaves_room
 from decoder_worker.sampling.search import Row
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 
@@ -41,7 +41,9 @@ class Scheduler:
         self_pool: PagePool,
         self_pages: int,
         max_batch: int,
+        bulk_share: float = BULK_SHARE,
     ) -> None:
+        self._bulk_share = bulk_share
         self._cross_pool = cross_pool
         self._self_pool = self_pool
         self._self_pages = self_pages
@@ -127,7 +129,7 @@ class Scheduler:
         if priority != "bulk" or self._page_turns.is_due("bulk"):
             return True
         pool, n_pages = self._cross_pool, self._n_cross_pages(self._waiting["bulk"][0][2])
-        return leaves_room(pool.n_used, n_pages, pool.n_pages)
+        return leaves_room(pool.n_used, n_pages, pool.n_pages, self._bulk_share)
 
     def _reserve(self, sequence: DecodeSequence) -> bool:
         """Give it cross-attention and landing pages, or neither."""
@@ -197,7 +199,7 @@ class Scheduler:
     def _may_run(self, bulk: DecodeSequence) -> bool:
         """Whether a bulk sequence may have rows: it leaves some to whoever comes."""
         n_used = self._max_batch - len(self._free_slots)
-        has_room = leaves_room(n_used, bulk.options.n_rows, self._max_batch)
+        has_room = leaves_room(n_used, bulk.options.n_rows, self._max_batch, self._bulk_share)
         return has_room or self._row_turns.is_due("bulk")
 
     def repeat(self, sequence: DecodeSequence) -> None:

@@ -365,6 +365,17 @@ def test_whoever_comes_waits_for_one_bulk_window_at_most(clock: Clock) -> None:
     assert names(batcher.pop(4)) == ["clip3-0", "bulk1-0"]
 
 
+def test_as_many_bulk_windows_are_in_flight_as_were_asked_for(clock: Clock) -> None:
+    batcher = Batcher(4, batch_wait_s=0.0, clock=clock, bulk_at_once=3)
+    for n in range(5):
+        put(batcher, f"bulk{n}-", priority="bulk")
+    running = batcher.pop(4)
+    assert names(running) == ["bulk0-0", "bulk1-0", "bulk2-0"]
+    assert batcher.pop(4) == []
+    batcher.finish(running[:1])
+    assert names(batcher.pop(4)) == ["bulk3-0"]
+
+
 def test_bulk_windows_that_are_held_wait_for_their_turn(clock: Clock) -> None:
     batcher = make_batcher(clock, max_batch=1)
     put(batcher, "bulk", priority="bulk")

@@ -20,11 +20,11 @@ from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 FETCHED = FetchStats(1, 0.0, "none")
 
 
-def make_scheduler(windows: int = 2, max_batch: int = 3) -> Scheduler:
+def make_scheduler(windows: int = 2, max_batch: int = 3, **options: float) -> Scheduler:
     """Cross pages for `windows`, three a window; self pages two a sequence."""
     cross = PagePool(KVLayout("m", 1, 1, 4, 6, 2, "float32"), 3 * windows)
     own = PagePool(KVLayout("m", 1, 1, 4, 4, 2, "float32"), 2 * max_batch)
-    return Scheduler(cross, own, 2, max_batch)
+    return Scheduler(cross, own, 2, max_batch, **options)
 
 
 def make_sequence(
@@ -256,6 +256,17 @@ def test_bulk_work_leaves_rows_and_pages_to_whoever_comes() -> None:
     scheduler.release(clips[1])
     scheduler.release(bulk[0])
     assert scheduler.start_running() == [bulk[2]]
+
+
+def test_bulk_work_takes_as_large_a_share_as_it_was_given() -> None:
+    scheduler = make_scheduler(windows=8, max_batch=4, bulk_share=0.75)
+    bulk = [make_sequence(priority="bulk") for _ in range(8)]
+    for sequence in bulk:
+        sequence.fetched = FETCHED
+        scheduler.add(sequence)
+    admitted = [one for _ in range(3) for one in scheduler.admit()]
+    assert scheduler.start_running() == bulk[:3], "three quarters of the rows"
+    assert len(admitted) <= 6, "three quarters of the pages"
 
 
 def test_no_class_starves_for_rows_or_pages() -> None:
