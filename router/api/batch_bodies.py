@@ -7,8 +7,8 @@ of HTTP and of how batches are kept.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from typing import Annotated, Any, Literal, get_args
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -83,14 +83,25 @@ class FileDeletedResponse(BaseModel):
     deleted: Literal[True] = True
 
 
-class FileListResponse(BaseModel):
-    """A page of files."""
+class PageResponse(BaseModel):
+    """What the pages of files and of batches have in common. first_id, last_id: of `data`."""
 
     object: Literal["list"] = "list"
-    data: list[FileResponse]
+    data: list[Any]
     first_id: str | None = None
     last_id: str | None = None
     has_more: bool
+
+    @classmethod
+    def of(cls, data: Sequence[Any], has_more: bool) -> Self:
+        first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
+        return cls(data=list(data), first_id=first_id, last_id=last_id, has_more=has_more)
+
+
+class FileListResponse(PageResponse):
+    """A page of files."""
+
+    data: list[FileResponse]
 
 
 class BatchErrorResponse(BaseModel):
@@ -142,14 +153,10 @@ class BatchResponse(BaseModel):
     )
 
 
-class BatchListResponse(BaseModel):
+class BatchListResponse(PageResponse):
     """A page of batches, the newest first."""
 
-    object: Literal["list"] = "list"
     data: list[BatchResponse]
-    first_id: str | None = None
-    last_id: str | None = None
-    has_more: bool
 
 
 def parse_upload(pairs: Iterable[tuple[str, str]]) -> UploadFields:

@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass
 
 from cluster.errors import ConflictError, NotFoundError, RateLimitError
 from router.batches.database import Database
-from router.batches.file_table import FileTable, unknown_cursor
+from router.batches.file_table import FileTable
 from router.batches.interface import (
     ENDED,
     Batch,
@@ -28,6 +28,7 @@ from router.batches.interface import (
     StoredFile,
     new_id,
 )
+from router.batches.listing import read_page
 
 WINDOW_S = 24 * 3600  # completion_window, of which OpenAI has one
 STAMPS = {  # which time is noted when a batch comes into a state
@@ -102,23 +103,7 @@ class BatchTable:
 
     def page(self, owner: str, after: str | None, limit: int) -> Listing[Batch]:
         """A page, the newest first. Raises InvalidRequestError for an unknown `after`."""
-        seq: int | None = None
-        if after is not None:
-            found = self._database.first(
-                "SELECT seq FROM batches WHERE id = ? AND owner = ?", after, owner
-            )
-            if found is None:
-                raise unknown_cursor(after)
-            seq = found["seq"]
-        rows = self._database.all(
-            "SELECT * FROM batches WHERE owner = ? AND (? IS NULL OR seq < ?)"
-            " ORDER BY seq DESC LIMIT ?",
-            owner,
-            seq,
-            seq,
-            limit + 1,
-        )
-        return Listing(tuple(map(_batch, rows[:limit])), len(rows) > limit)
+        return read_page(self._database, "batches", owner, after, limit, _batch)
 
     def cancel(self, owner: str, batch_id: str, now: int) -> Batch:
         """Let it end. Raises ConflictError where it has ended, or is about to."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection
 
-from cluster.errors import ConflictError, InvalidRequestError, NotFoundError
+from cluster.errors import ConflictError, NotFoundError
 from router.batches.database import Database
 from router.batches.interface import ENDED, Listing, Order, StoredFile
+from router.batches.listing import read_page
 
 
 class FileTable:
@@ -56,29 +57,21 @@ class FileTable:
         self, owner: str, after: str | None, limit: int, order: Order, purpose: str | None, now: int
     ) -> Listing[StoredFile]:
         """A page, by the time of creation. Raises InvalidRequestError for an unknown `after`."""
-        compare, direction = (">", "ASC") if order == "asc" else ("<", "DESC")
-        seq: int | None = None
-        if after is not None:
-            found = self._database.first(
-                "SELECT seq FROM files WHERE id = ? AND owner = ?", after, owner
-            )
-            if found is None:
-                raise unknown_cursor(after)
-            seq = found["seq"]
-        rows = self._database.all(
-            "SELECT * FROM files WHERE owner = ? AND NOT deleted"
-            " AND (expires_at IS NULL OR expires_at > ?)"
-            " AND (? IS NULL OR purpose = ?)"
-            f" AND (? IS NULL OR seq {compare} ?) ORDER BY seq {direction} LIMIT ?",
+        where: tuple[str, ...] = ("NOT deleted", "(expires_at IS NULL OR expires_at > ?)")
+        values: tuple[object, ...] = (now,)
+        if purpose is not None:
+            where, values = (*where, "purpose = ?"), (*values, purpose)
+        return read_page(
+            self._database,
+            "files",
             owner,
-            now,
-            purpose,
-            purpose,
-            seq,
-            seq,
-            limit + 1,
+            after,
+            limit,
+            _file,
+            order=order,
+            where=where,
+            values=values,
         )
-        return Listing(tuple(map(_file, rows[:limit])), len(rows) > limit)
 
     def delete(self, owner: str, file_id: str, now: int) -> None:
         """Raises NotFoundError, or ConflictError where a batch still reads it."""
@@ -142,12 +135,6 @@ class FileTable:
 
 def no_such_file(file_id: str) -> NotFoundError:
     return NotFoundError(f"No such File object: {file_id[:64]}", param="id")
-
-
-def unknown_cursor(after: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"'after' names nothing that is listed here: {after[:64]!r}", param="after"
-    )
 
 
 def _marks(values: Collection[str]) -> str:

@@ -107,13 +107,7 @@ def _add_routes(api: APIRouter, backend: BatchBackend, keys: KeyRing) -> None:
     ) -> BatchListResponse:
         """Batches of the key that asks, the newest first."""
         found = await backend.list_batches(key_owner(request, keys), after, limit)
-        batches = [shown(batch) for batch in found.items]
-        return BatchListResponse(
-            data=batches,
-            first_id=batches[0].id if batches else None,
-            last_id=batches[-1].id if batches else None,
-            has_more=found.has_more,
-        )
+        return BatchListResponse.of([shown(batch) for batch in found.items], found.has_more)
 
     @api.get("/batches/{batch_id}", tags=["batches"], summary="Look a batch up")
     async def retrieve_batch(request: Request, batch_id: str) -> BatchResponse:

@@ -181,13 +181,7 @@ def add_files(api: APIRouter, backend: BatchBackend, keys: KeyRing, max_file_byt
     ) -> FileListResponse:
         """Files of the key that asks, the newest first."""
         found = await backend.list_files(key_owner(request, keys), after, limit, order, purpose)
-        files = [shown(file) for file in found.items]
-        return FileListResponse(
-            data=files,
-            first_id=files[0].id if files else None,
-            last_id=files[-1].id if files else None,
-            has_more=found.has_more,
-        )
+        return FileListResponse.of([shown(file) for file in found.items], found.has_more)
 
     @api.get("/files/{file_id}", tags=["files"], summary="Look a file up")
     async def retrieve_file(request: Request, file_id: str) -> FileResponse:
