@@ -41,9 +41,10 @@ from cluster.metrics import ROUTER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, replica_choice
+from cluster.serve.model_parts import served_model
 from cluster.serve.placement import Placement
 from cluster.serve.replicas.replica_setup import start_replica
-from cluster.serve.replicas.router_replica import Router, open_listener, router_app, served_model
+from cluster.serve.replicas.router_replica import Router, open_listener, router_app
 from cluster.serve.start.launch import running_cluster
 from cluster.settings import RouterSettings, Settings
 from router.audio.pool import AudioPool

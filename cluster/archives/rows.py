@@ -14,7 +14,7 @@ from cluster.errors import SplitscribeError
 from router.transcript import Segment, Transcript, Word
 
 if TYPE_CHECKING:
-    from cluster.serve.bulk_engine import BulkResult
+    from cluster.serve.bulk.engine import BulkResult
 
 Row = dict[str, Any]
 

@@ -27,7 +27,8 @@ from cluster.archives.places import Place, require_bulk
 from cluster.archives.rows import Row, failed_row, result_fields, row_of
 from cluster.errors import InvalidRequestError, SplitscribeError
 from cluster.messages import Task
-from cluster.serve.bulk_engine import PATIENCE_S, BulkEngine, connected_engine
+from cluster.serve.bulk.application import connected_engine
+from cluster.serve.bulk.engine import PATIENCE_S, BulkEngine
 from router.api.params import TranscriptionParams
 
 CHUNK_BYTES = 2**20

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.messages import Role
-from cluster.serve.batch_owner import BatchOwner
+from cluster.serve.bulk.batch_owner import BatchOwner
 from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.placement import Placement
 from cluster.serve.replicas.colocated_replica import ColocatedReplica

@@ -21,9 +21,7 @@ from cluster.messages import Role, WorkerStatus
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_device
-from cluster.model.encoder_context import chosen_context
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.serve.live_engines import make_live_engine
+from cluster.serve.model_parts import make_live_engine, make_transcriber
 from cluster.serve.replicas.colocated_replica import EXPORT_PORTION
 from cluster.settings import Settings
 from decoder_worker import sizing as decoder_sizing
@@ -153,21 +151,17 @@ async def transcriber_over(
     engines: LocalEngines, recorder: Recorder | None = None
 ) -> AsyncIterator[RequestTranscriber]:
     """Audio workers in front of engines in this process."""
-    own = engines.settings.router
-    audio = AudioPool(own)
+    audio = AudioPool(engines.settings.router)
     async with AsyncExitStack() as started:
         await audio.start()
         started.push_async_callback(audio.close)
-        yield RequestTranscriber(
+        yield make_transcriber(
+            engines.settings,
+            engines.checkpoint,
             audio,
             engines.pool("encoder"),
             engines.pool("decoder"),
-            WhisperTokenizer.from_checkpoint(engines.checkpoint),
-            own,
             recorder,
-            dims=engines.checkpoint.dims,
-            reuses_kv=engines.settings.encoder.cache,
-            context=chosen_context(engines.checkpoint, engines.settings.encoder),
         )
 
 

@@ -62,7 +62,7 @@ class BulkAnswer(Protocol):
 
 
 class BulkTranscriber(Protocol):
-    """Does the work: `cluster.serve.bulk_engine.BulkEngine`."""
+    """Does the work: `cluster.serve.bulk.engine.BulkEngine`."""
 
     def params(
         self, fields: Iterable[tuple[str, str]], task: Task = "transcribe"

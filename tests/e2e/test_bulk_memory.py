@@ -19,7 +19,7 @@ from cluster.archives.places import Place
 from cluster.archives.progress import RunProgress
 from cluster.archives.run import make_plan, run_archive
 from cluster.archives.transcriber import map_options
-from cluster.serve.bulk_engine import BulkResult
+from cluster.serve.bulk.engine import BulkResult
 from cluster.serve.ray_environment import ENVIRONMENT
 from router.api.params import TranscriptionParams
 from router.interface import StageTimings

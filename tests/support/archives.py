@@ -15,7 +15,7 @@ import pyarrow as pa
 from cluster.archives.inputs import Item
 from cluster.archives.item_transcriber import BLOCK, ItemTranscriber
 from cluster.errors import InvalidAudioError
-from cluster.serve.bulk_engine import BulkResult
+from cluster.serve.bulk.engine import BulkResult
 from router.api.forms import parse_transcription
 from router.api.params import TranscriptionParams
 from router.interface import StageTimings

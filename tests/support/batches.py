@@ -14,8 +14,8 @@ import openai
 
 from cluster.errors import UnsupportedValueError
 from cluster.messages import Task
+from cluster.serve.bulk.engine import BulkResult
 from cluster.settings import BatchSettings, RouterSettings
-from router.api.formats import RenderedTranscript, render
 from router.api.forms import parse_transcription, parse_translation, requested_model
 from router.api.params import TranscriptionParams
 from router.batches.interface import ENDED, Batch, NewBatch, NewFile, new_id
@@ -25,29 +25,11 @@ from router.http.listener import HttpListener
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
 from router.interface import RequestContext
-from router.transcript import Transcript
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings
 
 ENDPOINT = "/v1/audio/transcriptions"
 DEADLINE_S = 20.0
 HOUR_S = 3600
-
-
-@dataclass(frozen=True)
-class Answered:
-    """What a fake transcriber made of a file."""
-
-    transcript: Transcript
-    params: TranscriptionParams
-
-    def rendered(self) -> RenderedTranscript:
-        params = self.params
-        return render(
-            self.transcript,
-            params.response_format,
-            words=params.words,
-            segments=params.segments,
-        )
 
 
 class DirectBulk:
@@ -67,11 +49,13 @@ class DirectBulk:
             raise UnsupportedValueError("not streamed", param="stream")
         return params
 
-    async def transcribe(self, upload: Path, params: TranscriptionParams, *, name: str) -> Answered:
+    async def transcribe(
+        self, upload: Path, params: TranscriptionParams, *, name: str
+    ) -> BulkResult:
         context = RequestContext.unlimited(name, 1000.0)
         transcriber = self._models.find(params.model).transcriber
         result = await transcriber.transcribe(upload, params, context)
-        return Answered(result.transcript, params)
+        return BulkResult(result.transcript, result.timings, (), params)
 
 
 @dataclass

@@ -17,7 +17,7 @@ from typing import Any
 import uvicorn
 
 from cluster.serve.in_process import live_engine_over, local_engines, transcriber_over
-from cluster.serve.replicas.router_replica import served_model
+from cluster.serve.model_parts import served_model
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from router.http.models import ModelRegistry

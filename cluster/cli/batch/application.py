@@ -96,7 +96,7 @@ def _address(job: BatchJob) -> str | None:
 
 
 def _settings_there(address: str, say: Say) -> Settings | None:
-    from cluster.serve.bulk_engine import application_settings
+    from cluster.serve.bulk.application import application_settings
 
     try:
         settings, build = asyncio.run(application_settings())

@@ -18,11 +18,9 @@ from cluster.errors import ConfigurationError
 from cluster.messages import ROLES
 from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.encoder_context import chosen_context
-from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.batch_client import ServeBatches
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
-from cluster.serve.live_engines import make_live_engine
+from cluster.serve.model_parts import make_live_engine, make_transcriber, served_model
 from cluster.serve.ray_internals import replica_is_stopping
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.serve.serve_pool import ServePool
@@ -31,11 +29,10 @@ from cluster.tracing import NO_TRACER, Tracer, make_tracer
 from router.audio.pool import AudioPool
 from router.http.batches import BatchAccess
 from router.http.listener import HttpListener
-from router.http.models import ModelRegistry, ServedModel
+from router.http.models import ModelRegistry
 from router.http.routes import create_app
 from router.live.activity import SileroBatch, VoiceActivity
 from router.live.engine import LiveEngine
-from router.transcriber import RequestTranscriber
 
 logger = logging.getLogger(__name__)
 
@@ -72,18 +69,15 @@ class Router:
             checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
             encoder = ServePool(encoders[name], "encoder", PROCESS_LEDGER)
             decoder = ServePool(decoders[name], "decoder", PROCESS_LEDGER)
-            transcriber = RequestTranscriber(
+            transcriber = make_transcriber(
+                own,
+                checkpoint,
                 self._audio,
                 encoder,
                 decoder,
-                WhisperTokenizer.from_checkpoint(checkpoint),
-                settings.router,
                 recorder,
-                dims=checkpoint.dims,
-                context=chosen_context(checkpoint, own.encoder),
                 tracer=self._tracer,
                 may_sleep=[role for role in ROLES if getattr(own, role).fewest == 0],
-                reuses_kv=own.encoder.cache,
             )
             live = make_live_engine(
                 own, checkpoint, encoder, decoder, self._activity, recorder, self._tracer
@@ -184,19 +178,3 @@ async def open_listener(app: FastAPI, settings: RouterSettings) -> HttpListener 
         raise ConfigurationError(
             f"cannot listen on {settings.host}:{settings.port}: {error.strerror}"
         ) from error
-
-
-def served_model(
-    settings: Settings,
-    name: str,
-    transcriber: RequestTranscriber,
-    live: LiveEngine | None = None,
-) -> ServedModel:
-    """The model called `name` in `settings.by_model()`: what clients may call it, and more."""
-    return ServedModel(
-        names=settings.by_model()[name].served_model_names,
-        languages=transcriber.tokenizer.languages,
-        transcriber=transcriber,
-        aliases=settings.aliases_of(name),
-        live=live,
-    )

@@ -28,7 +28,7 @@ from cluster.messages import (
 )
 from cluster.metrics import ROUTER_METRICS, silent_recorder
 from cluster.serve.in_process import LocalEngines, local_engines
-from cluster.serve.live_engines import make_live_engine
+from cluster.serve.model_parts import make_live_engine
 from cluster.settings import Settings
 from router.live.activity import SileroBatch, VoiceActivity
 from router.live.interface import LiveConfig, TurnFailed

@@ -17,7 +17,7 @@ from cluster.archives import places
 from cluster.archives.rows import RESULT_COLUMNS, row_of, transcript_of
 from cluster.archives.transcriber import Transcriber, is_ours
 from cluster.errors import ConfigurationError, InvalidRequestError
-from cluster.serve.bulk_engine import BulkResult
+from cluster.serve.bulk.engine import BulkResult
 from router.api.params import TranscriptionParams
 from router.interface import StageTimings
 from tests.support.archives import FakeEngine, make_transcript

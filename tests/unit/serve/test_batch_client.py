@@ -14,7 +14,7 @@ from ray.exceptions import RayActorError
 from cluster.errors import NotFoundError, OverloadedError
 from cluster.serve import batch_client
 from cluster.serve.batch_client import ServeBatches
-from cluster.serve.batch_owner import METHODS, BatchOwner
+from cluster.serve.bulk.batch_owner import METHODS, BatchOwner
 from router.batches.interface import BatchBackend, NewFile
 from router.batches.service import BatchService
 from tests.support.batches import desk

@@ -22,9 +22,10 @@ from cluster.errors import (
     WorkerGoneError,
 )
 from cluster.messages import DecodeRequest, DecodeResult, EncodeReply, EncodeRequest
-from cluster.serve.bulk_engine import PAUSES_S, BulkEngine
+from cluster.serve.bulk.engine import PAUSES_S, BulkEngine
 from cluster.serve.in_process import LocalEngines, local_engines, transcriber_over
-from cluster.serve.replicas.router_replica import served_model, without_secrets
+from cluster.serve.model_parts import served_model
+from cluster.serve.replicas.router_replica import without_secrets
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from router.http.models import ModelRegistry

@@ -15,7 +15,7 @@ from cluster.demo.samples import sample_path
 from cluster.messages import SAMPLE_RATE, Pcm
 from cluster.metrics import ROUTER_METRICS, silent_recorder
 from cluster.serve.in_process import LocalEngines, local_engines
-from cluster.serve.live_engines import make_live_engine
+from cluster.serve.model_parts import make_live_engine
 from cluster.settings import LivePolicy
 from cluster.settings_sources import load_settings
 from router.live.activity import SileroBatch, VoiceActivity

@@ -1,11 +1,12 @@
-"""Makes the live engine of a model: its own pipeline, the checkpoint's policy and context.
+"""Makes what transcribes for one model: the transcriber of whole files, and the live engine.
 
-For routers of a cluster and for the whole path in one process alike.
+For routers of a cluster, for bulk work beside them and for the whole path in one process alike.
 """
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.metrics import Recorder
@@ -14,11 +15,43 @@ from cluster.model.encoder_context import chosen_context
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import Settings
 from cluster.tracing import NO_TRACER, Tracer
+from router.http.models import ServedModel
 from router.live.activity import VoiceActivity
 from router.live.engine import LiveEngine
 from router.live.policies import chosen_policy
 from router.pipeline import Pipeline
 from router.pools import DecoderClient, EncoderClient
+from router.transcriber import AudioSource, RequestTranscriber
+
+
+def make_transcriber(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    audio: AudioSource,
+    encoders: EncoderClient,
+    decoders: DecoderClient,
+    recorder: Recorder | None = None,
+    **options: Any,
+) -> RequestTranscriber:
+    """The transcriber of one model.
+
+    Args:
+        settings: the model's, as if it were alone (`Settings.by_model`).
+        checkpoint: may be without its weights.
+        audio: of all models of the process.
+        options: of `RequestTranscriber`, such as its clock and its tracer.
+    """
+    return RequestTranscriber(
+        audio,
+        encoders,
+        decoders,
+        WhisperTokenizer.from_checkpoint(checkpoint),
+        settings.router,
+        recorder,
+        dims=checkpoint.dims,
+        context=chosen_context(checkpoint, settings.encoder),
+        **{"reuses_kv": settings.encoder.cache, **options},
+    )
 
 
 def make_live_engine(
@@ -56,4 +89,20 @@ def make_live_engine(
         recorder=recorder,
         tracer=tracer,
         clock=clock,
+    )
+
+
+def served_model(
+    settings: Settings,
+    name: str,
+    transcriber: RequestTranscriber,
+    live: LiveEngine | None = None,
+) -> ServedModel:
+    """The model called `name` in `settings.by_model()`: what clients may call it, and more."""
+    return ServedModel(
+        names=settings.by_model()[name].served_model_names,
+        languages=transcriber.tokenizer.languages,
+        transcriber=transcriber,
+        aliases=settings.aliases_of(name),
+        live=live,
     )

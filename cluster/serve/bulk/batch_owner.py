@@ -13,7 +13,7 @@ from typing import Any
 
 from cluster.errors import WorkerError
 from cluster.metrics import BATCH_METRICS, ROUTER_METRICS
-from cluster.serve.bulk_engine import BulkEngine
+from cluster.serve.bulk.engine import BulkEngine
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.serve.serve_pool import ServePool

@@ -21,7 +21,6 @@ from typing import Any
 
 from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.errors import (
-    ConfigurationError,
     OverloadedError,
     UnsupportedValueError,
     WorkerDrainingError,
@@ -30,14 +29,7 @@ from cluster.errors import (
 from cluster.messages import Task
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.encoder_context import chosen_context
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.serve.deployment_names import deployment_suffixes
-from cluster.serve.distribution import check_distribution
-from cluster.serve.hooks.ledger import PROCESS_LEDGER
-from cluster.serve.ray_environment import APP_NAME
-from cluster.serve.replicas.router_replica import served_model
-from cluster.serve.serve_pool import ServePool, call_worker
+from cluster.serve.model_parts import make_transcriber, served_model
 from cluster.settings import RouterSettings, Settings
 from router.api.formats import RenderedTranscript, render
 from router.api.forms import parse_transcription, parse_translation, requested_model
@@ -46,7 +38,6 @@ from router.audio.pool import AudioPool
 from router.http.models import ModelRegistry
 from router.interface import RequestContext, StageTimings, TranscriptionResult, Update
 from router.pools import DecoderClient, EncoderClient
-from router.transcriber import RequestTranscriber
 from router.transcript import TokenLogprob, Transcript
 
 logger = logging.getLogger(__name__)
@@ -57,7 +48,6 @@ DECODE_S = 1800.0  # processor time that one upload may take to become samples: 
 # `max_attempts` tries: workers are replaced meanwhile. More would only kill more of them.
 PAUSES_S = (5.0, 20.0, 60.0)
 TRIED_AGAIN = (OverloadedError, WorkerGoneError, WorkerDrainingError)
-STATE_S = 30.0  # for an application to tell its settings
 
 Pools = Mapping[str, tuple[EncoderClient, DecoderClient]]
 OnProgress = Callable[[float, float], None]
@@ -87,8 +77,8 @@ class BulkResult:
 class BulkEngine:
     """Transcribes files for all models of an application. Belongs to one event loop.
 
-    `over_pools` opens one where the pools are known, `connected_engine` over an application that
-    runs in the Ray cluster of this process.
+    `over_pools` opens one where the pools are known; `cluster.serve.bulk.application` over an
+    application that runs in the Ray cluster of this process.
     """
 
     def __init__(self, models: ModelRegistry, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -123,16 +113,12 @@ class BulkEngine:
         models = []
         for name, own in settings.by_model().items():
             checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
-            encoders, decoders = pools[name]
-            transcriber = RequestTranscriber(
+            transcriber = make_transcriber(
+                own.model_copy(update={"router": own_router}),
+                checkpoint,
                 audio,
-                encoders,
-                decoders,
-                WhisperTokenizer.from_checkpoint(checkpoint),
-                own_router,
+                *pools[name],
                 recorder,
-                dims=checkpoint.dims,
-                context=chosen_context(checkpoint, own.encoder),
                 clock=clock,
                 # An archive does not come twice, and would push out what others may ask again.
                 reuses_kv=False,
@@ -216,77 +202,6 @@ class BulkEngine:
         transcriber = self.models.find(params.model).transcriber
         result: TranscriptionResult = await transcriber.transcribe(path, params, context)
         return BulkResult(result.transcript, result.timings, tuple(logprobs), params)
-
-
-@asynccontextmanager
-async def connected_engine(
-    app_name: str = APP_NAME, *, recorder: Recorder | None = None, **router: Any
-) -> AsyncIterator[BulkEngine]:
-    """An engine over an application that runs in the Ray cluster of this process.
-
-    Args:
-        app_name, recorder, router: see `BulkEngine.over_pools`.
-
-    Raises:
-        ConfigurationError: there is no such application here, or it runs other code than this.
-    """
-    from ray import serve
-
-    settings, build = await application_settings(app_name)
-    check_distribution(build)
-    found = (await asyncio.to_thread(serve.status)).applications[app_name]
-    pools = serve_pools(settings, found.deployments, app_name)
-    async with BulkEngine.over_pools(settings, pools, recorder=recorder, **router) as engine:
-        yield engine
-
-
-async def application_settings(app_name: str = APP_NAME) -> tuple[Settings, str]:
-    """The settings, without secrets, and the build of an application in this Ray cluster.
-
-    Raises:
-        ConfigurationError: there is none, or its routers do not answer.
-    """
-    from ray import serve
-    from ray.serve.exceptions import RayServeException
-
-    try:
-        router: Any = await asyncio.to_thread(serve.get_app_handle, app_name)
-        async with asyncio.timeout(STATE_S):
-            told: tuple[Settings, str] = await call_worker(router.shared_settings.remote())
-    except RayServeException as error:
-        raise ConfigurationError(
-            f"the Ray cluster runs no application called '{app_name}': {error}"
-        ) from error
-    except (TimeoutError, WorkerGoneError) as error:
-        raise ConfigurationError(
-            f"the routers of '{app_name}' do not tell their settings: {error or 'no answer'}"
-        ) from error
-    return told
-
-
-def serve_pools(
-    settings: Settings, deployments: Iterable[str], app_name: str = APP_NAME
-) -> dict[str, tuple[ServePool, ServePool]]:
-    """Handles to the pools of each model.
-
-    deployments: names of what the application has, by which colocated workers are known.
-    """
-    from ray import serve
-
-    names = set(deployments)
-    pools = {}
-    for model, suffix in zip(
-        settings.by_model(), deployment_suffixes(settings.models), strict=True
-    ):
-        together = f"worker{suffix}"
-        encoder, decoder = (
-            (together, together) if together in names else (f"encoder{suffix}", f"decoder{suffix}")
-        )
-        pools[model] = (
-            ServePool(serve.get_deployment_handle(encoder, app_name), "encoder", PROCESS_LEDGER),
-            ServePool(serve.get_deployment_handle(decoder, app_name), "decoder", PROCESS_LEDGER),
-        )
-    return pools
 
 
 def _patient(router: RouterSettings, changes: Mapping[str, Any]) -> RouterSettings:
