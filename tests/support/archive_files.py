@@ -20,8 +20,9 @@ from tests.support.sounds import FORMATS, cut, encode, write_video, write_wav
 
 KINDS = [name for name in FORMATS if name not in ("alac", "wav24", "wav32f", "mulaw")]
 SHORTEST_S, LONGEST_S = 3.0, 10.0
-PICTURE = (
-    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+PICTURE = (  # a PNG of one point
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJ"
+    "AAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
 
 
