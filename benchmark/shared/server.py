@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +57,19 @@ class BenchServer:
             if found := _SAMPLE.match(line):
                 sums[found[1]] = sums.get(found[1], 0.0) + float(found[2])
         return sums
+
+    def ray_address(self) -> str:
+        """Of the Ray cluster that it has started, for those who join it.
+
+        Raises:
+            LookupError: it has none.
+        """
+        for child in self.process.children(recursive=True):
+            with suppress(psutil.Error):
+                found = re.search(r"--gcs-address=(\S+)", " ".join(child.cmdline()))
+                if found and child.name() == "raylet":
+                    return found[1]
+        raise LookupError("no process of the server is a raylet")
 
     def _exporter(self) -> str:
         """Where this node's metrics are: Ray writes the port into its session's folder."""

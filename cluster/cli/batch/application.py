@@ -29,14 +29,26 @@ def found_application(job: BatchJob, say: Say) -> Iterator[Settings | None]:
     Raises:
         ConfigurationError: the address that was named has no Ray; several here, and none named.
     """
-    for name, value in {**joining_environment(), KEEP_SIGNALS: "1"}.items():
-        os.environ.setdefault(name, value)
+    _set_environment()
     address = _address(job)
     if address is None:
         yield None
         return
+    with joined_cluster(address):
+        settings = _settings_there(address, say)
+        if settings is not None:
+            say(f"using the application in Ray at {address}")
+            yield settings
+            return
+    yield None
+
+
+@contextmanager
+def joined_cluster(address: str) -> Iterator[None]:
+    """Make this process one of the Ray cluster at `address`, in an empty folder meanwhile."""
     from cluster.serve.start.ray_session import ray_session
 
+    _set_environment()
     with (
         tempfile.TemporaryDirectory(
             prefix="splitscribe-run-", ignore_cleanup_errors=True
@@ -44,12 +56,13 @@ def found_application(job: BatchJob, say: Say) -> Iterator[Settings | None]:
         chdir(folder),
         ray_session(address, log_to_driver=False),
     ):
-        settings = _settings_there(address, say)
-        if settings is not None:
-            say(f"using the application in Ray at {address}")
-            yield settings
-            return
-    yield None
+        yield
+
+
+def _set_environment() -> None:
+    """Before Ray is imported."""
+    for name, value in {**joining_environment(), KEEP_SIGNALS: "1"}.items():
+        os.environ.setdefault(name, value)
 
 
 @contextmanager

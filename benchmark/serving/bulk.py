@@ -1,0 +1,207 @@
+"""How fast an archive goes: audio hours per hour of a folder, five ways, by turns.
+
+    python -m benchmark.serving.bulk [--shape base] [--rounds 3] [--files 24] [--seconds 60]
+
+- the pools: windows that were cut before, through encoders and decoders alone. The ceiling.
+- bulk work: the same files from disk, read, cut and transcribed as windows of class `bulk`.
+- `splitscribe batch`: the whole command, from its start to its end, with the data set.
+- a loop of HTTP requests, as many in flight as the command has files at once.
+- faster-whisper's batched pipeline, file by file, with its own voice detector, where it is
+  installed (`pip install faster-whisper`).
+
+All have the same weights: those of the bundled model, or random ones in a published shape whose
+windows all take the same number of tokens. All decode greedily in English, without trying again.
+Encoders keep nothing of what they have encoded (`encoder.cache: false`), since the same files come
+in each round. Prints a table and one JSON line last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmark.rivals.engines import RivalProcess, RivalSpec
+from benchmark.shared.bulk_work import (
+    FORM,
+    CutAudio,
+    hours_per_hour,
+    transcribe_all,
+    write_talks,
+)
+from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.forced_length import forced_checkpoint
+from benchmark.shared.machine import cpu_info, usable_cores, versions
+from benchmark.shared.openai_client import Client, Upload, send_all
+from benchmark.shared.rounds import median_ratio
+from benchmark.shared.server import SPLITSCRIBE, BenchServer, serving
+from benchmark.shared.shapes import SHAPES
+from cluster.archives.transcriber import unlimited_engine
+from cluster.cli.batch.application import joined_cluster
+from cluster.model.checkpoint import open_checkpoint
+from cluster.serve.bulk.application import application_settings, serve_pools
+from cluster.serve.bulk.engine import BulkEngine
+from cluster.serve.model_parts import make_transcriber
+from cluster.serve.ray_environment import APP_NAME
+from router.interface import RequestContext
+from router.transcriber import RequestTranscriber
+
+POOLS, BULK, COMMAND, HTTP = "pools alone", "bulk work", "splitscribe batch", "HTTP loop"
+PATIENCE_S = 3600.0
+UNTRIED = [  # flags by which the command tries no window again, as FORM has it
+    f"--{name}-threshold=None" for name in ("compression-ratio", "logprob", "no-speech")
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all ways share. audio_s: of all files."""
+
+    server: BenchServer
+    engine: BulkEngine
+    pools: RequestTranscriber
+    files: Sequence[Path]
+    audio_s: float
+    at_once: int
+
+    async def run_pools(self) -> None:
+        slots, params = asyncio.Semaphore(self.at_once), self.engine.params(FORM)
+
+        async def one(file: Path) -> None:
+            async with slots:
+                context = RequestContext.unlimited(file.name, PATIENCE_S)
+                await self.pools.transcribe(file, params, context)
+
+        await asyncio.gather(*map(one, self.files))
+
+    async def run_bulk(self) -> None:
+        await transcribe_all(self.engine, self.files, self.at_once)
+
+    async def run_command(self) -> None:
+        folder = self.files[0].parent
+        output = folder.parent / "texts"
+        shutil.rmtree(output, ignore_errors=True)
+        process = await asyncio.create_subprocess_exec(
+            *(SPLITSCRIBE, "batch", str(folder), "-o", str(output), "-f", "none"),
+            *("--address", self.server.ray_address(), "--files-at-once", str(self.at_once)),
+            *("--language", "en", *UNTRIED),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        told, _ = await process.communicate()
+        if process.returncode:
+            raise SystemExit(f"splitscribe batch ended with {process.returncode}:\n{told.decode()}")
+
+    async def run_http(self) -> None:
+        uploads = [Upload.of(file.read_bytes(), file.name, dict(FORM)) for file in self.files]
+        async with Client(self.server.url) as client:
+            outcomes = await send_all(client, uploads, self.at_once)
+        if failed := [one for one in outcomes if one.failure]:
+            raise SystemExit(f"a request failed: {failed[0].failure} {failed[0].error}")
+
+
+async def measure(bench: Bench, rival: RivalProcess | None, rounds: int) -> dict[str, list[float]]:
+    """Hours of audio in an hour, a value a round, after one of each that does not count."""
+    ways: dict[str, Callable[[], Any]] = {
+        POOLS: bench.run_pools,
+        BULK: bench.run_bulk,
+        COMMAND: bench.run_command,
+        HTTP: bench.run_http,
+    }
+    if rival is not None:
+        ways[rival.name] = lambda: asyncio.to_thread(rival.run, bench.files, 1)
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    for turn in range(rounds + 1):
+        for name, run in ways.items():
+            began = time.perf_counter()
+            await run()
+            if turn:
+                speeds[name].append(hours_per_hour(bench.audio_s, began))
+                print(f"round {turn}: {name}: {speeds[name][-1]:.1f}", flush=True)
+    return speeds
+
+
+async def run(
+    args: argparse.Namespace, server: BenchServer, rival: RivalProcess | None, folder: Path
+) -> tuple[dict[str, list[float]], int]:
+    """Speeds, and how many windows the files have."""
+    talks = folder / "talks"
+    talks.mkdir()
+    files = write_talks(talks, args.files, args.seconds)
+    settings, _ = await application_settings()
+    ((name, own),) = settings.by_model().items()
+    pools = serve_pools(settings, ("encoder", "decoder"), APP_NAME)
+    audio = await CutAudio.of(files, settings.router)
+    checkpoint = open_checkpoint(own.model, weights=False)
+    alone = make_transcriber(own, checkpoint, audio, *pools[name], reuses_kv=False)
+    async with unlimited_engine() as engine:
+        bench = Bench(server, engine, alone, files, args.files * args.seconds, args.at_once)
+        return await measure(bench, rival, args.rounds), audio.n_windows
+
+
+def table_of(speeds: dict[str, list[float]]) -> Table:
+    table = Table("way", "hours per hour", "least", "most", "of the pools' own", title="Archives")
+    for name, values in speeds.items():
+        figures = (statistics.median(values), min(values), max(values))
+        share = f"{median_ratio(values, speeds[POOLS]):.3f}"
+        table.add_row(name, *(f"{figure:.1f}" for figure in figures), share)
+    return table
+
+
+def make_rival(args: argparse.Namespace, checkpoint: Path) -> RivalProcess | None:
+    """None where faster-whisper is not installed."""
+    if importlib.util.find_spec("faster_whisper") is None:
+        print("faster-whisper is not installed: its row is left out", flush=True)
+        return None
+    spec = RivalSpec("faster-whisper", args.rival_dtype, "long", threads=usable_cores())
+    return RivalProcess(spec, checkpoint)
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--shape", choices=SHAPES, help="random weights; default: the bundled ones")
+    parser.add_argument("--tokens", type=int, default=60, help="of a window of random weights")
+    parser.add_argument("--dtype", default="auto", help="of the server")
+    parser.add_argument("--rival-dtype", default="int8", help="of faster-whisper")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--files", type=int, default=24)
+    parser.add_argument("--seconds", type=float, default=60.0, help="of each file")
+    parser.add_argument("--at-once", type=int, default=8, help="files, or requests")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        checkpoint = folder / "weights"
+        if args.shape:
+            forced_checkpoint(checkpoint, SHAPES[args.shape], args.tokens)
+        else:
+            shutil.copytree(open_checkpoint("demo", weights=False).path, checkpoint)
+        rival = make_rival(args, checkpoint)
+        flags = (str(checkpoint), "--dtype", args.dtype, "--served-model-name", "whisper-1")
+        env = {"SPLITSCRIBE_ENCODER__CACHE": "false", "SPLITSCRIBE_LOG_LEVEL": "WARNING"}
+        try:
+            with serving(*flags, env=env) as server, joined_cluster(server.ray_address()):
+                speeds, n_windows = asyncio.run(run(args, server, rival, folder))
+        finally:
+            if rival is not None:
+                rival.close()
+    Console(width=110).print(table_of(speeds))
+    overhead = 1 - median_ratio(speeds[BULK], speeds[POOLS])
+    print(f"bulk work takes {100 * overhead:.1f} % off the pools' own speed")
+    told = {**vars(args), "windows": n_windows, "hours_per_hour": speeds, "overhead": overhead}
+    print_result("bulk", {**cpu_info(), **versions("torch", "faster-whisper"), **told})
+
+
+if __name__ == "__main__":
+    main()
