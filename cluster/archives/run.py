@@ -20,6 +20,7 @@ from cluster.archives.archive import Archive
 from cluster.archives.inputs import Item
 from cluster.archives.item_transcriber import blocks_of, stream_blocks
 from cluster.archives.ledger import OWN, Done, Ledger
+from cluster.archives.long_files import HowFar, make_board, watched
 from cluster.archives.outputs import missing_outputs, output_names, write_outputs
 from cluster.archives.places import Place
 from cluster.archives.progress import RunProgress
@@ -104,7 +105,7 @@ def run_archive(
     with ThreadPoolExecutor(WRITERS) as threads:
         _write_missing(archive, plan, items, ledger, threads)
         blocks = blocks_of(plan.pending)
-        tables = (transcribe or ray_data(archive))(blocks) if blocks else iter(())
+        tables = (transcribe or ray_data(archive, progress.heard))(blocks) if blocks else iter(())
         for table in tables:
             rows = [_archived(row, by_key, archive, plan) for row in table.to_pylist()]
             _write_all(rows, archive, threads)
@@ -112,17 +113,23 @@ def run_archive(
             progress.add(rows)
 
 
-def ray_data(archive: Archive) -> Transcribe:
-    """Stream blocks through Ray Data and the application of this Ray cluster."""
+def ray_data(archive: Archive, heard: Callable[[HowFar], None]) -> Transcribe:
+    """Stream blocks through Ray Data and the application of this Ray cluster.
+
+    heard: told how far files are that take long, by another thread.
+    """
 
     def transcribe(blocks: list[str]) -> Iterator[Any]:
+        board = make_board()
         options = map_options(
             archive.fields,
             archive.task,
             transcribers=archive.transcribers,
             files_at_once=archive.files_at_once,
+            board=board,
         )
-        return stream_blocks(blocks, options)
+        with watched(board, heard):
+            yield from stream_blocks(blocks, options)
 
     return transcribe
 

@@ -17,12 +17,14 @@ import hashlib
 import os
 import tempfile
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from cluster.archives.archive import FILES_AT_ONCE, Fields
+from cluster.archives.long_files import noted
 from cluster.archives.places import Place, require_bulk
 from cluster.archives.rows import Row, failed_row, result_fields, row_of
 from cluster.errors import InvalidRequestError, SplitscribeError
@@ -52,6 +54,7 @@ class Transcriber:
         path_column: str = "path",
         bytes_column: str = "bytes",
         open_engine: OpenEngine | None = None,
+        board: Any | None = None,
     ) -> None:
         """What is done with each file.
 
@@ -62,12 +65,14 @@ class Transcriber:
             path_column: of paths that every node can open, or of URLs.
             bytes_column: of audio; a row's bytes go before its path.
             open_engine: None: of the running application, without limits of size and length.
+            board: told how far long files are (`cluster.archives.long_files`); None: nobody is.
         """
         require_bulk()
         self._fields = pairs_of(fields or {})
         self._task: Task = task
         self._columns = path_column, bytes_column
         self._open = open_engine or unlimited_engine
+        self._board = board
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="bulk")
         self._thread.start()
@@ -124,13 +129,16 @@ class Transcriber:
     ) -> Row:
         if content is None and not path:
             raise InvalidRequestError("the row has neither a path nor audio")
-        name = os.path.basename(path or "") or "bytes"
+        # Workers count a request's windows by its name, and folders have files of the same one.
+        name = f"{os.path.basename(path or '') or 'bytes'}-{uuid.uuid4().hex[:8]}"
         if content is not None:
             result = await engine.transcribe(content, self._params, name=name)
             return row_of(result)
         async with AsyncExitStack() as stack:
             local = await asyncio.to_thread(stack.enter_context, local_file(str(path)))
-            return row_of(await engine.transcribe(local, self._params, name=name))
+            note = stack.enter_context(noted(self._board, str(path)))
+            result = await engine.transcribe(local, self._params, name=name, on_progress=note)
+            return row_of(result)
 
     async def _opened_engine(self) -> BulkEngine:
         async with self._opening:

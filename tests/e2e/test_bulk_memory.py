@@ -39,7 +39,12 @@ class FreeEngine:
         return TranscriptionParams("whisper-1")
 
     async def transcribe(
-        self, upload: Path | bytes, params: TranscriptionParams, *, name: str
+        self,
+        upload: Path | bytes,
+        params: TranscriptionParams,
+        *,
+        name: str,
+        on_progress: object = None,
     ) -> BulkResult:
         segments = tuple(make_segment(i) for i in range(FILE_S // SEGMENT_S))
         text = "".join(segment.text for segment in segments).strip()

@@ -15,7 +15,7 @@ import pyarrow as pa
 from cluster.archives.inputs import Item
 from cluster.archives.item_transcriber import BLOCK, ItemTranscriber
 from cluster.errors import InvalidAudioError
-from cluster.serve.bulk.engine import BulkResult
+from cluster.serve.bulk.engine import BulkResult, OnProgress
 from router.api.forms import parse_transcription
 from router.api.params import TranscriptionParams
 from router.interface import StageTimings
@@ -51,7 +51,12 @@ class FakeEngine:
         return parse_transcription(fields, ("en", "de"))
 
     async def transcribe(
-        self, upload: Path | bytes, params: TranscriptionParams, *, name: str
+        self,
+        upload: Path | bytes,
+        params: TranscriptionParams,
+        *,
+        name: str,
+        on_progress: OnProgress | None = None,
     ) -> BulkResult:
         content = (
             upload if isinstance(upload, bytes) else await asyncio.to_thread(upload.read_bytes)

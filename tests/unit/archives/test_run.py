@@ -250,6 +250,25 @@ def test_progress_tells_hours_speed_and_time_to_go() -> None:
         )
 
 
+def test_what_is_done_of_a_long_file_counts() -> None:
+    now = [0.0]
+    items = [Item(f"/{i}.mp3", 16_000 * 3600, 0, f"{i}.mp3") for i in range(2)]
+    with RunProgress(items, QUIET, lambda: now[0]) as progress:
+        now[0] = 900.0
+        progress.heard({"/0.mp3": (1800.0, 7200.0), "/of another run.mp3": (5.0, 5.0)})
+        # The first file is twice as long as its size told, which says nothing of the other.
+        assert progress.line() == (
+            "0 of 2 files, 30.0 min of about 3.0 h of audio, 2.0 hours per hour, 1 h 15 min to go"
+        )
+        progress.add([{"path": "/0.mp3", "error": None, "duration": 7200.0}])
+        progress.heard({"/0.mp3": (7200.0, 7200.0)})
+        assert progress.done_s == 7200.0
+        assert "2.0 h of about 4.0 h" in progress.line()
+        progress.heard({"/1.mp3": (60.0, 60.0)})
+        progress.heard({})
+        assert "2.0 h of about 4.0 h" in progress.line(), "it began again"
+
+
 def test_times_are_told_by_their_two_largest_units() -> None:
     assert [duration(s) for s in (0.2, 61, 7260, 190_000)] == [
         "0 s", "1 min 1 s", "2 h 1 min", "2 d 4 h",
