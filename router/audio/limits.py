@@ -24,10 +24,9 @@ class AudioLimits:
     memory_bytes: int
 
     def too_short(self) -> AudioTooShortError:
-        return AudioTooShortError(
-            f"Audio file is too short. Minimum audio length is {self.min_audio_s:g} seconds.",
-            param="file",
-        )
+        least = f"Minimum audio length is {self.min_audio_s:g} seconds."
+        why = least if self.min_audio_s else "There is no audio in it."
+        return AudioTooShortError(f"Audio file is too short. {why}", param="file")
 
     def too_long(self) -> InvalidAudioError:
         return InvalidAudioError(
