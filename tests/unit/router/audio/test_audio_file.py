@@ -184,6 +184,8 @@ def test_an_empty_file_is_too_short(tmp_path: Path) -> None:
     (tmp_path / "upload").touch()
     with pytest.raises(AudioTooShortError):
         decode(tmp_path / "upload")
+    with pytest.raises(AudioTooShortError, match="There is no audio in it"):
+        decode(tmp_path / "upload", dataclasses.replace(LIMITS, min_audio_s=0.0))
 
 
 def test_more_bytes_than_allowed_is_413(tmp_path: Path) -> None:
