@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ray.cluster_utils import Cluster
 from cluster.demo.samples import sample_path
 from cluster.serve.ray_environment import ENVIRONMENT
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.support.ports import free_port
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -42,12 +42,6 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield cluster
     finally:
         cluster.shutdown()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def nodes_of_workers(server: Server) -> dict[str, str]:

@@ -5,7 +5,6 @@ HAProxy comes with Ray Serve; nginx is what `make tools` installs.
 
 from __future__ import annotations
 
-import socket
 import ssl
 import subprocess
 import time
@@ -22,6 +21,7 @@ from cluster.cli.shipped import shipped_config
 from cluster.demo.samples import sample_path
 from cluster.kv.transfer_config import LEASE_S
 from tests.e2e.conftest import Server, wait_until
+from tests.support.ports import free_port
 from tests.support.programs import needs, require
 
 SHORT, LONG = sample_path("short"), sample_path("long")
@@ -54,13 +54,6 @@ class Proxy:
             ) as answer,
         ):
             yield answer
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

@@ -27,17 +27,12 @@ from tests.e2e.works_with.programs import (
     WYOMING,
 )
 from tests.support.environments import INSTALL_S, Environment, environment_of
+from tests.support.ports import free_port
 from tests.support.programs import needs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(INSTALL_S + 600)]
 START_S = 120.0
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # else it asks the network for prices first
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port: int = listening.getsockname()[1]
-        return port
 
 
 @contextmanager
