@@ -17,7 +17,6 @@ import hashlib
 import os
 import tempfile
 import threading
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
 from pathlib import Path
@@ -129,15 +128,13 @@ class Transcriber:
     ) -> Row:
         if content is None and not path:
             raise InvalidRequestError("the row has neither a path nor audio")
-        # Workers count a request's windows by its name, and folders have files of the same one.
-        name = f"{os.path.basename(path or '') or 'bytes'}-{uuid.uuid4().hex[:8]}"
+        # Without a name of theirs: logs of workers tell no file's, and files may share one.
         if content is not None:
-            result = await engine.transcribe(content, self._params, name=name)
-            return row_of(result)
+            return row_of(await engine.transcribe(content, self._params))
         async with AsyncExitStack() as stack:
             local = await asyncio.to_thread(stack.enter_context, local_file(str(path)))
             note = stack.enter_context(noted(self._board, str(path)))
-            result = await engine.transcribe(local, self._params, name=name, on_progress=note)
+            result = await engine.transcribe(local, self._params, on_progress=note)
             return row_of(result)
 
     async def _opened_engine(self) -> BulkEngine:

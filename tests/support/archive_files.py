@@ -16,7 +16,7 @@ import numpy as np
 from benchmark.shared.clips import Clip
 from cluster.demo.samples import sample_path
 from cluster.messages import SAMPLE_RATE, Pcm
-from tests.support.sounds import FORMATS, cut, encode, write_video, write_wav
+from tests.support.audio.sounds import FORMATS, cut, encode, write_video, write_wav
 
 KINDS = [name for name in FORMATS if name not in ("alac", "wav24", "wav32f", "mulaw")]
 SHORTEST_S, LONGEST_S = 3.0, 10.0

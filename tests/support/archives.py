@@ -55,7 +55,7 @@ class FakeEngine:
         upload: Path | bytes,
         params: TranscriptionParams,
         *,
-        name: str,
+        name: str = "",
         on_progress: OnProgress | None = None,
     ) -> BulkResult:
         content = (

@@ -174,6 +174,7 @@ class BulkEngine:
             SplitscribeError: as the file endpoint's; OverloadedError only where workers fail again
                 and again while they have this file.
         """
+        name = name or f"bulk-{uuid.uuid4().hex}"
         with _as_file(upload) as path:
             for pause_s in (*PAUSES_S, None):
                 try:
@@ -181,7 +182,7 @@ class BulkEngine:
                 except TRIED_AGAIN as error:
                     if pause_s is None:
                         raise
-                    logger.warning("%s begins again in %g s: %s", name or path, pause_s, error)
+                    logger.warning("%s begins again in %g s: %s", name, pause_s, error)
                     await self._clock.sleep(pause_s * self._clock.random.uniform(0.5, 1.0))
         raise AssertionError("the last try returns or raises")
 
@@ -193,9 +194,7 @@ class BulkEngine:
         def note(update: Update) -> None:
             logprobs.extend(update.logprobs)
 
-        context = RequestContext.unlimited(
-            name or f"bulk-{uuid.uuid4().hex}", PATIENCE_S, self._clock
-        )
+        context = RequestContext.unlimited(name, PATIENCE_S, self._clock)
         context.priority = "bulk"
         context.on_progress = on_progress
         context.on_update = note if params.logprobs else None

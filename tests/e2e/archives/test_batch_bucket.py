@@ -17,8 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster.archives.places import Place
+from tests.e2e.archives.test_batch import finish, interrupt_when, start
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
-from tests.e2e.test_batch import finish, interrupt_when, start
 from tests.support.archive_files import make_files
 from tests.support.environments import Program, environment_of
 from tests.support.ports import free_port

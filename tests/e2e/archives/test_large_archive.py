@@ -19,9 +19,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.e2e.archives.test_batch import finish, journalled, parts, start
+from tests.e2e.archives.test_batches import OWNER, done, ended, processes, settings_of, upload
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
-from tests.e2e.test_batch import finish, journalled, parts, start
-from tests.e2e.test_batches import OWNER, done, ended, processes, settings_of, upload
 from tests.support.archive_files import ArchiveFiles, make_files
 from tests.support.archives import same_answer
 from tests.support.batches import ENDPOINT, line

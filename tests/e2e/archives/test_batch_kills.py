@@ -1,7 +1,7 @@
 """`splitscribe batch` while workers, its own process and the whole cluster are killed.
 
 What was kept is never lost and never done again; what was in flight is done again. The figures of
-benchmark/README.md are what this prints: `pytest -s tests/e2e/test_batch_kills.py`.
+benchmark/README.md are what this prints: `pytest -s tests/e2e/archives/test_batch_kills.py`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import psutil
 import pytest
 
 from cluster.archives.item_transcriber import MOST_FILES
+from tests.e2e.archives.test_batch import finish, journalled, parts, start
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
-from tests.e2e.test_batch import finish, journalled, parts, start
 from tests.support.archive_files import make_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 N_FILES = 160
 RUN_S = 600.0
 AT_ONCE = 8  # files in work at a time: the command's default
-DECODED = re.compile(r"(talk-\d{3}\.\w+)-([0-9a-f]{8})\b.* decoded at attempt ")
+DECODED = re.compile(r"\b(bulk-[0-9a-f]{32})\b.* decoded at attempt ")
 
 
 @pytest.fixture
@@ -45,10 +45,10 @@ def new_server(servers: list[Server], folder: Path) -> Server:
     return servers[-1]
 
 
-def decoded(servers: list[Server]) -> set[tuple[str, str]]:
-    """(file, name of the request) of all that decoders were done with."""
+def decoded(servers: list[Server]) -> set[str]:
+    """Names of the requests, one for each time a file is begun, that decoders were done with."""
     lines = [line for server in servers for line in server.lines]
-    return {(found[1], found[2]) for line in lines if (found := DECODED.search(line))}
+    return {found[1] for line in lines if (found := DECODED.search(line))}
 
 
 def kill_all(server: Server) -> None:

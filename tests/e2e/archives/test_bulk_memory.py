@@ -43,7 +43,7 @@ class FreeEngine:
         upload: Path | bytes,
         params: TranscriptionParams,
         *,
-        name: str,
+        name: str = "",
         on_progress: object = None,
     ) -> BulkResult:
         segments = tuple(make_segment(i) for i in range(FILE_S // SEGMENT_S))
@@ -69,7 +69,7 @@ async def free_engine() -> AsyncIterator[Any]:
 def ray_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
     from cluster.serve.start.ray_session import ray_session
 
     with ray_session(None, log_to_driver=False):
