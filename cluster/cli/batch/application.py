@@ -46,9 +46,9 @@ def found_application(job: BatchJob, say: Say) -> Iterator[Settings | None]:
 @contextmanager
 def joined_cluster(address: str) -> Iterator[None]:
     """Make this process one of the Ray cluster at `address`, in an empty folder meanwhile."""
+    _set_environment()
     from cluster.serve.start.ray_session import ray_session
 
-    _set_environment()
     with (
         tempfile.TemporaryDirectory(
             prefix="splitscribe-run-", ignore_cleanup_errors=True

@@ -33,7 +33,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
     monkeypatch.setattr(batch_run, "found_application", found)
     monkeypatch.setattr(
-        archive_run, "ray_data", lambda archive: LocalRun(engine, fields=archive.fields)
+        archive_run, "ray_data", lambda archive, heard: LocalRun(engine, fields=archive.fields)
     )
     return engine
 
