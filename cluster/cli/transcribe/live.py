@@ -1,8 +1,9 @@
-"""`splitscribe transcribe --live`: words while they are spoken.
+"""`splitscribe transcribe --live`: prints words while they are spoken.
 
-Sound goes from its source to a live session as it comes, and each word is printed when it is
-certain; a turn is a line. The session is a server's, by OpenAI's realtime API, or this process's.
-The first Ctrl-C ends the sound, so that the last words are still told; the second ends the command.
+Audio goes from its source to a live session as it arrives, and each word is printed as soon as it
+is final, with one line for each turn. The session is a server's, by OpenAI's realtime API, or one
+in this process. The first Ctrl-C ends the audio, so that the last words are still printed; the
+second ends the command.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from cluster.cli.transcribe.live_client import LiveClient
 from cluster.cli.transcribe.sound import blocks_of
 from cluster.errors import InvalidRequestError
 
-MAX_UNSENT_S = 30.0  # of sound that is there at once, such as a file's
+MAX_UNSENT_S = 30.0  # of audio that is sent ahead, such as a file's
 LOOK_AGAIN_S = 0.05
 
 
 def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
-    """Listen until the sound ends.
+    """Transcribe until the audio ends.
 
     Raises:
-        SplitscribeError: nothing could be done at all, or a turn failed (told before).
+        SplitscribeError: nothing could be done at all, or turns failed, which were printed before.
     """
     if n_failed := asyncio.run(_listen(job, out, err)):
         raise InvalidRequestError(f"{n_failed} turns failed: their text is incomplete")
@@ -64,12 +65,12 @@ async def _send(source: Source, client: LiveClient, stop: threading.Event) -> No
     async for block in blocks_of(source, client.rate, stop):
         await client.append(block)
         while client.unsent_s > MAX_UNSENT_S and not stop.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_AGAIN_S)  # nothing tells when it changes
+            await asyncio.sleep(LOOK_AGAIN_S)  # a client has no event for its change
     await client.end()
 
 
 async def _print(client: LiveClient, out: Console, err: Console) -> int:
-    """Print what is told, a line for each turn. Returns how many turns failed."""
+    """Print the text, one line for each turn. Returns how many turns failed."""
     n_failed, begun = 0, False
     async for said in client.said():
         text = said.text if begun else said.text.lstrip()

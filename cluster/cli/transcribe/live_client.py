@@ -1,6 +1,6 @@
-"""What `splitscribe transcribe --live` asks of a live session, and what it is told.
+"""What `splitscribe transcribe --live` needs of a live session, wherever the session runs.
 
-`live_remote` has a server's session, `live_local` one of this process. Nothing here does any work.
+`live_remote` has a server's session, `live_local` one in this process. Nothing here does any work.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from cluster.messages import Pcm
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What is told: text that follows what was told before, or the end of a turn.
+    """Text that follows the text before, or the end of a turn.
 
-    error: why a turn that ended has no more text.
+    error: why the text of the turn that ended is incomplete; None if it is complete.
     """
 
     text: str = ""
@@ -27,17 +27,17 @@ class Said:
 class LiveClient(Protocol):
     """A live session, wherever it runs."""
 
-    rate: int  # Hz of the sound that it takes
+    rate: int  # Hz of the audio that it takes
 
     @property
     def unsent_s(self) -> float:
-        """Seconds of sound that wait here."""
+        """Seconds of audio that wait to be sent or transcribed."""
 
     async def append(self, pcm: Pcm) -> None:
-        """Take sound: int16 [n_samples] at `rate`."""
+        """Take audio: int16 [n_samples] at `rate`."""
 
     async def end(self) -> None:
-        """No more sound follows: `said` ends when all that was spoken is told."""
+        """Say that no more audio follows. `said` then ends after the last text."""
 
     def said(self) -> AsyncIterator[Said]:
-        """What is told, in order."""
+        """The texts and ends of turns, in order."""

@@ -83,12 +83,12 @@ class RemoteLiveClient:
         await self._connection.input_audio_buffer.append(audio=audio)
 
     async def end(self) -> None:
-        """Commit what no silence has ended; the answer to the update says that this was done."""
+        """Commit the last turn. The answer to the update after it shows that this was done."""
         await self._connection.input_audio_buffer.commit(event_id=ENDED)
         await self._connection.session.update(session=self._session, event_id=ENDED)
 
     async def said(self) -> AsyncIterator[Said]:
-        """What the server tells, until every turn has ended and no sound is left."""
+        """The server's texts, until every turn has ended and no audio is left."""
         open_turns: set[str] = set()
         n_updated = 0
         async for event in self._connection:
