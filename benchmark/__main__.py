@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent
 def commands() -> dict[str, str]:
     """Module to what it measures: the first sentence of its docstring. Imports none of them."""
     found = {}
-    for file in sorted(ROOT.glob("*/*.py")):
+    for file in sorted([*ROOT.glob("*/*.py"), *ROOT.glob("*/*/__main__.py")]):
         source = file.read_text()
         if 'if __name__ == "__main__":' in source:
             parts = file.relative_to(ROOT.parent).with_suffix("").parts

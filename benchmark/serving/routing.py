@@ -1,7 +1,7 @@
 """Choosing a worker by its load against Ray Serve's own choice, under skewed and even load.
 
     python -m benchmark.serving.routing [--rounds 5] [--seconds 20] [--rate 40]
-        [--loads skewed even]
+        [--loads skewed even] [--asks]
 
 Handles, replicas and the choice are real; the work is not: an encoder holds one window after
 another, a decoder as many hypotheses as it has rows, and both sleep instead of computing, so that
@@ -9,7 +9,7 @@ two cores can stand for eight devices. Skewed: one of four encoders is half as f
 and one request in twelve decodes five beams of a long text. Two applications are up at the same
 time, one for each way to choose; two clients send the same Poisson arrivals to one of them at a
 time, in the order A B A (A is Serve's choice). What differs between the two A of a round is the
-noise that a gain must leave behind.
+noise that a gain must leave behind. With `--asks` our choice is that of large pools, which ask.
 
 Prints p50, p95 and p99 of encode and decode together by round, and one JSON line last.
 """
@@ -166,10 +166,10 @@ class Idle:
         """`parts`: handles."""
 
 
-def application(way: str) -> Any:
+def application(way: str, asks: bool) -> Any:
     from ray import serve
 
-    from cluster.serve.app import replica_choice
+    from cluster.serve.app import TOLD_WORKERS, replica_choice
 
     deployment: Any = serve.deployment
 
@@ -180,7 +180,7 @@ def application(way: str) -> Any:
             num_replicas=N_WORKERS,
             max_ongoing_requests=max_ongoing,
             ray_actor_options={"num_cpus": 0},
-            **(replica_choice() if way == "ours" else {}),
+            **(replica_choice(TOLD_WORKERS + asks) if way == "ours" else {}),
         ).bind()
 
     encoders = pool("encoder", SleepingEncoder, 64)
@@ -263,6 +263,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of one phase")
     parser.add_argument("--rate", type=float, default=40.0, help="requests/s")
     parser.add_argument("--loads", nargs="+", choices=LOADS, default=list(LOADS))
+    parser.add_argument("--asks", action="store_true", help="choose as pools of many workers do")
     args = parser.parse_args()
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
@@ -273,13 +274,13 @@ def main() -> None:
     serve.start(proxy_location="Disabled", logging_config={"log_level": "ERROR"})
     try:
         for way in WAYS:
-            serve.run(application(way), name=way, route_prefix=None)
+            serve.run(application(way, args.asks), name=way, route_prefix=None)
         rows = asyncio.run(measure(serve, args, Console(stderr=True, width=120)))
     finally:
         with contextlib.suppress(RuntimeError):  # handles of a loop that has ended
             serve.shutdown()
         ray.shutdown()
-    print_result("routing", {"rate": args.rate, "rounds": rows})
+    print_result("routing", {"rate": args.rate, "asks": args.asks, "rounds": rows})
 
 
 if __name__ == "__main__":

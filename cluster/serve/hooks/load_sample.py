@@ -2,8 +2,8 @@
 
 In a small pool Serve tells every router every load. That grows with the workers times the routers,
 and what was told twice a second is too old to balance by where many routers send to many workers.
-In a larger pool a router asks, for each window, two workers at random and those that the window
-would prefer: so neither the cost of a choice nor the questions that a worker gets depend on how
+In a larger pool a router asks, for each window, those that it prefers and others at random, two or
+three in all: so neither the cost of a choice nor the questions that a worker gets depend on how
 many workers there are. Two choices at random are nearly as good as all (Mitzenmacher, 2001). The
 audio's own worker is found on a ring (consistent hashing: Karger and others, 1997), narrowed down
 by rendezvous hashing among a few neighbours. Knows nothing of Serve, and asks nobody itself:
@@ -23,12 +23,12 @@ from dataclasses import dataclass
 from cluster.messages import DecodeRequest, EncodeRequest, Location, WorkerLoad
 from cluster.serve.worker_choice import Candidate, WorkLedger, affinity, shared_key
 
-N_ASKED = 2  # at random, for each window; the preferred ones come on top
+N_ASKED = 2  # for each window, of those that it prefers and at random; one at random at least
 N_COMPARED = 4  # the newest answers; the preferred ones come on top
 JUST_S = 0.02  # a worker that answered within this time is not asked again
 FRESH_S = 0.5  # as old as a load may be that Serve tells; an older answer is not compared
 N_ON_RING = 4  # neighbours on the ring, of which rendezvous hashing takes the audio's own
-N_NEAR = 2  # decoders asked on the node of the KV, and as many in its domain
+N_NEAR = 1  # decoders asked on the node of the KV, and as many in its domain
 MANY = 16  # workers that join at once, from which on the ring is sorted anew
 
 
@@ -61,7 +61,9 @@ class LoadSample:
         self._by_domain: dict[str, list[Hashable]] = {}
         self._answers: dict[Hashable, _Answer] = {}  # the newest last
         self._asked: dict[Hashable, float] = {}  # by worker, this process's work there then
-        self._last_owner: tuple[bytes, Hashable] = (b"", None)  # asked for several times a window
+        # What was found last, for it is asked for several times for each window.
+        self._last_owner: tuple[bytes, Hashable] = (b"", None)
+        self._last_preferred: tuple[object, list[Hashable]] = (None, [])
 
     def __len__(self) -> int:
         return len(self._workers)
@@ -83,7 +85,7 @@ class LoadSample:
         else:
             for point in points:
                 insort(self._ring, point)
-        self._last_owner = b"", None
+        self._last_owner, self._last_preferred = (b"", None), (None, [])
         self._places = dict(places)
         self._workers = list(places)
         self._by_node, self._by_domain = {}, {}
@@ -94,7 +96,8 @@ class LoadSample:
     def to_ask(self, request: object) -> list[Hashable]:
         """Workers whose answers the choice for `request` should wait for, for a moment."""
         since_s = self._clock() - JUST_S
-        wanted = dict.fromkeys([*self._preferred(request), *self._some(N_ASKED)])
+        preferred = self._preferred(request)
+        wanted = dict.fromkeys([*preferred, *self._some(max(1, N_ASKED - len(preferred)))])
         return [
             one for one in wanted if one not in self._asked and not self._answered(one, since_s)
         ]
@@ -156,6 +159,8 @@ class LoadSample:
 
     def _preferred(self, request: object) -> list[Hashable]:
         """Workers that may have the audio's KV, or decoders next to the KV."""
+        if self._last_preferred[0] is request:
+            return self._last_preferred[1]
         preferred: list[Hashable] = []
         if isinstance(request, EncodeRequest):
             kv_key = shared_key(request)
@@ -166,7 +171,9 @@ class LoadSample:
             preferred = _in_turn(self._by_node.get(place.node, []), turn)
             if place.domain:
                 preferred += _in_turn(self._by_domain.get(place.domain, []), turn)
-        return [one for one in preferred if one in self._places]
+        preferred = [one for one in preferred if one in self._places]
+        self._last_preferred = request, preferred
+        return preferred
 
     def _answered(self, worker: Hashable, since_s: float) -> bool:
         answer = self._answers.get(worker)

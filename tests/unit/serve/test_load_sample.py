@@ -70,11 +70,11 @@ def test_questions_and_candidates_are_few_however_many_workers_there_are(count: 
         clock.now_s += 2 * JUST_S
         request = encode_request(audio)
         asked = sample.to_ask(request)
-        assert 1 <= len(asked) <= N_ASKED + 1
+        assert 1 <= len(asked) <= N_ASKED
         answer(sample, asked)
         compared = sample.compared(request)
         assert 1 <= len(compared) <= N_COMPARED + 1
-        assert {candidate.key for candidate in compared} >= set(asked) - {None}
+        assert {candidate.key for candidate in compared} >= set(asked)
 
 
 @settings(deadline=None, max_examples=60)
@@ -132,7 +132,7 @@ def test_decoders_beside_the_kv_are_asked_and_preferred() -> None:
         clock.now_s += 2 * JUST_S
         request = decode_request(kv, window)
         asked = sample.to_ask(request)
-        assert len(asked) <= N_ASKED + 2 * N_NEAR
+        assert len(asked) <= 2 * N_NEAR + 1
         answer(sample, asked)
         firsts.add(ranked(request, sample.compared(request), random.Random(0))[0])
     assert firsts == {120, 121, 122, 123}, "all those of the node, in turn"
@@ -194,7 +194,7 @@ def test_work_is_balanced_by_few_questions(workers: int, routers: int) -> None:
     assert asks.longest <= 7 < chance.longest
     assert asks.wait < 0.4 * chance.wait
     assert asks.wait < 1.0
-    assert asks.asked <= N_ASKED + 1
+    assert asks.asked <= N_ASKED
 
 
 def test_asking_balances_better_than_being_told_where_many_send_to_many() -> None:
