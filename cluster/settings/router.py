@@ -110,7 +110,10 @@ class RouterSettings(FrozenModel):
     max_audio_s: float = Field(4 * 3600.0, gt=0, description="longest audio, in seconds")
     min_audio_s: float = Field(0.1, ge=0, description="shortest audio, in seconds")
     max_pending_audio_s: float = Field(
-        8 * 3600.0, gt=0, description="seconds of audio admitted at once; more requests get a 503"
+        8 * 3600.0,
+        gt=0,
+        description="seconds of audio admitted at once; more requests get a 503. A router admits "
+        "less while requests wait for more than 0.4 of their deadlines",
     )
     audio_workers: int = Field(
         2,

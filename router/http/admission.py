@@ -2,7 +2,9 @@
 
 A request is admitted as a whole, before the first byte of its answer: first by its size in
 bytes, then by the length that its container states, so that a client learns of an overload at once
-and not in the middle of a transcript. Knows nothing of HTTP; each router replica counts for itself.
+and not in the middle of a transcript. How much may be pending follows what requests waited for:
+above `MOST_WAIT` of their deadlines they would not be done in time, and to take them in would keep
+the workers busy for nobody. Knows nothing of HTTP; each router replica counts for itself.
 """
 
 from __future__ import annotations
@@ -17,13 +19,18 @@ logger = logging.getLogger(__name__)
 BYTES_PER_AUDIO_S = 16_000  # first guess: 128 kbit/s; speech codecs hold more audio, PCM less
 RETRY_AFTER_S = 5.0
 MAX_REQUESTS = 1024  # at once, however short: each holds a connection and a file
+MOST_WAIT = 0.4  # of its deadline, that a request may wait for others; the rest is for its own work
+GROWTH = 1.05  # of the limit, by a request that waited for less than half of that
+LEAST_LIMIT_S = 60.0  # audio-seconds that may be pending, whatever requests waited for
 
 
 class Admission:
     """Counts pending audio-seconds. Not thread-safe: one event loop uses it."""
 
     def __init__(self, max_pending_audio_s: float) -> None:
+        """max_pending_audio_s: the limit, until requests wait for too long."""
         self._max_pending_s = max_pending_audio_s
+        self._limit_s = max_pending_audio_s
         self._pending_s = 0.0
         self._requests = 0
 
@@ -48,10 +55,31 @@ class Admission:
         self._check(self._pending_s, self._requests, estimate_s)
         self._pending_s += estimate_s
         self._requests += 1
-        return AdmittedRequest(self, estimate_s)
+        return AdmittedRequest(self, estimate_s, self._pending_s)
+
+    @property
+    def limit_audio_s(self) -> float:
+        """Audio-seconds that may be pending now."""
+        return self._limit_s
+
+    def _waited(self, pending_s: float, share: float) -> None:
+        """A request waited for `share` of its deadline; `pending_s` was there when it came.
+
+        What waits grows with what is pending: so much as would have let it wait `MOST_WAIT` is the
+        limit. It is taken from when the request came, so that all that came with it say the same.
+        """
+        if share > MOST_WAIT:
+            fits_s = max(LEAST_LIMIT_S, pending_s * MOST_WAIT / share)
+            if fits_s < self._limit_s:
+                logger.info(
+                    "requests wait too long: %.0f s may be pending, not %.0f", fits_s, self._limit_s
+                )
+                self._limit_s = min(fits_s, self._max_pending_s)
+        elif share < MOST_WAIT / 2 and self._limit_s < self._max_pending_s:
+            self._limit_s = min(self._max_pending_s, self._limit_s * GROWTH)
 
     def _check(self, others_s: float, others: int, wanted_s: float) -> None:
-        too_long = bool(others) and others_s + wanted_s > self._max_pending_s
+        too_long = bool(others) and others_s + wanted_s > self._limit_s
         if too_long or others >= MAX_REQUESTS:
             logger.info(
                 "refused: %d requests with %.0f s pending, %.0f s wanted",
@@ -76,8 +104,10 @@ class Admission:
 class AdmittedRequest:
     """One request's share; implements `router.interface.AudioShare`."""
 
-    def __init__(self, admission: Admission, audio_s: float) -> None:
+    def __init__(self, admission: Admission, audio_s: float, pending_s: float) -> None:
+        """pending_s: audio-seconds pending in the router, these included."""
         self._admission = admission
+        self._pending_s = pending_s
         self._audio_s = audio_s
         self._left = False
 
@@ -99,6 +129,10 @@ class AdmittedRequest:
     def found(self, audio_s: float) -> None:
         """Count at least `audio_s`. Work has begun, so this is never refused."""
         self._set(max(audio_s, self._audio_s))
+
+    def waited(self, share: float) -> None:
+        """It is done, and waited for others for this share of its deadline; 1: it was not done."""
+        self._admission._waited(max(self._pending_s, self._audio_s), share)
 
     def __enter__(self) -> AdmittedRequest:
         return self

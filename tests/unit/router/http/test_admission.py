@@ -7,8 +7,10 @@ import pickle
 import pytest
 
 from cluster.errors import OverloadedError
-from router.http.admission import BYTES_PER_AUDIO_S, MAX_REQUESTS, Admission
+from cluster.messages import Priority
+from router.http.admission import BYTES_PER_AUDIO_S, LEAST_LIMIT_S, MAX_REQUESTS, Admission
 from router.interface import DeadlineRule, RequestContext
+from tests.support.flash_crowd import WINDOW_S, Crowd, Phase
 
 
 def bytes_of(seconds: float) -> int:
@@ -98,3 +100,68 @@ def test_the_deadline_follows_the_audio(audio_s: float, deadline_s: float) -> No
         assert share.audio_s == audio_s
         context.found_audio(audio_s / 2)
         assert context.audio_s == audio_s
+
+
+def test_what_requests_waited_for_says_how_much_may_be_pending() -> None:
+    admission = Admission(10_000.0)
+    held = [admission.admit(bytes_of(10)) for _ in range(100)]
+    held[99].waited(0.8)  # with 1000 s pending: twice as long as it may
+    assert admission.limit_audio_s == pytest.approx(500.0)
+    held[49].waited(0.4)  # with 500 s pending: just as long, which says the same
+    held[98].waited(0.792)
+    assert admission.limit_audio_s == pytest.approx(500.0)
+    with pytest.raises(OverloadedError):
+        admission.admit(1)
+    for share in held:
+        share.__exit__(None, None, None)
+    for _ in range(100):
+        with admission.admit(bytes_of(10)) as share:
+            share.waited(0.01)
+    assert admission.limit_audio_s == 10_000.0
+
+
+def test_one_that_was_not_done_in_time_does_not_close_the_door() -> None:
+    """It may have been alone, and long."""
+    admission = Admission(10_000.0)
+    with admission.admit(bytes_of(1)) as share:
+        share.waited(1.0)
+    assert admission.limit_audio_s == LEAST_LIMIT_S
+    with admission.admit(bytes_of(30)), admission.admit(bytes_of(30)):
+        assert admission.requests == 2
+    small = Admission(20.0)
+    with small.admit(bytes_of(1)) as share:
+        share.waited(1.0)
+    assert small.limit_audio_s == 20.0
+
+
+QUIET: dict[Priority, float] = {"interactive": 7.0, "live": 1.0, "bulk": 0.5}
+CROWD: dict[Priority, float] = {"interactive": 70.0, "live": 1.0, "bulk": 0.5}
+CAPACITY = 1 / WINDOW_S  # windows a second
+
+
+@pytest.mark.parametrize("max_pending_s", [600.0, pytest.param(28_800.0, marks=pytest.mark.slow)])
+def test_a_crowd_of_ten_times_the_load_is_shed_in_the_order_of_priority(
+    max_pending_s: float,
+) -> None:
+    """Live speech goes first and loses nothing; who is let in is done in time; bulk keeps its turn.
+
+    By default more may be pending than can be done in time: that is found out by what requests
+    wait for, a deadline after the crowd came.
+    """
+    crowd = Crowd(max_pending_s).run(Phase(30, QUIET), Phase(400, CROWD))
+    settled = (220, 390)
+    done = {one: crowd.rate(crowd.done, one, *settled) for one in CROWD}
+    assert sum(done.values()) > 0.9 * CAPACITY
+    assert done["live"] == pytest.approx(crowd.rate(crowd.came, "live", *settled), rel=0.1)
+    assert crowd.refused.total() == crowd.rate(crowd.refused, "interactive", 0, 400) * 400
+    assert crowd.rate(crowd.refused, "interactive", *settled) > 0.8 * CROWD["interactive"]
+    assert done["bulk"] > 0.5 * CROWD["bulk"]
+    assert max(crowd.waits_s["live"]) < 3.0
+    assert sum(crowd.done.values()) > 0.85 * CAPACITY * 400, "with what was lost until it settled"
+
+
+@pytest.mark.slow
+def test_after_a_crowd_everybody_comes_in_again() -> None:
+    crowd = Crowd(28_800.0).run(Phase(30, QUIET), Phase(200, CROWD), Phase(420, QUIET))
+    assert crowd.rate(crowd.refused, "interactive", 330, 420) == 0.0
+    assert crowd.rate(crowd.done, "interactive", 330, 420) > 0.9 * QUIET["interactive"]
