@@ -10,32 +10,27 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import asdict
 from functools import partial
 
-from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
+from cluster.errors import WorkerDrainingError
 from cluster.jit.background import wait_for_builds
 from cluster.kv.payloads import HandoffImporter
-from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import use_step_threads
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import DecoderSettings
 from decoder_worker.build import EngineParts, build_parts
-from decoder_worker.loop import IDLE_S, Call, DecodeLoop
+from decoder_worker.core import DecoderCore
+from decoder_worker.loop import IDLE_S
 from decoder_worker.prompts import PromptBuilder
-from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
-from decoder_worker.stats import DecoderStats
 from decoder_worker.warm_up import warm_up
 
 logger = logging.getLogger(__name__)
 
 STUCK_S = 60.0  # a step that takes longer is taken for a hang
 CLOSE_S = 15.0  # how long close waits for READs in flight: longer than a READ may take
-RETRY_AFTER_S = 1.0
 CPU_ROWS = 16
 MOST_GPU_ROWS = 64  # more gain next to nothing
 
@@ -45,7 +40,7 @@ def auto_batch(device: str) -> int:
     return CPU_ROWS if device == "cpu" else MOST_GPU_ROWS
 
 
-class DecoderEngine:
+class DecoderEngine(DecoderCore):
     """Decodes windows by continuous batching. Made once per replica, running from then on."""
 
     def __init__(
@@ -77,28 +72,9 @@ class DecoderEngine:
         parts = build_parts(checkpoint, tokenizer, importer, settings, page_tokens)
         self.device = parts.device
         self.transport = importer.transport
-        self._importer = importer
-        self._settings = settings
-        self._prompts = PromptBuilder(tokenizer, checkpoint.dims)
-        self._loop = DecodeLoop(
-            importer,
-            self._prompts,
-            parts.runner,
-            parts.scheduler,
-            self._post,
-            self._on_leave,
-            parts.steps_ahead,
-            clock,
-        )
-        self._clock = clock
-        self._calls: deque[Call] = deque()  # what other threads ask for, in order
+        prompts = PromptBuilder(tokenizer, checkpoint.dims)
         self._wake = threading.Event()
-        self._changed = threading.Condition()  # guards the next five
-        self._n_live = 0  # submitted and not yet retired
-        self._n_waiting = 0  # of those, without pages
-        self._draining = False
-        self._closing = False
-        self._fault: str | None = None
+        super().__init__(parts, importer, prompts, settings, self._wake.set, clock)
         self._heartbeat = self._clock()
         started: Future[None] = Future()
         prepare = partial(self._prepare, parts, kernels_s)
@@ -110,63 +86,10 @@ class DecoderEngine:
 
     # Called from any thread.
 
-    def submit(
-        self, request: DecodeRequest, on_token: OnToken | None = None
-    ) -> Future[DecodeResult]:
-        """Accept a window into the waiting list; its handle's lease is renewed from here on.
-
-        The future may be cancelled at any time: whatever the sequence holds comes back.
-
-        Args:
-            on_token: called on the engine's thread with each token as it is sampled; only for one
-                attempt of one row, whose tokens nothing takes back.
-
-        Raises:
-            UnsupportedValueError: the model cannot do what the options ask.
-            OverloadedError: the waiting list is full; the handle was not accepted.
-            WorkerDrainingError: this replica takes nothing new.
-
-        The future raises errors of the handle and of its READ (WorkerError), a
-        DeadlineExceededError, or a SequenceFailedError.
-        """
-        options = request.options
-        self._check(options, on_token)
-        now = self._clock()
-        sequence = DecodeSequence(
-            request=request,
-            future=Future(),
-            arrived=now,
-            deadline=now + request.remaining_s,
-            n_new_max=self._prompts.n_new_max(options),
-            language=self._prompts.known_language(options),
-            on_token=on_token,
-        )
-        with self._changed:
-            self._check_open()
-            if self._n_waiting >= self._settings.max_waiting:
-                raise OverloadedError(
-                    f"{self._n_waiting} windows wait for this decoder, the most it takes",
-                    retry_after_s=RETRY_AFTER_S,
-                )
-            self._n_waiting += 1
-            self._n_live += 1
-        try:
-            self._importer.accept(request.handle)
-            pool = self._importer.pool_for(request.handle)
-            sequence.landing_pool = pool if pool is not self._importer.pool else None
-        except Exception as error:
-            self._on_leave(SequenceState.WAITING)
-            self._on_leave(SequenceState.FINISHED)
-            sequence.future.set_exception(error)
-            return sequence.future
-        self._post(partial(self._loop.add, sequence))
-        sequence.future.add_done_callback(partial(self._on_done, sequence))
-        return sequence.future
-
     def drain(self, timeout_s: float) -> bool:
         """Take nothing new and wait until all sequences ended; False when time ran out."""
+        self.begin_drain()
         with self._changed:
-            self._draining = True
             return self._changed.wait_for(lambda: self._n_live == 0, timeout_s)
 
     def close(self) -> None:
@@ -178,67 +101,12 @@ class DecoderEngine:
 
     def healthy(self) -> str | None:
         """None when well, else why not."""
-        if self._fault is not None:
-            return f"the decoder failed: {self._fault}"
-        if not self._thread.is_alive():
+        if self._fault is None and not self._thread.is_alive():
             return "the decoder's thread has ended"
         silent_s = self._clock() - self._heartbeat
-        if silent_s > STUCK_S:
+        if self._fault is None and silent_s > STUCK_S:
             return f"the decoder's step has not returned for {silent_s:.0f} s"
-        return self._importer.healthy()
-
-    def stats(self) -> DecoderStats:
-        pool, scheduler = self._importer.pool, self._loop.scheduler
-        read_ahead = scheduler.n_without_slots
-        return DecoderStats(
-            waiting=self._n_waiting + read_ahead,
-            loading=max(0, scheduler.n_loading - read_ahead),
-            running=scheduler.n_running,
-            pages_free=pool.n_free,
-            pages_total=pool.n_pages,
-            pages_quarantined=pool.n_quarantined,
-            pages_per_window=pool.layout.pages_per_window,
-            slots_free=scheduler.n_free_slots,
-            slots_total=self._settings.max_batch,
-            **asdict(self._loop.counters),
-        )
-
-    def check_integrity(self) -> None:
-        """Raise RuntimeError unless nothing is live and every page and slot is back."""
-        if self._n_live:
-            raise RuntimeError(f"{self._n_live} sequences are live")
-        self._loop.scheduler.check_integrity()
-        if landing := self._importer.landing_pool:
-            landing.check_integrity()
-
-    def _check(self, options: DecodeOptions, on_token: OnToken | None) -> None:
-        self._prompts.check(options)
-        most = self._settings.max_batch
-        if options.n_rows > most:
-            raise UnsupportedValueError(
-                f"{options.n_rows} beams or candidates are more than the {most} rows of this "
-                f"decoder's batch (decoder.max_batch)",
-                param="beam_size" if options.beam_size > 1 else "best_of",
-            )
-        if on_token is not None and (options.n_rows > 1 or len(options.temperatures) > 1):
-            raise UnsupportedValueError(
-                "tokens can only be streamed without fallback, beams and candidates", param="stream"
-            )
-
-    def _check_open(self) -> None:
-        if self._fault is not None:
-            raise WorkerDrainingError(f"this decoder failed: {self._fault}")
-        if self._draining:
-            raise WorkerDrainingError("this decoder is shutting down")
-
-    def _post(self, call: Call) -> None:
-        """Have the engine's thread make a call."""
-        self._calls.append(call)
-        self._wake.set()
-
-    def _on_done(self, sequence: DecodeSequence, future: Future[DecodeResult]) -> None:
-        if future.cancelled():
-            self._post(partial(self._loop.cancel, sequence))
+        return super().healthy()
 
     # Called on the engine's thread only.
 
@@ -260,9 +128,8 @@ class DecoderEngine:
         try:
             while not self._closing:
                 self._heartbeat = self._clock()
-                self._take_calls()
-                if not self._loop.step():
-                    self._sleep(self._loop.sleep_s())
+                if not self.turn():
+                    self._sleep(self.sleep_s())
             self._shut_down(WorkerDrainingError("this decoder was closed"))
         except Exception as error:  # no sequence's: of those `step` takes care
             logger.exception("the decoder failed")
@@ -273,18 +140,6 @@ class DecoderEngine:
     def _sleep(self, seconds: float) -> None:
         self._wake.wait(seconds)
         self._wake.clear()
-
-    def _take_calls(self) -> None:
-        while self._calls:
-            self._calls.popleft()()
-
-    def _on_leave(self, state: SequenceState) -> None:
-        with self._changed:
-            if state is SequenceState.WAITING:
-                self._n_waiting -= 1
-            else:
-                self._n_live -= 1
-                self._changed.notify_all()
 
     def _shut_down(self, error: WorkerDrainingError) -> None:
         """Answer what is left, then wait for READs: they write to pages of the importer's pool."""

@@ -75,6 +75,7 @@ class EncodeLoop:
     """All methods run on the engine's thread, but for `fail_queued`.
 
     clock: monotonic seconds, the batcher's.
+    page_wait_s: how long a batch waits for pages; 0 for whoever calls again when some come free.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class EncodeLoop:
         max_batch: int,
         recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
+        page_wait_s: float = PAGE_WAIT_S,
     ) -> None:
         self.counts = Counts()
         self.forward = forward
@@ -95,6 +97,8 @@ class EncodeLoop:
         self._max_batch = max_batch
         self._recorder = recorder
         self._clock = clock
+        self._page_wait_s = page_wait_s
+        self._launched: _Launched | None = None
         self._running: list[QueuedWindow] = []
         self._done_s = 0.0  # when the device was last found done
         self._stopping = False
@@ -116,22 +120,38 @@ class EncodeLoop:
 
     def step(self) -> None:
         """Wait for a batch, then encode until none is ready."""
+        self.begin()
+        while self.has_launched:
+            self.go_on()
+
+    @property
+    def has_launched(self) -> bool:
+        """Whether the device has a batch that `go_on` is to wait for."""
+        return self._launched is not None
+
+    def begin(self) -> None:
+        """Wait for a batch and launch it, if there are pages for it."""
         leaves_room = self._leaves_room()
         self._batcher.hold_bulk(not leaves_room)
         n_ready = self._batcher.wait(IDLE_WAIT_S if leaves_room else PAGE_WAIT_S)
         self._fail_expired()
-        if not n_ready:
-            return
-        launched = self._take(n_ready, PAGE_WAIT_S)
-        while launched is not None:
-            # The device goes on with a full batch while the host publishes this one. A batch that
-            # is not full has nothing to gain from an early start: it may still grow.
-            self._fail_expired()
-            full = self.forward.is_async and self._batcher.has_full_batch
-            goes_on = full and not self._stopping
-            following = self._take(self._max_batch, 0.0) if goes_on else None
-            self._complete(launched)
-            launched = following
+        if n_ready:
+            self._launched = self._take(n_ready, self._page_wait_s)
+
+    def go_on(self) -> None:
+        """Wait for the batch that is launched and publish it; before that launch the next one.
+
+        The device goes on with a full batch while the host publishes this one. A batch that is not
+        full has nothing to gain from an early start: it may still grow.
+        """
+        launched = self._launched
+        assert launched is not None
+        self._fail_expired()
+        full = self.forward.is_async and self._batcher.has_full_batch
+        goes_on = full and not self._stopping
+        following = self._take(self._max_batch, 0.0) if goes_on else None
+        self._complete(launched)
+        self._launched = following
 
     def stop(self) -> None:
         """Take no further batch; from any thread."""

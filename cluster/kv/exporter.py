@@ -22,7 +22,7 @@ from cluster.kv.pool import PagePool
 from cluster.kv.published import PublishedWindows
 from cluster.kv.transfer_config import ReadReport, TransferConfig
 from cluster.kv.wires.wire import Wire
-from cluster.kv.wires.wire_thread import WireThread
+from cluster.kv.wires.wire_thread import MakeThread, WireThread
 from cluster.messages import CrossKVHandle
 
 POLL_S = 0.005  # between two looks for notifications while a lease is open
@@ -44,9 +44,17 @@ class KVExporter:
     """
 
     def __init__(
-        self, layout: PageLayout, n_pages: int, config: TransferConfig, wire: Wire
+        self,
+        layout: PageLayout,
+        n_pages: int,
+        config: TransferConfig,
+        wire: Wire,
+        make_thread: MakeThread = WireThread,
     ) -> None:
         """Takes over `wire`: opens it now, and closes it.
+
+        make_thread: what runs the wire; where it runs nothing, its maker calls
+            `handle_notifications` and `expire` itself.
 
         Raises:
             ConfigurationError: the transport does not work on this machine.
@@ -65,7 +73,7 @@ class KVExporter:
         self._closing = threading.Event()
         self._woken = threading.Event()
         wire.on_notification = self._woken.set
-        self._thread = WireThread("exporter", self._open, self._run, self._end)
+        self._thread = make_thread("exporter", self._open, self._run, self._end)
 
     @property
     def n_expired(self) -> int:
@@ -249,7 +257,11 @@ class KVExporter:
             before, looked = looked, time.monotonic()
             if looked - before > STALL_S:
                 self._leases.extend_all(looked - before)
-            self._close_all(self._leases.expire())
+            self.expire()
+
+    def expire(self) -> None:
+        """End the leases that ran out. On the wire's thread."""
+        self._close_all(self._leases.expire())
 
     def _end(self) -> None:
         for kept in self.published.forget_all():

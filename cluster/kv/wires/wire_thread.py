@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from typing import Protocol
 
 from cluster.errors import ConfigurationError, SplitscribeError
 
@@ -13,6 +14,25 @@ logger = logging.getLogger(__name__)
 
 OPEN_TIMEOUT_S = 60.0  # for a transport to start
 CLOSE_TIMEOUT_S = 10.0  # for it to stop
+
+
+class RunsWire(Protocol):
+    """What runs a wire: a thread, or on a virtual clock whoever made it.
+
+    failure: None when well, else why it ended.
+    """
+
+    failure: str | None
+
+    def join(self) -> None:
+        """Wait for the end of what was told to end."""
+
+
+# From the owner's name, and what is called at the start, until it returns, and at the end.
+MakeThread = Callable[
+    [str, Callable[[], None], Callable[[], None], Callable[[], None]],
+    RunsWire,
+]
 
 
 class WireThread:

@@ -1,0 +1,114 @@
+"""An encoder engine without its weights and its thread: how windows come in, and its state.
+
+Windows come in by `submit` and go into the queue of the loop. Who runs the loop is not known here:
+a thread in `encoder_worker.engine`, and in a simulation a virtual clock.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from functools import partial
+
+from cluster.errors import WorkerDrainingError
+from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest
+from encoder_worker.batcher import Batcher, QueuedWindow
+from encoder_worker.checks import check_request
+from encoder_worker.export_pages import Exports
+from encoder_worker.loop import EncodeLoop
+from encoder_worker.reuse import KVReuse
+from encoder_worker.stats import EncoderStats
+
+
+class EncoderCore:
+    """Takes windows, and tells what is there; the parts belong together."""
+
+    def __init__(
+        self,
+        exports: Exports,
+        batcher: Batcher,
+        reuse: KVReuse,
+        loop: EncodeLoop,
+        n_audio_ctx: int,
+    ) -> None:
+        """n_audio_ctx: encoder positions of the checkpoint."""
+        self._exports = exports
+        self._batcher = batcher
+        self._reuse = reuse
+        self._loop = loop
+        self._n_audio_ctx = n_audio_ctx
+        self._draining = False
+        self._closing = False
+        self._failure: str | None = None
+
+    def submit(self, request: EncodeRequest) -> Future[EncodeReply]:
+        """Queue one window, or answer it at once where the KV of the same audio is there.
+
+        Cancelling the future takes the window out, and ends the lease if one was just given.
+
+        Returns:
+            A future of the reply. It fails with DeadlineExceededError when the window's time ran
+            out first, and with SequenceFailedError when this window cannot be encoded.
+
+        Raises:
+            InvalidAudioError: the samples are not what `EncodeRequest` promises.
+            WorkerDrainingError: the engine takes nothing new, or has failed.
+        """
+        check_request(request, self._n_audio_ctx)
+        if self._draining or self._closing:
+            raise WorkerDrainingError("this encoder worker is shutting down")
+        if reason := self.healthy():
+            raise WorkerDrainingError(reason)  # another one can take it
+        future: Future[EncodeReply] = Future()
+        key = self._reuse.key_of(request)
+        if (reply := self._reuse.find(request, key, 0.0)) is not None:
+            future.set_result(reply)
+            return future
+        window = self._batcher.put(request, future, key)
+        future.add_done_callback(partial(self._drop_cancelled, window))
+        if self._closing:  # `close` may have emptied the queue between the check and the put
+            self._loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
+        return future
+
+    def revoke(self, handle: CrossKVHandle) -> bool:
+        """Free the pages of a reply that nobody will use; False when they are free already."""
+        return self._exports.revoke(handle)
+
+    def stats(self) -> EncoderStats:
+        counts = self._loop.counts
+        return EncoderStats(
+            queued=self._batcher.n_distinct,
+            queued_audio_s=self._batcher.queued_audio_s,
+            running=self._batcher.n_in_flight,
+            slack_s=self._batcher.slack_s,
+            leases=self._exports.n_leases,
+            read=self._exports.n_read,
+            pages_free=self._exports.n_free_pages,
+            pages_total=self._exports.n_pages,
+            windows_exported=self._exports.n_windows,
+            batches=counts.batches,
+            windows=counts.windows,
+            failed=counts.failed,
+            expired=counts.expired,
+            encode_s=counts.encode_s,
+            window_s=counts.window_s,
+            work=self._batcher.work,
+            queued_work=self._batcher.queued_work,
+            sends_states=self._exports.next().layout.payload == "encoder_states",
+            reuse=self._reuse.stats(),
+        )
+
+    def healthy(self) -> str | None:
+        """None when well, else why not."""
+        return self._failure or self._exports.healthy()
+
+    def begin_drain(self) -> None:
+        """Take nothing new from now on."""
+        self._draining = True
+
+    def is_idle(self) -> bool:
+        """Nothing is queued, encoded or leased."""
+        return not len(self._batcher) and not (self._batcher.n_in_flight or self._exports.n_leases)
+
+    def _drop_cancelled(self, window: QueuedWindow, future: Future[EncodeReply]) -> None:
+        if future.cancelled():
+            self._batcher.cancel(window)
