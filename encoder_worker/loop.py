@@ -75,7 +75,7 @@ class EncodeLoop:
     """All methods run on the engine's thread, but for `fail_queued`.
 
     clock: monotonic seconds, the batcher's.
-    page_wait_s: how long a batch waits for pages; 0 for whoever calls again when some come free.
+    blocks: wait for windows and pages here; else the caller comes again when there are some.
     """
 
     def __init__(
@@ -87,7 +87,8 @@ class EncodeLoop:
         max_batch: int,
         recorder: Recorder,
         clock: Callable[[], float] = time.monotonic,
-        page_wait_s: float = PAGE_WAIT_S,
+        *,
+        blocks: bool = True,
     ) -> None:
         self.counts = Counts()
         self.forward = forward
@@ -97,7 +98,7 @@ class EncodeLoop:
         self._max_batch = max_batch
         self._recorder = recorder
         self._clock = clock
-        self._page_wait_s = page_wait_s
+        self._blocks = blocks
         self._launched: _Launched | None = None
         self._running: list[QueuedWindow] = []
         self._done_s = 0.0  # when the device was last found done
@@ -133,10 +134,11 @@ class EncodeLoop:
         """Wait for a batch and launch it, if there are pages for it."""
         leaves_room = self._leaves_room()
         self._batcher.hold_bulk(not leaves_room)
-        n_ready = self._batcher.wait(IDLE_WAIT_S if leaves_room else PAGE_WAIT_S)
+        wait_s = IDLE_WAIT_S if leaves_room else PAGE_WAIT_S
+        n_ready = self._batcher.wait(wait_s if self._blocks else 0.0)
         self._fail_expired()
         if n_ready:
-            self._launched = self._take(n_ready, self._page_wait_s)
+            self._launched = self._take(n_ready, PAGE_WAIT_S if self._blocks else 0.0)
 
     def go_on(self) -> None:
         """Wait for the batch that is launched and publish it; before that launch the next one.

@@ -18,6 +18,7 @@ from ray.serve.config import AutoscalingContext
 from cluster.messages import DecoderSignals, EncoderSignals, Role
 from cluster.serve.hooks import scaling_state  # looked up in it: by value it would be a copy
 from cluster.serve.replica_count import (
+    Balancer,
     Decision,
     PoolView,
     ScalingRules,
@@ -41,19 +42,25 @@ class PoolPolicy:
         """Called by Serve several times a second; on an error things stay as they are."""
         target = context.target_num_replicas
         try:
-            view = self._view(context)
-            rules = replace(
-                self._rules,
-                min_workers=context.capacity_adjusted_min_replicas,
-                max_workers=context.capacity_adjusted_max_replicas,
-            )
             balancer = scaling_state.of(str(context.app_name), self._model)
-            decision = balancer.decide(self._role, rules, view, context.current_time or 0.0)
+            decision, view = self.decide(context, balancer)
         except Exception:
             logger.exception("scaling %s failed", context.deployment_name)
             return target, {}
         self._tell(context.deployment_name, target, decision, view)
         return decision.workers, {}
+
+    def decide(
+        self, context: AutoscalingContext, balancer: Balancer
+    ) -> tuple[Decision, PoolView]:
+        """What the pool should have, and what it looks like; `balancer` is its model's."""
+        view = self._view(context)
+        rules = replace(
+            self._rules,
+            min_workers=context.capacity_adjusted_min_replicas,
+            max_workers=context.capacity_adjusted_max_replicas,
+        )
+        return balancer.decide(self._role, rules, view, context.current_time or 0.0), view
 
     def _view(self, context: AutoscalingContext) -> PoolView:
         told = context.aggregated_metrics or {}

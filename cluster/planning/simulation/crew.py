@@ -1,0 +1,138 @@
+"""The workers of a simulated cell: how they are started, placed, replaced, drained and ended."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.messages import Location, Role
+from cluster.planning.scenario.model import Cluster
+from cluster.planning.simulation.decoders import SimDecoder
+from cluster.planning.simulation.device import Device
+from cluster.planning.simulation.encoders import SimEncoder
+from cluster.planning.simulation.parts import CellParts
+from cluster.planning.simulation.pools import Replica, SimPool
+from cluster.planning.simulation.records import Records
+from cluster.planning.simulation.worker import SimWorker
+from cluster.serve.app import DEEPEST_BATCH, DRAIN_S, MOST_ROWS, UNBOUNDED
+
+DETECTED_S = 0.2  # until those who wait for a dead process hear of it
+IDLE_LOOK_S = 0.2  # between two looks whether a draining worker is done
+PoolName = str  # "encoder", "decoder" or "worker"
+
+
+@dataclass(slots=True)
+class Crew:
+    """All pools. wanted: workers of each pool, those that are starting included."""
+
+    cell: CellParts
+    cluster: Cluster
+    records: Records
+    pools: dict[PoolName, SimPool] = field(default_factory=dict)
+    wanted: dict[PoolName, int] = field(default_factory=dict)
+    starting: dict[PoolName, int] = field(default_factory=dict)
+    _numbers: dict[PoolName, int] = field(default_factory=dict)
+
+    def open(self) -> None:
+        """Start what the scenario has; at second 0 all of it is ready."""
+        counts = {"worker": self.cluster.encoders}
+        if self.cluster.placement == "split":
+            counts = {"encoder": self.cluster.encoders, "decoder": self.cluster.decoders}
+        for name, count in counts.items():
+            self.pools[name] = SimPool()
+            self.wanted[name], self.starting[name] = count, 0
+            for _ in range(count):
+                self._add(name)
+
+    def pool_of(self, role: Role) -> tuple[PoolName, SimPool]:
+        name = "worker" if "worker" in self.pools else role
+        return name, self.pools[name]
+
+    def resize(self, name: PoolName, workers: int) -> None:
+        """Have so many workers: start some, or drain some."""
+        pool, before = self.pools[name], self.wanted[name]
+        self.wanted[name] = workers
+        for _ in range(workers - before):
+            self._start(name)
+        for _ in range(before - workers):
+            open_ones = pool.open()
+            if not open_ones:
+                break
+            self._drain(name, min(open_ones, key=lambda one: one.ongoing))
+
+    def kill(self, role: Role, count: int, at_s: float) -> None:
+        """End so many workers at once. Serve starts as many in their place."""
+        name, pool = self.pool_of(role)
+        for replica in list(pool.open())[:count]:
+            for worker in set(replica.roles.values()):
+                worker.kill(DETECTED_S)
+            self.records.note(at_s, f"{replica.replica_id} is killed", "fault")
+            loop = asyncio.get_running_loop()
+            loop.call_later(DETECTED_S, pool.remove, replica)
+            loop.call_later(DETECTED_S, self._start, name)
+
+    def workers(self, role: Role) -> list[SimWorker]:
+        """Of all replicas that there are, also of those that drain."""
+        _, pool = self.pool_of(role)
+        return [replica.roles[role] for replica in pool.replicas]
+
+    def tell_stats(self) -> None:
+        """Each worker reports its load to Serve."""
+        for name, pool in self.pools.items():
+            role: Role = "decoder" if name == "decoder" else "encoder"
+            for replica in pool.open():
+                replica.routing_stats = replica.roles[role].load().as_stats()
+
+    def _start(self, name: PoolName) -> None:
+        times = self.cell.profile.start_s
+        after_s = times.decoder if name == "decoder" else times.encoder
+        self.starting[name] += 1
+        asyncio.get_running_loop().call_later(after_s, self._started, name)
+
+    def _started(self, name: PoolName) -> None:
+        self.starting[name] -= 1
+        if len(self.pools[name].open()) < self.wanted[name]:
+            self._add(name)
+
+    def _drain(self, name: PoolName, replica: Replica) -> None:
+        replica.is_draining = True
+        for worker in replica.roles.values():
+            worker.begin_drain()
+        now_s = asyncio.get_running_loop().time()
+        self._end_when_idle(name, replica, now_s + DRAIN_S)
+
+    def _end_when_idle(self, name: PoolName, replica: Replica, until_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        if loop.time() < until_s and not all(one.is_idle() for one in replica.roles.values()):
+            loop.call_later(IDLE_LOOK_S, self._end_when_idle, name, replica, until_s)
+            return
+        for worker in replica.roles.values():
+            worker.kill(0.0)
+        self.pools[name].remove(replica)
+
+    def _add(self, name: PoolName) -> None:
+        number = self._numbers[name] = self._numbers.get(name, -1) + 1
+        replica_id, node = f"{name}-{number}", self._node(name, number)
+        location, device = Location(node, ""), Device()
+        roles: dict[Role, SimWorker] = {}
+        settings = self.cell.settings
+        if name != "decoder":
+            roles["encoder"] = SimEncoder(replica_id, location, self.cell, device)
+        if name != "encoder":
+            roles["decoder"] = SimDecoder(replica_id, location, self.cell, device)
+        most: dict[PoolName, int] = {
+            "encoder": 4 * (settings.encoder.max_batch or DEEPEST_BATCH),
+            "decoder": settings.decoder.max_waiting + (settings.decoder.max_batch or MOST_ROWS),
+            "worker": UNBOUNDED,
+        }
+        stats: dict[str, Any] = {}
+        self.pools[name].replicas.append(
+            Replica(replica_id, node, {"domain": ""}, stats, roles, most[name])
+        )
+        self.pools[name].notify()
+
+    def _node(self, name: PoolName, number: int) -> str:
+        if not self.cluster.per_node:
+            return "node"
+        return f"{name}-node-{number // self.cluster.per_node}"

@@ -1,0 +1,184 @@
+"""Pools of simulated workers, and what Ray Serve does between a router and them.
+
+The choice of a worker is the real hook's (`LoadAwareRouter`), and a router's client is the real
+`ServePool`. Serve's own part is modelled after its code: it takes the first worker in the hook's order
+that has room for one more call, or else pauses, from 25 ms up to 0.5 s, and asks again. Colocated
+workers are chosen as Serve does without a hook: of two at random the one with fewer calls.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Generator, Mapping
+from dataclasses import dataclass, field
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from ray.exceptions import RayActorError
+from ray.serve.request_router import FIFOMixin, RequestRouter
+
+from cluster.messages import DecodeRequest, EncodeRequest, Role
+from cluster.planning.simulation.worker import SimWorker
+from cluster.serve.hooks.replica_choice import LoadAwareRouter
+from cluster.serve.worker_choice import WorkLedger
+
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.025, 0.5  # of Serve, between two tries to find room
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """A worker as Serve knows it. The first four are what the hook reads of a `RunningReplica`.
+
+    roles: of a colocated worker both.
+    """
+
+    replica_id: str
+    node_id: str
+    replica_metadata: dict[str, str]
+    routing_stats: dict[str, Any]
+    roles: Mapping[Role, SimWorker]
+    max_ongoing: int
+    ongoing: int = 0
+    is_draining: bool = False
+
+    def has_room(self) -> bool:
+        return self.ongoing < self.max_ongoing
+
+
+class _WithoutServe(FIFOMixin, RequestRouter):  # type: ignore[misc]
+    """What the hook inherits of Serve and does not use for its choice."""
+
+    def __init__(self) -> None:
+        """Nothing of Serve is there."""
+
+    def update_replicas(self, replicas: list[Any]) -> None:
+        """Serve notes them."""
+
+
+class Choice(LoadAwareRouter, _WithoutServe):
+    """The real hook, made without Serve."""
+
+    def __init__(self, ledger: WorkLedger, chance: Random) -> None:
+        self.initialize_state(ledger=ledger, chance=chance)
+
+
+Chooser = Callable[[list[Replica], Any], Awaitable[list[Replica]]]
+
+
+def by_load(choice: Choice) -> Chooser:
+    """In the order of the hook."""
+
+    async def choose(replicas: list[Replica], pending: Any) -> list[Replica]:
+        candidates: Any = replicas
+        ranks: Any = await choice.choose_replicas(candidates, pending)
+        return [replica for rank in ranks for replica in rank]
+
+    return choose
+
+
+def of_two(chance: Random) -> Chooser:
+    """Serve's own choice."""
+
+    async def choose(replicas: list[Replica], pending: Any) -> list[Replica]:
+        pair = chance.sample(replicas, min(2, len(replicas)))
+        return sorted(pair, key=lambda one: one.ongoing)
+
+    return choose
+
+
+@dataclass(slots=True, eq=False)
+class SimPool:
+    """The workers of one deployment. changed: set when there are others."""
+
+    replicas: list[Replica] = field(default_factory=list)
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    waiting: int = 0  # calls that no worker has taken
+
+    def open(self) -> list[Replica]:
+        """Those that take new calls."""
+        return [replica for replica in self.replicas if not replica.is_draining]
+
+    def remove(self, replica: Replica) -> None:
+        """It takes nothing any more; harmless when it is gone already."""
+        if replica in self.replicas:
+            self.replicas.remove(replica)
+
+    def notify(self) -> None:
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class SimHandle:
+    """In the place of a deployment handle, for one router; `ServePool` calls it."""
+
+    def __init__(self, pool: SimPool, role: Role, choose: Chooser, choice: Choice | None) -> None:
+        self._pool = pool
+        self._role = role
+        self._choose = choose
+        self._choice = choice
+
+    def options(self, **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(remote=self._remote)
+
+    def tell_stats(self) -> None:
+        """What the workers have reported reaches this router."""
+        if self._choice is not None:
+            replicas: Any = self._pool.open()
+            self._choice.update_replicas(replicas)
+
+    def _remote(self, request: EncodeRequest | DecodeRequest) -> SimCall:
+        return SimCall(self._call(request))
+
+    async def _call(self, request: EncodeRequest | DecodeRequest) -> Any:
+        replica = await self._find(request)
+        replica.ongoing += 1
+        answer = replica.roles[self._role].call(request)
+        try:
+            return await answer
+        except RayActorError:
+            self._pool.remove(replica)  # as Serve's router does when a call finds it dead
+            raise
+        finally:
+            replica.ongoing -= 1
+            if not answer.done():
+                answer.cancel()
+
+    async def _find(self, request: EncodeRequest | DecodeRequest) -> Replica:
+        """The first worker in order with room."""
+        pool = self._pool
+        pending = SimpleNamespace(
+            args=(request,), routing_context=SimpleNamespace(should_backoff=False)
+        )
+        pause_s = FIRST_PAUSE_S
+        pool.waiting += 1
+        try:
+            while True:
+                replicas = pool.open()
+                if replicas:
+                    for replica in await self._choose(replicas, pending):
+                        if replica.has_room():
+                            if self._choice is not None:
+                                routed: Any = (pending, replica.replica_id, None)
+                                self._choice.on_request_routed(*routed)
+                            return replica
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, LAST_PAUSE_S)
+                else:
+                    await pool.changed.wait()
+        finally:
+            pool.waiting -= 1
+
+
+class SimCall:
+    """In the place of a `DeploymentResponse`: awaited once. Its caller's cancellation ends it."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        found: Generator[Any, None, Any] = self._call.__await__()
+        return found
+
+    def cancel(self) -> None:
+        """The coroutine has ended with its caller."""

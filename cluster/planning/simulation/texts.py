@@ -1,0 +1,49 @@
+"""The tokens that a simulated decoder gives: as many as a request has, between its timestamps.
+
+They are tokens as a real window has them, so that the router's own code makes segments of them: a
+timestamp at the start, words, and one at the end of the audio.
+"""
+
+from __future__ import annotations
+
+from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.planning.scenario.arrivals import Traffic
+from decoder_worker.sampling.search import Row, StepOutput
+from decoder_worker.scheduling.sequence import DecodeSequence
+
+LOGPROB = -0.1
+LANGUAGE = "en"
+WORDS = (
+    " the quick brown fox jumps over a lazy dog while seven grey whales sing below and nobody on "
+    "that old ferry hears them because its engine drowns every voice but one"
+)
+MEL_PER_STEP = 2  # mel frames in a timestamp's step of 20 ms
+
+
+class Texts:
+    """What each row gets next."""
+
+    def __init__(self, tokenizer: WhisperTokenizer, traffic: Traffic) -> None:
+        self._traffic = traffic
+        special = tokenizer.special
+        language = special.languages.get(LANGUAGE, special.eot)
+        self.language = StepOutput(language, LOGPROB)
+        self._begin = StepOutput(special.timestamp_begin, LOGPROB)
+        self._end = StepOutput(special.eot, LOGPROB)
+        self._words = [StepOutput(token, LOGPROB) for token in tokenizer.encode(WORDS)]
+        self._stamps = [StepOutput(special.timestamp_begin + n, LOGPROB) for n in range(1501)]
+
+    def next_output(self, sequence: DecodeSequence, row: Row) -> StepOutput:
+        """One of `n_tokens` in all, or the end behind them."""
+        request, n_given = sequence.request, len(row.tokens)
+        n_tokens = min(
+            self._traffic.tokens_of(request.request_id, request.content_frames),
+            sequence.n_new_max,
+        )
+        if n_given >= n_tokens:
+            return self._end
+        if n_given == 0:
+            return self._begin
+        if n_given == n_tokens - 1:
+            return self._stamps[request.content_frames // MEL_PER_STEP]
+        return self._words[n_given % len(self._words)]

@@ -1,0 +1,218 @@
+"""KV on its way between simulated workers: links that take time, and the ends that the real ones are.
+
+The encoder's end is the real `KVExporter` with its pages, leases, generations and kept windows; only
+its wire is nobody. The decoder's end keeps the real `HeldHandles`, and a READ is a wait: the link's
+latency, and bytes over its rate, one READ after another at each node's port. When it ends it releases
+the lease as a real one does, by a notification.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from cluster.errors import KVLostError, PeerLostError
+from cluster.kv.exporter import KVExporter
+from cluster.kv.held_handles import HeldHandles
+from cluster.kv.notifications import read_message, release_message, renewal_messages
+from cluster.kv.pool import PagePool
+from cluster.kv.transfer_config import RENEW_S, FetchStats
+from cluster.messages import CrossKVHandle, Location
+from cluster.planning.profile.model import LinkProfile
+
+LOST_AFTER_S = 1.0  # until a READ from a dead process fails
+
+
+class NobodysWire:
+    """The wire of an exporter whose readers call it directly. See `cluster.kv.wires.wire.Wire`."""
+
+    transport = "simulated"
+    metadata = b""
+
+    def __init__(self, agent: str) -> None:
+        self.agent = agent
+        self.on_notification: Callable[[], object] = lambda: None
+
+    def open(self, pool: PagePool, counters: Any) -> None:
+        """Nothing is registered."""
+
+    def drain(self) -> Sequence[bytes]:
+        return ()
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class NoThread:
+    """In the place of `WireThread`: starts at once, and runs nothing."""
+
+    failure: str | None = None
+
+    def __init__(
+        self,
+        owner: str,
+        start: Callable[[], None],
+        run: Callable[[], None],
+        end: Callable[[], None],
+    ) -> None:
+        self._end = end
+        start()
+
+    def join(self) -> None:
+        self._end()
+
+
+@dataclass(slots=True)
+class Traffic:
+    """KV that went over one link. seconds: of all READs, from their post to their end."""
+
+    n_reads: int = 0
+    n_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Exported:
+    """An encoder's end. on_release: called when pages may have come free."""
+
+    exporter: KVExporter
+    location: Location
+    on_release: Callable[[], None]
+    is_alive: bool = True
+
+
+@dataclass(slots=True)
+class Links:
+    """All links of a cell. within: of one node; between: of two nodes, each with one port."""
+
+    within: LinkProfile
+    between: LinkProfile
+    exported: dict[str, Exported] = field(default_factory=dict)  # by agent
+    traffic: dict[tuple[str, str], Traffic] = field(default_factory=dict)  # by nodes
+    _free_at_s: dict[str, float] = field(default_factory=dict)
+
+    def read_s(self, n_bytes: int, source: str, target: str, now_s: float) -> float:
+        """Seconds until a READ that is posted now has ended; it takes its ports until then."""
+        link, ports = self.within, ()
+        if source != target:
+            link, ports = self.between, (f"out {source}", f"in {target}")
+        begin_s = max([now_s, *(self._free_at_s.get(port, 0.0) for port in ports)])
+        moved_s = begin_s + n_bytes / link.bytes_per_s
+        for port in ports:
+            self._free_at_s[port] = moved_s
+        seconds = moved_s + link.latency_s - now_s
+        told = self.traffic.setdefault((source, target), Traffic())
+        told.n_reads += 1
+        told.n_bytes += n_bytes
+        told.seconds += seconds
+        return seconds
+
+
+class SimImporter:
+    """In the place of `HandoffImporter`; the pools are real ones without memory."""
+
+    transport = "simulated"
+
+    def __init__(
+        self,
+        pool: PagePool,
+        landing_pool: PagePool | None,
+        links: Links,
+        node: str,
+        clock: Callable[[], float],
+        fetch_timeout_s: float,
+    ) -> None:
+        """clock: of the worker's thread. landing_pool: where encoder states land; None: none do."""
+        self.pool = pool
+        self.layout = pool.layout
+        self.landing_pool = landing_pool
+        self.projection_s = 0.0
+        self._links = links
+        self._node = node
+        self._clock = clock
+        self._timeout_s = fetch_timeout_s
+        self._held = HeldHandles(clock)
+        self._loop = asyncio.get_running_loop()
+        self._renewing = False
+
+    def pool_for(self, handle: CrossKVHandle) -> PagePool:
+        """As `HandoffImporter.pool_for`."""
+        if handle.payload == "cross_kv":
+            return self.pool
+        assert self.landing_pool is not None
+        return self.landing_pool
+
+    def accept(self, handle: CrossKVHandle) -> None:
+        """Hold a handle, and renew its lease from here on."""
+        self._held.hold(handle)
+        if not self._renewing:
+            self._renewing = True
+            self._loop.call_later(RENEW_S, self._renew)
+
+    def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
+        """As `KVImporter.fetch`."""
+        future: Future[FetchStats] = Future()
+        future.set_running_or_notify_cancel()
+        try:
+            self._held.begin_fetch(handle)
+        except KVLostError as error:
+            future.set_exception(error)
+            return future
+        source = self._links.exported[handle.agent]
+        now_s = self._clock()
+        n_bytes = len(pages) * self.pool_for(handle).filled_bytes(handle.frames)
+        seconds = self._links.read_s(n_bytes, source.location.node, self._node, now_s)
+        if seconds > self._timeout_s:
+            self._loop.call_at(now_s + self._timeout_s, self._give_up, handle, future)
+            return future
+        if not source.is_alive:
+            seconds = LOST_AFTER_S
+        self._loop.call_at(now_s + seconds, self._arrive, handle, n_bytes, seconds, future)
+        return future
+
+    def drop(self, handle: CrossKVHandle) -> None:
+        """Release the lease of a handle that is not wanted; harmless when it is fetched."""
+        if self._held.let_go(handle.lease):
+            self._tell(handle.agent, release_message(handle.lease))
+
+    def refused(self) -> Mapping[str, int]:
+        return self._held.refused()
+
+    def healthy(self) -> str | None:
+        """None: a simulated wire does not fail by itself."""
+        return None
+
+    def _arrive(
+        self, handle: CrossKVHandle, n_bytes: int, seconds: float, future: Future[FetchStats]
+    ) -> None:
+        source = self._links.exported[handle.agent]
+        if not source.is_alive:
+            self._held.lose(handle.agent)
+            future.set_exception(PeerLostError(f"exporter {handle.agent} is gone"))
+            return
+        self._held.let_go(handle.lease)
+        self._tell(handle.agent, read_message(handle.lease, seconds, self.projection_s))
+        future.set_result(FetchStats(n_bytes, seconds, self.transport))
+
+    def _give_up(self, handle: CrossKVHandle, future: Future[FetchStats]) -> None:
+        """The real one keeps the pages in quarantine until the READ ends; here it has ended."""
+        self.drop(handle)
+        future.set_exception(KVLostError(f"the READ took more than {self._timeout_s:g} s"))
+
+    def _renew(self) -> None:
+        agents = self._held.agents()
+        for agent in sorted(agents):
+            for message in renewal_messages(self._held.leases_of(agent)):
+                self._tell(agent, message)
+        self._renewing = bool(agents)
+        if agents:
+            self._loop.call_later(RENEW_S, self._renew)
+
+    def _tell(self, agent: str, message: bytes) -> None:
+        source = self._links.exported[agent]
+        if source.is_alive:
+            source.exporter.handle_notifications([message])
+            source.on_release()
