@@ -1,8 +1,8 @@
 """Seconds between and beyond the points of a profile: straight lines in both directions.
 
-Between two sizes of a batch, and between two lengths of the context, seconds are on the line through
-the neighbouring points. Beyond the outermost ones that line goes on, and never below the smallest
-measured value, since a kernel's launch does not become cheaper by doing less.
+Between two sizes of a batch, and between two lengths of the context, seconds are on the line
+through the neighbouring points. Beyond the outermost ones that line goes on, and never below the
+smallest measured value, since a kernel's launch does not become cheaper by doing less.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What one kind of worker was measured, or is predicted, to take: the data of a profile.
 
 A profile is one JSON file. It holds seconds and bytes and no decisions: what is done with them is
-the business of `cluster.planning.simulation`. `splitscribe profile` writes one; several come with the
-package (`cluster.planning.profile.shipped`).
+the business of `cluster.planning.simulation`. `splitscribe profile` writes one; several come with
+the package (`cluster.planning.profile.shipped`).
 """
 
 from __future__ import annotations

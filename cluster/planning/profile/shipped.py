@@ -29,7 +29,7 @@ def load_profile(name: str) -> Profile:
     except (FileNotFoundError, IsADirectoryError) as error:
         names = ", ".join(shipped_profiles())
         raise ConfigurationError(
-            f"no profile is called {name!r}, and it is no file; these come with the package: {names}"
+            f"no profile is called {name!r}, and it is no file; the package has: {names}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the profile {name}: {error}") from error

@@ -1,6 +1,7 @@
 """What is to be simulated: a cluster, a load, faults, and what counts as good.
 
-A scenario is one YAML or JSON file, or what the flags of `splitscribe simulate` make of the defaults.
+A scenario is one YAML or JSON file, or what the flags of `splitscribe simulate` make of the
+defaults.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ NAMED_LENGTHS: dict[str, Lengths] = {
 class Load(_Frozen):
     """Requests as they come, of clients that do not wait for each other.
 
-    diurnal: the rate goes up and down as a sine around its mean, within `period_s`, by `swing` of it.
+    diurnal: the rate follows a sine around its mean, within `period_s`, by `swing` of it.
     bursts: every `period_s` the rate is `burst_factor` times as high, for `burst_s`.
     trace: a file with a JSON object a line: `at_s` and `audio_s`, and perhaps `priority`.
     """

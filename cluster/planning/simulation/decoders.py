@@ -1,8 +1,8 @@
-"""A simulated decoder worker: the real engine's scheduler, loop and pages, and a device that waits.
+"""A simulated decoder: the real engine's scheduler, loop and pages, and a waiting device.
 
-What is real: `DecoderCore`, `DecodeLoop`, `LaunchQueue`, `Scheduler`, the page pools, the searches that grow
-token by token. What is not: the forward of the model, which takes what the profile says and gives as
-many tokens as the request has.
+What is real: `DecoderCore`, `DecodeLoop`, `LaunchQueue`, `Scheduler`, the page pools, the searches
+that grow token by token. What is not: the forward of the model, which takes what the profile says
+and gives as many tokens as the request has.
 """
 
 from __future__ import annotations
@@ -135,9 +135,8 @@ class SimDecoder(SimWorker):
     """One decoder. `device` is another role's too where both are in one process."""
 
     def __init__(self, name: str, location: Location, cell: CellParts, device: Device) -> None:
-        super().__init__(name, location, cell.profile.router.hop_s)
+        super().__init__(name, location, cell.profile.router.hop_s, device)
         profile, settings = cell.profile, cell.settings.decoder
-        self.device = device
         self._pool = _pool(profile.kv_layout(), settings.kv_windows)
         landing = None
         if cell.settings.handoff == "encoder_states":
@@ -180,8 +179,13 @@ class SimDecoder(SimWorker):
         return self.core.sleep_s() if self.core.n_live else None
 
     def pages(self) -> tuple[int, int]:
-        """Pages of the KV pool that are in use, and all of them."""
         return self._pool.n_used, self._pool.n_pages
+
+    def queued(self) -> float:
+        return self.core.stats().waiting
+
+    def abandon(self, submitted: Future[Any]) -> None:
+        """What it held came back with the answer."""
 
 
 def _pool(layout: Any, n_windows: int) -> PagePool:

@@ -1,9 +1,9 @@
 """A device that takes seconds and computes nothing, and the clock of the worker that waits for it.
 
 An engine's step is a call that returns when the device is done. On a virtual clock it returns at
-once, and the worker's own clock is ahead of the loop's by what the step would have taken. All that a
-step decides it decides at its beginning, so this is exact; what it hands out is given to others when
-the loop's clock has come so far (`cluster.planning.simulation.worker`).
+once, and the worker's own clock is ahead of the loop's by what the step would have taken. All that
+a step decides it decides at its beginning, so this is exact; what it hands out is given to others
+when the loop's clock has come so far (`cluster.planning.simulation.worker`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A simulated encoder worker: the real engine's queue, loop, pages and leases, and a device that waits.
+"""A simulated encoder: the real engine's queue, loop, pages and leases, and a waiting device.
 
-What is real: `EncoderCore`, `Batcher`, `EncodeLoop`, `Publisher`, `KVReuse`, `KVExporter`. What is not: the
-computation of a batch, which takes what the profile says.
+What is real: `EncoderCore`, `Batcher`, `EncodeLoop`, `Publisher`, `KVReuse`, `KVExporter`. What is
+not: the computation of a batch, which takes what the profile says.
 """
 
 from __future__ import annotations
@@ -71,10 +71,9 @@ class SimEncoder(SimWorker):
     """One encoder. `device` is another role's too where both are in one process."""
 
     def __init__(self, name: str, location: Location, cell: CellParts, device: Device) -> None:
-        super().__init__(name, location, cell.profile.router.hop_s)
+        super().__init__(name, location, cell.profile.router.hop_s, device)
         profile, settings = cell.profile, cell.settings.encoder
         now = self.clock.now
-        self.device = device
         states = cell.settings.handoff == "encoder_states"
         layout: PageLayout = profile.states_layout() if states else profile.kv_layout()
         self._exporter = _exporter(name, layout, settings.export_windows, now, cell.random)
@@ -150,8 +149,11 @@ class SimEncoder(SimWorker):
             self.core.revoke(submitted.result().handle)
 
     def pages(self) -> tuple[int, int]:
-        """Pages of the export pool that are in use, and all of them."""
-        return self._exporter.pool.n_pages - self._exporter.n_free_pages, self._exporter.pool.n_pages
+        n_pages = self._exporter.pool.n_pages
+        return n_pages - self._exporter.n_free_pages, n_pages
+
+    def queued(self) -> float:
+        return self._batcher.queued_work
 
     def _on_release(self) -> None:
         if self._waits_for_pages:

@@ -20,8 +20,8 @@ from cluster.settings import Settings
 class CellParts:
     """Handed to whoever is built.
 
-    settings: with every `auto` resolved. random: all chance of the cell, from one seed. traffic: the
-    requests that are under way, by which a decoder knows how long a text is.
+    settings: with every `auto` resolved. random: all chance of the cell, from one seed.
+    traffic: the requests that are under way, by which a decoder knows how long a text is.
     """
 
     profile: Profile

@@ -1,9 +1,10 @@
 """Pools of simulated workers, and what Ray Serve does between a router and them.
 
 The choice of a worker is the real hook's (`LoadAwareRouter`), and a router's client is the real
-`ServePool`. Serve's own part is modelled after its code: it takes the first worker in the hook's order
-that has room for one more call, or else pauses, from 25 ms up to 0.5 s, and asks again. Colocated
-workers are chosen as Serve does without a hook: of two at random the one with fewer calls.
+`ServePool`. Serve's own part is modelled after its code: it takes the first worker in the hook's
+order that has room for one more call, or else pauses, from 25 ms up to 0.5 s, and asks again.
+Colocated workers are chosen as Serve does without a hook: of two at random the one with fewer
+calls.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Replica:
         return self.ongoing < self.max_ongoing
 
 
-class _WithoutServe(FIFOMixin, RequestRouter):  # type: ignore[misc]
+class _WithoutServe(FIFOMixin, RequestRouter):
     """What the hook inherits of Serve and does not use for its choice."""
 
     def __init__(self) -> None:

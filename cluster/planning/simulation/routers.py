@@ -1,8 +1,8 @@
-"""A simulated router: the real admission, transcriber, pipeline and worker choice, over simulated parts.
+"""A simulated router: real admission, transcriber, pipeline and choice, over simulated parts.
 
-What is real is all that decides: `Admission`, `RequestContext`, `RequestTranscriber` with `ParallelRun`
-and `Pipeline`, `ServePool` with its ledger. The event loop's processor time and the audio workers' are
-waits from the profile. HTTP is not there.
+What is real is all that decides: `Admission`, `RequestContext`, `RequestTranscriber` with
+`ParallelRun` and `Pipeline`, `ServePool` with its ledger. The event loop's processor time and the
+audio workers' are waits from the profile. HTTP is not there.
 """
 
 from __future__ import annotations

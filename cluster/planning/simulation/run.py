@@ -1,7 +1,7 @@
 """Runs a scenario from its first request to its last answer, on a virtual clock.
 
-One cell: its routers, its pools, and what Serve does once in a while. The same scenario with the same
-seed gives the same records, whatever the machine and however fast it is.
+One cell: its routers, its pools, and what Serve does once in a while. The same scenario with the
+same seed gives the same records, whatever the machine and however fast it is.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from cluster.planning.simulation.parts import CellParts, settings_for, surfaces
 from cluster.planning.simulation.records import Moment, Records
 from cluster.planning.simulation.routers import SimRouter
 from cluster.planning.simulation.scaling import PERIOD_S, Scaler
-from cluster.planning.simulation.transfer import Links, Traffic as LinkTraffic
+from cluster.planning.simulation.transfer import Links
+from cluster.planning.simulation.transfer import Traffic as LinkTraffic
 from cluster.planning.simulation.virtual_time import run_virtually, virtual_clock
 from cluster.serve.app import STATS_PERIOD_S
 from cluster.settings import BUNDLED_MODEL
@@ -84,9 +85,7 @@ async def _run(
     await run.send(arrivals(scenario.load, load_chance))
     keeping.cancel()
     seconds = asyncio.get_running_loop().time()
-    return Outcome(
-        scenario, profile, run.records, seconds, cell.links.traffic, run.worker_seconds
-    )
+    return Outcome(scenario, profile, run.records, seconds, cell.links.traffic, run.worker_seconds)
 
 
 def _links(scenario: Scenario, profile: Profile) -> Links:
@@ -94,9 +93,7 @@ def _links(scenario: Scenario, profile: Profile) -> Links:
     between = within
     if cluster.link_gbit_per_s is not None:
         rate = cluster.link_gbit_per_s * 1e9 / 8
-        between = LinkProfile(
-            transport="link", latency_s=cluster.link_latency_s, bytes_per_s=rate
-        )
+        between = LinkProfile(transport="link", latency_s=cluster.link_latency_s, bytes_per_s=rate)
     return Links(within, between)
 
 
@@ -188,8 +185,8 @@ class _Run:
                 busy["decoder"],
                 pages["encoder"],
                 pages["decoder"],
-                sum(worker.load().work for worker in encoders),
-                sum(worker.core.stats().waiting for worker in decoders),
+                sum(worker.queued() for worker in encoders),
+                round(sum(worker.queued() for worker in decoders)),
                 sum(router.admission.requests for router in self._routers),
             )
         )

@@ -1,9 +1,9 @@
-"""KV on its way between simulated workers: links that take time, and the ends that the real ones are.
+"""KV on its way between simulated workers: links that take time, and the real ends.
 
-The encoder's end is the real `KVExporter` with its pages, leases, generations and kept windows; only
-its wire is nobody. The decoder's end keeps the real `HeldHandles`, and a READ is a wait: the link's
-latency, and bytes over its rate, one READ after another at each node's port. When it ends it releases
-the lease as a real one does, by a notification.
+The encoder's end is the real `KVExporter` with its pages, leases, generations and kept windows;
+only its wire is nobody. The decoder's end keeps the real `HeldHandles`, and a READ is a wait: the
+link's latency, and bytes over its rate, one READ after another at each node's port. When it ends
+it releases the lease as a real one does, by a notification.
 """
 
 from __future__ import annotations
@@ -96,7 +96,8 @@ class Links:
 
     def read_s(self, n_bytes: int, source: str, target: str, now_s: float) -> float:
         """Seconds until a READ that is posted now has ended; it takes its ports until then."""
-        link, ports = self.within, ()
+        link = self.within
+        ports: tuple[str, ...] = ()
         if source != target:
             link, ports = self.between, (f"out {source}", f"in {target}")
         begin_s = max([now_s, *(self._free_at_s.get(port, 0.0) for port in ports)])

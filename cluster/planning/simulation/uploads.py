@@ -1,7 +1,7 @@
 """Uploads of a simulated router: processor time of its audio workers, and windows of silence.
 
-In the place of `AudioPool`. The windows have the lengths that the request was drawn with; what is in them
-does not matter, since nobody hears it.
+In the place of `AudioPool`. The windows have the lengths that the request was drawn with; what is
+in them does not matter, since nobody hears it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a simulated worker is to those who call it: calls that are answered, or die with it.
 
 It runs its engine's loop turn by turn: each turn is one step of the real loop, and the next one
-begins when the device would be done. A worker that was killed answers nobody; who waits for it learns
-so by Ray's error.
+begins when the device would be done. A worker that was killed answers nobody; who waits for it
+learns so by Ray's error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 
 from cluster.errors import SplitscribeError
 from cluster.messages import Location, WorkerLoad
-from cluster.planning.simulation.device import WorkerClock
+from cluster.planning.simulation.device import Device, WorkerClock
 
 Answer = asyncio.Future[Any]
 
@@ -25,7 +25,9 @@ Answer = asyncio.Future[Any]
 class SimWorker(ABC):
     """One role of one replica. hop_s: seconds that an answer is under way."""
 
-    def __init__(self, name: str, location: Location, hop_s: float) -> None:
+    def __init__(self, name: str, location: Location, hop_s: float, device: Device) -> None:
+        """device: another role's too, where both are in one process."""
+        self.device = device
         self.name = name
         self.location = location
         self.is_dead = False
@@ -55,6 +57,18 @@ class SimWorker(ABC):
     @abstractmethod
     def is_idle(self) -> bool:
         """Whether it holds nothing."""
+
+    @abstractmethod
+    def pages(self) -> tuple[int, int]:
+        """Pages of its pool that are in use, and all of them."""
+
+    @abstractmethod
+    def queued(self) -> float:
+        """Windows that wait here."""
+
+    @abstractmethod
+    def abandon(self, submitted: Future[Any]) -> None:
+        """The caller left when the engine had its answer already."""
 
     @abstractmethod
     def turn(self) -> float | None:
@@ -133,9 +147,6 @@ class SimWorker(ABC):
             self.abandon(submitted)
         if answer.cancelled():
             self.wake()
-
-    def abandon(self, submitted: Future[Any]) -> None:
-        """The caller left when the answer was there already."""
 
 
 def _fail(answer: Answer, error: Exception) -> None:

@@ -50,9 +50,7 @@ class PoolPolicy:
         self._tell(context.deployment_name, target, decision, view)
         return decision.workers, {}
 
-    def decide(
-        self, context: AutoscalingContext, balancer: Balancer
-    ) -> tuple[Decision, PoolView]:
+    def decide(self, context: AutoscalingContext, balancer: Balancer) -> tuple[Decision, PoolView]:
         """What the pool should have, and what it looks like; `balancer` is its model's."""
         view = self._view(context)
         rules = replace(
