@@ -59,9 +59,7 @@ def simulate(
     html_file: Annotated[
         Path | None, typer.Option("--html", help="write a report with charts", show_default=False)
     ] = None,
-    profiles: Annotated[
-        bool, typer.Option("--profiles", help="list the profiles and exit")
-    ] = False,
+    profiles: Annotated[bool, typer.Option("--profiles", help="list profiles")] = False,
 ) -> None:
     """Try a cluster and a load without either: the real policies on a virtual clock.
 
@@ -145,7 +143,8 @@ def _print(figures: dict[str, Any]) -> None:
         f"{figures['requests']} requests in {figures['simulated_s']:g} simulated seconds; "
         f"this took {figures['run_time_s']:g} s",
         f"goodput {figures['goodput_per_s']:g} requests/s, answered "
-        f"{figures['throughput_per_s']:g} requests/s, {figures['audio_s_per_s']:g} s of audio per second",
+        f"{figures['throughput_per_s']:g} requests/s, "
+        f"{figures['audio_s_per_s']:g} s of audio per second",
     ]
     for name, one in figures["classes"].items():
         times = ", ".join(f"p{p} {one[f'p{p}_s']:g} s" for p in (50, 95, 99) if f"p{p}_s" in one)
@@ -154,8 +153,8 @@ def _print(figures: dict[str, Any]) -> None:
     used = figures["utilisation"]
     if used:
         lines.append(
-            f"busy: encoders {used['encoder_busy']:.0%}, decoders {used['decoder_busy']:.0%}; pages: "
-            f"export {used['encoder_pages']:.0%}, decode {used['decoder_pages']:.0%}; at most "
+            f"busy: encoders {used['encoder_busy']:.0%}, decoders {used['decoder_busy']:.0%}; "
+            f"pages: export {used['encoder_pages']:.0%}, decode {used['decoder_pages']:.0%}; at most "
             f"{used['most_pending']} requests pending"
         )
     lines += [f"at {one['at_s']:g} s: {one['what']} ({one['why']})" for one in figures["decisions"]]
