@@ -4,8 +4,8 @@
 
 Each forward is what `benchmark.gpu.roofline` counts in the served code, at the GPU's rates: of an
 H200 as they were measured elsewhere, and for the others the same share of the data sheet. A
-kernel takes 2 us at least. Links and start times are assumed, and router and audio are the two cores' as
-measured. None of it was measured on a GPU, and the profiles say so.
+kernel takes 2 us at least. Links and start times are assumed, and router and audio are the two
+cores' as measured. None of it was measured on a GPU, and the profiles say so.
 """
 
 from __future__ import annotations

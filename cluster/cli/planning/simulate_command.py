@@ -63,8 +63,8 @@ def simulate(
 ) -> None:
     """Try a cluster and a load without either: the real policies on a virtual clock.
 
-    Admission, batching, scheduling, pages, the choice of workers, autoscaling, retries and deadlines
-    are the server's own code. Time and devices come from a profile, which `splitscribe profile`
+    Admission, batching, scheduling, pages, choice of workers, autoscaling, retries and deadlines
+    are all the server's own code. Time and devices come from a profile, which `splitscribe profile`
     measures. The same seed gives the same figures. Settings of the server go into the scenario's
     file, under `settings`. configs/PLANNING.md has examples.
 
@@ -154,8 +154,8 @@ def _print(figures: dict[str, Any]) -> None:
     if used:
         lines.append(
             f"busy: encoders {used['encoder_busy']:.0%}, decoders {used['decoder_busy']:.0%}; "
-            f"pages: export {used['encoder_pages']:.0%}, decode {used['decoder_pages']:.0%}; at most "
-            f"{used['most_pending']} requests pending"
+            f"pages: export {used['encoder_pages']:.0%}, decode {used['decoder_pages']:.0%}; "
+            f"at most {used['most_pending']} requests pending"
         )
     lines += [f"at {one['at_s']:g} s: {one['what']} ({one['why']})" for one in figures["decisions"]]
     if (price := figures["cost"].get("dollars_per_audio_hour")) is not None:

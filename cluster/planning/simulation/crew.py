@@ -128,7 +128,15 @@ class Crew:
         }
         stats: dict[str, Any] = {}
         self.pools[name].replicas.append(
-            Replica(replica_id, node, {"domain": ""}, stats, roles, most[name])
+            Replica(
+                replica_id,
+                node,
+                {"domain": ""},
+                stats,
+                roles,
+                most[name],
+                self.cell.profile.router.hop_s,
+            )
         )
         self.pools[name].notify()
 

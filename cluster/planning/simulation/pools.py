@@ -19,7 +19,7 @@ from typing import Any
 from ray.exceptions import RayActorError
 from ray.serve.request_router import FIFOMixin, RequestRouter
 
-from cluster.messages import DecodeRequest, EncodeRequest, Role
+from cluster.messages import DecodeRequest, EncodeRequest, Role, WorkerLoad
 from cluster.planning.simulation.worker import SimWorker
 from cluster.serve.hooks.replica_choice import LoadAwareRouter
 from cluster.serve.worker_choice import WorkLedger
@@ -40,8 +40,13 @@ class Replica:
     routing_stats: dict[str, Any]
     roles: Mapping[Role, SimWorker]
     max_ongoing: int
+    hop_s: float = 0.0
     ongoing: int = 0
     is_draining: bool = False
+
+    @property
+    def first_worker(self) -> SimWorker:
+        return next(iter(self.roles.values()))
 
     def has_room(self) -> bool:
         return self.ongoing < self.max_ongoing
@@ -60,8 +65,27 @@ class _WithoutServe(FIFOMixin, RequestRouter):
 class Choice(LoadAwareRouter, _WithoutServe):
     """The real hook, made without Serve."""
 
-    def __init__(self, ledger: WorkLedger, chance: Random) -> None:
-        self.initialize_state(ledger=ledger, chance=chance)
+    def __init__(
+        self, ledger: WorkLedger, chance: Random, clock: Callable[[], float], *, asks: bool
+    ) -> None:
+        """asks: Serve tells no loads of this pool, so workers are asked, which takes a hop."""
+        self.initialize_state(ledger=ledger, chance=chance, asks=asks, clock=clock)
+        self._deployment_id: Any = id(self)
+
+    async def prepare(self, pending: Any) -> None:
+        """What the hook does before Serve asks it to choose."""
+        if self._sample is not None:
+            await self._ask_before(self._sample, pending)
+
+    @property
+    def replica_queue_len_cache(self) -> Any:
+        """Serve's, which is not there: it never has to ask for a length."""
+        return SimpleNamespace(get=lambda _: 0)
+
+    async def _load_of(self, replica: Any) -> WorkerLoad:
+        await asyncio.sleep(replica.hop_s)
+        load: WorkerLoad = replica.first_worker.load()
+        return load
 
 
 Chooser = Callable[[list[Replica], Any], Awaitable[list[Replica]]]
@@ -157,6 +181,8 @@ class SimHandle:
             while True:
                 replicas = pool.open()
                 if replicas:
+                    if self._choice is not None:
+                        await self._choice.prepare(pending)
                     for replica in await self._choose(replicas, pending):
                         if replica.has_room():
                             if self._choice is not None:

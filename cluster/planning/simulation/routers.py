@@ -29,6 +29,7 @@ from cluster.planning.simulation.pools import (
 )
 from cluster.planning.simulation.records import Records
 from cluster.planning.simulation.uploads import Server, SimAudio
+from cluster.serve.app import TOLD_WORKERS
 from cluster.serve.serve_pool import ServePool
 from cluster.serve.worker_choice import WorkLedger
 from router.api.params import TranscriptionParams
@@ -155,5 +156,6 @@ def _handle(
 ) -> SimHandle:
     if colocated:
         return SimHandle(pool, role, of_two(cell.random), None)
-    choice = Choice(ledger, cell.random)
+    most = max(len(pool.replicas), getattr(cell.settings, role).most)
+    choice = Choice(ledger, cell.random, cell.clock.monotonic, asks=most > TOLD_WORKERS)
     return SimHandle(pool, role, by_load(choice), choice)

@@ -15,6 +15,7 @@ import asyncio
 import logging
 import math
 import random
+import time
 from collections.abc import Callable, Hashable
 from typing import Any
 
@@ -45,7 +46,8 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
     _sample: LoadSample | None = None  # of a pool that asks
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Called by Serve once, after construction; others may hand in `ledger` and `chance`.
+        """Called by Serve once, after construction; others may hand in
+        `ledger`, `chance` and `clock`.
 
         asks: Serve tells no loads of this pool.
         """
@@ -55,7 +57,8 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         self._asking: set[asyncio.Task[None]] = set()  # held, or Python may drop them
         self._known: dict[Hashable, RunningReplica] = {}
         if kwargs.get("asks"):
-            self._sample = LoadSample(self._ledger, self._chance)
+            clock = kwargs.get("clock", time.monotonic)
+            self._sample = LoadSample(self._ledger, self._chance, clock)
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Called by Serve when the set, or what a replica reports of itself, has changed."""
@@ -182,10 +185,14 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         task.add_done_callback(self._asking.discard)
         return task
 
+    async def _load_of(self, replica: RunningReplica) -> WorkerLoad:
+        """Ask it."""
+        return WorkerLoad.of_stats(await routing_stats_of(replica))
+
     async def _hear(self, sample: LoadSample, replica: RunningReplica) -> None:
         try:
             async with asyncio.timeout(SILENT_S):
-                load = WorkerLoad.of_stats(await routing_stats_of(replica))
+                load = await self._load_of(replica)
         except Exception as error:  # it is gone, or frozen: its calls and Serve will find out
             logger.info("no load of %s: %r", replica.replica_id, error)
             sample.silent(replica.replica_id)

@@ -1,0 +1,52 @@
+"""Profiles are read, checked and interpolated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import ConfigurationError
+from cluster.planning.profile.curves import Surface
+from cluster.planning.profile.shipped import load_profile, save_profile, shipped_profiles
+
+PREDICTED = {
+    f"{model}-{gpu}" for model in ("large-v3", "large-v3-turbo") for gpu in ("h100", "h200", "l40s")
+}
+
+
+def test_the_shipped_profiles_say_which_of_them_are_predicted() -> None:
+    found = {name: load_profile(name) for name in shipped_profiles()}
+    assert {name for name, one in found.items() if one.predicted} == PREDICTED
+    assert not found["two-cores"].predicted
+    assert all(one.name == name and one.source for name, one in found.items())
+
+
+def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    profile = load_profile("large-v3-h200")
+    save_profile(profile, tmp_path / "mine.json")
+    assert load_profile(str(tmp_path / "mine.json")) == profile
+
+
+def test_a_wrong_name_tells_the_right_ones() -> None:
+    with pytest.raises(ConfigurationError, match="two-cores"):
+        load_profile("three-cores")
+
+
+def test_a_file_that_is_no_profile_tells_what_is_missing(tmp_path: Path) -> None:
+    (tmp_path / "no.json").write_text('{"name": "no"}')
+    with pytest.raises(ConfigurationError, match=r"no\.json is not a profile: predicted"):
+        load_profile(str(tmp_path / "no.json"))
+
+
+def test_seconds_lie_on_the_lines_between_points_and_never_below_the_least() -> None:
+    surface = Surface([(1, 300, 0.01), (1, 1500, 0.05), (4, 300, 0.02), (4, 1500, 0.14)])
+    assert surface.at(1, 300) == pytest.approx(0.01)
+    assert surface.at(2, 1500) == pytest.approx(0.08)
+    assert surface.at(1, 900) == pytest.approx(0.03)
+    assert surface.at(8, 1500) == pytest.approx(0.26), "beyond the points the line goes on"
+    assert surface.at(1, 1) == pytest.approx(0.01)
+
+
+def test_one_point_is_the_same_everywhere() -> None:
+    assert Surface([(1, 1500, 0.5)]).at(7, 20) == 0.5

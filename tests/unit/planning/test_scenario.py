@@ -1,0 +1,82 @@
+"""Loads come as they are described, and scenarios are checked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from cluster.errors import ConfigurationError
+from cluster.messages import WINDOW_S
+from cluster.planning.scenario.arrivals import arrivals, rate_at
+from cluster.planning.scenario.model import NAMED_LENGTHS, Load, make_scenario, read_scenario
+
+
+def test_a_poisson_load_has_its_rate_and_its_median() -> None:
+    load = Load(rate_per_s=50.0, seconds=200.0)
+    requests = list(arrivals(load, Random(0)))
+    assert len(requests) == pytest.approx(10_000, rel=0.05)
+    lengths = sorted(request.audio_s for request in requests)
+    assert lengths[len(lengths) // 2] == pytest.approx(5.0, rel=0.05)
+    assert [request.at_s for request in requests] == sorted(request.at_s for request in requests)
+
+
+def test_bursts_come_at_the_end_of_each_period() -> None:
+    load = Load(kind="bursts", rate_per_s=20.0, seconds=200.0, period_s=100.0, burst_s=10.0)
+    requests = list(arrivals(load, Random(0)))
+    within = sum(request.at_s % 100.0 >= 90.0 for request in requests)
+    assert within == pytest.approx(20 * 5 * 20, rel=0.1)
+    assert rate_at(load, 95.0) == 5 * rate_at(load, 5.0)
+
+
+def test_windows_cover_their_audio_and_are_never_too_long() -> None:
+    load = Load(lengths=NAMED_LENGTHS["long"], rate_per_s=1.0, seconds=100.0)
+    for request in arrivals(load, Random(0)):
+        assert request.cuts_s[-1] == request.audio_s
+        starts = (0.0, *request.cuts_s)
+        lengths = [end - start for start, end in zip(starts, request.cuts_s, strict=False)]
+        assert all(0 < length <= WINDOW_S for length in lengths)
+
+
+def test_a_trace_is_played_in_the_order_of_its_times(tmp_path: Path) -> None:
+    file = tmp_path / "trace.jsonl"
+    rows: list[dict[str, Any]] = [
+        {"at_s": 2.0, "audio_s": 7.0, "priority": "bulk"},
+        {"at_s": 1.0, "audio_s": 3.0},
+    ]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    first, second = arrivals(Load(kind="trace", trace=file), Random(0))
+    assert (first.at_s, first.audio_s, first.priority) == (1.0, 3.0, "interactive")
+    assert (second.at_s, second.priority) == (2.0, "bulk")
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"at_s": 1}', "3"])
+def test_a_broken_trace_names_its_line(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"at_s": 1, "audio_s": 2}\n' + line)
+    with pytest.raises(ConfigurationError, match="line 2"):
+        list(arrivals(Load(kind="trace", trace=file), Random(0)))
+
+
+@pytest.mark.parametrize(
+    ("fields", "place"),
+    [
+        ({"load": {"rate_per_s": 0}}, "load.rate_per_s"),
+        ({"cluster": {"encoder": 2}}, "cluster.encoder"),
+        ({"faults": [{"at_s": 1, "role": "router"}]}, "faults.0.role"),
+        ({"load": {"kind": "trace"}}, "trace file"),
+    ],
+)
+def test_a_wrong_field_is_named(fields: dict[str, Any], place: str) -> None:
+    with pytest.raises(ConfigurationError, match=place):
+        make_scenario(fields)
+
+
+def test_a_scenario_file_is_read(tmp_path: Path) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text("cluster: {encoders: 3}\nsettings: {encoder: {max_batch: 2}}\n")
+    scenario = make_scenario(read_scenario(file))
+    assert (scenario.cluster.encoders, scenario.settings.encoder.max_batch) == (3, 2)

@@ -1,0 +1,160 @@
+"""A simulated cell gives one result for one seed, loses nothing, and saturates where it must."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cluster.planning.profile.model import (
+    AudioProfile,
+    DecoderProfile,
+    EncodePoint,
+    EncoderProfile,
+    LinkProfile,
+    Profile,
+    RouterProfile,
+    Shape,
+    StartProfile,
+    StepPoint,
+)
+from cluster.planning.report.page import page
+from cluster.planning.report.summary import summary
+from cluster.planning.scenario.model import make_scenario
+from cluster.planning.simulation.run import Outcome, simulate
+
+ENCODE_S = 0.1  # of a window: an encoder does ten a second
+SIZES = {"median_s": 5.0, "sigma": 0.0}
+
+
+def make_profile(**changes: Any) -> Profile:
+    steps = tuple(StepPoint(rows=n, positions=1500, seconds=0.002 + 0.0005 * n) for n in (1, 16))
+    fields: dict[str, Any] = {
+        "name": "test",
+        "predicted": True,
+        "source": "made up",
+        "model": "test",
+        "shape": Shape(n_audio_state=64, n_text_state=64, n_text_head=2, n_text_layer=2),
+        "page_frames": 125,
+        "encoder": EncoderProfile(
+            points=(EncodePoint(batch=1, positions=1500, seconds=ENCODE_S),),
+            max_batch=1,
+            export_windows=4,
+            overlaps=True,
+        ),
+        "decoder": DecoderProfile(steps=steps, prefills=steps, max_batch=16, kv_windows=16),
+        "handoff": LinkProfile(transport="made up", latency_s=0.001, bytes_per_s=1e9),
+        "router": RouterProfile(request_s=0.002, window_s=0.0, hop_s=0.001),
+        "audio": AudioProfile(request_s=0.001, audio_second_s=0.0001),
+        "start_s": StartProfile(encoder=3.0, decoder=3.0, router=3.0),
+    }
+    return Profile(**fields | changes)
+
+
+def run(fields: dict[str, Any], **changes: Any) -> tuple[Outcome, dict[str, Any]]:
+    fields.setdefault("load", {}).setdefault("lengths", SIZES)
+    outcome = simulate(make_scenario(fields), make_profile(**changes))
+    return outcome, summary(outcome, 1.0)
+
+
+def test_a_seed_gives_the_same_figures_and_another_one_does_not() -> None:
+    load = {"rate_per_s": 8.0, "seconds": 15.0, "classes": {"interactive": 0.7, "bulk": 0.3}}
+    cluster = {"encoders": 2, "decoders": 2, "routers": 2}
+    figures = [run({"load": dict(load), "cluster": cluster, "seed": seed})[1] for seed in (1, 1, 2)]
+    assert figures[0] == figures[1]
+    assert figures[0]["classes"] != figures[2]["classes"]
+
+
+def test_one_request_takes_what_its_parts_take() -> None:
+    outcome, figures = run({"load": {"rate_per_s": 0.2, "seconds": 30.0}})
+    tokens = 2 + 16  # timestamps, and 5 s at 3.2 tokens a second
+    expected_s = 0.002 + 0.0015 + 2 * 0.001 + ENCODE_S + 0.001 + (tokens + 1) * 0.0025
+    n_bytes = 2 * 2 * 1500 * 64 * 2
+    found = figures["classes"]["interactive"]
+    assert found["p50_s"] == pytest.approx(expected_s + n_bytes / 1e9, rel=0.02)
+    assert found["failed"] == {}
+    traffic = outcome.traffic["node", "node"]
+    assert traffic.n_bytes == outcome.records.n_requests * n_bytes
+
+
+def test_more_than_the_encoders_can_do_is_not_done() -> None:
+    load = {"rate_per_s": 20.0, "seconds": 40.0}
+    _, one = run({"load": dict(load), "settings": {"router": {"max_pending_audio_s": 100.0}}})
+    assert one["throughput_per_s"] == pytest.approx(1 / ENCODE_S, rel=0.1)
+    assert one["classes"]["interactive"]["failed"]
+    _, four = run({"load": dict(load), "cluster": {"encoders": 4}})
+    assert four["classes"]["interactive"]["failed"] == {}
+    assert four["goodput_per_s"] == pytest.approx(20.0, rel=0.15)
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+def test_a_worker_that_is_killed_costs_time_and_no_request(role: str) -> None:
+    fields = {
+        "load": {"rate_per_s": 6.0, "seconds": 30.0},
+        "cluster": {"encoders": 2, "decoders": 2},
+        "faults": [{"at_s": 10.0, "role": role}],
+    }
+    outcome, figures = run(fields)
+    found = figures["classes"]["interactive"]
+    assert found["answered"] == outcome.records.n_requests
+    assert found["failed"] == {}
+    assert [one["what"] for one in figures["decisions"]] == [f"{role}-0 is killed"]
+    assert outcome.records.moments[-1].encoders == outcome.records.moments[-1].decoders == 2
+
+
+def test_the_real_policy_adds_workers_and_takes_them_away() -> None:
+    settings = {
+        "encoder": {"replicas": 1, "max_replicas": 4},
+        "scaling": {"downscale_delay_s": 10.0},
+    }
+    load = {"kind": "bursts", "rate_per_s": 4.0, "seconds": 60.0, "period_s": 30.0, "burst_s": 10.0}
+    outcome, figures = run({"load": load, "settings": settings})
+    sizes = [moment.encoders for moment in outcome.records.moments]
+    assert max(sizes) > 1
+    assert min(sizes[len(sizes) // 2 :]) < max(sizes)
+    assert all(one["why"] for one in figures["decisions"])
+    assert figures["classes"]["interactive"]["answered"] == outcome.records.n_requests
+
+
+def test_colocated_roles_share_their_device() -> None:
+    load = {"rate_per_s": 6.0, "seconds": 20.0}
+    _, split = run({"load": dict(load)})
+    _, together = run({"load": dict(load), "cluster": {"placement": "colocated"}})
+    busy = together["utilisation"]
+    assert busy["encoder_busy"] == busy["decoder_busy"] > split["utilisation"]["encoder_busy"]
+    assert together["classes"]["interactive"]["failed"] == {}
+
+
+def test_states_travel_in_fewer_bytes_and_are_projected() -> None:
+    projecting = make_profile().decoder.model_copy(update={"projection_s": 0.01})
+    outcome, figures = run(
+        {"load": {"rate_per_s": 3.0, "seconds": 10.0}, "settings": {"handoff": "encoder_states"}},
+        decoder=projecting,
+    )
+    assert outcome.traffic["node", "node"].n_bytes == outcome.records.n_requests * 1500 * 64 * 2
+    assert figures["classes"]["interactive"]["answered"] == outcome.records.n_requests
+
+
+def test_many_workers_are_asked_for_their_load() -> None:
+    fields = {"load": {"rate_per_s": 60.0, "seconds": 6.0}, "cluster": {"encoders": 20}}
+    _, figures = run(fields)
+    assert figures["classes"]["interactive"]["failed"] == {}
+    assert figures["classes"]["interactive"]["p95_s"] < 1.0
+
+
+def test_windows_between_nodes_wait_for_the_link() -> None:
+    slow = {"cluster": {"per_node": 1, "link_gbit_per_s": 0.05}}
+    outcome, figures = run(slow | {"load": {"rate_per_s": 1.0, "seconds": 10.0}})
+    assert set(outcome.traffic) == {("encoder-node-0", "decoder-node-0")}
+    n_bytes = 2 * 2 * 1500 * 64 * 2
+    assert figures["kv_traffic"]["encoder-node-0 -> decoder-node-0"]["mean_read_s"] >= (
+        8 * n_bytes / 0.05e9
+    )
+
+
+def test_the_page_holds_the_figures_and_says_what_was_predicted() -> None:
+    outcome, figures = run({"load": {"rate_per_s": 2.0, "seconds": 5.0}})
+    text = page(outcome, figures)
+    assert "predicted, not measured: made up" in text
+    assert str(figures["goodput_per_s"]) in text
+    assert text.count("<svg") == 4
