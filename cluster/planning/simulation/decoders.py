@@ -146,7 +146,7 @@ class SimDecoder(SimWorker):
         )
         self_layout = profile.self_layout()
         self_pool = PagePool(self_layout, settings.max_batch + 1, "meta")
-        scheduler = Scheduler(self._pool, self_pool, 1, settings.max_batch)
+        scheduler = Scheduler(self._pool, self_pool, 1, settings.max_batch, settings.bulk_share)
         prompts = PromptBuilder(cell.tokenizer, as_checkpoint(profile).dims)
         texts = Texts(cell.tokenizer, cell.traffic)
         runner: Any = WaitingRunner(cell, device, self.clock, texts)

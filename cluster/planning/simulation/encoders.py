@@ -78,7 +78,12 @@ class SimEncoder(SimWorker):
         layout: PageLayout = profile.states_layout() if states else profile.kv_layout()
         self._exporter = _exporter(name, layout, settings.export_windows, now, cell.random)
         exports = Exports(as_checkpoint(profile), self._exporter, None)
-        self._batcher = Batcher(settings.max_batch, settings.batch_wait_ms / 1000, clock=now)
+        self._batcher = Batcher(
+            settings.max_batch,
+            settings.batch_wait_ms / 1000,
+            clock=now,
+            bulk_at_once=settings.bulk_windows,
+        )
         reuse = KVReuse(exports, profile.kv_dtype, settings.cache)
         forward: Any = WaitingForward(
             cell.encode_surface,
