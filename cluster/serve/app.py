@@ -28,6 +28,7 @@ HEALTH_PERIOD_S = 1.0
 HEALTH_TIMEOUT_S = 2.0
 STATS_PERIOD_S = 0.5
 TOLD_WORKERS = 16  # in a pool that never has more, every load is told to every router
+PACED_WORKERS = 256  # above it Serve's controller asks and hears each worker less often
 UNTOLD_PERIOD_S = 3600.0  # Serve's interval where routers ask: it cannot be turned off
 # How long a replica that is stopped may finish what it has. The longest decode of a window takes
 # less. A request may take more, up to 600 s, and is cut when its router is stopped meanwhile.
@@ -65,7 +66,9 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
         name="router",
         num_replicas=settings.router.replicas,
         max_ongoing_requests=MAX_REQUESTS,
-        **_replica_options(0.0, settings.router.node_labels, settings.router.cpus),
+        **_replica_options(
+            0.0, settings.router.node_labels, settings.router.cpus, settings.router.replicas
+        ),
     ).bind(
         settings,
         build,
@@ -111,13 +114,21 @@ def _size(role: Role, settings: Settings) -> dict[str, Any]:
                 min_replicas=pool.fewest,
                 initial_replicas=pool.replicas,
                 max_replicas=pool.most,
-                metrics_interval_s=STATS_PERIOD_S,
-                look_back_period_s=4 * STATS_PERIOD_S,
+                metrics_interval_s=pace(pool.most) * STATS_PERIOD_S,
+                look_back_period_s=4 * pace(pool.most) * STATS_PERIOD_S,
                 upscale_delay_s=0.0,
                 downscale_delay_s=0.0,
                 policy=policy,
             )
         }
+
+
+def pace(most: int) -> float:
+    """By how much intervals are longer in a pool that may have so many workers.
+
+    One process, Serve's controller, checks the health of all and hears what they tell the scaling.
+    """
+    return max(1.0, most / PACED_WORKERS)
 
 
 def replica_choice(most: int = 1) -> dict[str, Any]:
@@ -153,7 +164,9 @@ def _pools(
 ) -> tuple[Any, Any]:
     """The encoder pool and the decoder pool of one model; the same one where they are colocated."""
     encoder_options = _replica_options(
-        placement.gpus_of(settings.encoder), settings.encoder.node_labels
+        placement.gpus_of(settings.encoder),
+        settings.encoder.node_labels,
+        most=settings.encoder.most,
     )
     if placement.kind == "colocated":
         worker = deployment(
@@ -181,22 +194,29 @@ def _pools(
         **replica_choice(settings.decoder.most),
         max_ongoing_requests=settings.decoder.max_waiting
         + (settings.decoder.max_batch or MOST_ROWS),
-        **_replica_options(placement.gpus_of(settings.decoder), settings.decoder.node_labels),
+        **_replica_options(
+            placement.gpus_of(settings.decoder),
+            settings.decoder.node_labels,
+            most=settings.decoder.most,
+        ),
     ).bind(settings, build)
     return encoder, decoder
 
 
 def _replica_options(
-    gpus: float, node_labels: Mapping[str, str], cpus: float = 0.0
+    gpus: float, node_labels: Mapping[str, str], cpus: float = 0.0, most: int = 1
 ) -> dict[str, Any]:
-    """Options that all deployments share. A CPU worker claims no core: roles share them."""
+    """Options that all deployments share. A CPU worker claims no core: roles share them.
+
+    most: replicas that there may be.
+    """
     return {
         "ray_actor_options": {
             "num_cpus": cpus,
             "num_gpus": gpus,
             "label_selector": dict(node_labels),
         },
-        "health_check_period_s": HEALTH_PERIOD_S,
+        "health_check_period_s": pace(most) * HEALTH_PERIOD_S,
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
         "graceful_shutdown_timeout_s": DRAIN_S,
         "graceful_shutdown_wait_loop_s": 0.2,

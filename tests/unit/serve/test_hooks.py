@@ -23,9 +23,16 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 
 from cluster.messages import EncodeRequest, WorkerLoad
 from cluster.serve import worker_choice
-from cluster.serve.app import STATS_PERIOD_S, TOLD_WORKERS, replica_choice
+from cluster.serve.app import (
+    PACED_WORKERS,
+    STATS_PERIOD_S,
+    TOLD_WORKERS,
+    pace,
+    replica_choice,
+)
 from cluster.serve.hooks import ledger as process
-from cluster.serve.hooks import scaling_state
+from cluster.serve.hooks import load_sample, scaling_state
+from cluster.serve.hooks import replica_choice as replica_choice_hook
 from cluster.serve.hooks.autoscaling import PoolPolicy
 from cluster.serve.hooks.replica_choice import LoadAwareRouter
 from cluster.serve.worker_choice import WorkLedger, key_of, shared_key
@@ -183,6 +190,14 @@ async def assigned(router: LoadAwareRouter, request: EncodeRequest) -> Any:
     return replica
 
 
+@pytest.fixture
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers are waited for and kept, however busy the machine is that runs the test."""
+    monkeypatch.setattr(replica_choice_hook, "ANSWER_S", 30.0)
+    monkeypatch.setattr(load_sample, "FRESH_S", 60.0)
+
+
+@pytest.mark.usefixtures("patient")
 async def test_a_large_pool_s_workers_are_asked_and_the_emptiest_gets_the_window() -> None:
     ledger = WorkLedger()
     replicas = [AnsweringReplica(f"w{n}", WorkerLoad(5.0, window_s=0.1)) for n in range(40)]
@@ -199,6 +214,7 @@ async def test_a_large_pool_s_workers_are_asked_and_the_emptiest_gets_the_window
     assert max(sent) <= 3
 
 
+@pytest.mark.usefixtures("patient")
 async def test_calls_that_wait_for_answers_keep_to_the_worker_chosen_for_each() -> None:
     """The same audio goes to its owner, though many calls of one HTTP request come together."""
     ledger = WorkLedger()
@@ -214,7 +230,11 @@ async def test_calls_that_wait_for_answers_keep_to_the_worker_chosen_for_each() 
     assert [one.replica_id for one in chosen] == list(owners)
 
 
-async def test_a_silent_worker_delays_no_window_for_long_and_gets_none() -> None:
+async def test_a_silent_worker_delays_no_window_for_long_and_gets_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(replica_choice_hook, "ANSWER_S", 0.3)
+    monkeypatch.setattr(load_sample, "FRESH_S", 60.0)
     ledger = WorkLedger()
     good = [AnsweringReplica(f"good{n}", WorkerLoad(9.0, window_s=0.1)) for n in range(3)]
     silent = [AnsweringReplica(f"silent{n}", WorkerLoad(), silent_s=60.0) for n in range(3)]
@@ -227,6 +247,7 @@ async def test_a_silent_worker_delays_no_window_for_long_and_gets_none() -> None
     assert len(known) >= 17, "the first ones come before anybody has answered"
 
 
+@pytest.mark.usefixtures("patient")
 async def test_what_comes_and_goes_in_a_large_pool_is_followed() -> None:
     ledger = WorkLedger()
     replicas = [AnsweringReplica(f"w{n}", WorkerLoad(window_s=0.1)) for n in range(20)]
@@ -257,6 +278,12 @@ def test_only_pools_of_many_workers_are_asked() -> None:
     assert few.request_router_kwargs == {}
     assert many.request_routing_stats_period_s >= 600, "each report of each goes to each router"
     assert many.request_router_kwargs == {"asks": True}
+
+
+def test_the_controller_of_a_large_pool_is_asked_for_no_more_a_second() -> None:
+    """Beyond some hundred workers; below that nothing is slower."""
+    assert pace(1) == pace(PACED_WORKERS) == 1.0
+    assert 10_000 / pace(10_000) == PACED_WORKERS
 
 
 def test_hooks_sent_by_value_share_what_lives_in_the_process() -> None:
