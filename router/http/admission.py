@@ -10,9 +10,11 @@ the workers busy for nobody. Knows nothing of HTTP; each router replica counts f
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable
 from types import TracebackType
 
-from cluster.errors import OverloadedError
+from cluster.errors import DeadlineExceededError, OverloadedError
+from router.interface import RequestContext, TranscriptionResult
 
 logger = logging.getLogger(__name__)
 
@@ -151,3 +153,23 @@ class AdmittedRequest:
         if not self._left:
             self._admission._change(audio_s - self._audio_s)
             self._audio_s = audio_s
+
+
+async def telling_waits(
+    share: AdmittedRequest, context: RequestContext, work: Awaitable[TranscriptionResult]
+) -> TranscriptionResult:
+    """Await a request's work, and tell its share what it waited for others.
+
+    That is the time that none of its stages took; windows that were side by side count as if they
+    had come one by one, so a long file says little.
+    """
+    try:
+        result = await work
+    except DeadlineExceededError:
+        share.waited(1.0)
+        raise
+    timings = result.timings
+    work_s = timings.audio_s + timings.encode_s + timings.transfer_s + timings.decode_s
+    took_s = context.clock.monotonic() - context.started_s
+    share.waited(max(0.0, took_s - work_s) / context.deadline_s)
+    return result

@@ -20,14 +20,19 @@ from typing import Any
 from fastapi import Request, Response
 
 from cluster.clock import Clock
-from cluster.errors import DeadlineExceededError, SplitscribeError
+from cluster.errors import SplitscribeError
 from cluster.logs import current_request_id, log_fields
 from cluster.metrics import Recorder
 from cluster.settings import RouterSettings
 from router.api.formats import render
 from router.api.forms import requested_model
 from router.api.params import TranscriptionParams
-from router.http.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest
+from router.http.admission import (
+    BYTES_PER_AUDIO_S,
+    Admission,
+    AdmittedRequest,
+    telling_waits,
+)
 from router.http.keys import KeyRing
 from router.http.middleware import request_span
 from router.http.models import ModelRegistry
@@ -236,13 +241,8 @@ class TranscriptionService:
 
     async def _run(self, checked: CheckedRequest, context: RequestContext) -> TranscriptionResult:
         work = checked.transcriber.transcribe(checked.upload, checked.params, context)
-        try:
-            result = await supervise(work, checked.request.receive, context)
-        except DeadlineExceededError:
-            checked.share.waited(1.0)
-            raise
-        took_s = self._clock.monotonic() - context.started_s
-        checked.share.waited(waited_s(result.timings, took_s) / context.deadline_s)
+        watched = supervise(work, checked.request.receive, context)
+        result = await telling_waits(checked.share, context, watched)
         logger.info(
             "transcribed %.2f s of audio in %.3f s (%d windows)",
             result.transcript.duration_s,
@@ -284,12 +284,6 @@ def _key_owner(request: Request) -> int | None:
     """Number of the API key that it came with; None where none is needed."""
     owner: int | None = getattr(request.state, "key_owner", None)
     return owner
-
-
-def waited_s(timings: StageTimings, took_s: float) -> float:
-    """What a request waited for others, at least: windows side by side count as if one by one."""
-    work_s = timings.audio_s + timings.encode_s + timings.transfer_s + timings.decode_s
-    return max(0.0, took_s - work_s)
 
 
 def server_timing(timings: StageTimings, *, upload_s: float, total_s: float) -> str:

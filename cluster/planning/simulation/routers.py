@@ -33,7 +33,7 @@ from cluster.serve.app import TOLD_WORKERS
 from cluster.serve.serve_pool import ServePool
 from cluster.serve.worker_choice import WorkLedger
 from router.api.params import TranscriptionParams
-from router.http.admission import BYTES_PER_AUDIO_S, Admission
+from router.http.admission import BYTES_PER_AUDIO_S, Admission, telling_waits
 from router.interface import DeadlineRule, RequestContext
 from router.transcriber import RequestTranscriber
 
@@ -128,7 +128,8 @@ class SimRouter:
             )
             cell.traffic.requests[request.name] = request
             try:
-                await self._transcriber.transcribe(UPLOAD, self._params, context)
+                work = self._transcriber.transcribe(UPLOAD, self._params, context)
+                await telling_waits(share, context, work)
             finally:
                 del cell.traffic.requests[request.name]
             await self._work(cpu_s / 2)

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import pickle
+import random
 
 import pytest
 
-from cluster.errors import OverloadedError
+from cluster.clock import Clock
+from cluster.errors import DeadlineExceededError, OverloadedError
 from cluster.messages import Priority
-from router.http.admission import BYTES_PER_AUDIO_S, LEAST_LIMIT_S, MAX_REQUESTS, Admission
-from router.interface import DeadlineRule, RequestContext
+from router.http.admission import (
+    BYTES_PER_AUDIO_S,
+    LEAST_LIMIT_S,
+    MAX_REQUESTS,
+    Admission,
+    telling_waits,
+)
+from router.interface import DeadlineRule, RequestContext, StageTimings, TranscriptionResult
+from router.transcript import Transcript
 from tests.support.flash_crowd import WINDOW_S, Crowd, Phase
 
 
@@ -132,6 +143,28 @@ def test_one_that_was_not_done_in_time_does_not_close_the_door() -> None:
     with small.admit(bytes_of(1)) as share:
         share.waited(1.0)
     assert small.limit_audio_s == 20.0
+
+
+async def test_a_request_tells_what_it_waited_for_others() -> None:
+    """Not what its own work took: a slow machine is no crowd."""
+    admission, now_s = Admission(10_000.0), [0.0]
+    clock = Clock(lambda: now_s[0], asyncio.sleep, random.Random(0))
+    shares: list[float] = []
+
+    async def work(took_s: float, timings: StageTimings) -> TranscriptionResult:
+        now_s[0] += took_s
+        if took_s > 120.0:
+            raise DeadlineExceededError("too late")
+        return TranscriptionResult(Transcript("transcribe", "en", 5.0, "", ()), timings)
+
+    for took_s, work_s in ((100.0, 90.0), (100.0, 10.0), (130.0, 0.0), (10.0, 50.0)):
+        with admission.admit(0) as share:
+            share.waited = shares.append  # type: ignore[method-assign]
+            context = RequestContext("r", share, DeadlineRule(120.0, 0.0, 120.0), clock)
+            timings = StageTimings(encode_s=work_s / 2, decode_s=work_s / 2)
+            with contextlib.suppress(DeadlineExceededError):
+                await telling_waits(share, context, work(took_s, timings))
+    assert shares == pytest.approx([10 / 120, 90 / 120, 1.0, 0.0])
 
 
 QUIET: dict[Priority, float] = {"interactive": 7.0, "live": 1.0, "bulk": 0.5}
