@@ -60,7 +60,10 @@ class AudioPool:
     60 MB.
     """
 
-    def __init__(self, settings: RouterSettings, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, settings: RouterSettings, clock: Clock = SYSTEM_CLOCK, *, niceness: int = 0
+    ) -> None:
+        """niceness: of the workers' processes, as in `AudioLimits`."""
         self._settings = settings
         self._clock = clock
         self._limits = AudioLimits(
@@ -69,6 +72,7 @@ class AudioPool:
             min_audio_s=settings.min_audio_s,
             max_busy_s=settings.audio_timeout_s,
             memory_bytes=settings.audio_memory_mb * 2**20,
+            niceness=niceness,
         )
         self._upload_ids = itertools.count(1)
         self._workers: list[AudioProcess] = []

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
 import signal
 import socket
@@ -247,6 +248,7 @@ def main() -> None:
     socket_fd, slot_fd, limits_json = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the router closes the socket instead
     limits = AudioLimits(**json.loads(limits_json))
+    os.nice(limits.niceness)
     connection = WorkerSocket(socket.socket(fileno=socket_fd))
     worker = AudioWorker(connection, UploadSlot(slot_fd), limits)
     worker.warm_up()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -160,3 +161,23 @@ def test_a_batch_of_the_sdk(cluster: Server, talks: ArchiveFiles, answers: Answe
         if status != 200:  # which tells the field that names the audio, and that is another one
             body["error"]["param"] = expected["error"]["param"]
         assert same_answer(body, expected), f"{path}:\n{body}\n{expected}"
+
+
+def test_a_long_file_tells_how_far_it_is(
+    cluster: Server, talks: ArchiveFiles, tmp_path: Path
+) -> None:
+    """Before its row is there, which for hours of audio takes a while."""
+    assert talks.long is not None
+    process = start(talks.long, tmp_path / "texts", cluster)
+    assert process.stdout is not None
+    told: list[str] = []
+    try:
+        for line_ in process.stdout:
+            told.append(line_)
+            if re.search(r"0 of 1 files, [\d.]+ (s|min|h) of about [\d.]+ h of audio", line_):
+                break
+        process.send_signal(signal.SIGINT)
+        told.append(finish(process, 130))
+    finally:
+        process.kill()
+    assert re.search(r"0 of 1 files, [1-9].* hours per hour, .* to go", "".join(told)), told

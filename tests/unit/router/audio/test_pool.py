@@ -161,6 +161,18 @@ async def test_many_uploads_at_once(clip: Path) -> None:
     assert {tuple(spans(windows)) for windows, _ in results} == {((0, 38_400),)}
 
 
+async def test_workers_give_way_as_far_as_they_are_told(clip: Path) -> None:
+    pool = AudioPool(RouterSettings(audio_workers=1), niceness=5)
+    await pool.start()
+    try:
+        (pid,) = pids(pool)
+        wanted = min(19, os.getpriority(os.PRIO_PROCESS, 0) + 5)
+        assert os.getpriority(os.PRIO_PROCESS, pid) == wanted
+        assert (await read(pool, clip))[0]
+    finally:
+        await pool.close()
+
+
 async def test_a_worker_is_started_when_there_are_more_uploads_than_workers(
     clip: Path, long_file: Path
 ) -> None:
