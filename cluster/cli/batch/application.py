@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import tempfile
 from collections.abc import Iterator
@@ -121,6 +122,9 @@ def _settings_there(address: str, say: Say) -> Settings | None:
             f"the application in Ray at {address} runs splitscribe {build}, this is {build_id()}: "
             f"use the same, or start another by --address {NO_CLUSTER}"
         )
+    # Its handle hears of changes for as long as this process lives, and complains that the loop
+    # which asked has ended. Nobody asks it again.
+    logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
     return settings
 
 
