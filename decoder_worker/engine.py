@@ -18,7 +18,7 @@ from cluster.errors import WorkerDrainingError
 from cluster.jit.background import wait_for_builds
 from cluster.kv.payloads import HandoffImporter
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.device import use_step_threads
+from cluster.model.device import let_encoder_go_first, use_step_threads
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import DecoderSettings
 from decoder_worker.build import EngineParts, build_parts
@@ -119,6 +119,8 @@ class DecoderEngine(DecoderCore):
 
     def _main(self, prepare: Callable[[], None], started: Future[None]) -> None:
         use_step_threads(self._settings.threads)
+        if self.device == "cpu":
+            let_encoder_go_first()
         try:
             prepare()
         except Exception as error:

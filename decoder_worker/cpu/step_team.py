@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from cluster.model.device import let_encoder_go_first
+
 # Counters that a team shares, int64: places, each in a cache line of its own.
 CLAIMED, DONE, WAITED = 0, 16, 32  # units; and phases whose end the leader waited long for
 N_COUNTERS = 48
@@ -91,6 +93,7 @@ class _Helper:
             self._posted.release()
 
     def _main(self) -> None:
+        let_encoder_go_first()
         while True:
             self._posted.acquire()
             if (posted := self._job) is None:
