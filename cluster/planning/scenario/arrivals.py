@@ -40,14 +40,15 @@ class LoadRequest:
 
 @dataclass(slots=True)
 class Traffic:
-    """The requests that are under way, by their ids."""
+    """The requests that are under way, by their ids; tokens_per_s: of others."""
 
     requests: dict[str, LoadRequest] = field(default_factory=dict)
+    tokens_per_s: float = 0.0
 
     def tokens_of(self, request_id: str, content_frames: int) -> int:
-        """Tokens of a window with so many mel frames of audio; of one that is unknown two."""
+        """Tokens of a window with so many mel frames of audio; with its timestamps."""
         request = self.requests.get(request_id)
-        per_s = 0.0 if request is None else request.tokens_per_s
+        per_s = self.tokens_per_s if request is None else request.tokens_per_s
         return TIMESTAMPS + round(per_s * content_frames / FRAMES_PER_S)
 
 

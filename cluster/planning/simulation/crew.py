@@ -65,7 +65,7 @@ class Crew:
         """End so many workers at once. Serve starts as many in their place."""
         name, pool = self.pool_of(role)
         for replica in list(pool.open())[:count]:
-            for worker in set(replica.roles.values()):
+            for worker in replica.roles.values():
                 worker.kill(DETECTED_S)
             self.records.note(at_s, f"{replica.replica_id} is killed", "fault")
             loop = asyncio.get_running_loop()

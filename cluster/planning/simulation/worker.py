@@ -36,7 +36,7 @@ class SimWorker(ABC):
         self._event_loop = asyncio.get_running_loop()
         self._turn_at: asyncio.TimerHandle | None = None
         self._in_turn = self._woken = False
-        self._calls: set[Answer] = set()
+        self._calls: dict[Answer, None] = {}  # in order, so that a seed gives one result
 
     @abstractmethod
     def submit(self, request: Any) -> Future[Any]:
@@ -85,7 +85,7 @@ class SimWorker(ABC):
         except SplitscribeError as error:
             self._event_loop.call_later(self._hop_s, _fail, answer, error)
             return answer
-        self._calls.add(answer)
+        self._calls[answer] = None
         answer.add_done_callback(partial(self._on_answer, submitted))
         submitted.add_done_callback(partial(self._on_done, answer))
         self.wake()
@@ -142,7 +142,7 @@ class SimWorker(ABC):
             answer.set_result(submitted.result())
 
     def _on_answer(self, submitted: Future[Any], answer: Answer) -> None:
-        self._calls.discard(answer)
+        self._calls.pop(answer, None)
         if answer.cancelled() and not self.is_dead and not submitted.cancel():
             self.abandon(submitted)
         if answer.cancelled():

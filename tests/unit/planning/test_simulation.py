@@ -65,6 +65,17 @@ def test_a_seed_gives_the_same_figures_and_another_one_does_not() -> None:
     assert figures[0]["classes"] != figures[2]["classes"]
 
 
+def test_a_kill_at_a_known_time_gives_the_same_figures_again() -> None:
+    fields: dict[str, Any] = {
+        "load": {"rate_per_s": 15.0, "seconds": 8.0},
+        "cluster": {"encoders": 2},
+        "faults": [{"at_s": 4.0, "role": "encoder"}],
+    }
+    first, second = (run({**fields, "load": dict(fields["load"])})[1] for _ in range(2))
+    assert first == second
+    assert first["retries"]
+
+
 def test_one_request_takes_what_its_parts_take() -> None:
     outcome, figures = run({"load": {"rate_per_s": 0.2, "seconds": 30.0}})
     tokens = 2 + 16  # timestamps, and 5 s at 3.2 tokens a second
