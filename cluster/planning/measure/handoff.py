@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable
 
 from cluster.kv.exporter import KVExporter
@@ -22,9 +21,7 @@ def time_reads(
     whole = layout.n_frames
     short = max(1, whole // 10) if importer.pool.packs else layout.page_frames
     times = {
-        frames: statistics.median(
-            [_read_s(exporter, importer, frames) for _ in range(FIRST + rounds)][FIRST:]
-        )
+        frames: min([_read_s(exporter, importer, frames) for _ in range(FIRST + rounds)][FIRST:])
         for frames in {short, whole}
     }
     n_bytes = {

@@ -1,9 +1,8 @@
-"""Makes a profile: times the parts of both workers in this process, and a server where one is
-given.
+"""Makes a profile: times both workers' parts in this process, and a server where one is given.
 
 The parts are those of a served worker, with the kernels that this machine compiles. They are timed
-one after another, each alone on the machine: a profile is of a worker that has its device to
-itself.
+one after another, and the fastest of some rounds counts: a profile is of a worker that has its
+device to itself.
 """
 
 from __future__ import annotations
@@ -55,7 +54,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """name: of the profile. url: of a server, for its router. rounds: for the medians."""
+    """name: of the profile. url: of a server, for its router. rounds: the fastest counts."""
 
     name: str
     settings: Settings
@@ -133,7 +132,7 @@ def _profile(
     return Profile(
         name=asked.name,
         predicted=False,
-        source=f"splitscribe profile, medians of {asked.rounds}, one worker alone; router "
+        source=f"splitscribe profile, the fastest of {asked.rounds}, one worker alone; router "
         f"and audio from {of_router}; load of the machine {load:.1f}",
         machine={
             "cpu": _cpu_name(),
