@@ -1,0 +1,146 @@
+"""Real servers whose devices only wait: for the comparison of a simulation with what it simulates.
+
+    python -m benchmark.serving.timed_workers --profile FILE [--encoders 1] [--decoders 1]
+
+Serves until Ctrl-C and prints `ready at URL`, as `splitscribe serve` does. Router, Ray Serve,
+queues, pages, leases, NIXL and all threads are the real ones. The forward of a model is a wait that
+takes what the profile says, without using a core; the decoder gives tokens by the audio's length.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import threading
+import time
+from functools import partial
+from typing import Any
+
+from benchmark.shared.command import make_parser
+from cluster.model.checkpoint import open_checkpoint
+from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.planning.profile.model import Profile
+from cluster.planning.profile.shipped import load_profile
+from cluster.planning.scenario.arrivals import Traffic
+from cluster.planning.simulation.decoders import WaitingProjection, WaitingRunner
+from cluster.planning.simulation.device import Device
+from cluster.planning.simulation.encoders import WaitingForward
+from cluster.planning.simulation.parts import surfaces
+from cluster.planning.simulation.texts import Texts
+from cluster.serve.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, replica_choice
+from cluster.serve.placement import Placement
+from cluster.serve.replicas.decoder_replica import DecoderReplica
+from cluster.serve.replicas.encoder_replica import EncoderReplica
+from cluster.serve.replicas.router_replica import Router
+from cluster.serve.start.launch import running_cluster
+from cluster.settings import RouterSettings, Settings
+from router.http.admission import MAX_REQUESTS
+
+TOKENS_PER_S = 3.2  # as the lengths of a scenario have it
+
+
+class RealClock:
+    """In the place of a simulated worker's clock: it waits."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wait_until(self, at_s: float) -> None:
+        if (wait_s := at_s - time.monotonic()) > 0:
+            time.sleep(wait_s)
+
+
+class TimedEncoder(EncoderReplica):
+    """A real encoder replica; its device is replaced when its thread runs already."""
+
+    def __init__(self, settings: Settings, build: str, profile: Profile) -> None:
+        super().__init__(settings, build)
+        clock: Any = RealClock()
+        surface, _, _ = surfaces(profile)
+        loop: Any = self._engine._loop
+        loop.forward.close()
+        forward: Any = WaitingForward(
+            surface, profile.shape.n_audio_ctx, Device(), clock, profile.encoder.overlaps
+        )
+        forward.close = lambda: None
+        loop.forward = forward
+
+
+class TimedDecoder(DecoderReplica):
+    """The same of a decoder."""
+
+    def __init__(self, settings: Settings, build: str, profile: Profile) -> None:
+        super().__init__(settings, build)
+        clock: Any = RealClock()
+        _, steps, prefills = surfaces(profile)
+        tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(settings.model, weights=False))
+        runner: Any = WaitingRunner.__new__(WaitingRunner)
+        device = Device()
+        runner.states_projection = WaitingProjection(0.0, profile.shape.n_audio_ctx, device, clock)
+        runner._steps, runner._prefills = steps, prefills
+        runner._device, runner._clock = device, clock
+        runner._texts = Texts(tokenizer, Traffic(tokens_per_s=TOKENS_PER_S))
+        loop: Any = self._engine._loop
+        loop._runner = loop._launches._runner = runner
+
+
+def build_timed(
+    args: argparse.Namespace, profile: Profile, settings: Settings, build: str, placement: Placement
+) -> Any:
+    """As `cluster.serve.app.build_app`, with devices that wait."""
+    from ray import serve
+
+    deployment: Any = serve.deployment
+    common = {
+        "ray_actor_options": {"num_cpus": 0},
+        "health_check_period_s": HEALTH_PERIOD_S,
+        "health_check_timeout_s": HEALTH_TIMEOUT_S,
+    }
+    workers = {
+        role: deployment(
+            worker,
+            name=role,
+            num_replicas=n,
+            max_ongoing_requests=most,
+            **replica_choice(),
+            **common,
+        ).bind(settings, build, profile)
+        for role, worker, n, most in (
+            ("encoder", TimedEncoder, args.encoders, 4 * profile.encoder.max_batch),
+            ("decoder", TimedDecoder, args.decoders, settings.decoder.max_waiting + 16),
+        )
+    }
+    front = {"name": "router", "max_ongoing_requests": MAX_REQUESTS, **common}
+    name = next(iter(settings.by_model()))
+    return deployment(http_front(Router, settings), **front).bind(
+        settings, build, {name: workers["encoder"]}, {name: workers["decoder"]}
+    )
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    parser.add_argument("--profile", required=True)
+    parser.add_argument("--encoders", type=int, default=1)
+    parser.add_argument("--decoders", type=int, default=1)
+    parser.add_argument("--port", type=int, default=0)
+    args = parser.parse_args()
+    profile = load_profile(args.profile)  # before this process goes to another folder
+    settings = Settings.model_validate(
+        {
+            "router": RouterSettings(port=args.port),
+            "encoder": {"context": "full", "cache": False, "max_batch": 1},
+            "log_level": "WARNING",
+        }
+    )
+    stop = threading.Event()
+    with running_cluster(settings, build=partial(build_timed, args, profile)) as cluster:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: stop.set())
+        print(f"ready at {cluster.url}", flush=True)
+        stop.wait()
+
+
+if __name__ == "__main__":
+    from benchmark.serving import timed_workers  # so that replicas import its classes by name
+
+    timed_workers.main()
