@@ -24,7 +24,7 @@ from cluster.settings import RouterSettings
 from router.audio.pool import AudioPool
 from router.audio.windows import Window
 
-START_S = 120.0
+START_S, STOP_S = 120.0, 20.0
 FORM = (("model", "whisper-1"), ("language", "en"), ("temperature", "0"), ("fallback", "false"))
 
 
@@ -132,6 +132,8 @@ class BulkLoad:
 
     def close(self) -> None:
         self._process.terminate()
+        self._process.join(STOP_S)
+        self._process.kill()
         self._process.join()
 
 
@@ -146,7 +148,8 @@ async def _load(
     async with unlimited_engine() as engine:
         ready.set()
         while True:
-            await asyncio.to_thread(runs.wait)
+            while not runs.is_set():  # noqa: ASYNC110 - an event of another process
+                await asyncio.sleep(0.05)
             workers = [
                 asyncio.create_task(_worker(engine, files[i:] + files[:i], done_s))
                 for i in range(at_once)
