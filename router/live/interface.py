@@ -204,6 +204,9 @@ class LiveSession(Protocol):
         Its queue has no bound of its own, because the audio bounds it: a second of audio gives only
         a few bytes of text."""
 
+    def take_events(self) -> list[LiveEvent]:
+        """The events that wait to be iterated, in order. `events` does not give these."""
+
     async def drain(self) -> None:
         """Commit the open turn, wait until every turn has ended, and end `events`."""
 

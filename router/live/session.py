@@ -101,6 +101,9 @@ class Session:
     def events(self) -> AsyncIterator[LiveEvent]:
         return self._events.events()
 
+    def take_events(self) -> list[LiveEvent]:
+        return self._events.take()
+
     async def drain(self) -> None:
         self._is_draining = True
         self._finish_draining()

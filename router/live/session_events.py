@@ -32,6 +32,17 @@ class SessionEvents:
         while (event := await self._queue.get()) is not None:
             yield event
 
+    def take(self) -> list[LiveEvent]:
+        """As `router.live.interface.LiveSession.take_events`."""
+        taken = []
+        while not self._queue.empty():
+            event = self._queue.get_nowait()
+            if event is None:
+                self._queue.put_nowait(None)  # `events` still has to end
+                break
+            taken.append(event)
+        return taken
+
     def emit(self, event: LiveEvent) -> None:
         if not self.is_over:
             self._queue.put_nowait(event)

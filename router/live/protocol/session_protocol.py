@@ -104,9 +104,19 @@ class LiveProtocol:
     def receive(self, event: ClientEvent) -> list[Event]:
         """Take an event of the client, and return the answer.
 
+        The engine's events that wait come first, and those that this event caused come last. So
+        the answer to a client's next event tells that the effects of this one were told.
+
         Raises:
             TooManyMistakesError: more than `MAX_MISTAKES` events were wrong.
         """
+        return [*self._engine_events(), *self._answer(event), *self._engine_events()]
+
+    def _engine_events(self) -> list[Event]:
+        waiting = self.session.take_events()
+        return [event for each in waiting for event in self.on_engine_event(each)]
+
+    def _answer(self, event: ClientEvent) -> list[Event]:
         match event:
             case SessionUpdate():
                 return self._update(event)

@@ -129,6 +129,16 @@ class FakeLiveSession:
                 raise self.engine.crash
             yield event
 
+    def take_events(self) -> list[LiveEvent]:
+        taken: list[LiveEvent] = []
+        while self.engine.crash is None and not self._queue.empty():
+            event = self._queue.get_nowait()
+            if event is None:
+                self._queue.put_nowait(None)
+                break
+            taken.append(event)
+        return taken
+
     async def drain(self) -> None:
         self.is_draining = True
         if self.engine.is_stuck:

@@ -118,9 +118,8 @@ def test_an_empty_commit_is_answered_behind_the_turns_that_are_open() -> None:
     talk = manual()
     assert types_of(talk.commit())[-1].endswith(".completed")
     talk.append(5)
-    talk.protocol.receive(read_event('{"type": "input_audio_buffer.commit"}'))
-    assert talk.protocol.receive(read_event('{"type": "input_audio_buffer.commit"}')) == []
-    talk.hear()
+    talk.commit()
+    talk.commit()
     assert talk.transcripts() == ["", "w5", ""]
     assert "error" not in types_of(talk.got)
 
@@ -134,10 +133,22 @@ def test_a_second_commit_waits_for_a_turn_that_the_engine_has_not_told_of() -> N
         {"type": "input_audio_buffer.commit"},
         {"type": "input_audio_buffer.commit"},
     ):
-        assert talk.protocol.receive(read_event(json.dumps(event))) == []
-    talk.hear()
+        talk.say(event)
     seconds = [one["usage"]["seconds"] for one in talk.got if one["type"].endswith(".completed")]
     assert seconds == [0.5, 0.0]
+
+
+def test_the_answer_to_an_update_comes_behind_what_a_commit_before_it_caused() -> None:
+    """A client that commits and then updates knows by the answer which turns are open."""
+    talk = manual()
+    talk.append(5)
+    sent = [
+        *talk.protocol.receive(read_event('{"type": "input_audio_buffer.commit"}')),
+        *talk.protocol.receive(read_event('{"type": "session.update", "session": {}}')),
+    ]
+    kinds = types_of(sent)
+    assert kinds.index("input_audio_buffer.committed") < kinds.index("session.updated")
+    assert talk.protocol.session.take_events() == [], "nothing is told twice"
 
 
 def test_items_are_chained_by_their_predecessors() -> None:
