@@ -84,7 +84,7 @@ def predicted(model: str, card_name: str) -> Profile:
         predicted=True,
         source="python -m benchmark.gpu.planning_profiles: kernels and bytes of the served code "
         f"at {gpu.flops / 1e12:.0f} TFLOP/s and {gpu.bytes_per_s / 1e12:.2f} TB/s, 2 us a kernel; "
-        "links and start times assumed; router and audio as measured on two cores",
+        "links, start times, router and audio assumed",
         machine={"gpu": card_name},
         model=model,
         shape=Shape.of(dims_of(model)),

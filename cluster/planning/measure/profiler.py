@@ -41,7 +41,8 @@ from cluster.serve.in_process import on_one_device, sized_together
 from cluster.settings import Settings
 from encoder_worker.engine import auto_batch
 
-# What a router took in benchmark.serving.scaling, where no server is given to measure.
+# Assumed where no server is given to measure: a router's processor time is what router and proxy
+# took on two cores of an EPYC (`benchmark.serving.scaling`); the others nobody has measured.
 USUAL_ROUTER = RouterProfile(request_s=0.0048, window_s=0.0, hop_s=0.002)
 USUAL_AUDIO = AudioProfile(request_s=0.004, audio_second_s=0.002)
 PROCESS_S = 3.0  # until Ray has a process for a replica, and it has imported what it needs
@@ -128,12 +129,12 @@ def _profile(
 
     layout = served_kv_layout(checkpoint, settings, settings.encoder.device)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-    of_router = f"the server at {asked.url}" if asked.url else "benchmark.serving.scaling"
+    of_router = f"measured at {asked.url}" if asked.url else "assumed"
     return Profile(
         name=asked.name,
         predicted=False,
         source=f"splitscribe profile, the fastest of {asked.rounds}, one worker alone; router "
-        f"and audio from {of_router}; load of the machine {load:.1f}",
+        f"and audio {of_router}; load of the machine {load:.1f}",
         machine={
             "cpu": _cpu_name(),
             "cores": usable_cores(),
