@@ -172,7 +172,8 @@ def test_a_request_is_one_trace_over_all_roles(
         return (
             n_windows > 1
             and all(counts[name] == 1 for name in (REQUEST, *OF_REQUEST))
-            and all(counts[name] >= n_windows for name in OF_WINDOW)
+            and all(counts[name] >= n_windows for name in OF_WINDOW - {"encode batch"})
+            and counts["encode batch"] > 0  # windows may share one
         )
 
     try:
