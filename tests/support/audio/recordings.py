@@ -20,6 +20,11 @@ def lengthened(name: str, n_samples: int) -> bytes:
     return wav_bytes(np.append(_pcm(name), np.zeros(n_samples, np.int16)))
 
 
+def delayed(name: str, n_samples: int) -> bytes:
+    """A recording as a WAV with so many samples of silence before it: each of its windows is new."""
+    return wav_bytes(np.append(np.zeros(n_samples, np.int16), _pcm(name)))
+
+
 @cache
 def _pcm(name: str) -> NDArray[np.int16]:
     return Clip(name, sample_path(name)).pcm()
