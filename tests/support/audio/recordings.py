@@ -21,7 +21,7 @@ def lengthened(name: str, n_samples: int) -> bytes:
 
 
 def delayed(name: str, n_samples: int) -> bytes:
-    """A recording as a WAV with so many samples of silence before it: each of its windows is new."""
+    """A recording as a WAV with so many samples of silence before it: every window is new."""
     return wav_bytes(np.append(np.zeros(n_samples, np.int16), _pcm(name)))
 
 
