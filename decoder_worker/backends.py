@@ -19,6 +19,7 @@ from torch import Tensor
 
 from cluster.errors import ConfigurationError
 from cluster.gpu.kernels import has_triton
+from cluster.jit.tile_registers import has_bfloat16_tiles, tile_config
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.kv_scales import kv_scales
 from cluster.settings import Attention
@@ -34,7 +35,7 @@ from decoder_worker.cpu.fused import FusedDecoder, fits_layers
 from decoder_worker.cpu.fused_arrays import stack_layers
 from decoder_worker.cpu.sampler import CompiledSampler
 from decoder_worker.cpu.step_team import StepTeam
-from decoder_worker.cpu.tile_registers import fits_tiles, has_bfloat16_tiles, tile_config
+from decoder_worker.cpu.tile_blocks import fits_tiles
 from decoder_worker.gpu.decoder import GpuDecoder, takes
 from decoder_worker.gpu.sampler import GpuSampler
 from decoder_worker.model import TextDecoder, TorchDecoder

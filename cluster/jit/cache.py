@@ -30,6 +30,9 @@ _FLOOR = Path(__file__).resolve().parents[1]
 SHARED_SOURCES = (  # what both roles' kernels are made of
     _FLOOR / "jit" / "arithmetic.py",
     _FLOOR / "jit" / "rows.py",
+    _FLOOR / "jit" / "tile_instructions.py",
+    _FLOOR / "jit" / "tile_registers.py",
+    _FLOOR / "jit" / "vectors.py",
     _FLOOR / "model" / "layers.py",
 )
 LOCK = "kernels.lock"  # held by the process that compiles

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cluster.jit.background import InBackground
+from cluster.jit.tile_registers import has_bfloat16_tiles, tile_config
 from decoder_worker.cpu.sources import KERNEL_SOURCES
-from decoder_worker.cpu.tile_registers import has_bfloat16_tiles, tile_config
 
 if TYPE_CHECKING:
     from decoder_worker.cpu.attention_kernels import AttentionKernels

@@ -41,7 +41,7 @@ class Layers(NamedTuple):
     """norms: float32 [3 * L + 1, 2, d], weight and bias of each in the order that they come.
 
     tiles: where products are computed by the CPU's tiles, their configuration
-        (`decoder_worker.cpu.tile_registers`), and every weight is uint16; else None.
+        (`cluster.jit.tile_registers`), and every weight is uint16; else None.
     """
 
     qkv: Products

@@ -14,7 +14,8 @@ from numba.extending import overload
 
 from cluster.jit.arithmetic import erf, number
 from cluster.jit.rows import SUMS, add_norm_row
-from decoder_worker.cpu.tile_products import begin_tiles, end_tiles, split_rows, tile_product
+from cluster.jit.tile_instructions import begin_tiles, end_tiles
+from decoder_worker.cpu.tile_products import split_rows, tile_product
 
 _HALF, _ONE, _SQRT_HALF = np.float32(0.5), np.float32(1), np.float32(0.7071067811865476)
 

@@ -13,7 +13,7 @@ KERNEL_SOURCES = (
     _FOLDER / "sampling_kernels.py",
     _FOLDER / "step_team.py",
     _FOLDER / "tile_products.py",
-    _FOLDER / "tile_registers.py",
+    _FOLDER / "tile_blocks.py",
     _FOLDER / "work_sharing.py",
     _FOLDER.parent / "sampling" / "slots.py",
 )

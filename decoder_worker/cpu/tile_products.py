@@ -5,8 +5,7 @@ as a bfloat16, which stand side by side in a tile. Both products are added up in
 is within some 2 ** -16 of the exact one, whatever other rows there are. Eight rows take as long as
 one: weights are read once, in the order that they lie in.
 
-The intrinsics are LLVM's names for the instructions. Imports numba, and compiles only where
-`decoder_worker.cpu.tile_registers.has_bfloat16_tiles`.
+Imports numba, and compiles only where `cluster.jit.tile_registers.has_bfloat16_tiles`.
 """
 
 from __future__ import annotations
@@ -15,77 +14,42 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import njit
 from numba.extending import intrinsic
 
 from cluster.jit.arithmetic import bfloat16_bits, number
-from decoder_worker.cpu.tile_registers import (
-    BLOCK_OUTPUTS,
-    ROWS_OF_TILE,
+from cluster.jit.tile_instructions import (
+    WORD,
+    address,
+    clear_tile,
+    load_tile,
+    multiply_tiles,
+    offset,
+    procedure,
+    store_tile,
+)
+from cluster.jit.tile_registers import (
+    N_TILES,
+    TILE_BYTES,
     TILE_INPUTS,
     TILE_ROW_BYTES,
     TILE_ROWS,
-    TILES_OF_BLOCK,
 )
+from decoder_worker.cpu.tile_blocks import BLOCK_OUTPUTS, ROWS_OF_TILE, TILES_OF_BLOCK
 
-_BYTE, _WORD = ir.IntType(8), ir.IntType(64)
-_POINTER = _BYTE.as_pointer()
-_TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES
 # Tile registers: sums of a block's outputs, then x, then weights by turns.
-_SUMS, _X, _WEIGHTS = range(TILES_OF_BLOCK), TILES_OF_BLOCK, range(TILES_OF_BLOCK + 1, 8)
+_SUMS, _X, _WEIGHTS = range(TILES_OF_BLOCK), TILES_OF_BLOCK, range(TILES_OF_BLOCK + 1, N_TILES)
 
 _intrinsic: Any = intrinsic
 
 
-def _tile(number: int) -> Any:
-    return ir.Constant(_BYTE, number)
-
-
-def _emit(builder: Any, name: str, *args: Any) -> None:
-    """Call one of LLVM's intrinsics, which gives nothing."""
-    signature = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
-    builder.call(builder.module.declare_intrinsic(f"llvm.x86.{name}", (), signature), args)
-
-
-@_intrinsic  # type: ignore[untyped-decorator]
-def _address(_context: Any, array: Any) -> Any:
-    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
-        return builder.ptrtoint(data, _WORD)
-
-    return types.int64(array), generate
-
-
-@_intrinsic  # type: ignore[untyped-decorator]
-def _begin_tiles(_context: Any, _config: Any) -> Any:
-    """Set up the thread's tiles from the configuration at an address."""
-
-    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
-        _emit(builder, "ldtilecfg", builder.inttoptr(args[0], _POINTER))
-        return context.get_dummy_value()
-
-    return types.none(types.int64), generate
-
-
-@_intrinsic  # type: ignore[untyped-decorator]
-def end_tiles(_context: Any) -> Any:
-    """Give the thread's tiles back, so that the system need not save them."""
-
-    def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
-        _emit(builder, "tilerelease")
-        return context.get_dummy_value()
-
-    return types.none(), generate
-
-
 @_intrinsic  # type: ignore[untyped-decorator]
 def _clear_sums(_context: Any) -> Any:
-    def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
+    def write(builder: Any) -> None:
         for tile in _SUMS:
-            _emit(builder, "tilezero", _tile(tile))
-        return context.get_dummy_value()
+            clear_tile(builder, tile)
 
-    return types.none(), generate
+    return procedure(write, 0)
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
@@ -96,40 +60,26 @@ def _add_products(_context: Any, _x: Any, _weight: Any, _stride: Any) -> Any:
     stride: bytes from one output's weights to the next one's.
     """
 
-    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
-        x, weight, stride = args
-        row_bytes = ir.Constant(_WORD, TILE_ROW_BYTES)
-        _emit(builder, "tileloadd64", _tile(_X), builder.inttoptr(x, _POINTER), row_bytes)
+    def write(builder: Any, x: Any, weight: Any, stride: Any) -> None:
+        load_tile(builder, _X, x)
         for tile in _SUMS:
             register = _WEIGHTS[tile % len(_WEIGHTS)]
-            first = builder.mul(stride, ir.Constant(_WORD, tile * TILE_ROWS))
-            pointer = builder.inttoptr(builder.add(weight, first), _POINTER)
-            _emit(builder, "tileloadd64", _tile(register), pointer, stride)
-            _emit(builder, "tdpbf16ps", _tile(tile), _tile(register), _tile(_X))
-        return context.get_dummy_value()
+            first = builder.mul(stride, ir.Constant(WORD, tile * TILE_ROWS))
+            load_tile(builder, register, builder.add(weight, first), stride)
+            multiply_tiles(builder, tile, register, _X)
 
-    return types.none(types.int64, types.int64, types.int64), generate
+    return procedure(write, 3)
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _store_sums(_context: Any, _to: Any) -> Any:
     """To float32 [BLOCK_OUTPUTS, 16] at an address."""
 
-    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
-        row_bytes = ir.Constant(_WORD, TILE_ROW_BYTES)
+    def write(builder: Any, to: Any) -> None:
         for tile in _SUMS:
-            first = builder.add(args[0], ir.Constant(_WORD, tile * _TILE_BYTES))
-            pointer = builder.inttoptr(first, _POINTER)
-            _emit(builder, "tilestored64", _tile(tile), pointer, row_bytes)
-        return context.get_dummy_value()
+            store_tile(builder, tile, offset(builder, to, tile * TILE_BYTES))
 
-    return types.none(types.int64), generate
-
-
-@njit(nogil=True, cache=True)
-def begin_tiles(config: Any) -> None:
-    """Set up the calling thread's tiles; it must call `end_tiles` before torch computes there."""
-    _begin_tiles(_address(config))
+    return procedure(write, 1)
 
 
 @njit(nogil=True, cache=True)
@@ -166,13 +116,13 @@ def tile_product(split: Any, weight: Any, scale: Any, first: Any, last: Any, out
     for block in range(first, last, BLOCK_OUTPUTS):
         begin = min(block, last - BLOCK_OUTPUTS)
         for group in range(len(split)):
-            x, at = _address(split[group]), _address(weight) + begin * stride
+            x, at = address(split[group]), address(weight) + begin * stride
             _clear_sums()
             for _ in range(n_in // TILE_INPUTS):
                 _add_products(x, at, stride)
-                x += _TILE_BYTES
+                x += TILE_BYTES
                 at += TILE_ROW_BYTES
-            _store_sums(_address(sums))
+            _store_sums(address(sums))
             row = group * ROWS_OF_TILE
             for r in range(min(ROWS_OF_TILE, n - row)):
                 to = out[row + r]

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from cluster.jit.background import InBackground
+from cluster.jit.tile_registers import has_bfloat16_tiles
 from encoder_worker.cpu.sources import KERNEL_SOURCES
 
 if TYPE_CHECKING:
@@ -20,10 +21,12 @@ DTYPES = (torch.float32, torch.bfloat16)  # that there are kernels for
 def team_kernels(dtype: torch.dtype) -> InBackground[TeamKernels]:
     """Those of an encoder that computes in `dtype`, one of DTYPES; begins to build them."""
     own = np.uint16 if dtype == torch.bfloat16 else np.float32
-    return InBackground("encoder", partial(_build, own), KERNEL_SOURCES, own.__name__)
+    tiles = dtype == torch.bfloat16 and has_bfloat16_tiles()
+    name = own.__name__ + (" tiles" if tiles else "")
+    return InBackground("encoder", partial(_build, own, tiles), KERNEL_SOURCES, name)
 
 
-def _build(own: Any) -> TeamKernels:
+def _build(own: Any, tiles: bool) -> TeamKernels:
     from encoder_worker.cpu.team_kernels import build
 
-    return build(own)
+    return build(own, tiles=tiles)

@@ -4,4 +4,5 @@ from __future__ import annotations
 
 from pathlib import Path
 
-KERNEL_SOURCES = (Path(__file__).with_name("team_kernels.py"),)
+_FOLDER = Path(__file__).resolve().parent
+KERNEL_SOURCES = (_FOLDER / "team_kernels.py", _FOLDER / "tile_attention.py")

@@ -13,7 +13,6 @@ on what else there is.
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -22,17 +21,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from cluster.jit.background import as_array
 from cluster.model.layers import LayerNorm
+from encoder_worker.cpu.attention import Attention, make_attention
 from encoder_worker.cpu.team_kernels import TeamKernels
 from encoder_worker.model import AudioEncoder, EncoderLayer, positions_alike
 
 ROWS = 250  # most of a unit: its hidden rows (1 MB for base) stay in cache between products
 LEAST_UNITS = 4  # of a window
-SCORES_BYTES = 1 << 22  # of the heads that a unit attends with at a time
-LOG2_E = math.log2(math.e)
 
 Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an index on
 
@@ -43,6 +40,9 @@ class TeamEncoder:
     def __init__(self, encoder: AudioEncoder, kernels: TeamKernels, n_threads: int) -> None:
         self._encoder = encoder
         self._kernels = kernels
+        dims = encoder.dims
+        head_dim = dims.n_audio_state // dims.n_audio_head
+        self._attend = make_attention(kernels, encoder.dtype, head_dim)
         self._changed = threading.Condition()  # guards the windows and the next three
         self._windows: list[_Window] = []  # not yet done, oldest first
         self._idle: list[_Memory] = []  # used again
@@ -65,7 +65,7 @@ class TeamEncoder:
             Done when all rows are; fails with what a thread raised, after which no thread is at it.
         """
         with self._changed:
-            memory = self._idle.pop() if self._idle else _Memory(self._encoder)
+            memory = self._idle.pop() if self._idle else self._new_memory()
             memory.lay_out(mel.shape[2] // 2)
             window = _Window(memory, mel.to(self._encoder.dtype), sink)
             self._windows.append(window)
@@ -79,6 +79,9 @@ class TeamEncoder:
             self._changed.notify_all()
         for thread in self._threads:
             thread.join()
+
+    def _new_memory(self) -> _Memory:
+        return _Memory(self._encoder, self._attend)
 
     def _main(self) -> None:
         torch.set_num_threads(1)
@@ -120,8 +123,9 @@ class TeamEncoder:
             else:
                 window.future.set_result(None)
         elif stands:  # no other thread is at this window now
-            mean = memory.key_sums[: len(memory.units)].sum(0) / np.float32(memory.n)
-            self._kernels.centre(as_array(memory.k[window.layer % 2]), 0, memory.n, mean)
+            if self._attend.centres_keys:
+                mean = memory.key_sums[: len(memory.units)].sum(0) / np.float32(memory.n)
+                self._kernels.centre(as_array(memory.k[window.layer % 2]), 0, memory.n, mean)
             with self._changed:
                 window.begin_layer(window.layer + 1)
                 self._changed.notify_all()
@@ -153,7 +157,8 @@ class TeamEncoder:
         layer: EncoderLayer = self._encoder.layers[index]
         x = as_array(memory.x[begin:end])
         normed = torch.empty(end - begin, memory.d, dtype=self._encoder.dtype)
-        attended = attend(self._kernels, memory.q[unit], memory.k[index % 2], memory.v[index % 2])
+        keys, values = memory.k[index % 2], memory.v[index % 2]
+        attended = self._attend(memory.q[unit], keys, values, memory.n)
         self._add_norm(x, layer.out(attended), layer.mlp.norm, normed)
         delta = layer.mlp.fc2(layer.mlp.fc1.gelu(normed))
         if index + 1 < len(self._encoder.layers):
@@ -171,28 +176,41 @@ class _Memory:
     """What a window needs while it is encoded, for as many positions as there can be.
 
     n: the window's positions, set by `lay_out` with what follows from it. units: begin and end.
-    x: the residual stream, float32 [n, d]. q: of each unit [H, its rows, Dh]. k, v [2, H, n, Dh]:
-    keys and values of two layers: while some attend with one, others write the next.
+    x: the residual stream, float32 [n, d]. q: of each unit [H, its rows, Dh]. k, v: keys and values
+    of two layers, [2, H, T, Dh], as the attention asks for them (T, and how v lies): while some
+    attend with one layer's, others write the next one's.
     """
 
-    def __init__(self, encoder: AudioEncoder) -> None:
+    def __init__(self, encoder: AudioEncoder, attention: Attention) -> None:
         dims, dtype = encoder.dims, encoder.dtype
         self.d, self._n_head = dims.n_audio_state, dims.n_audio_head
+        self._multiple, self._values_by_dim = attention.key_multiple, attention.values_by_dim
         most = dims.n_audio_ctx
         self._x = torch.empty(most * self.d)
         self._q = torch.empty(most * self.d, dtype=dtype)
-        self._k, self._v = (torch.empty(2 * most * self.d, dtype=dtype) for _ in range(2))
+        room = 2 * self._room_for(most) * self.d
+        self._k, self._v = (torch.empty(room, dtype=dtype) for _ in range(2))
         self.key_sums = np.empty((len(units_of(most)), self.d), dtype=np.float32)
         self.lay_out(most)
 
     def lay_out(self, n: int) -> None:
-        """Make room for a window of `n` positions; every tensor is contiguous."""
+        """Make room for a window of `n` positions."""
         self.n, d, n_head = n, self.d, self._n_head
+        head_dim, room = d // n_head, self._room_for(n)
         self.units = units_of(n)
         self.x = self._x[: n * d].view(n, d)
-        self.q = [self._q[b * d : e * d].view(n_head, e - b, d // n_head) for b, e in self.units]
-        all_rows = (2, n_head, n, d // n_head)
-        self.k, self.v = (flat[: 2 * n * d].view(all_rows) for flat in (self._k, self._v))
+        self.q = [self._q[b * d : e * d].view(n_head, e - b, head_dim) for b, e in self.units]
+        k, v = (flat[: 2 * room * d] for flat in (self._k, self._v))
+        self.k = k.view(2, n_head, room, head_dim)
+        if self._values_by_dim:
+            self.v = v.view(2, n_head, head_dim, room).transpose(2, 3)
+        else:
+            self.v = v.view(2, n_head, room, head_dim)
+        for each in (self.k, self.v):
+            each[:, :, n:] = 0
+
+    def _room_for(self, n: int) -> int:
+        return -(-n // self._multiple) * self._multiple
 
 
 def units_of(n: int) -> list[tuple[int, int]]:
@@ -229,34 +247,3 @@ class _Window:
         self.n_left -= 1
         self.n_running += 1
         return self.n_left
-
-
-def attend(kernels: TeamKernels, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Some queries over all keys, on the calling thread: torch's kernel, or oneDNN's products.
-
-    Torch's own takes no bfloat16 instructions without AMX. Of bfloat16 scores are rounded between
-    the two products, so keys come centred: softmax does not see it, and what is rounded is smaller.
-
-    Args:
-        q, k, v: [H, n, Dh], [H, T, Dh] twice.
-
-    Returns:
-        [n, H * Dh] in their dtype.
-    """
-    if q.dtype == torch.float32:
-        # With a batch in front: without one torch takes its slow way, through all scores.
-        mixed = F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
-        return mixed.transpose(0, 1).flatten(1)
-    n_head, n, head_dim = q.shape
-    most = max(1, SCORES_BYTES // (n * k.shape[1] * q.itemsize))
-    step = next(n_heads for n_heads in range(most, 0, -1) if n_head % n_heads == 0)
-    scores, out = q.new_empty(step, n, k.shape[1]), q.new_empty(n, n_head * head_dim)
-    sums = np.empty(step * n, dtype=np.float32)
-    flat, columns, keys = as_array(scores.flatten(0, 1)), as_array(out), k.transpose(1, 2)
-    for first in range(0, n_head, step):
-        heads = slice(first, first + step)
-        torch.bmm(q[heads], keys[heads], out=scores)
-        kernels.softmax(flat, sums, np.float32(head_dim**-0.5 * LOG2_E))
-        mixed = torch.bmm(scores, v[heads])
-        kernels.join(as_array(mixed), sums, first, columns)
-    return out

@@ -15,6 +15,8 @@ from numba import int32, njit
 
 from cluster.jit.arithmetic import LOG2_E, bfloat16_bits, exp2, number, stored
 from cluster.jit.rows import SUMS, add_norm
+from cluster.jit.tile_registers import TILE_ROWS, tile_config
+from encoder_worker.cpu.tile_attention import GROUPS, HEAD_DIM, KEYS, attend
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,8 @@ class TeamKernels:
         2 ** (log2_scale * (score - its row's highest)); inverse_sums float32 [n_rows] is written.
     join(mixed, inverse_sums, first_head, out): heads [H', n, Dh] times their rows' inverse sums
         [H' * n] to columns of out [n, d], both own.
+    attend: `tile_attention.attend`, where the CPU has tiles and own is bfloat16; else None. Then
+        split's v may be a view of [H, Dh, T].
     """
 
     add_norm: Callable[..., None]
@@ -36,6 +40,7 @@ class TeamKernels:
     centre: Callable[..., None]
     softmax: Callable[..., None]
     join: Callable[..., None]
+    attend: Callable[..., None] | None = None
 
 
 @njit(fastmath=SUMS, nogil=True, cache=True)
@@ -97,14 +102,29 @@ def _join(mixed: Any, inverse_sums: Any, first_head: Any, out: Any) -> None:
                 out[r, first + c] = stored(number(mixed[h, r, c]) * inverse, out[r, first + c])
 
 
-def build(own: Any) -> TeamKernels:
-    """Compile (or load) the kernels; `own` is uint16 or float32."""
+def build(own: Any, *, tiles: bool = False) -> TeamKernels:
+    """Compile (or load) the kernels; `own` is uint16 or float32.
+
+    tiles: attend by the CPU's tiles, which needs uint16.
+    """
     plain, row = np.zeros(4, np.float32), np.zeros((1, 4), own)
     heads = np.zeros((1, 1, 4), own)
     add_norm(np.zeros((1, 4), np.float32), row, plain, plain, row.copy())
-    _split(np.zeros((1, 12), own), 0, heads, heads.copy(), heads.copy(), plain)
+    values = np.zeros((1, 4, 1), own).transpose(0, 2, 1) if tiles else heads.copy()
+    _split(np.zeros((1, 12), own), 0, heads, heads.copy(), values, plain)
+    if tiles:
+        _build_attend()
+        return TeamKernels(add_norm, _split, _centre, _softmax, _join, attend)
     _centre(heads, 0, 1, plain)
     _join(heads, plain, 0, row)
     if own is np.uint16:
         _softmax(row, plain, np.float32(LOG2_E))
     return TeamKernels(add_norm, _split, _centre, _softmax, _join)
+
+
+def _build_attend() -> None:
+    q, out = np.zeros((1, 1, HEAD_DIM // 2), np.uint32), np.zeros((1, HEAD_DIM), np.uint16)
+    k, v = np.zeros((1, KEYS, HEAD_DIM), np.uint16), np.zeros((1, HEAD_DIM, KEYS), np.uint16)
+    scores = np.zeros((GROUPS, KEYS, TILE_ROWS), np.float32)
+    powers = np.zeros((GROUPS, KEYS // 2, TILE_ROWS), np.uint32)
+    attend(q, k, v, 1, np.float32(1), tile_config(), scores, powers, out)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from cluster.jit.tile_registers import has_bfloat16_tiles, tile_config
 from cluster.kv.cross_kv import packed_page
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from decoder_worker.attention.base import AttentionBatch, PagedKV
@@ -19,7 +20,6 @@ from decoder_worker.backends import DecoderByRows
 from decoder_worker.cpu.fused import MAX_ROWS, FusedDecoder, fits_layers
 from decoder_worker.cpu.fused_arrays import stack_layers
 from decoder_worker.cpu.step_team import CLAIMED, LEAST_REST_S, WAITED, StepTeam
-from decoder_worker.cpu.tile_registers import has_bfloat16_tiles, tile_config
 from decoder_worker.model import TextDecoder, TorchDecoder
 from decoder_worker.tensors import DecoderTensors
 from tests.support.checkpoints import ModelShape, make_checkpoint

@@ -8,14 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from cluster.jit.tile_registers import CONFIG_BYTES, has_bfloat16_tiles, tile_config
 from cluster.model.checkpoint import open_checkpoint
-from decoder_worker.cpu.tile_registers import (
-    BLOCK_OUTPUTS,
-    CONFIG_BYTES,
-    fits_tiles,
-    has_bfloat16_tiles,
-    tile_config,
-)
+from decoder_worker.cpu.tile_blocks import BLOCK_OUTPUTS, fits_tiles
 from tests.support.checkpoints import ModelShape, make_checkpoint
 
 SHARE = 2**-16  # of a sum's terms, by which splitting a row into two bfloat16 may be off
@@ -26,6 +21,7 @@ SHARE = 2**-16  # of a sum's terms, by which splitting a row into two bfloat16 m
 @pytest.mark.parametrize("n_out", [BLOCK_OUTPUTS, 4 * BLOCK_OUTPUTS, 2 * BLOCK_OUTPUTS + 25])
 @pytest.mark.parametrize("n_rows", [1, 8, 9])
 def test_products_are_near_the_exact_ones(n_rows: int, n_out: int, n_in: int) -> None:
+    from cluster.jit.tile_instructions import begin_tiles
     from decoder_worker.cpu import tile_products
 
     generator = torch.Generator().manual_seed(n_rows * n_out + n_in)
@@ -33,7 +29,7 @@ def test_products_are_near_the_exact_ones(n_rows: int, n_out: int, n_in: int) ->
     x = torch.randn(n_rows, n_in, generator=generator)
     scale = torch.rand(n_out, generator=generator) + 0.5
     out = np.full((n_rows, n_out), np.nan, np.float32)
-    tile_products.begin_tiles(tile_config())
+    begin_tiles(tile_config())
     split = tile_products.split_rows(x.numpy())
     bits = weight.view(torch.uint16).numpy()
     tile_products.tile_product(split, bits, scale.numpy(), 0, n_out, out)
@@ -47,7 +43,7 @@ def test_products_are_near_the_exact_ones(n_rows: int, n_out: int, n_in: int) ->
 def _end_tiles() -> None:
     from numba import njit
 
-    from decoder_worker.cpu.tile_products import end_tiles
+    from cluster.jit.tile_instructions import end_tiles
 
     njit(lambda: end_tiles())()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,9 +13,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.jit.background import as_array
+from cluster.jit.tile_registers import has_bfloat16_tiles
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.encoder_context import FULL, LENGTHS
-from encoder_worker.cpu.team import ROWS, TeamEncoder, attend, units_of
+from encoder_worker.cpu.attention import Attention, ProductAttention, TileAttention
+from encoder_worker.cpu.team import ROWS, TeamEncoder, units_of
 from encoder_worker.cpu.team_kernels import TeamKernels, build
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.mel import LogMel
@@ -53,7 +55,7 @@ NATIVE = pytest.mark.skipif(
     ids=str,
 )
 def kernels(request: pytest.FixtureRequest) -> TeamKernels:
-    return build(OWN[request.param])
+    return build(OWN[request.param], tiles=request.param == torch.bfloat16 and has_bfloat16_tiles())
 
 
 def dtype_of(request: pytest.FixtureRequest) -> torch.dtype:
@@ -163,9 +165,19 @@ def test_a_thread_that_fails_ends_the_window_and_nothing_else(checkpoint: Checkp
     team.close()
 
 
+TILES = pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's bfloat16")
+
+
 @pytest.mark.parametrize("n", [1500, 130])
 @pytest.mark.parametrize("loudness", [1.0, 12.0])
-def test_attention_is_as_good_as_torchs(n: int, loudness: float) -> None:
+@pytest.mark.parametrize(
+    "attention",
+    [ProductAttention, pytest.param(TileAttention, marks=TILES)],
+    ids=lambda x: x.__name__,
+)
+def test_attention_is_as_good_as_torchs(
+    attention: Callable[[TeamKernels], Attention], n: int, loudness: float
+) -> None:
     """Within bfloat16's steps of values of about 1; `loudness` 12 gives scores of hundreds."""
     generator = torch.Generator().manual_seed(n)
     q, k, v = (torch.randn(6, n, 64, generator=generator) for _ in range(3))
@@ -173,10 +185,15 @@ def test_attention_is_as_good_as_torchs(n: int, loudness: float) -> None:
     expected = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
     q, k, v = (x.bfloat16() for x in (q, k, v))
     theirs = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
-    kernels = build(np.uint16)
-    mean = k.float().mean(1).flatten().numpy()
-    kernels.centre(as_array(k), 0, n, mean)
-    ours = attend(kernels, q[:, : n // 2].contiguous(), k, v)
+    kernels = build(np.uint16, tiles=attention is TileAttention)
+    attend = attention(kernels)
+    if attend.centres_keys:
+        kernels.centre(as_array(k), 0, n, k.float().mean(1).flatten().numpy())
+    room = -n % attend.key_multiple
+    k, v = F.pad(k, (0, 0, 0, room), value=100.0), F.pad(v, (0, 0, 0, room))
+    if attend.values_by_dim:
+        v = v.transpose(1, 2).contiguous().transpose(1, 2)
+    ours = attend(q[:, : n // 2].contiguous(), k, v, n)
     assert ours.shape == (n // 2, 6 * 64)
 
     def off(x: Tensor) -> float:
