@@ -1,5 +1,5 @@
 """The command line: serve, transcribe, batch, demo, check; up, deploy, status, down, config; and
-profile, simulate.
+profile, simulate, plan.
 
 Settings come from flags over `SPLITSCRIBE_*` over `--config` over defaults. A mistake of the
 user's is one line that says what to do; everything else keeps its traceback.
@@ -17,6 +17,7 @@ from rich.console import Console
 from cluster.cli.batch.entry import BatchCommand, batch
 from cluster.cli.operate.commands import deploy, down, status, up
 from cluster.cli.operate.config_commands import config
+from cluster.cli.planning.plan_command import plan
 from cluster.cli.planning.profile_command import profile
 from cluster.cli.planning.simulate_command import simulate
 from cluster.cli.transcribe.entry import TranscribeCommand, transcribe
@@ -118,7 +119,7 @@ app.command(cls=TranscribeCommand)(transcribe)
 app.command(cls=BatchCommand)(batch)
 for command in (up, deploy, status, down):
     app.command(rich_help_panel="Clusters of several machines")(command)
-for planning in (profile, simulate):
+for planning in (profile, simulate, plan):
     app.command(rich_help_panel="Planning")(planning)
 app.add_typer(config, rich_help_panel="Clusters of several machines")
 
