@@ -238,7 +238,8 @@ class Scheduler:
 
     def expired(self, now: float) -> list[DecodeSequence]:
         """Unanswered sequences past their deadline, in any state."""
-        late = [s for s in self._admitted_unanswered() if s.deadline <= now]
+        admitted = (*self._loading, *self._running)
+        late = [s for s in admitted if s.deadline <= now and not s.resolved]
         for heap in self._waiting.values():
             if heap and heap[0][0] <= now:
                 waiting = [sequence for deadline, _, sequence in heap if deadline <= now]

@@ -27,7 +27,11 @@ from cluster.planning.simulation.routers import SimRouter
 from cluster.planning.simulation.scaling import PERIOD_S, Scaler
 from cluster.planning.simulation.transfer import Links
 from cluster.planning.simulation.transfer import Traffic as LinkTraffic
-from cluster.planning.simulation.virtual_time import run_virtually, virtual_clock
+from cluster.planning.simulation.virtual_time import (
+    SimulationLoop,
+    run_virtually,
+    virtual_clock,
+)
 from cluster.serve.app import STATS_PERIOD_S
 from cluster.settings import BUNDLED_MODEL
 
@@ -59,7 +63,7 @@ def simulate(
     """
     tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(BUNDLED_MODEL, weights=False))
     with _quiet_and_quick():
-        return run_virtually(_run(scenario, profile, tokenizer, on_progress))
+        return run_virtually(_run(scenario, profile, tokenizer, on_progress), SimulationLoop)
 
 
 async def _run(
@@ -200,8 +204,7 @@ def _quiet_and_quick() -> Iterator[None]:
     before = gc.get_threshold()
     for name in names:
         logging.getLogger(name).setLevel(logging.ERROR)
-    gc.collect()
-    gc.freeze()
+    gc.freeze()  # what is there already is not looked at again and again
     gc.set_threshold(GARBAGE, 50, 100)
     try:
         yield

@@ -27,13 +27,13 @@ from cluster.messages import (
     WorkerStatus,
 )
 from cluster.metrics import ROUTER_METRICS, silent_recorder
+from cluster.planning.simulation.virtual_time import run_virtually, virtual_clock
 from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.serve.model_parts import make_live_engine
 from cluster.settings import Settings
 from router.live.activity import SileroBatch, VoiceActivity
 from router.live.interface import LiveConfig, TurnFailed
 from tests.support.live.virtual_sessions import at_once, listen, speak
-from tests.support.virtual_time import run_virtually, virtual_clock
 
 T = TypeVar("T")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
+from cluster.planning.simulation.virtual_time import run_virtually
 from router.live.interface import (
     LiveConfig,
     ServerVad,
@@ -12,7 +13,6 @@ from router.live.interface import (
 from router.live.policies import AttentionPeak, LocalAgreement, Policy
 from tests.support.live.played_speech import pcm_of_words, spoken
 from tests.support.live.virtual_sessions import PlayedEngine, Told, say
-from tests.support.virtual_time import run_virtually
 
 TALK = (
     "the first words come (0.2) and more of them. then another sentence follows here (0.9) "

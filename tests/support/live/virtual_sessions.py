@@ -11,6 +11,7 @@ from cluster.messages import SAMPLE_RATE, Pcm
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.planning.simulation.virtual_time import virtual_clock
 from cluster.settings import LiveSettings, RouterSettings
 from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity
@@ -27,7 +28,6 @@ from router.live.policies import AttentionPeak, Policy
 from router.pipeline import Pipeline
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.live.played_speech import LoudIsSpeech, PlayedListeners, SpokenWord
-from tests.support.virtual_time import virtual_clock
 
 PIECE_S = 0.05  # of audio, as clients send it
 

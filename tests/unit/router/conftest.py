@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
+from cluster.planning.simulation.virtual_time import VirtualTimeLoop
 from router.audio.pool import AudioPool
 from router.http.routes import create_app
 from tests.support.audio.audio_pools import running
 from tests.support.router_fakes import FakeTranscriber, client_of, make_registry, make_settings
-from tests.support.virtual_time import VirtualTimeLoop
 
 
 def pytest_asyncio_loop_factories(

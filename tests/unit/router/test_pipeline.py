@@ -29,6 +29,7 @@ from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.encoder_context import EncoderContext
 from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.planning.simulation.virtual_time import virtual_clock
 from cluster.settings import RouterSettings
 from cluster.settings_sources import load_settings
 from encoder_worker.checks import check_request
@@ -39,7 +40,6 @@ from router.transcriber import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedAudio, PlayedPools
 from tests.support.traced import Traced, id_of, parent_of
-from tests.support.virtual_time import virtual_clock
 
 ON_VIRTUAL_TIME = True  # read by this room's conftest.py
 

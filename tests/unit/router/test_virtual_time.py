@@ -13,6 +13,7 @@ from cluster.clock import Clock
 from cluster.errors import DeadlineExceededError, OverloadedError
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.planning.simulation.virtual_time import run_virtually, virtual_clock
 from cluster.settings import RouterSettings
 from router.api.params import TranscriptionParams
 from router.http.admission import BYTES_PER_AUDIO_S, Admission
@@ -20,7 +21,6 @@ from router.interface import DeadlineRule, RequestContext
 from router.transcriber import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedAudio, PlayedPools
-from tests.support.virtual_time import run_virtually, virtual_clock
 
 CHECKPOINT = open_checkpoint(str(cached_checkpoint("micro")))
 SETTINGS = RouterSettings()

@@ -8,12 +8,12 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.planning.simulation.virtual_time import run_virtually
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector
 from router.live.activity import MAX_FRAMES, SileroBatch, VadStream, VoiceActivity
 from tests.support.audio.speech import pcm_of
 from tests.support.live.played_speech import LoudIsSpeech
 from tests.support.live.virtual_sessions import at_once
-from tests.support.virtual_time import run_virtually
 
 
 class Broken:

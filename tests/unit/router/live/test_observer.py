@@ -9,12 +9,12 @@ import pytest
 from cluster.errors import SequenceFailedError
 from cluster.messages import SAMPLE_RATE
 from cluster.metrics import ROUTER_METRICS
+from cluster.planning.simulation.virtual_time import run_virtually
 from cluster.tracing import NO_TRACER, Tracer
 from router.live.interface import LiveConfig, TextDelta, TurnCompleted, TurnFailed
 from tests.support.live.played_speech import pcm_of_words, spoken
 from tests.support.live.virtual_sessions import PlayedEngine, Told, say
 from tests.support.traced import Traced, id_of, parent_of
-from tests.support.virtual_time import run_virtually
 from tests.support.workers.counted import Counted
 
 MANUAL = LiveConfig(language="en", turn_detection=None)

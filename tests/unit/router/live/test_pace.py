@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from cluster.clock import Clock
+from cluster.planning.simulation.virtual_time import run_virtually, virtual_clock
 from router.live.pace import FRESH_S, Pace
-from tests.support.virtual_time import run_virtually, virtual_clock
 
 
 def test_the_first_answer_after_a_pause_stands_for_itself() -> None:
