@@ -1,13 +1,14 @@
 """The simulator beside real servers whose devices wait: are the latencies the same?
 
-    python -m benchmark.serving.simulation [--workers 1 2] [--loads 0.3 0.6 0.9 1.2] [--seconds 60]
-        [--kill]
+    python -m benchmark.serving.simulation [--workers 1 2 3 4] [--loads 0.3 0.6 0.9 1.2]
+        [--seconds 60] [--kinds poisson bursts lengths kill] [--fitted HOP START]
 
 The servers are real (`benchmark.serving.timed_workers`), and so are the requests: each has audio of
-its own, at Poisson times. What came when is then played to the simulator as a trace. Devices are so
-slow that the cores of this machine have little to do. First of all a light load, with one worker of
-each role, gives what a request costs beside its devices; all others are judged by that figure.
-With --kill an encoder is killed in the middle of a run of the load 0.6.
+its own, at the times that the simulator's load draws. Their real times and lengths are then played
+to the simulator as a trace. Devices are so slow that the cores of this machine have little to do.
+Two figures are fitted, on runs that are not judged: what a call of a worker takes beside its
+device (a light load, one worker of each role), and how long a new encoder takes to start (one is
+killed in an idle server). All rows are judged by these. `--fitted` takes them from an earlier run.
 
 Prints goodput, p50 and p95 of both side by side, their ratios, how long the simulator took, and one
 JSON line last.
@@ -17,20 +18,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 from rich.console import Console
 from rich.table import Table
 
+from benchmark.serving.timed_load import percentile, real, simulated
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, process_kind, serving
@@ -47,25 +49,24 @@ from cluster.planning.profile.model import (
     StepPoint,
 )
 from cluster.planning.profile.shipped import save_profile
-from cluster.planning.report.summary import percentile as nearest
-from cluster.planning.scenario.model import make_scenario
-from cluster.planning.simulation.run import simulate
+from cluster.planning.scenario.model import Lengths, Load
 
 ENCODE_S = 0.4  # of a window: one encoder does 2.5 a second
-STEP_S, ROW_S = 0.018, 0.0005
+STEP_S, ROW_S = 0.05, 0.0005
 ROWS = (1, 16)
-SLO_S = 3.0
-TOLERANCE = {"goodput": 0.05, "p50": 0.10, "p95": 0.20}
+ROUTER_S = 0.006  # of a router's processor for a request, as two cores of a Xeon take beside others
+LIGHT, MEDIUM = 0.15, 0.6  # loads: of the fit; of bursts, other lengths and kills
+CLIPS = Lengths(median_s=5.0, sigma=0.4, max_s=10.0)
+WIDE = Lengths(median_s=10.0, sigma=0.7, max_s=28.0)
+KINDS = ("poisson", "bursts", "lengths", "kill")
+TOLERANCE = {"goodput": 0.05, "p50": 0.10, "p95": 0.20, "worst_s": 0.30}
 OWN = (sys.executable, "-m", "benchmark.serving.timed_workers")
+RESTART_S = 600.0
+STILL_S, TRIES = 1.0, 3  # a run is repeated in which the machine stood still for longer
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest one; 0 of none."""
-    return nearest(sorted(values), percent) if values else 0.0
-
-
-def slow_profile(overhead_s: float) -> Profile:
-    """Of the bundled model's shape. overhead_s: what a request takes beside its devices."""
+def slow_profile(hop_s: float, start_s: float) -> Profile:
+    """Of the bundled model's shape. hop_s: a call of a worker beside its device."""
     steps = tuple(StepPoint(rows=n, positions=1500, seconds=STEP_S + ROW_S * n) for n in ROWS)
     return Profile(
         name="slow",
@@ -82,181 +83,175 @@ def slow_profile(overhead_s: float) -> Profile:
         ),
         decoder=DecoderProfile(steps=steps, prefills=steps, max_batch=16, kv_windows=16),
         handoff=LinkProfile(transport="nixl", latency_s=0.002, bytes_per_s=3e9),
-        router=RouterProfile(request_s=overhead_s, window_s=0.0, hop_s=0.0),
-        audio=AudioProfile(request_s=0.0, audio_second_s=0.0),
-        start_s=StartProfile(encoder=8.0, decoder=8.0, router=8.0),
+        router=RouterProfile(request_s=ROUTER_S, window_s=0.0, hop_s=hop_s),
+        audio=AudioProfile(request_s=0.004, audio_second_s=0.002),
+        start_s=StartProfile(encoder=start_s, decoder=start_s, router=start_s),
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Requests of one run: when each was sent, its audio, and what it took; seconds."""
-
-    starts: list[float]
-    audio: list[float]
-    latencies: list[float]
-    n_failed: int
-
-    def figures(self, seconds: float) -> dict[str, float]:
-        good = sum(latency <= SLO_S for latency in self.latencies)
-        return {
-            "goodput": good / seconds,
-            "p50": percentile(self.latencies, 50),
-            "p95": percentile(self.latencies, 95),
-        }
-
-    def worst_after(self, at_s: float) -> float:
-        """The longest latency of requests that came within 15 s around a fault."""
-        near = [
-            latency
-            for start, latency in zip(self.starts, self.latencies, strict=True)
-            if at_s - 5 <= start <= at_s + 10
-        ]
-        return max(near, default=0.0)
+def load_of(kind: str, load: float, workers: int, seconds: float) -> Load:
+    """Requests at a share of what so many encoders can do; bursts and lengths at their own."""
+    rate = load * workers / ENCODE_S
+    if kind == "bursts":  # three times as many for a fifth of the time; the same mean
+        fields = {"kind": "bursts", "burst_factor": 3.0, "burst_s": 4.0, "period_s": 20.0}
+        return Load(rate_per_s=rate / 1.4, seconds=seconds, lengths=CLIPS, **fields)
+    lengths = WIDE if kind == "lengths" else CLIPS
+    return Load(rate_per_s=rate, seconds=seconds, lengths=lengths)
 
 
-def real(server: BenchServer, rate: float, seconds: float, seed: int) -> Seen:
-    """Send unique clips of some 5 s at Poisson times."""
-    with tempfile.TemporaryDirectory() as folder:
-        command = [
-            *(sys.executable, "-m", "benchmark.serving.load", "--base-url", server.url),
-            *("--request-rate", str(rate), "--num-prompts", str(max(8, round(rate * seconds)))),
-            *("--asr-max-audio-len-sec", "10", "--no-stream", "--no-ceiling", "--seed", str(seed)),
-            *("--save-result", "--save-detailed", "--result-dir", folder, "--num-warmups", "2"),
-        ]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-        told = json.loads(next(Path(folder).glob("*.json")).read_text())
-    first = min(told["start_times"])
-    columns = ("start_times", "audio_lens_s", "latencies", "errors")
-    rows = list(zip(*(told[name] for name in columns), strict=True))
-    good = [(start - first, audio, latency) for start, audio, latency, error in rows if not error]
-    starts, audio, latencies = (list(column) for column in zip(*good, strict=True))
-    return Seen(starts, audio, latencies, len(rows) - len(good))
+def fitted(server: BenchServer, seconds: float) -> tuple[float, float]:
+    """Seconds of a call beside its device, and until a new encoder takes windows."""
+    seen = real(server.url, load_of("poisson", LIGHT, 1, seconds), seed=99)
+    bare, _ = simulated(seen, 1, slow_profile(0.0, 8.0))
+    over_s = percentile(seen.latencies, 50) - percentile(bare.latencies, 50)
+    return max(0.0, over_s / 2), restart_s(server)
 
 
-def simulated(
-    seen: Seen, workers: int, profile: Profile, kill_at_s: float | None = None
-) -> tuple[Seen, float]:
-    """The same arrivals in the simulator, and how long that took."""
-    began = time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.jsonl")
-        pairs = zip(seen.starts, seen.audio, strict=True)
-        lines = (json.dumps({"at_s": at_s, "audio_s": audio_s}) for at_s, audio_s in pairs)
-        trace.write_text("\n".join(lines))
-        fields: dict[str, Any] = {
-            "cluster": {"encoders": workers, "decoders": workers},
-            "load": {"kind": "trace", "trace": trace, "seconds": max(seen.starts) + 1.0},
-            "faults": [] if kill_at_s is None else [{"at_s": kill_at_s, "role": "encoder"}],
-        }
-        outcome = simulate(make_scenario(fields), profile)
-    answers = outcome.records.answers["interactive"]
-    told = Seen(
-        list(answers.arrived_s),
-        list(answers.audio_s),
-        list(answers.latency_s),
-        sum(answers.failures.values()),
-    )
-    return told, time.perf_counter() - began
-
-
-def calibrated(server: BenchServer, seconds: float) -> Profile:
-    """The profile with what this machine's router and calls take, from the lightest load."""
-    seen = real(server, 0.15 / ENCODE_S, seconds, seed=99)
-    bare, _ = simulated(seen, 1, slow_profile(0.0))
-    overhead_s = percentile(seen.latencies, 50) - percentile(bare.latencies, 50)
-    return slow_profile(max(0.0, overhead_s))
+def restart_s(server: BenchServer) -> float:
+    """Kill the encoder of an idle server, and wait until it is well again."""
+    kill_encoder(server)
+    began = time.monotonic()
+    was_ill = False
+    while time.monotonic() - began < RESTART_S:
+        time.sleep(0.1)
+        with suppress(httpx.HTTPError):
+            is_well = httpx.get(f"{server.url}/health", timeout=10.0).status_code == 200
+            if was_ill and is_well:
+                return time.monotonic() - began
+            was_ill = was_ill or not is_well
+    raise SystemExit("the killed encoder did not come back")
 
 
 def kill_encoder(server: BenchServer) -> None:
     """End one of the encoders' processes, as by SIGKILL."""
     for child in server.process.children(recursive=True):
-        try:
+        with suppress(psutil.Error):
             if process_kind(child, server.process) == "encoder":
                 child.kill()
                 return
-        except psutil.Error:
-            continue
+
+
+def runs_of(args: argparse.Namespace, workers: int) -> Iterator[tuple[str, float]]:
+    """Kinds and loads to run with so many workers."""
+    if "poisson" in args.kinds:
+        yield from (("poisson", load) for load in args.loads)
+    yield from ((kind, MEDIUM) for kind in ("bursts", "lengths") if kind in args.kinds)
+    if "kill" in args.kinds and workers > 1:
+        yield "kill", MEDIUM
 
 
 def compare(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
     """All runs, each real and simulated."""
     rows: list[dict[str, Any]] = []
-    profile: Profile | None = None
+    fit: tuple[float, float] | None = tuple(args.fitted) if args.fitted else None
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "slow.json")
-        save_profile(slow_profile(0.0), file)
-        for workers in args.workers:
+        save_profile(slow_profile(0.0, 8.0), file)
+
+        def server_of(workers: int) -> Any:
             counts = ("--encoders", str(workers), "--decoders", str(workers))
-            with serving("--profile", str(file), *counts, command=OWN) as server:
-                if profile is None:
-                    profile = calibrated(server, args.seconds)
-                    console.print(f"beside its devices: {profile.router.request_s:.4f} s a request")
-                for load in args.loads:
-                    rows.append(_compare_one(server, workers, load, args.seconds, profile, None))
-                    console.print(json.dumps(rows[-1]))
-                if args.kill and workers > 1:
-                    at_s = args.seconds / 2
-                    rows.append(_compare_one(server, workers, 0.6, args.seconds, profile, at_s))
+            return serving("--profile", str(file), *counts, command=OWN)
+
+        if fit is None:
+            with server_of(1) as server:
+                fit = fitted(server, args.seconds)
+        console.print(f"fitted: {fit[0]:.4f} s a call, {fit[1]:.1f} s to start an encoder")
+        profile = slow_profile(*fit)
+        for workers in args.workers:
+            with server_of(workers) as server:
+                for kind, load in runs_of(args, workers):
+                    rows.append(compare_one(server, workers, kind, load, args.seconds, profile))
                     console.print(json.dumps(rows[-1]))
     return rows
 
 
-def _compare_one(
-    server: BenchServer,
-    workers: int,
-    load: float,
-    seconds: float,
-    profile: Profile,
-    kill_at_s: float | None,
+class Watch:
+    """Notes how long this machine stood still: a run in which it did says nothing."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        before = time.monotonic()
+        while not self._done.wait(0.1):
+            now = time.monotonic()
+            self.longest_s = max(self.longest_s, now - before - 0.1)
+            before = now
+
+
+def compare_one(
+    server: BenchServer, workers: int, kind: str, load: float, seconds: float, profile: Profile
 ) -> dict[str, Any]:
-    rate = load * workers / ENCODE_S
-    timer = None
-    if kill_at_s is not None:
-        timer = threading.Timer(kill_at_s, kill_encoder, (server,))
-        timer.start()
-    seen = real(server, rate, seconds, seed=round(100 * load))
+    """One run of a server, played to the simulator."""
+    kill_at_s = seconds / 2 if kind == "kill" else None
+    requests = load_of(kind, load, workers, seconds)
+    for _ in range(TRIES):
+        psutil.cpu_times_percent(None)
+        if kill_at_s is not None:
+            threading.Timer(kill_at_s, kill_encoder, (server,)).start()
+        with Watch() as watch:
+            seen = real(server.url, requests, seed=round(100 * load) + 1000 * workers)
+        if watch.longest_s < STILL_S:
+            break
     told, took_s = simulated(seen, workers, profile, kill_at_s)
-    span_s = max(seen.starts) + 1.0
-    ours, theirs = told.figures(span_s), seen.figures(span_s)
+    busy = 100.0 - psutil.cpu_times_percent(None).idle
     row: dict[str, Any] = {
         "workers": workers,
+        "kind": kind,
         "load": load,
-        "killed": kill_at_s is not None,
         "requests": len(seen.starts),
         "failed": [seen.n_failed, told.n_failed],
+        "run_s": round(max(seen.starts), 1),
         "simulator_s": round(took_s, 2),
+        "machine_busy": round(busy / 100, 2),
+        "stood_still_s": round(watch.longest_s, 2),
     }
-    for name in TOLERANCE:
-        row[name] = [round(theirs[name], 3), round(ours[name], 3)]
-        row[f"{name}_ratio"] = round(ours[name] / theirs[name], 3) if theirs[name] else None
+    span_s = max(seen.starts) + 1.0
+    theirs, ours = seen.figures(span_s), told.figures(span_s)
     if kill_at_s is not None:
-        row["worst_near_kill"] = [round(one.worst_after(kill_at_s), 2) for one in (seen, told)]
+        theirs |= seen.dip(kill_at_s)
+        ours |= told.dip(kill_at_s)
+    for name, value in theirs.items():
+        row[name] = [round(value, 3), round(ours[name], 3)]
+        row[f"{name}_ratio"] = round(ours[name] / value, 3) if value else None
     return row
 
 
 def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    table = Table(title="real / simulated; seconds, requests per second within 3 s")
-    for column in ("workers", "load", "requests", *TOLERANCE, "within tolerance"):
+    table = Table(title="real / simulated; seconds, good requests per second")
+    for column in ("workers", "kind", "load", "requests", *TOLERANCE, "beyond tolerance"):
         table.add_column(column)
     for row in rows:
-        well = [
-            name
+        beyond = [
+            f"{name} {row[f'{name}_ratio']:g}"
             for name, limit in TOLERANCE.items()
-            if row[f"{name}_ratio"] is not None and abs(row[f"{name}_ratio"] - 1) <= limit
+            if row.get(f"{name}_ratio") is not None and abs(row[f"{name}_ratio"] - 1) > limit
         ]
-        pairs = (f"{row[name][0]:g} / {row[name][1]:g}" for name in TOLERANCE)
-        load = f"{row['load']:g}" + (", a kill" if row["killed"] else "")
-        table.add_row(str(row["workers"]), load, str(row["requests"]), *pairs, ", ".join(well))
+        pairs = [
+            f"{row[name][0]:g} / {row[name][1]:g}" if name in row else "" for name in TOLERANCE
+        ]
+        head = (str(row["workers"]), row["kind"], f"{row['load']:g}", str(row["requests"]))
+        table.add_row(*head, *pairs, ", ".join(beyond))
     console.print(table)
 
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.2])
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
-    parser.add_argument("--kill", action="store_true", help="an encoder, with 2 workers or more")
+    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
+    parser.add_argument("--fitted", type=float, nargs=2, metavar=("HOP", "START"))
     args = parser.parse_args()
     console = Console(width=150)
     rows = compare(args, console)
