@@ -12,7 +12,7 @@ import numpy as np
 from llvmlite import ir
 
 LANES = 16
-_INT = ir.IntType(32)
+_INT, _POINTER = ir.IntType(32), ir.IntType(8).as_pointer()
 FLOATS, INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT, LANES)
 _ALL_LANES, _THIS_ROUNDING = ir.Constant(ir.IntType(16), -1), ir.Constant(_INT, 4)
 # The polynomial of degree 4 with 1 at 0 whose largest relative error over -0.5..0.5 is least.
@@ -36,6 +36,31 @@ def everywhere(builder: Any, number: Any) -> Any:
     return builder.shuffle_vector(
         first, ir.Constant(FLOATS, ir.Undefined), ir.Constant(INTS, [0] * LANES)
     )
+
+
+def prefetch(builder: Any, address: Any) -> None:
+    """Ask for what lies at an address; that may be nothing."""
+    pointer = builder.inttoptr(address, _POINTER)
+    args = (pointer, _INT(0), _INT(3), _INT(1))  # to read, soon and often, data
+    signature = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
+    builder.call(builder.module.declare_intrinsic("llvm.prefetch.p0", (), signature), args)
+
+
+def bfloat16_halves(builder: Any, address: Any) -> tuple[Any, Any]:
+    """32 bfloat16 from an address: those at even places, and those at odd ones."""
+    pairs = builder.load(builder.inttoptr(address, INTS.as_pointer()))
+    pairs.align = 2
+    even = builder.shl(pairs, ir.Constant(INTS, [16] * LANES))
+    odd = builder.and_(pairs, ir.Constant(INTS, [-0x10000] * LANES))
+    return builder.bitcast(even, FLOATS), builder.bitcast(odd, FLOATS)
+
+
+def lanes_sum(builder: Any, vector: Any) -> Any:
+    """The sum of all lanes, float32, in any order."""
+    number = ir.FloatType()
+    signature = ir.FunctionType(number, [number, FLOATS])
+    reduce = builder.module.declare_intrinsic("llvm.vector.reduce.fadd.v16f32", (), signature)
+    return builder.call(reduce, [ir.Constant(number, 0.0), vector], fastmath=("reassoc",))
 
 
 def constant(number: float) -> Any:

@@ -16,7 +16,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from cluster.jit.arithmetic import LOG2_E, exp2, number, stored
+from cluster.jit.arithmetic import LOG2_E, exp2, stored
+from decoder_worker.cpu.attention_parts import lay_out_query, mix_values, scores_of
 from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE, Pages
 from decoder_worker.cpu.step_team import new_counters
 from decoder_worker.cpu.work_sharing import claim, conclude, finish, wait
@@ -38,18 +39,6 @@ def append(qkv: Any, pool: Any, last: Any, layer: Any) -> None:
 
 
 @njit(fastmath=True, nogil=True, cache=True)
-def _scores(query: Any, keys: Any, first: Any, last: Any, scores: Any) -> None:
-    """scores[h, i] = query[h] . keys[first + i, h], keys [page_size, H, HEAD_DIM]."""
-    for i in range(last - first):
-        for h in range(len(scores)):
-            q, key = query[h * HEAD_DIM : (h + 1) * HEAD_DIM], keys[first + i, h]
-            dot = np.float32(0)
-            for c in range(HEAD_DIM):
-                dot += q[c] * number(key[c])
-            scores[h, i] = dot
-
-
-@njit(fastmath=True, nogil=True, cache=True)
 def _weights(scores: Any, n: Any, highest: Any, total: Any) -> None:
     """The first n scores of each head to powers of two; their highest, and the powers' sum."""
     for h in range(len(scores)):
@@ -65,28 +54,6 @@ def _weights(scores: Any, n: Any, highest: Any, total: Any) -> None:
 
 
 @njit(fastmath=True, nogil=True, cache=True)
-def _mix(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> None:
-    """mixed[h] = the sum of weights[h, i] * values[first + i, h]."""
-    mixed[:] = np.float32(0)
-    i, n = 0, last - first
-    while i + 4 <= n:  # a sum is read and written once for four values
-        v0, v1 = values[first + i], values[first + i + 1]
-        v2, v3 = values[first + i + 2], values[first + i + 3]
-        for h in range(len(mixed)):
-            out, row = mixed[h], weights[h]
-            w0, w1, w2, w3 = row[i], row[i + 1], row[i + 2], row[i + 3]
-            for c in range(HEAD_DIM):
-                two = w0 * number(v0[h, c]) + w1 * number(v1[h, c])
-                out[c] += two + w2 * number(v2[h, c]) + w3 * number(v3[h, c])
-        i += 4
-    while i < n:
-        for h in range(len(mixed)):
-            for c in range(HEAD_DIM):
-                mixed[h, c] += weights[h, i] * number(values[first + i, h, c])
-        i += 1
-
-
-@njit(fastmath=True, nogil=True, cache=True)
 def attend_piece(query: Any, piece: Any, keys: Any, values: Any, results: Any) -> None:
     """All heads of the rows that attend to a piece.
 
@@ -97,14 +64,13 @@ def attend_piece(query: Any, piece: Any, keys: Any, values: Any, results: Any) -
     begin, end, first, last, index = piece[0], piece[1], piece[3], piece[4], piece[5]
     n_head = keys.shape[1]
     scores = np.empty((n_head, PIECE), np.float32)
-    scaled = np.empty(n_head * HEAD_DIM, np.float32)
+    laid_out = np.empty((n_head, HEAD_DIM), np.float32)
     scale = np.float32(LOG2_E) / np.sqrt(np.float32(HEAD_DIM))
     for row in range(begin, end):
-        for c in range(n_head * HEAD_DIM):
-            scaled[c] = query[row, c] * scale
-        _scores(scaled, keys, first, last, scores)
+        lay_out_query(query[row], scale, keys, laid_out)
+        scores_of(laid_out, keys, first, last, scores)
         _weights(scores, last - first, highest[row, index], total[row, index])
-        _mix(scores, values, first, last, mixed[row, index])
+        mix_values(scores, values, first, last, mixed[row, index])
 
 
 @njit(fastmath=True, error_model="numpy", nogil=True, cache=True)

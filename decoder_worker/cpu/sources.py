@@ -7,6 +7,8 @@ from pathlib import Path
 _FOLDER = Path(__file__).resolve().parent
 KERNEL_SOURCES = (
     _FOLDER / "attention_kernels.py",
+    _FOLDER / "attention_parts.py",
+    _FOLDER / "attention_vectors.py",
     _FOLDER / "fused_arrays.py",
     _FOLDER / "fused_kernels.py",
     _FOLDER / "fused_parts.py",
