@@ -13,7 +13,8 @@ same run, openai-whisper on the same weights decodes one of the talks by LocalAg
 stream alone, updating once a second: its compute for each second of audio bounds its streams.
 
 Updates and encoder seconds are those of each second of audio, by the server's metrics. The CPU of
-this load generator is told apart from the server's. One JSON line comes last.
+this load generator is told apart from the server's, and so are the cores that other programs took
+meanwhile: with more than a tenth of one, delays say little. One JSON line comes last.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ async def measure(
     """All talks at once, each in a session of its own."""
     counted = _counters(server)
     before = server.cpu_s() if server else {}
-    own_s = psutil.Process().cpu_times()
+    own_s, busy_s = _own_s(), _busy_s()
     start_s = time.perf_counter() + 1.0
     # Sessions begin within a second, as people do, and not all in the same millisecond.
     heard = await asyncio.gather(
@@ -97,7 +98,9 @@ async def measure(
     )
     wall_s = time.perf_counter() - start_s
     audio_s = sum(talk.duration_s for talk in talks)
-    after, own = server.cpu_s() if server else {}, psutil.Process().cpu_times()
+    after = server.cpu_s() if server else {}
+    own_s, busy_s = _own_s() - own_s, _busy_s() - busy_s
+    server_s = sum(after.values()) - sum(before.values())
     work = {name: now - counted.get(name, 0.0) for name, now in _counters(server).items()}
     delays = [d for talk, one in zip(talks, heard, strict=True) for d in word_delays(talk, one)]
     completions = [
@@ -122,11 +125,23 @@ async def measure(
         "taken_back": sum(not one.is_append_only for one in heard),
         "failed": [one.error for one in heard if one.error],
         "latest_send_s": max(one.late_s for one in heard),
-        "cores_of_load_generator": (own.user + own.system - own_s.user - own_s.system) / wall_s,
+        "cores_of_load_generator": own_s / wall_s,
+        "cores_of_others": (busy_s - own_s - server_s) / wall_s if server else None,
         "cpu_s_per_audio_s": {
             kind: (used - before.get(kind, 0.0)) / audio_s for kind, used in after.items()
         },
     }
+
+
+def _own_s() -> float:
+    times = psutil.Process().cpu_times()
+    return times.user + times.system
+
+
+def _busy_s() -> float:
+    """CPU seconds that all processes of this machine have used."""
+    times = psutil.cpu_times()
+    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
 
 
 def _counters(server: BenchServer | None) -> dict[str, float]:

@@ -16,8 +16,9 @@ ENVIRONMENT = {
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
     "RAY_SERVE_PROXY_USE_GRPC": "1",  # the optimised mode forgets the way from proxy to router
     "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # HAProxy alone needs it, and turns it on itself
-    # Replicas are drained by our own rule; this one waits for load balancers that are not there.
-    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "1",
+    # Counts with RAY_SERVE_ENABLE_HA_PROXY=1 alone: a router that stops keeps its WebSockets for so
+    # long, in which open turns of realtime sessions end; by default each stop takes half a minute.
+    "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
     # What is frozen is ended, not drained for a minute: who waits for it goes on elsewhere at once.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",

@@ -29,7 +29,9 @@ from encoder_worker.cpu.team_kernels import TeamKernels
 from encoder_worker.model import AudioEncoder, EncoderLayer, positions_alike
 
 ROWS = 250  # most of a unit: its hidden rows (1 MB for base) stay in cache between products
-LEAST_UNITS = 4  # of a window
+UNITS = 4  # of a window whose units hold at least so much each, so that several cores share it
+LEAST_UNITS = 2  # of any: what a product costs to begin is paid once for each unit
+UNIT_VALUES = 1 << 15  # rows times width; with less, beginning the products takes most of the time
 
 Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an index on
 
@@ -190,14 +192,14 @@ class _Memory:
         self._q = torch.empty(most * self.d, dtype=dtype)
         room = 2 * self._room_for(most) * self.d
         self._k, self._v = (torch.empty(room, dtype=dtype) for _ in range(2))
-        self.key_sums = np.empty((len(units_of(most)), self.d), dtype=np.float32)
+        self.key_sums = np.empty((len(units_of(most, self.d)), self.d), dtype=np.float32)
         self.lay_out(most)
 
     def lay_out(self, n: int) -> None:
         """Make room for a window of `n` positions."""
         self.n, d, n_head = n, self.d, self._n_head
         head_dim, room = d // n_head, self._room_for(n)
-        self.units = units_of(n)
+        self.units = units_of(n, d)
         self.x = self._x[: n * d].view(n, d)
         self.q = [self._q[b * d : e * d].view(n_head, e - b, head_dim) for b, e in self.units]
         k, v = (flat[: 2 * room * d] for flat in (self._k, self._v))
@@ -213,12 +215,15 @@ class _Memory:
         return -(-n // self._multiple) * self._multiple
 
 
-def units_of(n: int) -> list[tuple[int, int]]:
+def units_of(n: int, d: int) -> list[tuple[int, int]]:
     """The rows of a window of `n` positions, cut into an even number of units of about a size.
 
-    Of at most `ROWS` rows each, and of so few that cores share a short window's too.
+    Of at most `ROWS` rows each, and of so few that cores share a short window's too, unless these
+    would be too small: 320 positions make 4 units of 80 rows in a model 512 wide, and 2 of 160 in
+    one 192 wide.
     """
-    n_units = max(2 * -(-n // (2 * ROWS)), LEAST_UNITS)
+    least = UNITS if n * d >= UNITS * UNIT_VALUES else LEAST_UNITS
+    n_units = max(2 * -(-n // (2 * ROWS)), least)
     bounds = [n * unit // n_units for unit in range(n_units + 1)]
     return list(itertools.pairwise(bounds))
 

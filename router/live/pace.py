@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from cluster.clock import SYSTEM_CLOCK, Clock
 from router.live.interface import Delay
 
-MAX_UPDATE_SHARE = 0.5  # share of a hop that an update may take
+# Share of a hop that an update may take. Of so many sessions a quarter is being updated at a time:
+# enough to keep the workers busy, and words wait no longer for others' updates than that.
+MAX_UPDATE_SHARE = 0.25
 NEW_WEIGHT = 0.1  # weight of a new measurement in the mean
 FRESH_S = 10.0  # age up to which a measurement still describes the load
 

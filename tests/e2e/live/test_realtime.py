@@ -28,6 +28,13 @@ PIECE = RATE // 10  # samples
 HEARD_S = 60.0
 MOST_WRONG = 0.25  # of the words: turns are cut elsewhere than a file's windows
 DOORS = [("router", "1"), ("serve", "1"), ("serve", "0")]
+BEHIND_SERVE = {"SPLITSCRIBE_ROUTER__LISTENER": "serve"}
+STOPPED = {
+    "router": {"SPLITSCRIBE_ROUTER__LISTENER": "router"},
+    "serve": BEHIND_SERVE,
+    "serve-default": BEHIND_SERVE | {"RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"},
+    "serve-haproxy": BEHIND_SERVE | {"RAY_SERVE_ENABLE_HA_PROXY": "1"},
+}
 
 
 def recording(name: str = "short", silence_s: float = 1.5) -> bytes:
@@ -163,11 +170,13 @@ async def test_a_client_that_reads_nothing_is_closed(door: Server) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("environment", STOPPED.values(), ids=STOPPED)
 async def test_a_stop_ends_open_turns_and_says_1012(
-    kernels: None, tmp_path_factory: pytest.TempPathFactory
+    environment: dict[str, str], kernels: None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """On the router's own listener, as `splitscribe serve` is stopped by Ctrl-C."""
-    running = await asyncio.to_thread(start_server, tmp_path_factory.mktemp("cwd"))
+    """As `splitscribe serve` is stopped by Ctrl-C, through each door of a cluster."""
+    folder = tmp_path_factory.mktemp("cwd")
+    running = await asyncio.to_thread(start_server, folder, env=environment)
     stopping: asyncio.Future[int] | None = None
     try:
         async with connect(address(running)) as socket:
