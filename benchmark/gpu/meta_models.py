@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmark.shared.shapes import SHAPES
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.dims import ModelDims
+from cluster.model.encoder_context import MEL_PER_POSITION
 from cluster.model.shapes import EMBED_TOKENS, Shape, decoder_shapes
 from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.attention.append import Places, append_qkv, empty_queries
@@ -88,11 +89,14 @@ def decode_step(model: str, n_rows: int, *, fused: bool) -> Callable[[], Any]:
     return lambda: step(index, decoder, None)
 
 
-def encode(model: str, n_windows: int, layers: str) -> Callable[[], Any]:
-    """From features to states, for a batch of whole windows.
+def encode(
+    model: str, n_windows: int, layers: str, positions: int | None = None
+) -> Callable[[], Any]:
+    """From features to states, for a batch of windows.
 
     Args:
         layers: "torch", "fused" or "float8".
+        positions: encoder positions of each window; None: all.
     """
     dims = dims_of(model)
     checkpoint: Any = SimpleNamespace(dims=dims)
@@ -105,7 +109,8 @@ def encode(model: str, n_windows: int, layers: str) -> Callable[[], Any]:
     encoder: Encoder = plain
     if layers != "torch":
         encoder = GpuEncoder(plain, float8=layers == "float8")
-    mel = meta((n_windows, dims.n_mels, dims.n_mel_frames))
+    n_frames = dims.n_mel_frames if positions is None else MEL_PER_POSITION * positions
+    mel = meta((n_windows, dims.n_mels, n_frames))
     return lambda: encoder(mel)
 
 

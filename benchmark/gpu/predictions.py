@@ -20,6 +20,7 @@ MODELS = ("large-v3", "large-v3-turbo")
 ROWS = (1, 8, 32, 64)
 CONTEXTS = (1500, 350)
 WINDOWS = 8  # of a batch
+LIVE_POSITIONS = (1500, 512, 320)  # padded; 8 s and 5 s of audio, trimmed with a slack of 64
 ENCODERS = {"torch": "torch's layers", "fused": "ours", "float8": "ours, 8 bits"}
 SELF_CONTEXT = 64  # positions of self-attention: the middle of a text of 120 tokens
 
@@ -73,6 +74,24 @@ def predict_encoders(model: str, gpu: Gpu, launch_s: float) -> dict[str, dict[st
     return found
 
 
+def predict_live(model: str, positions: int, gpu: Gpu, launch_s: float) -> dict[str, float]:
+    """Live sessions of one GPU that are updated once a second, with windows of so many positions.
+
+    By turns: encoder and decoder wait for each other; overlapped: they do not.
+    """
+    live, shape = roofline.Live(), SHAPES[model]
+    found: dict[str, float] = {}
+    for layers, name in (("fused", ""), ("float8", "float8_")):
+        work = count(encode(model, WINDOWS, layers, positions))
+        encoder_s = roofline.predicted_s(work.launches, gpu, launch_s) / WINDOWS
+        step_s = predict_step(model, live.rows, positions, gpu, launch_s).after_s
+        update = roofline.live_update_s(shape, gpu, encoder_s, step_s, positions, live)
+        found[f"{name}encoder_ms"], found[f"{name}decoder_ms"] = (1e3 * part for part in update)
+        found[f"{name}by_turns"] = 1 / sum(update)
+        found[f"{name}overlapped"] = 1 / max(update)
+    return found
+
+
 def print_predictions(gpu: Gpu, launch_s: float) -> None:
     steps = {
         (model, n_rows, context): predict_step(model, n_rows, context, gpu, launch_s)
@@ -91,11 +110,33 @@ def print_predictions(gpu: Gpu, launch_s: float) -> None:
     encoders = {model: predict_encoders(model, gpu, launch_s) for model in MODELS[:1]}
     _print_encoders(encoders)
     figures: dict[str, Any] = {"launch_us": 1e6 * launch_s, "encoders": encoders}
+    figures["live"] = _print_live(launch_s)
     figures["steps"] = {
         f"{model}, {n_rows} rows, {context} positions": found.as_json()
         for (model, n_rows, context), found in steps.items()
     }
     print_result("gpu.roofline", figures)
+
+
+def _print_live(launch_s: float) -> dict[str, dict[str, float]]:
+    title = "Live sessions of large-v3, each updated once a second (predicted)"
+    columns = ("GPU", "positions", "encoder, ms", "decoder, ms", "by turns", "overlapped", "8 bits")
+    table, rows = Table(*columns, title=title), {}
+    for name, gpu in (("H100", roofline.H100), ("H200", roofline.H200)):
+        for positions in LIVE_POSITIONS:
+            row = predict_live("large-v3", positions, gpu, launch_s)
+            rows[f"{name}, {positions} positions"] = row
+            table.add_row(
+                name,
+                str(positions),
+                f"{row['encoder_ms']:.2f}",
+                f"{row['decoder_ms']:.2f}",
+                f"{row['by_turns']:.0f}",
+                f"{row['overlapped']:.0f}",
+                f"{row['float8_by_turns']:.0f} and {row['float8_overlapped']:.0f}",
+            )
+    Console(width=120).print(table)
+    return rows
 
 
 def _print_encoders(encoders: dict[str, dict[str, dict[str, float]]]) -> None:

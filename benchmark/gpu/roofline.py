@@ -9,7 +9,8 @@ it is what there is to gain. The formulas know shapes and two rates, no torch.
 
 The prediction adds up the kernels that `benchmark.gpu.launches` counts in the served code, each
 with the time that a kernel takes however little it does. That time is assumed: 2 us within a CUDA
-graph. Nothing of it has been measured on a GPU.
+graph. Nothing of it has been measured on a GPU. Live sessions follow from both, if each of them
+is spoken into all the time and updated once a second.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Gpu:
 
 
 H200 = Gpu(790e12, 4.3e12)  # as measured, not the data sheet's 989e12 and 4.8e12
+H100 = Gpu(790e12, 3.0e12)  # the same chip with slower memory: the same share of 3.35e12
 LAUNCH_S = 2e-6
 
 
@@ -47,6 +49,19 @@ class Work:
 
     tokens: int
     batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Live:
+    """What one update of a live session decodes, as it was counted with a hop of a second.
+
+    forced: tokens that one forward takes, the confirmed ones and the prompt. steps: tokens sampled
+    behind them. rows: updates that are decoded together.
+    """
+
+    forced: float = 11.0
+    steps: float = 3.4
+    rows: int = 32
 
 
 def weight_bytes(shape: ModelShape) -> float:
@@ -78,6 +93,20 @@ def step_s(shape: ModelShape, gpu: Gpu, work: Work) -> float:
 def decode_s(shape: ModelShape, gpu: Gpu, work: Work) -> float:
     """Of one window, its share of each of its steps."""
     return work.tokens * step_s(shape, gpu, work) / work.batch
+
+
+def live_update_s(
+    shape: ModelShape, gpu: Gpu, encoder_s: float, one_step_s: float, positions: int, live: Live
+) -> tuple[float, float]:
+    """Seconds of the encoder and of the decoder for one update of a live session.
+
+    Args:
+        encoder_s: of its window, from features to states. one_step_s: of a step of `live.rows`.
+    """
+    projected_s = projection_flops(shape) * positions / FRAMES / gpu.flops
+    forced_s = live.forced * weight_bytes(shape) / gpu.flops  # two operations for two bytes
+    decoder_s = (1 + live.steps) * one_step_s / live.rows + forced_s
+    return encoder_s + projected_s, decoder_s
 
 
 def time_sliced(shape: ModelShape, gpu: Gpu, work: Work) -> float:

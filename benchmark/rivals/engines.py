@@ -8,41 +8,32 @@ detection: what the server does with `fallback=false`, but without HTTP.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal
-from unittest.mock import patch
 
 import numpy as np
 import psutil
 from numpy.typing import NDArray
 
+from benchmark.rivals.faster_whisper_models import (
+    GREEDY,
+    convert,
+    quiet_transformers,
+    suppressed,
+    take_as_multilingual,
+)
 from benchmark.shared.clips import Clip
 from cluster.messages import SAMPLE_RATE
 
 START_S = 300.0
 STOP_S = 10.0
 LONG_BATCH = 8  # its default
-# Arguments of faster-whisper's `transcribe` for one greedy decode whose result is always taken.
-GREEDY: dict[str, Any] = {
-    "language": "en",
-    "beam_size": 1,
-    "best_of": 1,
-    "temperature": 0.0,
-    "compression_ratio_threshold": None,
-    "log_prob_threshold": None,
-    "no_speech_threshold": None,
-    "condition_on_previous_text": False,
-    "without_timestamps": False,
-    "vad_filter": False,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +81,6 @@ def rival_specs(cores: int) -> list[RivalSpec]:
         specs.append(RivalSpec("transformers", dtype, "batched", threads=cores))
     specs.append(RivalSpec("openai-whisper", "float32", threads=cores))
     return specs
-
-
-def convert(checkpoint: Path, dtype: str) -> Path:
-    """The checkpoint in CTranslate2's format, beside it; made once."""
-    target = checkpoint.with_name(f"{checkpoint.name}-ctranslate2-{dtype}")
-    if not (target / "model.bin").is_file():
-        from ctranslate2.converters import TransformersConverter
-
-        _quiet_transformers()
-        copied = ["tokenizer.json", "preprocessor_config.json"]
-        converter = TransformersConverter(str(checkpoint), copy_files=copied)
-        converter.convert(str(target), quantization=dtype, force=True)
-    return target
 
 
 class RivalProcess:
@@ -217,8 +195,7 @@ def _by_batch(many: Callable[[Sequence[Path]], list[tuple[str, int]]]) -> Transc
 def _faster_whisper(spec: RivalSpec, checkpoint: Path) -> Transcribe:
     import faster_whisper.transcribe as library
 
-    # It takes a model for English-only if its vocabulary is smaller than the published ones.
-    patch.object(library, "Tokenizer", partial(_multilingual, library.Tokenizer)).start()
+    take_as_multilingual()
     model = library.WhisperModel(
         str(checkpoint),
         device="cpu",
@@ -226,7 +203,7 @@ def _faster_whisper(spec: RivalSpec, checkpoint: Path) -> Transcribe:
         cpu_threads=spec.threads,
         num_workers=spec.workers,
     )
-    options = {**GREEDY, "suppress_tokens": _suppressed(checkpoint)}
+    options = {**GREEDY, "suppress_tokens": suppressed(checkpoint)}
 
     def one(file: Path) -> tuple[str, int]:
         segments = list(model.transcribe(str(file), **options)[0])
@@ -265,16 +242,6 @@ def _faster_whisper(spec: RivalSpec, checkpoint: Path) -> Transcribe:
     return _by_batch(many)
 
 
-def _multilingual(tokenizer: Callable[..., Any], vocabulary: Any, _: bool, **options: Any) -> Any:
-    return tokenizer(vocabulary, True, **options)
-
-
-def _suppressed(converted: Path) -> list[int]:
-    """The checkpoint's own list, which the conversion keeps."""
-    listed = json.loads((converted / "config.json").read_text())["suppress_ids"]
-    return [int(token) for token in listed]
-
-
 def _transformers(spec: RivalSpec, checkpoint: Path) -> Transcribe:
     import torch
     from transformers import WhisperForConditionalGeneration
@@ -283,7 +250,7 @@ def _transformers(spec: RivalSpec, checkpoint: Path) -> Transcribe:
     from cluster.model.text.tokenizer import WhisperTokenizer
     from tests.support.references.hugging_face import hf_features
 
-    _quiet_transformers()
+    quiet_transformers()
     torch.set_num_threads(spec.threads)
     dtype = getattr(torch, spec.dtype)
     model = WhisperForConditionalGeneration.from_pretrained(checkpoint, dtype=dtype).eval()
@@ -301,13 +268,6 @@ def _transformers(spec: RivalSpec, checkpoint: Path) -> Transcribe:
         return [(tokenizer.decode(row), len(row)) for row in sampled]
 
     return _by_batch(many)
-
-
-def _quiet_transformers() -> None:
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
 
 
 def _openai_whisper(spec: RivalSpec, checkpoint: Path) -> Transcribe:

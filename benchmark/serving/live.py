@@ -9,8 +9,9 @@ sessions at once, and notes when each delta comes. The ceiling of a word's delay
 next update, half a hop in the mean, and the audio that a policy holds back; both are printed first.
 A word counts where it was heard right: its delay is from its true end to the delta that ends it.
 The same talks are then sent to the file endpoint, whose word error rate stands beside. Last, in the
-same run, openai-whisper on the same weights decodes one of the talks by LocalAgreement-2, one
-stream alone, updating once a second: its compute for each second of audio bounds its streams.
+same run, other libraries on the same weights decode two of the talks, one stream alone, updating
+once a second (`live_rival`): their compute for each second of audio bounds their streams, without
+any bound of the delay.
 
 Updates and encoder seconds are those of each second of audio, by the server's metrics. The CPU of
 this load generator is told apart from the server's, and so are the cores that other programs took
@@ -29,17 +30,18 @@ import time
 import wave
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.serving.live_rival import rival
-from benchmark.serving.live_session import Heard, speak
+from benchmark.serving.live_rival import Row, rivals
+from benchmark.serving.live_session import speak
+from benchmark.serving.live_words import percentile, word_delays
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, serving
@@ -50,38 +52,9 @@ from cluster.messages import SAMPLE_RATE
 UPDATES = "ray_splitscribe_live_updates_total"
 ENCODER_S = "ray_splitscribe_encoder_busy_seconds_total"
 EXPORT_S = 12.0  # workers tell their metrics every 10 s
+RIVAL_TALKS = 2
+RIVAL_HOP_S = 1.0
 LIMITS = (1.0, 1.6, 1.0)  # seconds of a word's delay at p50 and p95, points of word error rate
-
-
-def word_delays(talk: Talk, heard: Heard) -> list[float]:
-    """Seconds from each word's end to its delta, of the words that were heard right."""
-    import jiwer
-
-    said = [_plain(word) for word, _ in talk.words]
-    told: list[tuple[str, float]] = []
-    open_words: dict[str, str] = {}
-    for at_s, item, text in heard.deltas:
-        joined = open_words.get(item, "") + text
-        open_words[item] = joined[len(joined.rstrip()) :] if joined != joined.rstrip() else ""
-        told += [(_plain(word), at_s) for word in joined.split() if _plain(word)]
-    if not told or not said:
-        return []
-    aligned = jiwer.process_words(" ".join(said), " ".join(word for word, _ in told))
-    delays = []
-    for chunk in aligned.alignments[0]:
-        if chunk.type == "equal":
-            for ref in range(chunk.ref_start_idx, chunk.ref_end_idx):
-                hyp = chunk.hyp_start_idx + ref - chunk.ref_start_idx
-                delays.append(told[hyp][1] - talk.words[ref][1])
-    return delays
-
-
-def _plain(word: str) -> str:
-    return "".join(char for char in word.lower() if char.isalnum() or char == "'")
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    return float(np.percentile(values, share)) if values else float("nan")
 
 
 async def measure(
@@ -102,7 +75,9 @@ async def measure(
     own_s, busy_s = _own_s() - own_s, _busy_s() - busy_s
     server_s = sum(after.values()) - sum(before.values())
     work = {name: now - counted.get(name, 0.0) for name, now in _counters(server).items()}
-    delays = [d for talk, one in zip(talks, heard, strict=True) for d in word_delays(talk, one)]
+    delays = [
+        d for talk, one in zip(talks, heard, strict=True) for d in word_delays(talk, one.deltas)
+    ]
     completions = [
         one.completed[item][0] - stopped_s
         for one in heard
@@ -205,6 +180,23 @@ def report(rows: Sequence[Mapping[str, Any]], file_wer: float, console: Console)
     console.print(table)
 
 
+def report_rivals(rows: Sequence[Row], console: Console) -> None:
+    if not rows:
+        return
+    table = Table("one stream at a time", "word p50", "p95", "WER", "s of all cores", "streams")
+    for row in rows:
+        spent = row.compute_s_per_audio_s
+        table.add_row(
+            row.name,
+            f"{row.word_p50_s:.2f} s",
+            f"{row.word_p95_s:.2f} s",
+            f"{row.wer:.2f} %",
+            f"{spent:.2f}",
+            f"{1 / spent:.1f}",
+        )
+    console.print(table)
+
+
 def within_limits(row: Mapping[str, Any], file_wer: float) -> bool:
     p50, p95, points = LIMITS
     in_time = row["word_p50_s"] <= p50 and row["word_p95_s"] <= p95
@@ -244,20 +236,20 @@ def main() -> None:
             rows.append(asyncio.run(measure(url, args.model, talks[:n], server)))
             console.print(json.dumps(rows[-1]))
         file_wer = file_errors(url, args.model, talks)
-    alone = None if args.no_rival else rival(talks[0], args.model, 1.0, psutil.cpu_count() or 1)
+    n_cores = psutil.cpu_count() or 1
+    others, reasons = (
+        ([], []) if args.no_rival else rivals(talks[:RIVAL_TALKS], args.model, RIVAL_HOP_S, n_cores)
+    )
     report(rows, file_wer, console)
     kept = [row["sessions"] for row in rows if within_limits(row, file_wer)]
-    if alone is not None:
-        console.print(
-            "openai-whisper, one stream, one update a second: "
-            f"{alone['compute_s_per_audio_s']:.2f} s of all cores for each second of audio, so at "
-            f"most {1 / alone['compute_s_per_audio_s']:.1f} streams, without any delay's bound"
-        )
+    report_rivals(others, console)
+    for reason in reasons:
+        console.print(f"not measured: {reason}")
     print_result(
         "live",
         {
             **cpu_info(),
-            **versions("splitscribe", "openai-whisper", "torch"),
+            **versions("splitscribe", "openai-whisper", "faster-whisper", "torch"),
             "context": args.context,
             "policy": args.policy,
             "min_hop_s": args.min_hop,
@@ -265,7 +257,7 @@ def main() -> None:
             "file_wer": file_wer,
             "most_sessions_within_limits": max(kept, default=0),
             "rows": rows,
-            "openai_whisper_one_stream": alone,
+            "one_stream_at_a_time": [asdict(row) for row in others],
         },
         args.out,
     )

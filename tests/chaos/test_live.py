@@ -9,13 +9,15 @@ import pytest
 from cluster.demo.samples import sample_text
 from tests.chaos.campaign import run_fault
 from tests.chaos.faults import Fault, Freeze, Kill
+from tests.chaos.host_faults import BadLink
 from tests.chaos.live_load import CLOSED, LiveLoad, live_texts, words_of
+from tests.chaos.live_soak import slope_per_hour
 from tests.chaos.load import CLIPS, Load
+from tests.chaos.several_hosts import several_hosts
 from tests.chaos.target import Target, local_target
+from tests.support.hosts import missing_for_hosts
 
 RATE = 0.33  # sessions/s; they take 7 s in the mean, and every fourth 27 s: four at once
-
-pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +37,7 @@ def load(target: Target) -> Iterator[Load]:
         yield running
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "fault",
@@ -49,6 +52,7 @@ def test_no_session_pays_for_a_worker(target: Target, load: Load, fault: Fault) 
     assert outcome.is_good, outcome
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_router_takes_only_its_own_sessions(target: Target, load: Load) -> None:
     n_before = len(load.sent)
@@ -60,3 +64,32 @@ def test_a_router_takes_only_its_own_sessions(target: Target, load: Load) -> Non
     others = [one for one in sent if one.verdict not in ("right", "refused")]
     assert all(one.detail.startswith(CLOSED) for one in others), others
     assert not outcome.left_over
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_no_session_pays_for_a_cut_link() -> None:
+    """Of the link by which one encoder's KV comes to one decoder, between two hosts."""
+    if reason := missing_for_hosts():
+        pytest.skip(reason)
+    with several_hosts() as target:
+        texts = live_texts(target.url)
+        with LiveLoad(target.url, texts, RATE) as load:
+            outcome = run_fault(
+                BadLink(is_cut=True), target, load, before_s=8.0, watch_s=20.0, is_timed=False
+            )
+    assert outcome.sent > 0
+    assert outcome.is_good, outcome
+
+
+def test_the_slope_of_a_soak_leaves_out_its_beginning() -> None:
+    minute = 60.0
+    samples = [
+        {"at_s": n * minute, "memory": {"router": 50 + 10 * min(n, 5), "encoder": 100}, "files": {}}
+        for n in range(40)
+    ]
+    assert slope_per_hour(samples, "memory") == pytest.approx(0.0, abs=1e-9)
+    for n, one in enumerate(samples):
+        one["memory"]["encoder"] += n
+    assert slope_per_hour(samples, "memory", "encoder") == pytest.approx(60.0)
+    assert slope_per_hour(samples[:6], "memory") is None

@@ -8,7 +8,7 @@ import pytest
 
 from benchmark.gpu.launches import Work, count
 from benchmark.gpu.meta_models import decode_step, encode
-from benchmark.gpu.predictions import predict_step
+from benchmark.gpu.predictions import predict_live, predict_step
 from benchmark.gpu.roofline import H200, LAUNCH_S
 
 OUTSIDE = 10  # of a step: embedding, lengths, head, rules, sampling and slots
@@ -69,6 +69,16 @@ def test_a_step_reads_its_weights_and_its_kv_and_little_else() -> None:
         assert found.after.n_bytes < found.before.n_bytes + 0.02e9
         assert found.after.n_kernels < found.before.n_kernels
         assert found.floor_s < found.after_s < found.before_s
+
+
+def test_live_sessions_are_as_many_as_updates_fit_into_a_second() -> None:
+    padded, trimmed = (predict_live("large-v3", n, H200, LAUNCH_S) for n in (1500, 320))
+    for one in (padded, trimmed):
+        update_s = (one["encoder_ms"] + one["decoder_ms"]) / 1000
+        assert one["by_turns"] == pytest.approx(1 / update_s)
+        assert one["by_turns"] < one["overlapped"] < 2 * one["by_turns"]
+        assert one["float8_by_turns"] > one["by_turns"]
+    assert trimmed["by_turns"] > 3 * padded["by_turns"]
 
 
 def test_a_launch_costs_its_time_and_the_slower_of_its_two() -> None:

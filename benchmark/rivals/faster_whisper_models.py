@@ -1,0 +1,82 @@
+"""faster-whisper on our checkpoints: in CTranslate2's format, and decoding as the server does."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+from cluster.model.locate import locate
+
+# Arguments of faster-whisper's `transcribe` for one greedy decode whose result is always taken.
+GREEDY: dict[str, Any] = {
+    "language": "en",
+    "beam_size": 1,
+    "best_of": 1,
+    "temperature": 0.0,
+    "compression_ratio_threshold": None,
+    "log_prob_threshold": None,
+    "no_speech_threshold": None,
+    "condition_on_previous_text": False,
+    "without_timestamps": False,
+    "vad_filter": False,
+}
+
+
+def convert(checkpoint: Path, dtype: str) -> Path:
+    """The checkpoint in CTranslate2's format, beside it; made once."""
+    target = checkpoint.with_name(f"{checkpoint.name}-ctranslate2-{dtype}")
+    if not (target / "model.bin").is_file():
+        from ctranslate2.converters import TransformersConverter
+
+        quiet_transformers()
+        copied = ["tokenizer.json", "preprocessor_config.json"]
+        converter = TransformersConverter(str(checkpoint), copy_files=copied)
+        converter.convert(str(target), quantization=dtype, force=True)
+    return target
+
+
+def take_as_multilingual() -> None:
+    """It takes a model for English-only if its vocabulary is smaller than the published ones."""
+    import faster_whisper.transcribe as library
+
+    if not isinstance(library.Tokenizer, partial):
+        patch.object(library, "Tokenizer", partial(_multilingual, library.Tokenizer)).start()
+
+
+def faster_whisper_files(model_name: str, dtype: str) -> tuple[Path, list[int]]:
+    """A model in CTranslate2's format, and the tokens that it never samples."""
+    take_as_multilingual()
+    converted = convert(locate(model_name, weights=True), dtype)
+    return converted, suppressed(converted)
+
+
+def faster_whisper_model(model_name: str, dtype: str, threads: int) -> tuple[Any, dict[str, Any]]:
+    """A loaded model, and the arguments of its `transcribe` for one greedy decode."""
+    import faster_whisper.transcribe as library
+
+    converted, tokens = faster_whisper_files(model_name, dtype)
+    model = library.WhisperModel(
+        str(converted), device="cpu", compute_type=dtype, cpu_threads=threads
+    )
+    return model, {**GREEDY, "suppress_tokens": tokens}
+
+
+def _multilingual(tokenizer: Callable[..., Any], vocabulary: Any, _: bool, **options: Any) -> Any:
+    return tokenizer(vocabulary, True, **options)
+
+
+def suppressed(converted: Path) -> list[int]:
+    """The checkpoint's own list, which the conversion keeps."""
+    listed = json.loads((converted / "config.json").read_text())["suppress_ids"]
+    return [int(token) for token in listed]
+
+
+def quiet_transformers() -> None:
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
