@@ -12,6 +12,7 @@
     ├── PayloadTooLargeError              413
     ├── RateLimitError                    429   with Retry-After
     ├── OverloadedError                   503   with Retry-After
+    │   └── CrowdedError                  429   more than the workers can do in time
     ├── InsufficientStorageError          507   the volume is full, or a key's share of it
     ├── DeadlineExceededError             504
     ├── ConfigurationError                500   raised at start: settings, checkpoint, platform
@@ -151,6 +152,14 @@ class OverloadedError(SplitscribeError):
 
     status = 503
     should_retry = True
+
+
+class CrowdedError(OverloadedError):
+    """All workers are there, and more is asked of them than they can do in time."""
+
+    status = 429
+    type = "requests"
+    default_code = "overloaded"
 
 
 class InsufficientStorageError(SplitscribeError):

@@ -60,7 +60,7 @@ ROUTER_METRICS = (
     histogram("splitscribe_upload_seconds", "Reading of the form", _SECONDS),
     gauge("splitscribe_pending_requests", "Requests admitted, unanswered"),
     gauge("splitscribe_pending_audio_seconds", "Audio-seconds admitted, unanswered"),
-    gauge("splitscribe_max_pending_audio_seconds", "Above it requests get a 503"),
+    gauge("splitscribe_max_pending_audio_seconds", "Above it requests get a 429"),
     counter("splitscribe_audio_seconds_total", "Seconds of audio that came in"),
     counter("splitscribe_transcripts_total", "Requests transcribed to their end"),
     counter("splitscribe_transcribed_audio_seconds_total", "Seconds of audio in transcripts"),

@@ -90,7 +90,7 @@ class AudioShare(Protocol):
     """A request's share of the audio-seconds that the router may hold at once."""
 
     def expect(self, audio_s: float) -> None:
-        """Correct the estimate before work began. Raises OverloadedError if it cannot stay."""
+        """Correct the estimate before work began. Raises CrowdedError if it cannot stay."""
 
     def found(self, audio_s: float) -> None:
         """Count so much audio, found by now; never refuses."""
@@ -165,7 +165,7 @@ class RequestContext:
         """Call once when the container tells its length, before the first window is sent.
 
         Raises:
-            OverloadedError: so much audio does not fit beside what is pending.
+            CrowdedError: so much audio does not fit beside what is pending.
         """
         self.share.expect(audio_s)
         self.audio_s = audio_s

@@ -112,7 +112,7 @@ class RouterSettings(FrozenModel):
     max_pending_audio_s: float = Field(
         8 * 3600.0,
         gt=0,
-        description="seconds of audio admitted at once; more requests get a 503. A router admits "
+        description="seconds of audio admitted at once; more requests get a 429. A router admits "
         "less while requests wait for more than 0.4 of their deadlines",
     )
     audio_workers: int = Field(

@@ -13,7 +13,7 @@ import logging
 from collections.abc import Awaitable
 from types import TracebackType
 
-from cluster.errors import DeadlineExceededError, OverloadedError
+from cluster.errors import CrowdedError, DeadlineExceededError
 from router.interface import RequestContext, TranscriptionResult
 
 logger = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ class Admission:
         """Let a request in by the size of its upload, until its context ends.
 
         Raises:
-            OverloadedError: too much audio or too many requests are pending. A request that is
+            CrowdedError: too much audio or too many requests are pending. A request that is
                 alone always fits.
         """
         estimate_s = upload_bytes / BYTES_PER_AUDIO_S
@@ -89,9 +89,8 @@ class Admission:
                 others_s,
                 wanted_s,
             )
-            raise OverloadedError(
+            raise CrowdedError(
                 "The server is overloaded with other requests. Please try again shortly.",
-                code="overloaded",
                 retry_after_s=RETRY_AFTER_S,
             )
 
@@ -122,7 +121,7 @@ class AdmittedRequest:
         """Replace the estimate.
 
         Raises:
-            OverloadedError: with the true length it does not fit beside the others.
+            CrowdedError: with the true length it does not fit beside the others.
         """
         others_s = self._admission.pending_audio_s - self._audio_s
         self._admission._check(others_s, self._admission.requests - 1, audio_s)

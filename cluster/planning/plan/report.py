@@ -98,6 +98,8 @@ def splitting(plan: Planned) -> str:
     order = plan.order
     split, together = plan.of("split"), plan.of("colocated")
     unit = "dollars an hour" if order.has_prices else "workers"
+    if len(order.placements) == 1:
+        return f"Only {order.placements[0]} clusters were looked at."
     if split is None:
         return "Splitting does not pay: no split cluster keeps the objectives."
     if together is None:
@@ -133,8 +135,8 @@ def lines_of(figures: dict[str, Any]) -> Iterator[str]:
         spare = f", {row['spare']} of them spare" if row["spare"] else ""
         yield f"  {row['nodes']} x {row['kind']}: {row['runs']}{spare}"
     yield (
-        f"  {figures['routers']} routers with {figures['audio_workers_of_each_router']} audio "
-        f"workers each, {figures['proxies']} proxies"
+        f"  routers: {figures['routers']}, with {figures['audio_workers_of_each_router']} audio "
+        f"workers each; proxies: {figures['proxies']}"
     )
     yield f"expected, without the spares: {_times(expected)}"
     yield (

@@ -265,7 +265,7 @@ def half_a_request(url: str, length: int) -> Iterator[Callable[[], None]]:
     ("limit", "status"),
     [
         pytest.param({"api_key": "key", "max_requests_per_key": 1}, 429, id="one at a time"),
-        pytest.param({"max_pending_audio_s": 100}, 503, id="overload", marks=pytest.mark.slow),
+        pytest.param({"max_pending_audio_s": 100}, 429, id="overload", marks=pytest.mark.slow),
     ],
 )
 def test_the_sdk_comes_back_when_it_was_told_to(limit: dict[str, Any], status: int) -> None:

@@ -103,6 +103,7 @@ BUSY = {
     'ray_splitscribe_requests_total{status="503"}': "0+10x20",
     'ray_splitscribe_requests_total{status="500"}': "0+10x20",
     'ray_splitscribe_errors_total{status="500",code="x"}': "0+10x20",
+    'ray_splitscribe_errors_total{status="429",code="overloaded"}': "0+10x20",
     "ray_splitscribe_pending_requests": "1x20",
     "ray_splitscribe_pending_audio_seconds": "90x20",
     "ray_splitscribe_max_pending_audio_seconds": "100x20",

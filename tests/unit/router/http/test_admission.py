@@ -10,7 +10,7 @@ import random
 import pytest
 
 from cluster.clock import Clock
-from cluster.errors import DeadlineExceededError, OverloadedError
+from cluster.errors import CrowdedError, DeadlineExceededError
 from cluster.messages import Priority
 from router.http.admission import (
     BYTES_PER_AUDIO_S,
@@ -33,7 +33,7 @@ def test_requests_fit_until_the_limit_and_leave_their_place() -> None:
     with admission.admit(bytes_of(60)):
         with admission.admit(bytes_of(40)):
             assert admission.pending_audio_s == 100.0
-            with pytest.raises(OverloadedError) as caught:
+            with pytest.raises(CrowdedError) as caught:
                 admission.admit(bytes_of(1))
         with admission.admit(bytes_of(40)):
             assert admission.requests == 2
@@ -46,7 +46,7 @@ def test_no_more_requests_than_a_router_can_hold() -> None:
     """However short each is."""
     admission = Admission(1e9)
     held = [admission.admit(0) for _ in range(MAX_REQUESTS)]
-    with pytest.raises(OverloadedError):
+    with pytest.raises(CrowdedError):
         admission.admit(0)
     held[0].expect(5.0)  # who is in stays in
     held[0].__exit__(None, None, None)
@@ -64,7 +64,7 @@ def test_a_request_that_is_alone_always_fits() -> None:
 def test_the_true_length_may_refuse_before_work_began() -> None:
     admission = Admission(100.0)
     with admission.admit(bytes_of(50)), admission.admit(bytes_of(10)) as share:
-        with pytest.raises(OverloadedError):
+        with pytest.raises(CrowdedError):
             share.expect(51.0)
         share.expect(50.0)
         assert admission.pending_audio_s == 100.0
@@ -77,7 +77,7 @@ def test_audio_found_later_counts_and_never_refuses() -> None:
         assert admission.pending_audio_s == 60.0
         share.found(500.0)
         assert admission.pending_audio_s == 550.0
-        with pytest.raises(OverloadedError):
+        with pytest.raises(CrowdedError):
             admission.admit(1)
     assert admission.pending_audio_s == 0.0
 
@@ -121,7 +121,7 @@ def test_what_requests_waited_for_says_how_much_may_be_pending() -> None:
     held[49].waited(0.4)  # with 500 s pending: just as long, which says the same
     held[98].waited(0.792)
     assert admission.limit_audio_s == pytest.approx(500.0)
-    with pytest.raises(OverloadedError):
+    with pytest.raises(CrowdedError):
         admission.admit(1)
     for share in held:
         share.__exit__(None, None, None)

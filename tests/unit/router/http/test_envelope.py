@@ -12,6 +12,7 @@ import pytest
 
 from cluster.errors import (
     AudioTooShortError,
+    CrowdedError,
     DeadlineExceededError,
     InvalidAudioError,
     OverloadedError,
@@ -129,6 +130,7 @@ async def test_the_exact_limit_is_accepted_and_one_byte_more_refused(
             "server_error",
             {"retry-after": "3", "x-should-retry": "true"},
         ),
+        (CrowdedError("crowd"), 429, "requests", {"retry-after": "1", "x-should-retry": "true"}),
         (OverloadedError("full"), 503, "server_error", {"retry-after": "1"}),
         (RateLimitError("many"), 429, "requests", {"retry-after": "1", "x-should-retry": "true"}),
         (DeadlineExceededError("late"), 504, "server_error", {"x-should-retry": "false"}),
@@ -197,10 +199,10 @@ async def test_too_much_pending_audio_is_refused_before_the_upload_is_read(
         first = asyncio.create_task(post(client, bytes(20_000)))
         assert await asyncio.to_thread(transcriber.started.wait, 20.0)
         answer = await post(client, bytes(20_000))
-        assert answer.status_code == 503
+        assert answer.status_code == 429
         assert int(answer.headers["retry-after"]) >= 1
         assert answer.headers["x-should-retry"] == "true"
-        assert error_of(answer)["type"] == "server_error"
+        assert error_of(answer)["type"] == "requests"
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
         transcriber.hold = False
