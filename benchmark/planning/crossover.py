@@ -1,21 +1,25 @@
-"""From how many GPUs on splitting the roles pays: goodput split and colocated, simulated.
+"""From how many GPUs on splitting the roles pays: split and colocated, computed and simulated.
 
-    python -m benchmark.serving.crossover [--gpus 2 4 8 16] [--links 25 100 400] [--out FILE]
+    python -m benchmark.planning.crossover [--simulated 2 4] [--device h200] [--out FILE]
 
-For each model, length of the audio and network it finds by bisection the highest rate that keeps
-the objective on so many GPUs of one kind: split, in the ratio of the roles' device seconds and with
-the better of both hand-overs, and colocated, each GPU a cell of its own with its share of the
-requests. The ceiling is what the devices could do if they never waited. All times are those of
-predicted profiles. A simulated colocated worker takes turns; what it would do if its roles
-overlapped perfectly is computed, and stands beside it as the ceiling of colocated workers.
+For each model, length of the audio, network and number of GPUs: the highest rate of a split
+cluster, in the best ratio and with the better hand-over, as a share of what so many colocated
+workers do.
+What devices and links could do if nothing ever waited is computed for all; for the numbers of GPUs
+that `--simulated` names the highest rate that keeps the objective is found by bisection over
+simulations, colocated and split. A simulated colocated worker takes turns; a real one may overlap
+its roles, at best so well that only the slower one counts, and that ceiling stands beside it. All
+times are those of predicted profiles.
 
-Prints a line for each, and one JSON line last.
+Prints a line for each, and one JSON line last. `python -m benchmark.plots` draws the picture.
 """
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,32 +89,30 @@ def highest(setting: Setting, design: Design, costs: Costs, size: Size, most: fl
     return low * most
 
 
-def colocated(setting: Setting) -> dict[str, float]:
-    """One GPU; more of them do so many times as much."""
+def colocated(setting: Setting, *, is_simulated: bool) -> dict[str, float]:
+    """One GPU; more of them do so many times as much. overlapped: only the slower role counts."""
     kind = setting.order(1.0).kinds[0]
     design = Design("colocated", kind, kind)
     costs = costs_of(design, sample(setting.order(1.0).load))
     most = 1 / (costs.encode_s + costs.decode_s)
-    rate = highest(setting, design, costs, Size(1, 1), most)
-    overlapped = rate / most / max(costs.encode_s, costs.decode_s)
-    return {"rate": rate, "ceiling": most, "overlapped": overlapped}
+    rate = highest(setting, design, costs, Size(1, 1), most) if is_simulated else 0.0
+    return {"rate": rate, "ceiling": most, "overlapped": 1 / max(costs.encode_s, costs.decode_s)}
 
 
-def split(setting: Setting, gpus: int) -> dict[str, Any]:
-    """The better of both hand-overs."""
+def split_ceiling(setting: Setting, gpus: int) -> dict[str, Any]:
+    """The best ratio and hand-over, by what devices and links could do."""
     kind = setting.order(1.0).kinds[0]
-    best: dict[str, Any] = {"rate": -1.0}
+    best: dict[str, Any] = {"split_ceiling": -1.0}
     payloads: tuple[Payload, ...] = ("cross_kv", "encoder_states")
     for payload in payloads:
         design = Design("split", kind, kind, payload)
         costs = costs_of(design, sample(setting.order(1.0).load))
         size = sizes_of(costs, gpus)
-        most = ceiling(costs, size)
-        rate = highest(setting, design, costs, size, most)
-        if rate > best["rate"]:
+        ports = min(size.encoders, size.decoders) * setting.link_gbit * 1e9 / 8
+        most = min(ceiling(costs, size), ports / costs.kv_bytes)
+        if most > best["split_ceiling"]:
             best = {
-                "rate": rate,
-                "ceiling": most,
+                "split_ceiling": most,
                 "handoff": payload,
                 "encoders": size.encoders,
                 "decoders": size.decoders,
@@ -118,40 +120,61 @@ def split(setting: Setting, gpus: int) -> dict[str, Any]:
     return best
 
 
+def simulated_split(setting: Setting, found: dict[str, Any]) -> float:
+    """The highest rate of that cluster that keeps the objective."""
+    kind = setting.order(1.0).kinds[0]
+    design = Design("split", kind, kind, found["handoff"])
+    costs = costs_of(design, sample(setting.order(1.0).load))
+    size = Size(found["encoders"], found["decoders"])
+    return highest(setting, design, costs, size, found["split_ceiling"])
+
+
+def rows_of(model: str, clip: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """All networks and numbers of GPUs."""
+    name = f"{model}-{args.device}"
+    wide = Setting(name, clip, max(args.links), args.requests)
+    one = colocated(wide, is_simulated=bool(args.simulated))
+    for link in args.links:
+        for gpus in args.gpus:
+            setting = Setting(name, clip, link, args.requests)
+            row: dict[str, Any] = {
+                "model": model,
+                "clip": clip,
+                "link_gbit_per_s": link,
+                "gpus": gpus,
+                **split_ceiling(setting, gpus),
+                "colocated_ceiling": gpus * one["ceiling"],
+                "colocated_overlapped_ceiling": gpus * one["overlapped"],
+            }
+            row["ratio_of_ceilings"] = row["split_ceiling"] / row["colocated_ceiling"]
+            if gpus in args.simulated and link == max(args.links):
+                row["split_rate"] = simulated_split(setting, row)
+                row["colocated_rate"] = gpus * one["rate"]
+                row["ratio"] = row["split_rate"] / row["colocated_rate"]
+            yield {key: _short(value) for key, value in row.items()}
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--device", default="h200", help="h100, h200 or l40s")
     parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--gpus", type=int, nargs="+", default=[2, 4, 8, 16])
-    parser.add_argument("--links", type=float, nargs="+", default=[25.0, 100.0, 400.0])
+    parser.add_argument("--clips", nargs="+", default=list(CLIPS), choices=list(CLIPS))
+    parser.add_argument("--gpus", type=int, nargs="+", default=[2, 3, 4, 6, 8, 12, 16])
+    parser.add_argument("--links", type=float, nargs="+", default=[10.0, 25.0, 100.0, 400.0])
+    parser.add_argument("--simulated", type=int, nargs="*", default=[2, 4], metavar="GPUS")
     parser.add_argument("--requests", type=int, default=2000, help="of each simulation")
     parser.add_argument("--out", type=Path, help="write the JSON there")
     args = parser.parse_args()
     began = time.perf_counter()
     rows: list[dict[str, Any]] = []
     for model in args.models:
-        for clip in CLIPS:
-            alone = colocated(Setting(f"{model}-{args.device}", clip, 400.0, args.requests))
-            about = {"model": model, "clip": clip}
-            print(about, {name: round(value, 1) for name, value in alone.items()}, flush=True)
-            for link in args.links:
-                for gpus in args.gpus:
-                    setting = Setting(f"{model}-{args.device}", clip, link, args.requests)
-                    found = split(setting, gpus)
-                    row = {
-                        **about,
-                        "link_gbit_per_s": link,
-                        "gpus": gpus,
-                        **{name: _short(value) for name, value in found.items()},
-                        "colocated_rate": _short(gpus * alone["rate"]),
-                        "colocated_overlapped_rate": _short(gpus * alone["overlapped"]),
-                        "ratio": _short(found["rate"] / (gpus * alone["rate"])),
-                    }
-                    rows.append(row)
-                    print(row, flush=True)
+        for clip in args.clips:
+            for row in rows_of(model, clip, args):
+                rows.append(row)
+                print(row, flush=True)
     took_s = round(time.perf_counter() - began, 1)
     figures = {"device": args.device, "predicted": True, "versions": versions(), "took_s": took_s}
-    print_result("serving.crossover", {**figures, "rows": rows}, args.out)
+    print_result("planning.crossover", {**figures, "rows": rows}, args.out)
 
 
 def _short(value: Any) -> Any:
