@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable
 from functools import partial
@@ -9,7 +10,8 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from cluster.model.locate import locate
+from benchmark.shared.demo_speech import CACHE
+from cluster.model.locate import BUNDLED_FOLDER, locate
 
 # Arguments of faster-whisper's `transcribe` for one greedy decode whose result is always taken.
 GREEDY: dict[str, Any] = {
@@ -27,8 +29,15 @@ GREEDY: dict[str, Any] = {
 
 
 def convert(checkpoint: Path, dtype: str) -> Path:
-    """The checkpoint in CTranslate2's format, beside it; made once."""
+    """The checkpoint in CTranslate2's format; made once.
+
+    Beside it, or where benchmarks keep their files for the bundled one, of which there are several
+    in the course of time.
+    """
     target = checkpoint.with_name(f"{checkpoint.name}-ctranslate2-{dtype}")
+    if checkpoint.resolve() == BUNDLED_FOLDER:
+        digest = hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()[:12]
+        target = CACHE / f"{target.name}-{digest}"
     if not (target / "model.bin").is_file():
         from ctranslate2.converters import TransformersConverter
 
