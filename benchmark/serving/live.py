@@ -163,10 +163,10 @@ def _wav(talk: Talk) -> bytes:
 def report(rows: Sequence[Mapping[str, Any]], file_wer: float, console: Console) -> None:
     table = Table(
         "sessions", "word p50", "p95", "completed p50", "p95", "WER", "file", "updates",
-        "encoder s", "server cores",
+        "encoder s", "CPU s", "others' cores",
     )  # fmt: skip
     for row in rows:
-        cores = sum(row["cpu_s_per_audio_s"].values()) * row["sessions"]
+        cpu_s = sum(row["cpu_s_per_audio_s"].values())
         table.add_row(
             str(row["sessions"]),
             *(f"{row[key]:.2f} s" for key in (
@@ -175,7 +175,8 @@ def report(rows: Sequence[Mapping[str, Any]], file_wer: float, console: Console)
             f"{file_wer:.2f} %",
             *("-" if row[key] is None else f"{row[key]:.2f}" for key in (
                 "updates_per_audio_s", "encoder_s_per_audio_s")),
-            f"{cores:.2f}",
+            f"{cpu_s:.3f}",
+            "-" if row["cores_of_others"] is None else f"{row['cores_of_others']:.2f}",
         )  # fmt: skip
     console.print(table)
 
@@ -183,7 +184,9 @@ def report(rows: Sequence[Mapping[str, Any]], file_wer: float, console: Console)
 def report_rivals(rows: Sequence[Row], console: Console) -> None:
     if not rows:
         return
-    table = Table("one stream at a time", "word p50", "p95", "WER", "s of all cores", "streams")
+    table = Table(
+        "one stream at a time", "word p50", "p95", "WER", "s of all cores", "CPU s", "streams"
+    )
     for row in rows:
         spent = row.compute_s_per_audio_s
         table.add_row(
@@ -192,6 +195,7 @@ def report_rivals(rows: Sequence[Row], console: Console) -> None:
             f"{row.word_p95_s:.2f} s",
             f"{row.wer:.2f} %",
             f"{spent:.2f}",
+            f"{row.cpu_s_per_audio_s:.2f}",
             f"{1 / spent:.1f}",
         )
     console.print(table)

@@ -39,11 +39,14 @@ Decode = Callable[[Audio, str], str]  # a buffer and the words that it begins wi
 class Row:
     """What one library did with the talks, one stream at a time.
 
-    compute_s_per_audio_s: of all cores. Delays in seconds, of words that were heard right.
+    compute_s_per_audio_s: by the clock, with all cores; cpu_s_per_audio_s: of all of them together,
+    which says more where other work runs beside it. Delays in seconds, of words that were heard
+    right.
     """
 
     name: str
     compute_s_per_audio_s: float
+    cpu_s_per_audio_s: float
     word_p50_s: float
     word_p95_s: float
     wer: float
@@ -73,13 +76,15 @@ class _Stream:
 
     told: list[Told]
     spent_s: float = 0.0
+    cpu_s: float = 0.0
     free_s: float = 0.0
     updates: int = 0
 
     def spend(self, due_s: float, work: Callable[[], Any]) -> Any:
         """Do one update whose audio was there at `due_s`."""
-        began_s = time.perf_counter()
+        began_s, cpu_s = time.perf_counter(), time.process_time()
         result = work()
+        self.cpu_s += time.process_time() - cpu_s
         took_s = time.perf_counter() - began_s
         self.spent_s += took_s
         self.updates += 1
@@ -99,6 +104,7 @@ def _row(name: str, talks: Sequence[Talk], streams: Sequence[_Stream]) -> Row:
     return Row(
         name,
         sum(one.spent_s for one in streams) / audio_s,
+        sum(one.cpu_s for one in streams) / audio_s,
         percentile(delays, 50),
         percentile(delays, 95),
         total(count_all([talk.text for talk in talks], texts, "en")).wer,

@@ -22,6 +22,7 @@ import psutil
 
 SPLITSCRIBE = str(Path(sys.executable).with_name("splitscribe"))
 START_S = 180.0
+STOP_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,14 @@ def serving(
             yield BenchServer(_ready_url(process, log_path), psutil.Process(process.pid))
         finally:
             process.send_signal(signal.SIGINT)
-            process.wait(60)
+            try:
+                process.wait(STOP_S)
+            except subprocess.TimeoutExpired:  # what was measured must not be lost with it
+                print(f"the server did not stop within {STOP_S:.0f} s; killed", file=sys.stderr)
+                for child in (*psutil.Process(process.pid).children(recursive=True), process):
+                    with suppress(psutil.Error):
+                        child.kill()
+                process.wait()
 
 
 def _ready_url(process: subprocess.Popen[bytes], log_path: str) -> str:

@@ -143,7 +143,7 @@ def _application(
         yield
     finally:
         say("shutting down")
-        stop_application(owns_ray)
+        stop_application(owns_ray, has_proxies=settings.router.listener != "router")
 
 
 def _serve_level(settings: Settings) -> str:

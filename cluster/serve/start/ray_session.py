@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +80,23 @@ def _head(dashboard: RayDashboard) -> AbstractContextManager[None]:
     return small_ray_head(DASHBOARD_PARTS if dashboard == "serve" else ())
 
 
-def stop_application(owns_ray: bool) -> None:
-    """End the application once its replicas have finished what they have begun."""
+def stop_application(owns_ray: bool, *, has_proxies: bool) -> None:
+    """End the application once its replicas have finished what they have begun.
+
+    Args:
+        has_proxies: clients are connected to Serve's proxies, and not to routers. `shutdown` ends
+            proxies and replicas at the same time, so the replicas have to end before.
+    """
     from ray import serve
 
     with _silenced():
-        if owns_ray:
-            serve.shutdown()  # type: ignore[no-untyped-call]
-        else:
+        if not owns_ray:
             serve.delete(APP_NAME)
+            return
+        if has_proxies:
+            with suppress(TimeoutError):  # after a minute they end, done or not
+                serve.delete(APP_NAME)
+        serve.shutdown()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
