@@ -11,7 +11,7 @@ import json
 import re
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
@@ -33,9 +33,12 @@ from tests.e2e.operation.test_tls import (
     nginx_command,
 )
 from tests.support.live.fake_engine import spoken
-from tests.support.live.realtime_door import RATE, Door, append, opened, types_of, until
+from tests.support.live.realtime_door import RATE, Door, append, opened, send, types_of, until
 from tests.support.programs import needs
 from tests.support.router_fakes import make_settings
+
+CLOSED_S = 120.0
+PATIENCE_S = 25  # of a proxy; pings come every 20 s
 
 pytestmark = needs("openssl")
 __all__ = ["certificate"]  # a fixture
@@ -54,8 +57,17 @@ class Proxied:
 
 
 @contextmanager
-def proxy_in_front(kind: str, backend: str, folder: Path, certificate: Path) -> Iterator[int]:
-    """The shipped proxy before `backend` (host and port), once it answers; gives its port."""
+def proxy_in_front(
+    kind: str,
+    backend: str,
+    folder: Path,
+    certificate: Path,
+    changed: Mapping[str, str] | None = None,
+) -> Iterator[int]:
+    """The shipped proxy before `backend` (host and port), once it answers; gives its port.
+
+    changed: further texts of its configuration, and what stands there instead.
+    """
     port = free_port()
     shipped = shipped_config(f"tls/{kind}").path
     text = shipped.read_text()
@@ -65,7 +77,9 @@ def proxy_in_front(kind: str, backend: str, folder: Path, certificate: Path) -> 
         "bind :443": f"bind 127.0.0.1:{port}",
         "listen 443": f"listen 127.0.0.1:{port}",
     }
-    for old, new in changes.items():
+    for old in changed or ():
+        assert old in text
+    for old, new in (changes | dict(changed or {})).items():
         text = text.replace(old, new)
     config = folder / shipped.name
     config.write_text(text)
@@ -82,11 +96,17 @@ def proxy_in_front(kind: str, backend: str, folder: Path, certificate: Path) -> 
 
 
 @asynccontextmanager
-async def proxied(kind: str, door: Door, folder: Path, certificate: Path) -> AsyncIterator[Proxied]:
+async def proxied(
+    kind: str,
+    door: Door,
+    folder: Path,
+    certificate: Path,
+    changed: Mapping[str, str] | None = None,
+) -> AsyncIterator[Proxied]:
     """The same without blocking the loop, on which the door serves."""
     with ThreadPoolExecutor(1) as threads:
         loop, backend = asyncio.get_running_loop(), f"127.0.0.1:{door.port}"
-        manager = proxy_in_front(kind, backend, folder, certificate)
+        manager = proxy_in_front(kind, backend, folder, certificate, changed)
         port = await loop.run_in_executor(threads, manager.__enter__)
         try:
             yield Proxied(door, port, certificate)
@@ -137,6 +157,53 @@ async def test_a_client_that_leaves_ends_its_session(
             await until(socket, "session.created")
             socket.transport.abort()
         await door.none_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["haproxy", "nginx"])
+async def test_a_client_that_reads_nothing_is_closed(
+    kind: str, certificate: Path, tmp_path: Path
+) -> None:
+    """It asks for more answers than the proxy and all sockets hold, and reads none of them."""
+    async with opened() as door, proxied(kind, door, tmp_path, certificate) as proxy:
+        socket = await proxy.connect(ping_interval=None, close_timeout=1)
+        try:
+            await until(socket, "session.created")
+            socket.transport.pause_reading()
+            update = {"audio": {"input": {"transcription": {"prompt": "word " * 1900}}}}
+            async with asyncio.timeout(CLOSED_S):
+                while door.app.state.realtime.sessions:
+                    try:
+                        async with asyncio.timeout(0.5):
+                            for _ in range(50):
+                                await send(socket, "session.update", session=update)
+                    except (TimeoutError, ConnectionClosed):
+                        await asyncio.sleep(0)
+        finally:
+            socket.transport.abort()
+        await door.none_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "patience"),
+    [("haproxy", "timeout tunnel 70m"), ("nginx", "proxy_read_timeout 11m")],
+    ids=["haproxy", "nginx"],
+)
+async def test_the_routers_pings_keep_a_quiet_session(
+    kind: str, patience: str, certificate: Path, tmp_path: Path
+) -> None:
+    """With a proxy that waits little longer than from one ping to the next."""
+    changed = {patience: f"{patience.rpartition(' ')[0]} {PATIENCE_S}s"}
+    async with (
+        opened() as door,
+        proxied(kind, door, tmp_path, certificate, changed) as proxy,
+        proxy.connect(ping_interval=None) as socket,
+    ):
+        await until(socket, "session.created")
+        await asyncio.sleep(2.5 * PATIENCE_S)
+        await append(socket, spoken(5, 0, rate=RATE) + bytes(4800))
+        assert (await until(socket, ".completed"))[-1]["transcript"] == "w5"
 
 
 def test_a_quiet_session_outlives_the_proxies_patience() -> None:
