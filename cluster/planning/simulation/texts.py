@@ -1,10 +1,14 @@
 """The tokens that a simulated decoder gives: as many as a request has, between its timestamps.
 
 They are tokens as a real window has them, so that the router's own code makes segments of them: a
-timestamp at the start, words, and one at the end of the audio.
+timestamp at the start, words, and one at the end of the audio. The words do not repeat themselves,
+since the decoder tries text that does again at another temperature.
 """
 
 from __future__ import annotations
+
+from functools import cache
+from random import Random
 
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.planning.scenario.arrivals import Traffic
@@ -13,11 +17,21 @@ from decoder_worker.scheduling.sequence import DecodeSequence
 
 LOGPROB = -0.1
 LANGUAGE = "en"
-WORDS = (
-    " the quick brown fox jumps over a lazy dog while seven grey whales sing below and nobody on "
-    "that old ferry hears them because its engine drowns every voice but one"
-)
+CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
+N_WORDS, LONGEST_WORD = 400, 4  # a window has at most 224 tokens; syllables
 MEL_PER_STEP = 2  # mel frames in a timestamp's step of 20 ms
+
+
+@cache
+def _words() -> str:
+    """Made-up words, the same ones each time."""
+    chance = Random(0)
+
+    def word() -> str:
+        syllables = chance.randint(1, LONGEST_WORD)
+        return "".join(chance.choice(CONSONANTS) + chance.choice(VOWELS) for _ in range(syllables))
+
+    return "".join(f" {word()}" for _ in range(N_WORDS))
 
 
 class Texts:
@@ -30,7 +44,7 @@ class Texts:
         self.language = StepOutput(language, LOGPROB)
         self._begin = StepOutput(special.timestamp_begin, LOGPROB)
         self._end = StepOutput(special.eot, LOGPROB)
-        self._words = [StepOutput(token, LOGPROB) for token in tokenizer.encode(WORDS)]
+        self._words = [StepOutput(token, LOGPROB) for token in tokenizer.encode(_words())]
         self._stamps = [StepOutput(special.timestamp_begin + n, LOGPROB) for n in range(1501)]
 
     def next_output(self, sequence: DecodeSequence, row: Row) -> StepOutput:

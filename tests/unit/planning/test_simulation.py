@@ -88,6 +88,15 @@ def test_one_request_takes_what_its_parts_take() -> None:
     assert traffic.n_bytes == outcome.records.n_requests * n_bytes
 
 
+def test_a_window_full_of_words_is_decoded_once() -> None:
+    """Words that repeated themselves would be tried again at higher temperatures."""
+    lengths = {"median_s": 29.0, "sigma": 0.0}
+    _, figures = run({"load": {"rate_per_s": 0.05, "seconds": 100.0, "lengths": lengths}})
+    tokens = 2 + round(29 * 3.2)
+    expected_s = ENCODE_S + (tokens + 1) * 0.0025
+    assert figures["classes"]["interactive"]["p99_s"] == pytest.approx(expected_s, rel=0.1)
+
+
 def test_more_than_the_encoders_can_do_is_not_done() -> None:
     load = {"rate_per_s": 20.0, "seconds": 40.0}
     _, one = run({"load": dict(load), "settings": {"router": {"max_pending_audio_s": 100.0}}})
