@@ -65,6 +65,8 @@ class DecodeSequence:
     search: the attempt that runs; attempts: those that ended.
     n_in_flight: launches whose results the loop has not taken; until there is none, kernels may
         write to its pages, so they stay held. n_ahead: those of them that the attempt is in.
+    resolved: its caller has an answer, or left. Set by the future on whichever thread ends it: the
+        loop asks for each row of each step, and the future itself would take a lock each time.
     """
 
     request: DecodeRequest
@@ -95,6 +97,13 @@ class DecodeSequence:
     loaded: float = 0.0
     prefill_started: float = 0.0
     decode_started: float = 0.0
+    resolved: bool = field(default=False, init=False)
+
+    def __post_init__(self) -> None:
+        self.future.add_done_callback(self._resolve)
+
+    def _resolve(self, _: Future[DecodeResult]) -> None:
+        self.resolved = True
 
     def __repr__(self) -> str:
         request = self.request
@@ -127,11 +136,6 @@ class DecodeSequence:
             self.cross_pages = ()
         else:
             self.landing_pages = ()
-
-    @property
-    def resolved(self) -> bool:
-        """Its caller has an answer, or left."""
-        return self.future.done()
 
     @property
     def live(self) -> list[Row]:
