@@ -1,0 +1,96 @@
+"""What the page at `/` keeps out: keys that stay nowhere, and texts and names that stay text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster.demo.samples import sample_path
+from router.http.routes import create_app
+from tests.e2e.conftest import Server, wait_until
+from tests.support.programs import needs
+from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings, running_server
+
+playwright = pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import Browser, Page, expect  # noqa: E402
+
+from tests.support.browsers.page import drop, opened, text_of  # noqa: E402
+from tests.support.browsers.transcribing import WAIT_MS, answered_with, downloaded  # noqa: E402
+
+pytestmark = [pytest.mark.slow, needs("chromium", "npm")]
+KEY = "a-key of this-test!"  # with characters that no header of a WebSocket may have
+WATCH_POLICY = """() => {
+    window.blocked = [];
+    addEventListener("securitypolicyviolation",
+        (event) => window.blocked.push(event.effectiveDirective));
+}"""
+HOSTILE = ' <img src=x onerror="window.hit=1"><script>window.hit=1</script> & </p> &lt;b&gt;'
+
+
+def test_a_key_opens_the_api_and_is_kept_nowhere(browser: Browser, tmp_path: Path) -> None:
+    """On the router alone, whose transcriber answers at once: keys go no further than there."""
+    settings = make_settings(api_key=(KEY,), page="on", max_upload_bytes=26_214_400)
+    app = create_app(make_registry(FakeTranscriber()), settings, spool_dir=tmp_path)
+    with running_server(app) as url, opened(browser, url, expected=("status of 401",)) as page:
+        assert httpx.get(f"{url}/v1/models").status_code == 401
+        dialog = page.get_by_role("dialog")
+        expect(dialog).to_be_visible()
+        dialog.get_by_label("API key").fill("another")
+        dialog.get_by_role("button", name="Use this key").click()
+        expect(dialog).to_be_visible()
+        dialog.get_by_role("button", name="Not now").click()
+        page.set_input_files("#file-input", sample_path("short"))
+        failed = page.locator("[data-state=failed]")
+        expect(failed).to_contain_text(re.compile("API key"))
+        dialog.get_by_label("API key").fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.locator("[data-state=done]")).to_have_count(1, timeout=WAIT_MS)
+        assert text_of(page.locator("#transcript .words")) == "Hello there. General."
+        kept = page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]")
+        assert kept == [0, 0, ""]
+        assert KEY not in page.content()
+        page.reload()
+        expect(dialog).to_be_visible()
+
+
+def test_markup_and_scripts_in_texts_and_names_stay_text(page: Page) -> None:
+    page.route("**/v1/audio/transcriptions", answered_with(HOSTILE))
+    name = '<img src=x onerror="window.hit=1">.flac'
+    drop(page, name, sample_path("short").read_bytes())
+    expect(page.locator("[data-state=done]")).to_have_count(1)
+    assert text_of(page.locator("#transcript .words")) == HOSTILE.strip()
+    expect(page.locator("#reader-title")).to_have_text(name)
+    assert page.locator("main img, main script, .words b").count() == 0
+    press = page.get_by_role("button", name="Export as txt").click
+    assert downloaded(page, press).strip() == HOSTILE.strip()
+    assert page.evaluate("window.hit") is None
+
+
+def test_speakers_have_a_colour_each(page: Page) -> None:
+    speakers = ("A", "B", "A")
+    page.route("**/v1/audio/transcriptions", answered_with(" yes it is", 3, speakers))
+    drop(page, "talk.flac", sample_path("short").read_bytes())
+    expect(page.locator("[data-state=done]")).to_have_count(1)
+    assert page.locator(".speaker").all_inner_texts() == list(speakers)
+    colour = "(tags) => tags.map((tag) => getComputedStyle(tag).borderLeftColor)"
+    first, second, third = page.locator(".speaker").evaluate_all(colour)
+    assert first == third != second
+
+
+def test_the_policy_stops_what_would_come_from_elsewhere(browser: Browser, server: Server) -> None:
+    refused = ("Content Security Policy", "TrustedHTML", "Refused")
+    with opened(browser, server.url, expected=refused) as page:
+        page.evaluate(WATCH_POLICY)
+        assert (
+            page.evaluate("() => { try { document.body.innerHTML = '<b>x</b>' } catch {} }") is None
+        )
+        page.evaluate("() => fetch('http://127.0.0.1:7999/').catch(() => null)")
+        blocked = {"require-trusted-types-for", "connect-src"}
+        wait_until(lambda: set(page.evaluate("window.blocked")) == blocked, 20, "both were blocked")
+        assert page.locator("main").count() == 1, "nothing became markup"
+        loaded = "performance.getEntriesByType('resource').map((entry) => entry.name)"
+        others = [name for name in page.evaluate(loaded) if not name.startswith(server.url)]
+        assert [name for name in others if ":7999/" not in name] == []
