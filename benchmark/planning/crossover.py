@@ -63,15 +63,17 @@ class Setting:
         )
 
 
-def sizes_of(costs: Costs, gpus: int) -> Size:
-    """How to divide the GPUs: by what the devices could do."""
+def sizes_of(costs: Costs, gpus: int, link_gbit: float) -> Size:
+    """How to divide the GPUs: by what devices and links could do."""
     splits = (Size(n, gpus - n) for n in range(1, gpus))
-    return max(splits, key=lambda size: ceiling(costs, size))
+    return max(splits, key=lambda size: ceiling(costs, size, link_gbit))
 
 
-def ceiling(costs: Costs, size: Size) -> float:
-    """Requests per second of split devices that never wait."""
-    return min(size.encoders / costs.encode_s, size.decoders / costs.decode_s)
+def ceiling(costs: Costs, size: Size, link_gbit: float) -> float:
+    """Requests per second of split devices and of their links, a port for each, if none waits."""
+    ports = min(size.encoders, size.decoders) * link_gbit * 1e9 / 8
+    devices = min(size.encoders / costs.encode_s, size.decoders / costs.decode_s)
+    return min(devices, ports / costs.kv_bytes)
 
 
 def highest(setting: Setting, design: Design, costs: Costs, size: Size, most: float) -> float:
@@ -107,9 +109,8 @@ def split_ceiling(setting: Setting, gpus: int) -> dict[str, Any]:
     for payload in payloads:
         design = Design("split", kind, kind, payload)
         costs = costs_of(design, sample(setting.order(1.0).load))
-        size = sizes_of(costs, gpus)
-        ports = min(size.encoders, size.decoders) * setting.link_gbit * 1e9 / 8
-        most = min(ceiling(costs, size), ports / costs.kv_bytes)
+        size = sizes_of(costs, gpus, setting.link_gbit)
+        most = ceiling(costs, size, setting.link_gbit)
         if most > best["split_ceiling"]:
             best = {
                 "split_ceiling": most,

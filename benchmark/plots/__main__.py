@@ -18,6 +18,7 @@ from typing import Any
 
 from benchmark.cpu.report import IN_FLIGHT, OURS
 from benchmark.plots.chart import Chart, Row, bar_chart, dot_chart
+from benchmark.plots.lines import Line, Panel, line_chart
 from benchmark.shared.command import make_parser
 
 HERE = Path(__file__).parent
@@ -26,6 +27,7 @@ BASE = "cpu-zen5-2-cores-base-2026-11-22"
 SMALL = "cpu-zen5-2-cores-small-2026-11-22"
 WITH_OPENAI = "cpu-zen5-2-cores-step-three-rounds-2026-11-22"
 SMALL_WITH_OPENAI = "cpu-zen5-2-cores-step-small-2026-11-22"
+CROSSOVER = "crossover-h200-2026-11-23"
 PANELS = ("one request in flight", "eight requests in flight")
 WORDS = {"transformers": "Hugging Face", "1 x 2 threads": "2 threads", "2 x 1 threads": "2 workers"}
 COMMAND = "Drawn by python -m benchmark.plots from benchmark/results/"
@@ -111,6 +113,43 @@ def ratios(names: Sequence[str]) -> str:
     return dot_chart(chart)
 
 
+def crossover() -> str:
+    """Split clusters beside as many colocated workers, by GPUs, model, length and network."""
+    rows = read(CROSSOVER)["rows"]
+    panels = []
+    for model, clip in dict.fromkeys((row["model"], row["clip"]) for row in rows):
+        own = [row for row in rows if (row["model"], row["clip"]) == (model, clip)]
+        lines = [
+            Line(
+                f"{link:g} Gbit/s",
+                [(row["gpus"], row["ratio_of_ceilings"]) for row in those],
+                [(row["gpus"], row["ratio"]) for row in those if "ratio" in row],
+            )
+            for link in dict.fromkeys(row["link_gbit_per_s"] for row in own)
+            for those in [[row for row in own if row["link_gbit_per_s"] == link]]
+        ]
+        best = [(row["gpus"], row) for row in own if row["link_gbit_per_s"] == 10.0]
+        overlapped = [
+            (gpus, row["colocated_overlapped_ceiling"] / row["colocated_ceiling"])
+            for gpus, row in best
+        ]
+        lines.append(Line("colocated, overlapped", overlapped))
+        panels.append(Panel(f"{model}, audio of {clip}", lines))
+    return line_chart(
+        "Requests per second, split by colocated, on as many H200",
+        "Above 1 splitting pays. A colocated worker takes turns; the grey one overlaps its roles.",
+        panels,
+        "GPUs",
+        (16.0, 1.6),
+        0.2,
+        [
+            "Predicted, not measured. Lines: what devices and links could do if nothing waited.",
+            "Dots: simulated, the highest rate with a p95 below 1 s (5 s of audio) or 2 s (27 s).",
+            f"{COMMAND}{CROSSOVER}.json",
+        ],
+    )
+
+
 def pictures() -> dict[str, str]:
     """Each file's name and its content."""
     base, small = read(BASE), read(SMALL)
@@ -123,6 +162,7 @@ def pictures() -> dict[str, str]:
         "small.svg": speed(
             SMALL, every_set_up(small), title.format("small") + ", every set-up", 2, 0.5
         ),
+        "crossover.svg": crossover(),
         "ratios.svg": ratios([BASE, WITH_OPENAI, SMALL, SMALL_WITH_OPENAI]),
     }
 
