@@ -37,8 +37,11 @@ class DecoderCore:
         settings: DecoderSettings,
         wake: Callable[[], object],
         clock: Callable[[], float],
+        may_run_bulk: Callable[[], bool] = lambda: True,
     ) -> None:
         """wake: called when whoever runs the loop has something to do.
+
+        may_run_bulk: as in `DecodeLoop`.
 
         settings: with the batch's size filled in. clock: monotonic seconds.
         """
@@ -56,6 +59,7 @@ class DecoderCore:
             self._on_leave,
             parts.steps_ahead,
             clock,
+            may_run_bulk,
         )
         self._calls: deque[Call] = deque()  # what other threads ask for, in order
         self._changed = threading.Condition()  # guards the next five

@@ -52,6 +52,7 @@ class DecoderEngine(DecoderCore):
         page_tokens: int = 0,
         kernels_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        may_run_bulk: Callable[[], bool] = lambda: True,
     ) -> None:
         """Load the weights, allocate the self-attention pool, start the thread and warm up.
 
@@ -60,6 +61,7 @@ class DecoderEngine(DecoderCore):
             page_tokens: positions in a page of self-attention KV; 0 takes what suits the device.
             kernels_s: how long to wait for a CPU's compiled kernels before that.
             clock: monotonic seconds, of deadlines and of what is measured.
+            may_run_bulk: asked before each step on a CPU: whether it may be for bulk work, too.
 
         Raises:
             ConfigurationError: importer, checkpoint and settings do not fit each other.
@@ -74,7 +76,7 @@ class DecoderEngine(DecoderCore):
         self.transport = importer.transport
         prompts = PromptBuilder(tokenizer, checkpoint.dims)
         self._wake = threading.Event()
-        super().__init__(parts, importer, prompts, settings, self._wake.set, clock)
+        super().__init__(parts, importer, prompts, settings, self._wake.set, clock, may_run_bulk)
         self._heartbeat = self._clock()
         started: Future[None] = Future()
         prepare = partial(self._prepare, parts, kernels_s)

@@ -42,6 +42,7 @@ from decoder_worker.stats import Counters
 
 logger = logging.getLogger(__name__)
 
+HELD_S = 0.002  # and while bulk sequences wait for their turn
 IDLE_S = 0.1  # longest sleep between steps: nothing wakes the loop when quarantined pages come back
 
 NO_PROBABILITY = "the model gave no finite probability"
@@ -56,6 +57,7 @@ class DecodeLoop:
     on_leave: called when a sequence is no longer waiting, and again when it is gone.
     steps_ahead: decode steps launched before the last one's results are read, 0 or 1.
     clock: monotonic seconds.
+    may_run_bulk: asked before each step: whether it may be for bulk sequences, too.
     """
 
     def __init__(
@@ -68,7 +70,9 @@ class DecodeLoop:
         on_leave: Callable[[SequenceState], None],
         steps_ahead: int = 0,
         clock: Callable[[], float] = time.monotonic,
+        may_run_bulk: Callable[[], bool] = lambda: True,
     ) -> None:
+        self._may_run_bulk = may_run_bulk
         self.scheduler = scheduler
         self.counters = Counters()
         self._importer = importer
@@ -96,6 +100,7 @@ class DecodeLoop:
 
     def step(self) -> bool:
         """Schedule, run, post-process. False when nothing could run."""
+        self.scheduler.holds_bulk = self.scheduler.has_bulk and not self._may_run_bulk()
         self._expire()
         self._start_loading()
         self._landing.step()
@@ -104,7 +109,7 @@ class DecodeLoop:
         started = self.scheduler.start_running()
         if started or self._told:
             self._prefill(started)
-        running = [s for s in self.scheduler.running if s.can_step]
+        running = self.scheduler.next_step()
         if running:
             self._launches.launch(Kind.DECODE, running)
             self._launches.collect_all_but_last()
@@ -119,7 +124,8 @@ class DecodeLoop:
 
     def sleep_s(self) -> float:
         """How long the loop may sleep after a step that had nothing to run."""
-        return max(0.0, min(IDLE_S, self.scheduler.next_deadline() - self._clock()))
+        longest_s = HELD_S if self.scheduler.holds_bulk else IDLE_S
+        return max(0.0, min(longest_s, self.scheduler.next_deadline() - self._clock()))
 
     def fail_all(self, error: Exception) -> None:
         """Answer every sequence with `error`; those whose READ is in flight are retired later."""

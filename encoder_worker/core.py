@@ -14,9 +14,10 @@ from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import check_request
 from encoder_worker.export_pages import Exports
+from encoder_worker.lanes import Lane
 from encoder_worker.loop import EncodeLoop
 from encoder_worker.reuse import KVReuse
-from encoder_worker.stats import EncoderStats
+from encoder_worker.stats import EncoderStats, total
 
 
 class EncoderCore:
@@ -29,12 +30,16 @@ class EncoderCore:
         reuse: KVReuse,
         loop: EncodeLoop,
         n_audio_ctx: int,
+        bulk: Lane | None = None,
     ) -> None:
-        """n_audio_ctx: encoder positions of the checkpoint."""
+        """n_audio_ctx: encoder positions of the checkpoint. bulk: None: the others' lane."""
         self._exports = exports
         self._batcher = batcher
         self._reuse = reuse
         self._loop = loop
+        own = Lane(batcher, loop)
+        self._bulk = bulk or own
+        self._lanes = (own,) if bulk is None else (own, bulk)
         self._n_audio_ctx = n_audio_ctx
         self._draining = False
         self._closing = False
@@ -63,10 +68,12 @@ class EncoderCore:
         if (reply := self._reuse.find(request, key, 0.0)) is not None:
             future.set_result(reply)
             return future
-        window = self._batcher.put(request, future, key)
-        future.add_done_callback(partial(self._drop_cancelled, window))
+        lane = self._bulk if request.priority == "bulk" else self._lanes[0]
+        lane.begin()
+        window = lane.batcher.put(request, future, key)
+        future.add_done_callback(partial(_drop_cancelled, lane.batcher, window))
         if self._closing:  # `close` may have emptied the queue between the check and the put
-            self._loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
+            lane.loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
         return future
 
     def revoke(self, handle: CrossKVHandle) -> bool:
@@ -74,12 +81,13 @@ class EncoderCore:
         return self._exports.revoke(handle)
 
     def stats(self) -> EncoderStats:
-        counts = self._loop.counts
+        counts = total([lane.loop.counts for lane in self._lanes])
+        queues = [lane.batcher for lane in self._lanes]
         return EncoderStats(
-            queued=self._batcher.n_distinct,
-            queued_audio_s=self._batcher.queued_audio_s,
-            running=self._batcher.n_in_flight,
-            slack_s=self._batcher.slack_s,
+            queued=sum(queue.n_distinct for queue in queues),
+            queued_audio_s=sum(queue.queued_audio_s for queue in queues),
+            running=sum(queue.n_in_flight for queue in queues),
+            slack_s=min(queue.slack_s for queue in queues),
             leases=self._exports.n_leases,
             read=self._exports.n_read,
             pages_free=self._exports.n_free_pages,
@@ -91,8 +99,8 @@ class EncoderCore:
             expired=counts.expired,
             encode_s=counts.encode_s,
             window_s=counts.window_s,
-            work=self._batcher.work,
-            queued_work=self._batcher.queued_work,
+            work=sum(queue.work for queue in queues),
+            queued_work=sum(queue.queued_work for queue in queues),
             sends_states=self._exports.next().layout.payload == "encoder_states",
             reuse=self._reuse.stats(),
         )
@@ -107,8 +115,10 @@ class EncoderCore:
 
     def is_idle(self) -> bool:
         """Nothing is queued, encoded or leased."""
-        return not len(self._batcher) and not (self._batcher.n_in_flight or self._exports.n_leases)
+        queues = [lane.batcher for lane in self._lanes]
+        return not (any(len(one) or one.n_in_flight for one in queues) or self._exports.n_leases)
 
-    def _drop_cancelled(self, window: QueuedWindow, future: Future[EncodeReply]) -> None:
-        if future.cancelled():
-            self._batcher.cancel(window)
+
+def _drop_cancelled(batcher: Batcher, window: QueuedWindow, future: Future[EncodeReply]) -> None:
+    if future.cancelled():
+        batcher.cancel(window)

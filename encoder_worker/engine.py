@@ -24,6 +24,7 @@ from encoder_worker.batcher import Batcher
 from encoder_worker.core import EncoderCore
 from encoder_worker.export_pages import Exports
 from encoder_worker.forward import WindowEncoder
+from encoder_worker.lanes import Lane
 from encoder_worker.loop import EncodeLoop
 from encoder_worker.reuse import KVReuse
 
@@ -58,6 +59,7 @@ class EncoderEngine(EncoderCore):
         *,
         kernels_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        may_run_bulk: Callable[[], bool] = lambda: True,
     ) -> None:
         """Load the weights, run one window to warm up, and start.
 
@@ -66,6 +68,7 @@ class EncoderEngine(EncoderCore):
             other: of the other payload; given both, the measured links say which a batch takes.
             kernels_s: how long to wait for a CPU's compiled kernels before that.
             clock: monotonic seconds, of deadlines and of what is measured.
+            may_run_bulk: asked on a CPU before each unit of a bulk window.
 
         Raises:
             ConfigurationError: checkpoint, device or layout do not fit each other.
@@ -95,7 +98,21 @@ class EncoderEngine(EncoderCore):
         recorder = recorder or silent_recorder(ENCODER_METRICS)
         reuse = KVReuse(exports, f"{self.dtype} {settings.dtype}", settings.cache)
         loop = EncodeLoop(batcher, exports, reuse, forward, max_batch, recorder, clock)
-        super().__init__(exports, batcher, reuse, loop, checkpoint.dims.n_audio_ctx)
+        bulk: Lane | None = None
+        if self.device == "cpu":
+            queue = Batcher(
+                max_batch,
+                settings.batch_wait_ms / 1000,
+                clock=clock,
+                bulk_at_once=settings.bulk_windows,
+            )
+            bulk_loop = EncodeLoop(
+                queue, exports, reuse, forward.beside(may_run_bulk), max_batch, recorder, clock
+            )
+            bulk = Lane(queue, bulk_loop, self._begin_bulk)
+        self._bulk_thread: threading.Thread | None = None
+        self._starting = threading.Lock()
+        super().__init__(exports, batcher, reuse, loop, checkpoint.dims.n_audio_ctx, bulk)
         started: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(started, kernels_s), name="encoder-engine", daemon=True
@@ -119,11 +136,29 @@ class EncoderEngine(EncoderCore):
 
     def close(self) -> None:
         """Stop after the current batch; queued windows fail. Idempotent."""
-        self._closing = True
-        self._loop.stop()
-        self._thread.join()
-        self._loop.forward.close()
-        self._loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
+        with self._starting:
+            self._closing = True
+        for lane in self._lanes:
+            lane.loop.stop()
+        for thread in (self._thread, self._bulk_thread):
+            if thread is not None:
+                thread.join()
+        for lane in self._lanes:
+            lane.loop.forward.close()
+            lane.loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
+
+    def _begin_bulk(self) -> None:
+        """Start the thread of the bulk lane, unless it runs."""
+        with self._starting:
+            if self._bulk_thread is None and not self._closing:
+                self._bulk_thread = threading.Thread(
+                    target=self._run_bulk, name="encoder-bulk", daemon=True
+                )
+                self._bulk_thread.start()
+
+    def _run_bulk(self) -> None:
+        use_threads(self._threads)
+        self._go_on(self._bulk.loop)
 
     def _run(self, started: Future[None], kernels_s: float) -> None:
         try:
@@ -135,10 +170,13 @@ class EncoderEngine(EncoderCore):
             started.set_exception(error)
             return
         started.set_result(None)
+        self._go_on(self._loop)
+
+    def _go_on(self, loop: EncodeLoop) -> None:
         try:
             while not self._closing:
-                self._loop.step()
+                loop.step()
         except Exception as error:
             logger.exception("the encoder's thread died")
             self._failure = f"the encoder's thread died: {error}"
-            self._loop.fail_all(WorkerDrainingError(self._failure))
+            loop.fail_all(WorkerDrainingError(self._failure))

@@ -8,6 +8,7 @@ team's kernels are built a CPU computes in the call.
 
 from __future__ import annotations
 
+import copy
 import logging
 import time
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+HELD_S = 0.002  # between two questions whether bulk work may go on
 TIMED_PROJECTIONS = 3  # of which the fastest counts
 
 
@@ -105,8 +107,18 @@ class WindowEncoder:
         self._whole: WholeWindows | None = None  # then it has the projection's weights
         self._kernels: InBackground[TeamKernels] | None = None
         self._team: TeamEncoder | None = None  # made where its kernels are first found built
+        self._may_run: Callable[[], bool] | None = None  # see `beside`
         if device == "cpu" and torch_dtype in DTYPES:
             self._kernels = team_kernels(torch_dtype)
+
+    def beside(self, may_run: Callable[[], bool]) -> WindowEncoder:
+        """One more on the same weights, for calls by another thread at the same time. On a CPU.
+
+        may_run: asked before each unit of a window; while it says no, the encoder waits.
+        """
+        other = copy.copy(self)
+        other._team, other._may_run = None, may_run
+        return other
 
     @property
     def is_async(self) -> bool:
@@ -161,6 +173,8 @@ class WindowEncoder:
             What to wait for before anyone may read the pages: a reader comes as soon as its
             handle is out, past any stream's order.
         """
+        if self._may_run is not None:
+            wait_until(self._may_run)
         if static := self._static.get(pool.dim()):
             return static(windows, pages, file_mels, context)
         projection, paged = self._output(pool)
@@ -204,7 +218,7 @@ class WindowEncoder:
         if self._team is None and self._kernels is not None and (built := self._kernels.get()):
             from encoder_worker.cpu.team import TeamEncoder  # imports numba's kernels
 
-            self._team = TeamEncoder(self._plain, built, torch.get_num_threads())
+            self._team = TeamEncoder(self._plain, built, torch.get_num_threads(), self._may_run)
         return self._team
 
     def _launch_on_team(
@@ -232,6 +246,12 @@ class WindowEncoder:
             return Unprojected(), as_kv_pool(pool)
         assert self._projection is not None
         return self._projection, pool
+
+
+def wait_until(may_run: Callable[[], bool]) -> None:
+    """For what is to wait between two units of a few milliseconds each."""
+    while not may_run():
+        time.sleep(HELD_S)
 
 
 class TeamReady:

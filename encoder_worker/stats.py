@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.messages import NO_SLACK_S, EncoderSignals, WorkerLoad, WorkerStatus
@@ -97,3 +98,15 @@ class Counts:
         self.encode_s += encode_s
         window_s = encode_s / work
         self.window_s += (window_s - self.window_s) * (RECENT if self.window_s else 1.0)
+
+
+def total(lanes: Sequence[Counts]) -> Counts:
+    """What several lanes counted; what a window takes is told by the first that has encoded."""
+    return Counts(
+        batches=sum(one.batches for one in lanes),
+        windows=sum(one.windows for one in lanes),
+        failed=sum(one.failed for one in lanes),
+        expired=sum(one.expired for one in lanes),
+        encode_s=sum(one.encode_s for one in lanes),
+        window_s=next((one.window_s for one in lanes if one.window_s), 0.0),
+    )

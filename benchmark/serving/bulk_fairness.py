@@ -20,7 +20,7 @@ import asyncio
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -33,8 +33,9 @@ from benchmark.shared.bulk_work import FORM, BulkLoad, write_talks
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.openai_client import Client, Outcome, Upload
-from benchmark.shared.server import serving
+from benchmark.shared.server import BenchServer, serving
 from cluster.demo.samples import sample_path
+from cluster.demo.showcase import parse_server_timing
 
 IN_FLIGHT = 8
 SETTLE_S = 3.0  # after bulk work has begun, before anything counts
@@ -48,7 +49,9 @@ class Found:
     """What one pair of caps came to; a value a round.
 
     alone_ms, beside_ms: the clips' 95th percentile without bulk work and beside it. bulk_alone,
-    bulk_beside: hours of audio in an hour.
+    bulk_beside: hours of audio in an hour. stages: alone and beside, of each stage of a clip that
+    the server tells its median and 95th percentile over all rounds, in ms. cores: alone and beside,
+    of each kind of process how many cores it had.
     """
 
     caps: tuple[int, float]
@@ -56,6 +59,8 @@ class Found:
     beside_ms: list[float] = field(default_factory=list)
     bulk_alone: list[float] = field(default_factory=list)
     bulk_beside: list[float] = field(default_factory=list)
+    stages: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    cores: dict[str, dict[str, float]] = field(default_factory=dict)
 
     @property
     def rise(self) -> float:
@@ -68,9 +73,32 @@ class Found:
 
 
 @dataclass(slots=True)
+class Spent:
+    """Where the time of clips went, over some runs. stages: ms of each clip."""
+
+    stages: dict[str, list[float]] = field(default_factory=dict)
+    cpu_s: dict[str, float] = field(default_factory=dict)
+    wall_s: float = 0.0
+
+    def note(self, stages: Mapping[str, float]) -> None:
+        for stage, ms in stages.items():
+            self.stages.setdefault(stage, []).append(ms)
+
+    def percentiles(self) -> dict[str, list[float]]:
+        return {
+            stage: [round(float(np.percentile(values, q)), 1) for q in (50, PERCENTILE)]
+            for stage, values in self.stages.items()
+        }
+
+    def cores(self) -> dict[str, float]:
+        return {kind: round(cpu_s / self.wall_s, 2) for kind, cpu_s in self.cpu_s.items()}
+
+
+@dataclass(slots=True)
 class Clips:
     """The clips' client. rate: arrivals a second, once it is known."""
 
+    server: BenchServer
     client: Client
     upload: Upload
     seconds: float
@@ -87,13 +115,19 @@ class Clips:
         await self._send(range(wanted))
         return wanted / (time.perf_counter() - began)
 
-    async def run(self) -> float:
+    async def run(self, spent: Spent) -> float:
         """One run at `rate`; the 95th percentile of its latencies, in ms."""
+        began, cpu_s = time.perf_counter(), self.server.cpu_s()
         n = max(20, round(self.seconds * self.rate))
         self.n_runs += 1
         offsets = arrival_offsets(n, self.rate, 1.0, self.n_runs)
         outcomes = await send_load(self.client, lambda _: self.upload, range(n), None, offsets)
         _check(outcomes)
+        for one in outcomes:
+            spent.note({"all": 1000 * one.latency, **parse_server_timing(one.server_timing)})
+        spent.wall_s += time.perf_counter() - began
+        for kind, now_s in self.server.cpu_s().items():
+            spent.cpu_s[kind] = spent.cpu_s.get(kind, 0.0) + now_s - cpu_s.get(kind, 0.0)
         return float(np.percentile([1000 * one.latency for one in outcomes], PERCENTILE))
 
     async def _send(self, numbers: range) -> list[Outcome]:
@@ -115,26 +149,36 @@ async def bulk_speed(bulk: BulkLoad, seconds: float) -> float:
 
 
 async def measure(
-    url: str, bulk: BulkLoad, caps: tuple[int, float], rate: float, args: argparse.Namespace
+    server: BenchServer,
+    bulk: BulkLoad,
+    caps: tuple[int, float],
+    rate: float,
+    args: argparse.Namespace,
 ) -> tuple[Found, float]:
     """What a server comes to, and the rate of the clips; 0 for `rate`: half of what it can do."""
-    found = Found(caps)
+    found, alone, beside = Found(caps), Spent(), Spent()
     upload = Upload.of(sample_path("short").read_bytes(), "short.flac", dict(FORM))
-    async with Client(url) as client:
-        clips = Clips(client, upload, args.seconds)
+    async with Client(server.url) as client:
+        clips = Clips(server, client, upload, args.seconds)
         capacity = await clips.capacity()
         clips.rate = rate or LOAD * capacity
         print(f"caps {caps}: {capacity:.1f} clips/s at most, {clips.rate:.1f} arrive", flush=True)
         for _ in range(args.rounds):
-            found.alone_ms.append(await clips.run())
+            found.alone_ms.append(await clips.run(alone))
             bulk.start()
             await asyncio.sleep(SETTLE_S)
             found.bulk_alone.append(await bulk_speed(bulk, args.seconds / 2))
             began, before_s = time.perf_counter(), bulk.done_s
-            found.beside_ms.append(await clips.run())
+            found.beside_ms.append(await clips.run(beside))
             found.bulk_beside.append((bulk.done_s - before_s) / (time.perf_counter() - began))
             await asyncio.to_thread(bulk.stop)
-            print(f"  {asdict(found)}", flush=True)
+            print(
+                f"  p95 {found.alone_ms[-1]:.0f} and {found.beside_ms[-1]:.0f} ms, bulk work "
+                f"{found.bulk_alone[-1]:.0f} and {found.bulk_beside[-1]:.0f}",
+                flush=True,
+            )
+    found.stages = {"alone": alone.percentiles(), "beside": beside.percentiles()}
+    found.cores = {"alone": alone.cores(), "beside": beside.cores()}
     return found, clips.rate
 
 
@@ -166,6 +210,15 @@ def table_of(all_found: Sequence[Found]) -> Table:
     return table
 
 
+def stages_of(found: Found) -> Table:
+    """Where the time of clips goes, and which processes have the cores."""
+    table = Table("", "alone", "beside", title=f"Caps {found.caps}: ms at p50 and p95, and cores")
+    for what in (found.stages, found.cores):
+        for name, value in what["alone"].items():
+            table.add_row(name, str(value), str(what["beside"].get(name, "")))
+    return table
+
+
 def parse_caps(text: str) -> tuple[int, float]:
     windows, _, share = text.partition(":")
     return int(windows), float(share)
@@ -182,8 +235,8 @@ def main() -> None:
     )
     parser.add_argument("--model", default="demo")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=25.0, help="of each run")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=8.0, help="of each run")
     parser.add_argument("--at-once", type=int, default=8, help="files of bulk work")
     args = parser.parse_args()
     all_found: list[Found] = []
@@ -200,13 +253,13 @@ def main() -> None:
             with serving(args.model, "--dtype", args.dtype, env=env) as server:
                 bulk = BulkLoad(server.ray_address(), files, args.at_once)
                 try:
-                    found, rate = asyncio.run(
-                        measure(server.url, bulk, (windows, share), rate, args)
-                    )
+                    found, rate = asyncio.run(measure(server, bulk, (windows, share), rate, args))
                 finally:
                     bulk.close()
             all_found.append(found)
     Console(width=120).print(table_of(all_found))
+    for one in all_found:
+        Console(width=120).print(stages_of(one))
     figures = {"rate": rate, "caps": [asdict(one) for one in all_found]}
     print_result("bulk_fairness", {**cpu_info(), **versions("torch"), **vars(args), **figures})
 

@@ -18,6 +18,7 @@ from cluster.archives.transcriber import unlimited_engine
 from cluster.cli.batch.application import joined_cluster
 from cluster.demo.recipe.speech.wav import wav_bytes
 from cluster.demo.samples import SAMPLES, sample_path
+from cluster.idle_threads import run_when_idle
 from cluster.messages import SAMPLE_RATE
 from cluster.serve.bulk.engine import BulkEngine
 from cluster.settings import RouterSettings
@@ -139,6 +140,7 @@ class BulkLoad:
 
 def _run_load(address: str, files: list[Path], at_once: int, shared: tuple[Any, ...]) -> None:
     with joined_cluster(address):
+        run_when_idle()  # as `Transcriber` does
         asyncio.run(_load(files, at_once, *shared))
 
 

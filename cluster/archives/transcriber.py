@@ -27,6 +27,7 @@ from cluster.archives.long_files import noted
 from cluster.archives.places import Place, require_bulk
 from cluster.archives.rows import Row, failed_row, result_fields, row_of
 from cluster.errors import InvalidRequestError, SplitscribeError
+from cluster.idle_threads import run_when_idle
 from cluster.messages import Task
 from cluster.serve.bulk.application import connected_engine
 from cluster.serve.bulk.engine import PATIENCE_S, BulkEngine
@@ -73,7 +74,7 @@ class Transcriber:
         self._open = open_engine or unlimited_engine
         self._board = board
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="bulk")
+        self._thread = threading.Thread(target=self._run, daemon=True, name="bulk")
         self._thread.start()
         self._slots = asyncio.Semaphore(files_at_once)
         self._opening = asyncio.Lock()
@@ -106,6 +107,10 @@ class Transcriber:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+    def _run(self) -> None:
+        run_when_idle()
+        self._loop.run_forever()
 
     async def _transcribe_all(self, table: Any) -> Any:
         engine = await self._opened_engine()

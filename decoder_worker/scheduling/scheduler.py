@@ -32,7 +32,8 @@ class Scheduler:
     """One worker's queues. Used by the engine's thread alone.
 
     self_pages: pages of one row in `self_pool`. Pages of that one that are taken already are
-    somebody else's for good.
+    somebody else's for good. holds_bulk: set by the loop; while it is, no bulk sequence begins to
+    run, and none steps.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class Scheduler:
         max_batch: int,
         bulk_share: float = BULK_SHARE,
     ) -> None:
+        self.holds_bulk = False
         self._bulk_share = bulk_share
         self._cross_pool = cross_pool
         self._self_pool = self_pool
@@ -52,7 +54,7 @@ class Scheduler:
         self._read_ahead = max(1, round(READ_AHEAD * max_batch))
         self._free_slots = list(range(max_batch - 1, -1, -1))  # the lowest is taken first
         self._order = itertools.count()
-        self._page_turns, self._row_turns = Turns(), Turns()
+        self._page_turns, self._row_turns, self._step_turns = Turns(), Turns(), Turns()
         self._waiting: dict[Priority, list[Waiting]] = {one: [] for one in URGENCY}  # heaps
         self._loading: dict[DecodeSequence, None] = {}  # in order of admission
         self._running: dict[DecodeSequence, None] = {}  # in order of their first step
@@ -60,6 +62,11 @@ class Scheduler:
     @property
     def running(self) -> list[DecodeSequence]:
         return list(self._running)
+
+    @property
+    def has_bulk(self) -> bool:
+        """Whether a bulk sequence runs, or is about to."""
+        return any(s.priority == "bulk" for s in (*self._running, *self._loading))
 
     @property
     def n_waiting(self) -> int:
@@ -198,9 +205,27 @@ class Scheduler:
 
     def _may_run(self, bulk: DecodeSequence) -> bool:
         """Whether a bulk sequence may have rows: it leaves some to whoever comes."""
+        if self.holds_bulk:
+            return False
         n_used = self._max_batch - len(self._free_slots)
         has_room = leaves_room(n_used, bulk.options.n_rows, self._max_batch, self._bulk_share)
         return has_room or self._row_turns.is_due("bulk")
+
+    def next_step(self) -> list[DecodeSequence]:
+        """Those that the next step is for, in order of their first.
+
+        While others decode, bulk sequences keep their rows and wait, so that the others' steps
+        take no longer; where that lasts, they join in now and then.
+        """
+        able = [s for s in self._running if s.can_step]
+        classes = {s.priority for s in able}
+        if self.holds_bulk:
+            return [s for s in able if s.priority != "bulk"]
+        if classes <= {"bulk"} or "bulk" not in classes or self._step_turns.is_due("bulk"):
+            self._step_turns = Turns()
+            return able
+        self._step_turns.went("interactive", ["bulk"])
+        return [s for s in able if s.priority != "bulk"]
 
     def repeat(self, sequence: DecodeSequence) -> None:
         """Have a running sequence begin again: `start_running` will give it once more."""

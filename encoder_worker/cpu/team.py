@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -28,6 +29,7 @@ from encoder_worker.cpu.attention import Attention, make_attention
 from encoder_worker.cpu.team_kernels import TeamKernels
 from encoder_worker.model import AudioEncoder, EncoderLayer, positions_alike
 
+HELD_S = 0.002  # between two questions whether the next unit may be done
 ROWS = 250  # most of a unit: its hidden rows (1 MB for base) stay in cache between products
 UNITS = 4  # of a window whose units hold at least so much each, so that several cores share it
 LEAST_UNITS = 2  # of any: what a product costs to begin is paid once for each unit
@@ -39,7 +41,15 @@ Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an inde
 class TeamEncoder:
     """`AudioEncoder` on CPU threads of its own. May be called from any thread."""
 
-    def __init__(self, encoder: AudioEncoder, kernels: TeamKernels, n_threads: int) -> None:
+    def __init__(
+        self,
+        encoder: AudioEncoder,
+        kernels: TeamKernels,
+        n_threads: int,
+        may_run: Callable[[], bool] | None = None,
+    ) -> None:
+        """may_run: asked before each unit; while it says no, the team waits. None: never."""
+        self._may_run = may_run
         self._encoder = encoder
         self._kernels = kernels
         dims = encoder.dims
@@ -91,6 +101,8 @@ class TeamEncoder:
             while (taken := self._take()) is not None:
                 window, unit = taken
                 try:
+                    while self._may_run is not None and not self._may_run():
+                        time.sleep(HELD_S)
                     self._run(window, unit)
                 except BaseException as error:
                     window.error = window.error or error

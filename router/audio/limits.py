@@ -15,7 +15,7 @@ from cluster.errors import AudioTooShortError, InvalidAudioError, PayloadTooLarg
 class AudioLimits:
     """max_busy_s: processor time for decoding and finding windows.
     memory_bytes: what an audio worker may allocate beyond what it takes when idle.
-    niceness: how far its process gives way to others on the machine, as of `nice`; 0: not at all.
+    when_idle: its process computes only while nobody else on the machine wants its core.
     """
 
     max_upload_bytes: int
@@ -23,7 +23,7 @@ class AudioLimits:
     min_audio_s: float
     max_busy_s: float
     memory_bytes: int
-    niceness: int = 0
+    when_idle: bool = False
 
     def too_short(self) -> AudioTooShortError:
         least = f"Minimum audio length is {self.min_audio_s:g} seconds."

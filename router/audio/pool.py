@@ -61,9 +61,9 @@ class AudioPool:
     """
 
     def __init__(
-        self, settings: RouterSettings, clock: Clock = SYSTEM_CLOCK, *, niceness: int = 0
+        self, settings: RouterSettings, clock: Clock = SYSTEM_CLOCK, *, when_idle: bool = False
     ) -> None:
-        """niceness: of the workers' processes, as in `AudioLimits`."""
+        """when_idle: of the workers' processes, as in `AudioLimits`."""
         self._settings = settings
         self._clock = clock
         self._limits = AudioLimits(
@@ -72,7 +72,7 @@ class AudioPool:
             min_audio_s=settings.min_audio_s,
             max_busy_s=settings.audio_timeout_s,
             memory_bytes=settings.audio_memory_mb * 2**20,
-            niceness=niceness,
+            when_idle=when_idle,
         )
         self._upload_ids = itertools.count(1)
         self._workers: list[AudioProcess] = []

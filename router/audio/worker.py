@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import resource
 import signal
 import socket
@@ -26,6 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from cluster.errors import SplitscribeError, WorkerError
+from cluster.idle_threads import run_when_idle
 from router.api.params import Chunking
 from router.audio.audio_file import AudioFile
 from router.audio.cutter import WindowCutter
@@ -248,7 +248,8 @@ def main() -> None:
     socket_fd, slot_fd, limits_json = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the router closes the socket instead
     limits = AudioLimits(**json.loads(limits_json))
-    os.nice(limits.niceness)
+    if limits.when_idle:
+        run_when_idle()
     connection = WorkerSocket(socket.socket(fileno=socket_fd))
     worker = AudioWorker(connection, UploadSlot(slot_fd), limits)
     worker.warm_up()

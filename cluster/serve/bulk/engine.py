@@ -43,7 +43,6 @@ from router.transcript import TokenLogprob, Transcript
 logger = logging.getLogger(__name__)
 
 PATIENCE_S = 7 * 24 * 3600.0  # longer than any archive waits for its turn
-NICENESS = 10  # of audio workers, which share a machine with those of other requests
 DECODE_S = 1800.0  # processor time that one upload may take to become samples: hours of audio do
 # Pauses after which a file begins again that no worker could finish, each being tried for
 # `max_attempts` tries: workers are replaced meanwhile. More would only kill more of them.
@@ -110,7 +109,7 @@ class BulkEngine:
         """
         recorder = recorder or silent_recorder(ROUTER_METRICS)
         own_router = _patient(settings.router, router)
-        audio = AudioPool(own_router, niceness=NICENESS)
+        audio = AudioPool(own_router, when_idle=True)
         models = []
         for name, own in settings.by_model().items():
             checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from cluster.metrics import DECODER_METRICS
 from cluster.model.checkpoint import open_checkpoint
 from cluster.serve.replicas.pool_worker import PoolWorker
 from cluster.serve.replicas.replica_setup import gpu_share
+from cluster.serve.urgent_work import BulkGate
 from cluster.settings import Settings
 from cluster.tracing import Span
 
@@ -40,7 +42,7 @@ class DecoderWorker(PoolWorker):
         from cluster.jit.background import longest_wait_s
         from cluster.kv.payloads import make_handoff_importer
         from cluster.kv.wires.gpu_memory import gpu_budget
-        from cluster.model.device import resolve_device
+        from cluster.model.device import resolve_device, step_threads
         from decoder_worker.engine import DecoderEngine
         from decoder_worker.sizing import sized
 
@@ -51,15 +53,21 @@ class DecoderWorker(PoolWorker):
         role = settings.decoder
         self._importer = make_handoff_importer(checkpoint, settings, device, self._name)
         self._engine = DecoderEngine(
-            checkpoint, self._importer, role, kernels_s=longest_wait_s(settings.kernels)
+            checkpoint,
+            self._importer,
+            role,
+            kernels_s=longest_wait_s(settings.kernels),
+            may_run_bulk=BulkGate(self._urgent) if device == "cpu" else lambda: True,
         )
+        self._cores = step_threads(role.threads)
         self._ready(settings, checkpoint.name, device)
 
     async def decode(self, request: DecodeRequest) -> DecodeResult:
         """Pull one window's KV and decode it; cancelling the call frees what it holds."""
         with request_scope(request.request_id), self._span(request) as span:
             arrived_s = time.monotonic()
-            result = await asyncio.wrap_future(self._engine.submit(request))
+            with self._at_work(request):
+                result = await asyncio.wrap_future(self._engine.submit(request))
             self._record(request, result)
             tell_stages(span, request, result, arrived_s)
             return result
@@ -74,7 +82,8 @@ class DecoderWorker(PoolWorker):
         def tell(token: SampledToken | None) -> None:  # on the engine's thread
             loop.call_soon_threadsafe(sampled.put_nowait, token)
 
-        with request_scope(request.request_id), self._span(request) as span:
+        scope = request_scope(request.request_id)
+        with scope, self._span(request) as span, self._at_work(request):
             arrived_s = time.monotonic()
             submitted = self._engine.submit(request, tell)
             submitted.add_done_callback(lambda _: tell(None))
@@ -93,6 +102,11 @@ class DecoderWorker(PoolWorker):
                 yield result
             finally:
                 submitted.cancel()
+
+    def _at_work(self, request: DecodeRequest) -> AbstractContextManager[None]:
+        """Tell bulk work of this machine that a more urgent window is decoded."""
+        is_urgent = request.priority != "bulk" and self._device == "cpu"
+        return self._urgent.during(self._cores if is_urgent else 0)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """For `cluster.serve.hooks.autoscaling`."""

@@ -19,6 +19,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.serve.replicas.busy_share import BusyShare
 from cluster.serve.replicas.pool_worker import PoolWorker
 from cluster.serve.replicas.replica_setup import gpu_share
+from cluster.serve.urgent_work import BulkGate
 from cluster.settings import Settings
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class EncoderWorker(PoolWorker):
         from cluster.jit.background import longest_wait_s
         from cluster.kv.payloads import make_exporters
         from cluster.kv.wires.gpu_memory import gpu_budget
-        from cluster.model.device import resolve_device
+        from cluster.model.device import resolve_device, usable_cores
         from encoder_worker.engine import EncoderEngine
         from encoder_worker.sizing import sized
 
@@ -58,7 +59,9 @@ class EncoderWorker(PoolWorker):
             self._recorder,
             *self._exporters[1:],
             kernels_s=longest_wait_s(settings.kernels),
+            may_run_bulk=BulkGate(self._urgent),
         )
+        self._cores = usable_cores()
         self._busy = BusyShare()
         self._ready(settings, checkpoint.name, device)
 
@@ -96,9 +99,11 @@ class EncoderWorker(PoolWorker):
             return replace(reply, location=self._location)
 
     async def _reply(self, request: EncodeRequest) -> EncodeReply:
-        future = self._engine.submit(request)
+        n_cores = 0 if request.priority == "bulk" or self._device != "cpu" else self._cores
         try:
-            return await asyncio.wrap_future(future)
+            with self._urgent.during(n_cores):
+                future = self._engine.submit(request)
+                return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             # The reply may have come at the same moment, and nobody will read its pages.
             if future.done() and not future.cancelled() and future.exception() is None:

@@ -18,6 +18,7 @@ from cluster.errors import WorkerError
 from cluster.messages import DecodeRequest, EncodeRequest, WorkerLoad, WorkerStatus
 from cluster.metrics import MetricSpec, report_each_second
 from cluster.serve.replicas.replica_setup import give_memory_back, own_location, start_replica
+from cluster.serve.urgent_work import UrgentWork
 from cluster.settings import Settings
 from cluster.tracing import Span, make_tracer
 
@@ -73,6 +74,7 @@ class PoolWorker:
         # environment, would keep the replica out of the processes that Ray has started ahead.
         os.environ["OMP_NUM_THREADS"] = str(os.cpu_count() or 1)
         self._name, self._recorder = start_replica(self.ROLE, settings, build, self.METRICS)
+        self._urgent = UrgentWork.of_cluster()
 
     def _ready(self, settings: Settings, model: str, device: str) -> None:
         self._model, self._device, self._location = model, device, own_location()
@@ -133,3 +135,4 @@ class PoolWorker:
         await asyncio.to_thread(self._engine.close)
         await asyncio.to_thread(self._close_transport)
         await asyncio.to_thread(self._tracer.close)
+        self._urgent.close()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cluster.kv.cross_kv import CrossKVProjection, packed_page
 from cluster.kv.layout_for import kv_layout
-from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel
+from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel, Priority
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.encoder_context import FULL
@@ -52,6 +52,7 @@ class Bench:
         n_windows: int = 4,
         page_frames: int = 0,
         recorder: Recorder | None = None,
+        may_run_bulk: Callable[[], bool] = lambda: True,
         **settings: Any,
     ) -> None:
         self.checkpoint = checkpoint
@@ -61,7 +62,9 @@ class Bench:
         )
         settings.setdefault("max_batch", 8)
         chosen = EncoderSettings(**{"device": "cpu", "threads": 1, "dtype": "float32", **settings})
-        self.engine = EncoderEngine(checkpoint, self.exporter, chosen, recorder)
+        self.engine = EncoderEngine(
+            checkpoint, self.exporter, chosen, recorder, may_run_bulk=may_run_bulk
+        )
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
@@ -94,9 +97,12 @@ class Bench:
         remaining_s: float = 60.0,
         file_mel: FileMel | None = None,
         context: int = FULL,
+        priority: Priority = "interactive",
     ) -> Future[EncodeReply]:
         return self.engine.submit(
-            EncodeRequest(name, window, 0, pcm, remaining_s, file_mel, context=context)
+            EncodeRequest(
+                name, window, 0, pcm, remaining_s, file_mel, context=context, priority=priority
+            )
         )
 
     def hold(self, name: str = "held") -> Future[EncodeReply]:

@@ -287,3 +287,51 @@ def test_no_class_starves_for_rows_or_pages() -> None:
     # Each waits for pages and then for a row, so it may be passed by twice.
     assert started.index(clip) <= 2 * PASSED_BY["interactive"] + 2
     assert started.index(bulk) <= 2 * PASSED_BY["bulk"] + 4
+
+
+class AnySearch:
+    """Of a sequence whose attempt goes on."""
+
+    done, runs_ahead = False, False
+
+
+def running(scheduler: Scheduler, *priorities: Priority) -> list[DecodeSequence]:
+    sequences = [make_sequence(priority=priority) for priority in priorities]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    for sequence in scheduler.admit():
+        sequence.fetched = FETCHED
+    assert sorted(map(id, scheduler.start_running())) == sorted(map(id, sequences))
+    for sequence in sequences:
+        sequence.search = AnySearch()  # type: ignore[assignment]
+    return sequences
+
+
+def test_bulk_rows_pause_while_others_decode_but_not_for_ever() -> None:
+    scheduler = make_scheduler(windows=4, max_batch=4, bulk_share=1.0)
+    bulk, other = running(scheduler, "bulk", "interactive")
+    steps = [scheduler.next_step() for _ in range(2 * PASSED_BY["bulk"] + 2)]
+    together = [n for n, step in enumerate(steps) if bulk in step]
+    assert together == [PASSED_BY["bulk"], 2 * PASSED_BY["bulk"] + 1]
+    assert all(other in step for step in steps)
+    scheduler.release(other)
+    assert scheduler.next_step() == [bulk]
+
+
+def test_while_bulk_work_is_held_it_neither_begins_nor_steps() -> None:
+    scheduler = make_scheduler(windows=4, max_batch=4, bulk_share=1.0)
+    assert not scheduler.has_bulk
+    bulk, other = running(scheduler, "bulk", "interactive")
+    scheduler.add(later := make_sequence(priority="bulk"))
+    for sequence in scheduler.admit():
+        sequence.fetched = FETCHED
+    scheduler.holds_bulk = True
+    assert scheduler.has_bulk
+    assert scheduler.start_running() == []
+    assert [scheduler.next_step() for _ in range(30)] == 30 * [[other]]
+    scheduler.release(other)
+    assert scheduler.next_step() == []
+    scheduler.holds_bulk = False
+    assert scheduler.start_running() == [later]
+    later.search = AnySearch()  # type: ignore[assignment]
+    assert scheduler.next_step() == [bulk, later]

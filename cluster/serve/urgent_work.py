@@ -1,0 +1,195 @@
+"""Which work of this machine is more urgent than bulk work, told by each process to all others.
+
+Bulk work is to take what others leave. On a CPU they share cores, and not only in one process:
+while a decoder answers a client, an encoder's bulk window would take half of its time. So each
+replica tells how many cores its urgent work may use at this moment, in a small file in memory
+that the replicas of a Ray cluster on one machine share, and bulk work waits between two units of
+a few milliseconds while others may use half of the cores or more. It never waits for longer than
+`PATIENCE_S`, so it goes on, slowly, under any load.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import mmap
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import Any, Self
+
+from router.audio.stream import AudioStream
+from router.audio.whole import WholeAudio
+from router.transcriber import AudioSource
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 0.1
+LOOK_S = 1.0  # between two looks for processes that came or went
+SLOT_BYTES = 8
+_MEMORY = Path("/dev/shm")  # memory; a folder in it whose owner is checked
+_numbers = itertools.count()
+
+
+class UrgentWork:
+    """What this process and its neighbours do for others than bulk work. Thread-safe.
+
+    folder: shared by the processes; None: there is this process alone.
+    cores: of this machine.
+    """
+
+    def __init__(self, folder: Path | None, cores: int) -> None:
+        self._folder = folder
+        self._enough = max(1, cores // 2)
+        self._lock = threading.Lock()
+        self._n_cores = 0
+        self._own: mmap.mmap | None = None
+        self._others: dict[str, mmap.mmap] = {}
+        self._look_s = 0.0
+        if folder is not None:
+            self._name = f"{os.getpid()}-{next(_numbers)}"
+            self._own = _new_slot(folder / self._name)
+
+    @classmethod
+    def of_cluster(cls) -> Self:
+        """That of the Ray cluster of this process; alone where there is none, or no memory."""
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        try:
+            return cls(_folder_of_cluster(), cores)
+        except OSError as error:
+            logger.warning("bulk work of other processes does not hear of this one: %s", error)
+            return cls(None, cores)
+
+    @contextmanager
+    def during(self, n_cores: int) -> Iterator[None]:
+        """Urgent work that may use so many cores is under way."""
+        self._add(n_cores)
+        try:
+            yield
+        finally:
+            self._add(-n_cores)
+
+    def leaves_cores(self) -> bool:
+        """Whether bulk work may run now."""
+        n_cores = self._n_cores
+        for slot in self._seen():
+            n_cores += int.from_bytes(slot[:SLOT_BYTES], "little")
+        return n_cores < self._enough
+
+    def close(self) -> None:
+        """Take the own slot away."""
+        with self._lock:
+            if self._own is not None and self._folder is not None:
+                with suppress(OSError):
+                    (self._folder / self._name).unlink()
+
+    def _add(self, n_cores: int) -> None:
+        with self._lock:
+            self._n_cores += n_cores
+            if self._own is not None:
+                self._own[:SLOT_BYTES] = self._n_cores.to_bytes(SLOT_BYTES, "little")
+
+    def _seen(self) -> list[mmap.mmap]:
+        if self._folder is not None and time.monotonic() >= self._look_s:
+            with self._lock:
+                self._look_s = time.monotonic() + LOOK_S
+                self._look(self._folder)
+        return list(self._others.values())
+
+    def _look(self, folder: Path) -> None:
+        """Map the slots of processes that came, and drop those of processes that ended."""
+        found: dict[str, mmap.mmap] = {}
+        with suppress(OSError):
+            for name in os.listdir(folder):
+                if name == self._name:
+                    continue
+                if not _is_alive(int(name.partition("-")[0])):
+                    (folder / name).unlink(missing_ok=True)
+                    continue
+                found[name] = self._others.get(name) or _open_slot(folder / name)
+        self._others = found
+
+
+class BulkGate:
+    """Says when bulk work may do its next unit: `while not gate(): wait a moment`."""
+
+    def __init__(self, work: UrgentWork, clock: Callable[[], float] = time.monotonic) -> None:
+        self._work = work
+        self._clock = clock
+        self._waits_since_s: float | None = None
+
+    def __call__(self) -> bool:
+        if self._work.leaves_cores():
+            self._waits_since_s = None
+            return True
+        now_s = self._clock()
+        if self._waits_since_s is None:
+            self._waits_since_s = now_s
+        if now_s - self._waits_since_s < PATIENCE_S:
+            return False
+        self._waits_since_s = now_s
+        return True
+
+
+class UrgentAudio:
+    """An `AudioSource` of requests: from their upload's first block to their last text."""
+
+    def __init__(self, audio: AudioSource, work: UrgentWork) -> None:
+        self._audio = audio
+        self._work = work
+
+    def open(self, upload: Path, **options: Any) -> AbstractAsyncContextManager[AudioStream]:
+        return self._during(self._audio.open(upload, **options))
+
+    def open_whole(self, upload: Path, **options: Any) -> AbstractAsyncContextManager[WholeAudio]:
+        return self._during(self._audio.open_whole(upload, **options))
+
+    @asynccontextmanager
+    async def _during(self, opened: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
+        with self._work.during(1):
+            async with opened as audio:
+                yield audio
+
+
+def _folder_of_cluster() -> Path | None:
+    """Where the replicas of this Ray cluster on this machine meet; None without Ray.
+
+    Raises:
+        OSError: it cannot be made, or is somebody else's.
+    """
+    import ray
+
+    if not ray.is_initialized():
+        return None
+    address = ray.get_runtime_context().gcs_address
+    root = _MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())
+    folder = root / f"splitscribe-{os.getuid()}-{re.sub(r'[^0-9A-Za-z]+', '-', address)}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} is somebody else's")
+    return folder
+
+
+def _new_slot(path: Path) -> mmap.mmap:
+    path.write_bytes(bytes(SLOT_BYTES))
+    return _open_slot(path)
+
+
+def _open_slot(path: Path) -> mmap.mmap:
+    with path.open("r+b") as file:
+        return mmap.mmap(file.fileno(), SLOT_BYTES)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

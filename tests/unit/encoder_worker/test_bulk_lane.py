@@ -1,0 +1,63 @@
+"""Bulk windows on a CPU: beside the others, after them, and with the same KV."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import wait
+
+import pytest
+
+from cluster.errors import WorkerDrainingError
+from tests.support.references.hugging_face import make_pcm
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_bulk_window_has_the_kv_of_any_other(bench: Callable[..., Bench], dtype: str) -> None:
+    b = bench(n_windows=12, dtype=dtype)
+    windows = [make_pcm(0.5 + n, seed=n) for n in range(3)]
+    futures = [
+        [b.submit(pcm, f"{priority}-{n}", priority=priority) for n, pcm in enumerate(windows)]
+        for priority in ("interactive", "bulk")
+    ]
+    wait([*futures[0], *futures[1]], PATIENCE_S)
+    for others, bulk in zip(*futures, strict=True):
+        handles = others.result(0).handle, bulk.result(0).handle
+        assert b.kv(handles[0]).equal(b.kv(handles[1]))
+        assert all(b.engine.revoke(handle) for handle in handles)
+    b.exporter.pool.check_integrity()
+    assert (b.engine.stats().windows, b.engine.stats().queued) == (6, 0)
+
+
+def test_no_lane_waits_for_the_other(bench: Callable[..., Bench]) -> None:
+    may_run = threading.Event()
+    b = bench(may_run_bulk=may_run.is_set)
+    bulk = b.submit(make_pcm(0.3), "bulk", priority="bulk")
+    until(lambda: b.engine.stats().running == 1)
+    b.engine.revoke(b.submit(make_pcm(0.4)).result(PATIENCE_S).handle)
+    assert not bulk.done()
+    assert not b.engine.is_idle()
+    held = b.hold()
+    may_run.set()
+    b.engine.revoke(bulk.result(PATIENCE_S).handle)
+    assert not held.done()
+    b.gate.set()
+    b.engine.revoke(held.result(PATIENCE_S).handle)
+    until(b.engine.is_idle)
+
+
+def test_a_bulk_window_can_be_cancelled_and_its_lane_ended(bench: Callable[..., Bench]) -> None:
+    may_run = threading.Event()
+    b = bench(may_run_bulk=may_run.is_set)
+    first, second, third = (b.submit(make_pcm(0.3), f"bulk-{n}", priority="bulk") for n in range(3))
+    until(lambda: b.engine.stats().running == 1)
+    assert second.cancel()
+    assert b.engine.stats().queued == 1
+    may_run.set()
+    for future in (first, third):
+        b.engine.revoke(future.result(PATIENCE_S).handle)
+    b.exporter.pool.check_integrity()
+    b.close()
+    with pytest.raises(WorkerDrainingError):
+        b.submit(make_pcm(0.3), priority="bulk")

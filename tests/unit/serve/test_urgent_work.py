@@ -1,0 +1,97 @@
+"""What processes of one machine tell each other of urgent work, and when bulk work may go on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.serve.urgent_work import PATIENCE_S, BulkGate, UrgentAudio, UrgentWork
+
+
+@pytest.fixture(autouse=True)
+def looks_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.serve.urgent_work.LOOK_S", 0.0)
+
+
+def test_work_of_one_process_is_seen_by_the_others_and_by_itself(tmp_path: Path) -> None:
+    one, other = UrgentWork(tmp_path, 2), UrgentWork(tmp_path, 2)
+    assert one.leaves_cores()
+    assert other.leaves_cores()
+    with one.during(2):
+        assert not one.leaves_cores()
+        assert not other.leaves_cores()
+        with one.during(1):
+            pass
+        assert not other.leaves_cores()
+    assert other.leaves_cores()
+    one.close()
+    other.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_bulk_work_may_run_while_others_use_less_than_half_of_the_cores(tmp_path: Path) -> None:
+    work = UrgentWork(tmp_path, 8)
+    with work.during(3):
+        assert work.leaves_cores()
+        with work.during(1):
+            assert not work.leaves_cores()
+    assert work.leaves_cores()
+
+
+def test_what_a_process_left_that_was_killed_counts_for_nothing(tmp_path: Path) -> None:
+    work = UrgentWork(tmp_path, 2)
+    code = (
+        "import sys; from pathlib import Path; from cluster.serve.urgent_work import UrgentWork\n"
+        "work = UrgentWork(Path(sys.argv[1]), 2)\n"
+        "with work.during(2):\n"
+        "    print('at work', flush=True); sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"at work\n"
+        assert not work.leaves_cores()
+        process.kill()
+    assert work.leaves_cores()
+    assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == [str(os.getpid())]
+
+
+def test_bulk_work_waits_but_never_for_ever() -> None:
+    now_s = 0.0
+    work = UrgentWork(None, 2)
+    gate = BulkGate(work, lambda: now_s)
+    assert gate()
+    with work.during(1):
+        assert not gate()
+        now_s = 0.9 * PATIENCE_S
+        assert not gate()
+        now_s = 1.1 * PATIENCE_S
+        assert gate()
+        assert not gate(), "one unit, and then it waits again"
+    assert gate()
+    with work.during(1):
+        assert not gate(), "a new wait begins anew"
+
+
+async def test_a_request_counts_from_its_audio_to_its_end() -> None:
+    class Audio:
+        @asynccontextmanager
+        async def open(self, upload: Path, **options: Any) -> AsyncIterator[Any]:
+            yield upload, options
+
+        open_whole = open
+
+    work = UrgentWork(None, 2)
+    audio = UrgentAudio(Audio(), work)  # type: ignore[arg-type]
+    for opened in (audio.open(Path("a"), timeout_s=1.0), audio.open_whole(Path("a"), timeout_s=1)):
+        async with opened as stream:
+            assert stream == (Path("a"), {"timeout_s": 1.0})
+            assert not work.leaves_cores()
+        assert work.leaves_cores()
