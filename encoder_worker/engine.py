@@ -104,7 +104,8 @@ class EncoderEngine(EncoderCore):
                 max_batch,
                 settings.batch_wait_ms / 1000,
                 clock=clock,
-                bulk_at_once=settings.bulk_windows,
+                # One more, which cores take units of while those of the last become few.
+                bulk_at_once=settings.bulk_windows + 1,
             )
             bulk_loop = EncodeLoop(
                 queue, exports, reuse, forward.beside(may_run_bulk), max_batch, recorder, clock

@@ -59,6 +59,10 @@ class RunProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Show no bar any more."""
         if self._task is not None:
             self._bar.stop()
 

@@ -10,7 +10,7 @@ import copy
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -170,3 +170,19 @@ def replica_is_stopping() -> bool:
         getattr(getattr(actor, "_replica_impl", None), "_shutting_down", False)
         for actor in global_worker.actors.values()
     )
+
+
+def raylet_socket() -> str:
+    """Path of the socket of Ray's process on this machine, in whose cluster this process is."""
+    from ray._private.worker import global_worker
+
+    return str(global_worker.node.raylet_socket_name)
+
+
+def kill_own_ray() -> None:
+    """Kill what is left of the cluster that this process has started, if it has."""
+    from ray._private import worker
+
+    with suppress(Exception):
+        if worker._global_node is not None:
+            worker._global_node.kill_all_processes(check_alive=False, allow_graceful=False)

@@ -34,6 +34,7 @@ from cluster.cli.batch.application import (
     own_application,
     own_settings,
 )
+from cluster.cli.batch.cluster_watch import ClusterWatch
 from cluster.cli.batch.job import BatchJob
 from cluster.errors import ConfigurationError
 from router.http.models import ALIAS
@@ -81,7 +82,20 @@ def _run(
     out: Console,
     err: Console,
 ) -> int:
-    with RunProgress(plan.pending, err) as progress:
+    def cluster_ended() -> None:
+        progress.stop()
+        n_kept = plan.n_done + progress.n_done
+        err.print(
+            f"splitscribe: the Ray cluster has ended: {n_kept} of {len(items)} files are done and "
+            "kept; the same command goes on from here",
+            style="red",
+            markup=False,
+        )
+
+    with RunProgress(plan.pending, err) as progress, ExitStack() as stack:
+        watch = None
+        if plan.pending:
+            watch = stack.enter_context(ClusterWatch.of_process(cluster_ended))
         try:
             run_archive(archive, plan, items, ledger, progress)
             n_failed = write_failures(archive, items, ledger)
@@ -93,6 +107,8 @@ def _run(
         except OSError as error:
             raise ConfigurationError(f"{archive.where.name} cannot be written: {error}") from error
         except Exception as error:
+            if watch is not None:
+                watch.end_if_gone()
             if (ours := is_ours(error)) is not None:
                 raise ours from error
             raise
