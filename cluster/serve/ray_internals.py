@@ -176,7 +176,8 @@ def raylet_socket() -> str:
     """Path of the socket of Ray's process on this machine, in whose cluster this process is."""
     from ray._private.worker import global_worker
 
-    return str(global_worker.node.raylet_socket_name)
+    node: Any = global_worker.node
+    return str(node.raylet_socket_name)
 
 
 def kill_own_ray() -> None:
