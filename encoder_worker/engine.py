@@ -13,6 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from cluster.errors import WorkerDrainingError
+from cluster.idle_threads import run_when_idle
 from cluster.jit.background import wait_for_builds
 from cluster.kv.exporter import KVExporter
 from cluster.metrics import ENCODER_METRICS, Recorder, silent_recorder
@@ -158,6 +159,7 @@ class EncoderEngine(EncoderCore):
                 self._bulk_thread.start()
 
     def _run_bulk(self) -> None:
+        run_when_idle()
         use_threads(self._threads)
         self._go_on(self._bulk.loop)
 

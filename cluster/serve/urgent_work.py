@@ -1,10 +1,10 @@
 """Which work of this machine is more urgent than bulk work, told by each process to all others.
 
 Bulk work is to take what others leave. On a CPU they share cores, and not only in one process:
-while a decoder answers a client, an encoder's bulk window would take half of its time. So each
-replica tells how many cores its urgent work may use at this moment, in a small file in memory
-that the replicas of a Ray cluster on one machine share, and bulk work waits between two units of
-a few milliseconds while others may use half of the cores or more. It never waits for longer than
+while an encoder works for a client, a decoder's steps for bulk work would slow it down. So each
+worker tells how many cores its urgent work may use at this moment, in a small file in memory that
+the workers of a Ray cluster on one machine share, and bulk work waits between two units of a few
+milliseconds while others may use half of the cores or more. It never waits for longer than
 `PATIENCE_S`, so it goes on, slowly, under any load.
 """
 
@@ -18,18 +18,14 @@ import re
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Self
-
-from router.audio.stream import AudioStream
-from router.audio.whole import WholeAudio
-from router.transcriber import AudioSource
+from typing import Self
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 0.1
+PATIENCE_S = 1.0
 LOOK_S = 1.0  # between two looks for processes that came or went
 SLOT_BYTES = 8
 _MEMORY = Path("/dev/shm")  # memory; a folder in it whose owner is checked
@@ -75,11 +71,20 @@ class UrgentWork:
             self._add(-n_cores)
 
     def leaves_cores(self) -> bool:
-        """Whether bulk work may run now."""
+        """Whether urgent work of all processes leaves half of the cores or more."""
+        return self._n_used("") < self._enough
+
+    def leaves_process(self) -> bool:
+        """The same of this process alone, whose threads share more than cores: Python's lock."""
+        return self._n_used(f"{os.getpid()}-") < self._enough
+
+    def _n_used(self, begin: str) -> int:
+        """Cores, by this one and by those whose names begin so."""
         n_cores = self._n_cores
-        for slot in self._seen():
-            n_cores += int.from_bytes(slot[:SLOT_BYTES], "little")
-        return n_cores < self._enough
+        for name, slot in self._seen():
+            if name.startswith(begin):
+                n_cores += int.from_bytes(slot[:SLOT_BYTES], "little")
+        return n_cores
 
     def close(self) -> None:
         """Take the own slot away."""
@@ -94,12 +99,12 @@ class UrgentWork:
             if self._own is not None:
                 self._own[:SLOT_BYTES] = self._n_cores.to_bytes(SLOT_BYTES, "little")
 
-    def _seen(self) -> list[mmap.mmap]:
+    def _seen(self) -> list[tuple[str, mmap.mmap]]:
         if self._folder is not None and time.monotonic() >= self._look_s:
             with self._lock:
                 self._look_s = time.monotonic() + LOOK_S
                 self._look(self._folder)
-        return list(self._others.values())
+        return list(self._others.items())
 
     def _look(self, folder: Path) -> None:
         """Map the slots of processes that came, and drop those of processes that ended."""
@@ -116,15 +121,20 @@ class UrgentWork:
 
 
 class BulkGate:
-    """Says when bulk work may do its next unit: `while not gate(): wait a moment`."""
+    """Says when bulk work may do its next unit: `while not gate(): wait a moment`.
 
-    def __init__(self, work: UrgentWork, clock: Callable[[], float] = time.monotonic) -> None:
-        self._work = work
+    may_run: `leaves_cores` or `leaves_process` of an `UrgentWork`.
+    """
+
+    def __init__(
+        self, may_run: Callable[[], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._may_run = may_run
         self._clock = clock
         self._waits_since_s: float | None = None
 
     def __call__(self) -> bool:
-        if self._work.leaves_cores():
+        if self._may_run():
             self._waits_since_s = None
             return True
         now_s = self._clock()
@@ -134,26 +144,6 @@ class BulkGate:
             return False
         self._waits_since_s = now_s
         return True
-
-
-class UrgentAudio:
-    """An `AudioSource` of requests: from their upload's first block to their last text."""
-
-    def __init__(self, audio: AudioSource, work: UrgentWork) -> None:
-        self._audio = audio
-        self._work = work
-
-    def open(self, upload: Path, **options: Any) -> AbstractAsyncContextManager[AudioStream]:
-        return self._during(self._audio.open(upload, **options))
-
-    def open_whole(self, upload: Path, **options: Any) -> AbstractAsyncContextManager[WholeAudio]:
-        return self._during(self._audio.open_whole(upload, **options))
-
-    @asynccontextmanager
-    async def _during(self, opened: AbstractAsyncContextManager[Any]) -> AsyncIterator[Any]:
-        with self._work.during(1):
-            async with opened as audio:
-                yield audio
 
 
 def _folder_of_cluster() -> Path | None:

@@ -57,7 +57,7 @@ class DecoderWorker(PoolWorker):
             self._importer,
             role,
             kernels_s=longest_wait_s(settings.kernels),
-            may_run_bulk=BulkGate(self._urgent) if device == "cpu" else lambda: True,
+            may_run_bulk=BulkGate(self._urgent.leaves_cores) if device == "cpu" else lambda: True,
         )
         self._cores = step_threads(role.threads)
         self._ready(settings, checkpoint.name, device)

@@ -59,7 +59,7 @@ class EncoderWorker(PoolWorker):
             self._recorder,
             *self._exporters[1:],
             kernels_s=longest_wait_s(settings.kernels),
-            may_run_bulk=BulkGate(self._urgent),
+            may_run_bulk=BulkGate(self._urgent.leaves_process),
         )
         self._cores = usable_cores()
         self._busy = BusyShare()

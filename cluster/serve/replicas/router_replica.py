@@ -24,7 +24,6 @@ from cluster.serve.model_parts import make_live_engine, make_transcriber, served
 from cluster.serve.ray_internals import replica_is_stopping
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.serve.serve_pool import ServePool
-from cluster.serve.urgent_work import UrgentAudio, UrgentWork
 from cluster.settings import RouterSettings, Settings
 from cluster.tracing import NO_TRACER, Tracer, make_tracer
 from router.audio.pool import AudioPool
@@ -62,7 +61,6 @@ class Router:
         self._tracer = make_tracer(settings, "router", replica)
         self._settings, self._build = settings, build
         self._audio = AudioPool(settings.router)
-        self._urgent = UrgentWork.of_cluster()
         await self._audio.start()
         self._activity = VoiceActivity(SileroBatch())
         self._live: list[LiveEngine] = []
@@ -74,7 +72,7 @@ class Router:
             transcriber = make_transcriber(
                 own,
                 checkpoint,
-                UrgentAudio(self._audio, self._urgent),
+                self._audio,
                 encoder,
                 decoder,
                 recorder,
@@ -128,8 +126,6 @@ class Router:
             await self._activity.close()
         if hasattr(self, "_audio"):
             await self._audio.close()
-        if hasattr(self, "_urgent"):
-            self._urgent.close()
         if hasattr(self, "_tracer"):
             await asyncio.to_thread(self._tracer.close)
 

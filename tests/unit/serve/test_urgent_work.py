@@ -5,14 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cluster.serve.urgent_work import PATIENCE_S, BulkGate, UrgentAudio, UrgentWork
+from cluster.serve.urgent_work import PATIENCE_S, BulkGate, UrgentWork
 
 
 @pytest.fixture(autouse=True)
@@ -26,6 +23,7 @@ def test_work_of_one_process_is_seen_by_the_others_and_by_itself(tmp_path: Path)
     assert other.leaves_cores()
     with one.during(2):
         assert not one.leaves_cores()
+        assert not one.leaves_process()
         assert not other.leaves_cores()
         with one.during(1):
             pass
@@ -58,6 +56,7 @@ def test_what_a_process_left_that_was_killed_counts_for_nothing(tmp_path: Path) 
         assert process.stdout is not None
         assert process.stdout.readline() == b"at work\n"
         assert not work.leaves_cores()
+        assert work.leaves_process()
         process.kill()
     assert work.leaves_cores()
     assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == [str(os.getpid())]
@@ -66,7 +65,7 @@ def test_what_a_process_left_that_was_killed_counts_for_nothing(tmp_path: Path) 
 def test_bulk_work_waits_but_never_for_ever() -> None:
     now_s = 0.0
     work = UrgentWork(None, 2)
-    gate = BulkGate(work, lambda: now_s)
+    gate = BulkGate(work.leaves_cores, lambda: now_s)
     assert gate()
     with work.during(1):
         assert not gate()
@@ -78,20 +77,3 @@ def test_bulk_work_waits_but_never_for_ever() -> None:
     assert gate()
     with work.during(1):
         assert not gate(), "a new wait begins anew"
-
-
-async def test_a_request_counts_from_its_audio_to_its_end() -> None:
-    class Audio:
-        @asynccontextmanager
-        async def open(self, upload: Path, **options: Any) -> AsyncIterator[Any]:
-            yield upload, options
-
-        open_whole = open
-
-    work = UrgentWork(None, 2)
-    audio = UrgentAudio(Audio(), work)  # type: ignore[arg-type]
-    for opened in (audio.open(Path("a"), timeout_s=1.0), audio.open_whole(Path("a"), timeout_s=1)):
-        async with opened as stream:
-            assert stream == (Path("a"), {"timeout_s": 1.0})
-            assert not work.leaves_cores()
-        assert work.leaves_cores()
