@@ -112,7 +112,9 @@ class Bench:
             raise SystemExit(f"a request failed: {failed[0].failure} {failed[0].error}")
 
 
-async def measure(bench: Bench, rival: RivalProcess | None, rounds: int) -> dict[str, list[float]]:
+async def measure(
+    bench: Bench, rival: RivalProcess | None, rounds: int, chosen: Sequence[str]
+) -> dict[str, list[float]]:
     """Hours of audio in an hour, a value a round, after one of each that does not count."""
     ways: dict[str, Callable[[], Any]] = {
         POOLS: bench.run_pools,
@@ -122,6 +124,7 @@ async def measure(bench: Bench, rival: RivalProcess | None, rounds: int) -> dict
     }
     if rival is not None:
         ways[rival.name] = lambda: asyncio.to_thread(rival.run, bench.files, 1)
+    ways = {name: run for name, run in ways.items() if not chosen or name in (POOLS, *chosen)}
     speeds: dict[str, list[float]] = {name: [] for name in ways}
     for turn in range(rounds + 1):
         for name, run in ways.items():
@@ -148,7 +151,7 @@ async def run(
     alone = make_transcriber(own, checkpoint, audio, *pools[name], reuses_kv=False)
     async with unlimited_engine() as engine:
         bench = Bench(server, engine, alone, files, args.files * args.seconds, args.at_once)
-        return await measure(bench, rival, args.rounds), audio.n_windows
+        return await measure(bench, rival, args.rounds, args.ways), audio.n_windows
 
 
 def table_of(speeds: dict[str, list[float]]) -> Table:
@@ -178,6 +181,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--files", type=int, default=24)
     parser.add_argument("--seconds", type=float, default=60.0, help="of each file")
+    ours = (BULK, COMMAND, HTTP)
+    parser.add_argument("--ways", nargs="*", choices=ours, help="beside the pools; default: all")
     parser.add_argument("--at-once", type=int, default=8, help="files, or requests")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
@@ -187,7 +192,7 @@ def main() -> None:
             forced_checkpoint(checkpoint, SHAPES[args.shape], args.tokens)
         else:
             shutil.copytree(open_checkpoint("demo", weights=False).path, checkpoint)
-        rival = make_rival(args, checkpoint)
+        rival = None if args.ways else make_rival(args, checkpoint)
         flags = (str(checkpoint), "--dtype", args.dtype, "--served-model-name", "whisper-1")
         env = {"SPLITSCRIBE_ENCODER__CACHE": "false", "SPLITSCRIBE_LOG_LEVEL": "WARNING"}
         try:
@@ -197,8 +202,9 @@ def main() -> None:
             if rival is not None:
                 rival.close()
     Console(width=110).print(table_of(speeds))
-    overhead = 1 - median_ratio(speeds[BULK], speeds[POOLS])
-    print(f"bulk work takes {100 * overhead:.1f} % off the pools' own speed")
+    overhead = 1 - median_ratio(speeds[BULK], speeds[POOLS]) if BULK in speeds else None
+    if overhead is not None:
+        print(f"bulk work takes {100 * overhead:.1f} % off the pools' own speed")
     told = {**vars(args), "windows": n_windows, "hours_per_hour": speeds, "overhead": overhead}
     print_result("bulk", {**cpu_info(), **versions("torch", "faster-whisper"), **told})
 

@@ -50,8 +50,9 @@ def test_no_lane_waits_for_the_other(bench: Callable[..., Bench]) -> None:
 def test_a_bulk_window_can_be_cancelled_and_its_lane_ended(bench: Callable[..., Bench]) -> None:
     may_run = threading.Event()
     b = bench(may_run_bulk=may_run.is_set)
-    first, second, third = (b.submit(make_pcm(0.3), f"bulk-{n}", priority="bulk") for n in range(3))
+    first = b.submit(make_pcm(0.3), "first", priority="bulk")
     until(lambda: b.engine.stats().running == 1)
+    second, third = (b.submit(make_pcm(0.3), name, priority="bulk") for name in ("2", "3"))
     assert second.cancel()
     assert b.engine.stats().queued == 1
     may_run.set()
