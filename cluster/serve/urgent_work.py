@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 1.0
 LOOK_S = 1.0  # between two looks for processes that came or went
 SLOT_BYTES = 8
+_PROCESSES = Path("/proc")
 _MEMORY = Path("/dev/shm")  # memory; a folder in it whose owner is checked
 _numbers = itertools.count()
 
@@ -48,7 +49,7 @@ class UrgentWork:
         self._others: dict[str, mmap.mmap] = {}
         self._look_s = 0.0
         if folder is not None:
-            self._name = f"{os.getpid()}-{next(_numbers)}"
+            self._name = _own_name()
             self._own = _new_slot(folder / self._name)
 
     @classmethod
@@ -92,6 +93,7 @@ class UrgentWork:
             if self._own is not None and self._folder is not None:
                 with suppress(OSError):
                     (self._folder / self._name).unlink()
+                    self._folder.rmdir()  # fails while others have slots there
 
     def _add(self, n_cores: int) -> None:
         with self._lock:
@@ -113,7 +115,7 @@ class UrgentWork:
             for name in os.listdir(folder):
                 if name == self._name:
                     continue
-                if not _is_alive(int(name.partition("-")[0])):
+                if not _is_alive(name):
                     (folder / name).unlink(missing_ok=True)
                     continue
                 found[name] = self._others.get(name) or _open_slot(folder / name)
@@ -175,11 +177,25 @@ def _open_slot(path: Path) -> mmap.mmap:
         return mmap.mmap(file.fileno(), SLOT_BYTES)
 
 
-def _is_alive(pid: int) -> bool:
+def _own_name() -> str:
+    return f"{os.getpid()}-{_began(os.getpid())}-{next(_numbers)}"
+
+
+def _is_alive(name: str) -> bool:
+    """Whether the process still runs that called its slot so; not a later one with its number."""
+    pid, began, _ = name.split("-")
+    return _began(int(pid)) == began
+
+
+def _began(pid: int) -> str:
+    """When a process began, in ticks since the machine did; empty where there is no such process.
+
+    Where the system does not say (it is not Linux) "0" for each.
+    """
+    if not _PROCESSES.exists():
+        return "0"
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+        told = (_PROCESSES / str(pid) / "stat").read_text()
+    except OSError:
+        return ""
+    return told.rpartition(")")[2].split()[19]  # of the fields behind the name, which may have any

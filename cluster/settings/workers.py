@@ -93,8 +93,9 @@ class EncoderSettings(PoolSettings):
     bulk_windows: int = Field(
         1,
         ge=1,
-        description="windows of archives and batches that are encoded at a time: with more these "
-        "are done sooner where a larger batch is faster, and other requests wait for longer",
+        description="windows of archives and batches that are encoded at a time, on a CPU one "
+        "more: with more these are done sooner where a larger batch is faster, and on a GPU "
+        "other requests wait for longer",
     )
 
 

@@ -31,7 +31,7 @@ def test_work_of_one_process_is_seen_by_the_others_and_by_itself(tmp_path: Path)
     assert other.leaves_cores()
     one.close()
     other.close()
-    assert list(tmp_path.iterdir()) == []
+    assert not tmp_path.exists()
 
 
 def test_bulk_work_may_run_while_others_use_less_than_half_of_the_cores(tmp_path: Path) -> None:
@@ -60,6 +60,12 @@ def test_what_a_process_left_that_was_killed_counts_for_nothing(tmp_path: Path) 
         process.kill()
     assert work.leaves_cores()
     assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == [str(os.getpid())]
+
+
+def test_a_later_process_with_the_same_number_is_another_one(tmp_path: Path) -> None:
+    (tmp_path / f"{os.getpid()}-17-0").write_bytes((2).to_bytes(8, "little"))
+    assert UrgentWork(tmp_path, 2).leaves_cores()
+    assert [path.name.split("-")[1] == "17" for path in tmp_path.iterdir()] == [False]
 
 
 def test_bulk_work_waits_but_never_for_ever() -> None:
