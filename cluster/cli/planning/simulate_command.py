@@ -49,6 +49,10 @@ def simulate(
     kill: Annotated[
         list[str] | None, typer.Option(help="SECOND:ROLE[:COUNT], such as 60:encoder; repeatable")
     ] = None,
+    rack: Annotated[
+        list[str] | None,
+        typer.Option(help="SECOND[:SHARE], such as 60:0.05: so much of each pool ends; repeatable"),
+    ] = None,
     slo: Annotated[
         float | None, typer.Option(help="seconds for an answer, and 0.1 s a second of audio [1]")
     ] = None,
@@ -104,6 +108,7 @@ def simulate(
         "profile": profile,
         "seed": seed,
         "faults": [_fault(one) for one in kill or ()] or None,
+        "racks": [_rack(one) for one in rack or ()] or None,
     }
     fields |= {name: value for name, value in given.items() if value is not None}
     _run(make_scenario(fields), json_file, html_file)
@@ -180,6 +185,17 @@ def _fault(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigurationError(
             f"--kill is SECOND:ROLE[:COUNT], such as 60:encoder:2, not {text!r}"
+        ) from error
+
+
+def _rack(text: str) -> dict[str, Any]:
+    """SECOND[:SHARE]"""
+    at, _, share = text.partition(":")
+    try:
+        return {"at_s": float(at), "share": float(share or 0.05)}
+    except ValueError as error:
+        raise ConfigurationError(
+            f"--rack is SECOND[:SHARE], such as 60:0.05, not {text!r}"
         ) from error
 
 

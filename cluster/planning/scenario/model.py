@@ -103,6 +103,13 @@ class Kill(_Frozen):
     count: int = Field(1, ge=1, description="workers that end at the same time")
 
 
+class RackLoss(_Frozen):
+    """A share of the workers of every pool ends at once, as when a rack loses its power."""
+
+    at_s: float = Field(ge=0)
+    share: float = Field(0.05, gt=0, le=1)
+
+
 class Slo(_Frozen):
     """A request is good when it is answered within `latency_s` and `per_audio_s` of its length."""
 
@@ -120,6 +127,7 @@ class Scenario(_Frozen):
     cluster: Cluster = Cluster()
     load: Load = Load()
     faults: tuple[Kill, ...] = ()
+    racks: tuple[RackLoss, ...] = ()
     slo: Slo = Slo()
     settings: Settings = Settings()
     seed: int = 0

@@ -72,6 +72,12 @@ class Crew:
             loop.call_later(DETECTED_S, pool.remove, replica)
             loop.call_later(DETECTED_S, self._start, name)
 
+    def lose_rack(self, share: float, at_s: float) -> None:
+        """End this share of each pool at once, one worker of each at least."""
+        for name, pool in self.pools.items():
+            role: Role = "decoder" if name == "decoder" else "encoder"
+            self.kill(role, max(1, round(share * len(pool.open()))), at_s)
+
     def workers(self, role: Role) -> list[SimWorker]:
         """Of all replicas that there are, also of those that drain."""
         _, pool = self.pool_of(role)

@@ -19,7 +19,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.planning.profile.model import LinkProfile, Profile
 from cluster.planning.scenario.arrivals import LoadRequest, Traffic, arrivals
-from cluster.planning.scenario.model import Kill, Scenario
+from cluster.planning.scenario.model import Kill, RackLoss, Scenario
 from cluster.planning.simulation.crew import Crew
 from cluster.planning.simulation.parts import CellParts, settings_for, surfaces
 from cluster.planning.simulation.records import Moment, Records
@@ -129,6 +129,8 @@ class _Run:
         """Each request to one of the routers when its time has come, until all are answered."""
         for fault in self._scenario.faults:
             self._loop.call_at(fault.at_s, self._kill, fault)
+        for rack in self._scenario.racks:
+            self._loop.call_at(rack.at_s, self._lose_rack, rack)
         running: set[asyncio.Task[None]] = set()
         for request in requests:
             wait_s = request.at_s - self._loop.time()
@@ -165,6 +167,9 @@ class _Run:
 
     def _kill(self, fault: Kill) -> None:
         self._crew.kill(fault.role, fault.count, self._loop.time())
+
+    def _lose_rack(self, rack: RackLoss) -> None:
+        self._crew.lose_rack(rack.share, self._loop.time())
 
     def _note_moment(self, now_s: float) -> None:
         crew, busy, pages = self._crew, {}, {}
