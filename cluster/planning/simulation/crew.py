@@ -17,7 +17,7 @@ from cluster.planning.simulation.records import Records
 from cluster.planning.simulation.worker import SimWorker
 from cluster.serve.app import DEEPEST_BATCH, DRAIN_S, MOST_ROWS, UNBOUNDED
 
-DETECTED_S = 0.2  # until those who wait for a dead process hear of it
+DETECTED_S = 0.1  # until those who wait for a dead process hear of it: at most, in a real server
 IDLE_LOOK_S = 0.2  # between two looks whether a draining worker is done
 PoolName = str  # "encoder", "decoder" or "worker"
 
