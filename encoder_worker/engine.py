@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 
 from cluster.errors import WorkerDrainingError
 from cluster.idle_threads import run_when_idle
@@ -90,24 +91,15 @@ class EncoderEngine(EncoderCore):
         )
         self._threads = settings.threads
         max_batch = settings.max_batch or auto_batch(self.device)
-        batcher = Batcher(
-            max_batch,
-            settings.batch_wait_ms / 1000,
-            clock=clock,
-            bulk_at_once=settings.bulk_windows,
-        )
+        make_queue = partial(Batcher, max_batch, settings.batch_wait_ms / 1000, clock=clock)
+        batcher = make_queue(bulk_at_once=settings.bulk_windows)
         recorder = recorder or silent_recorder(ENCODER_METRICS)
         reuse = KVReuse(exports, f"{self.dtype} {settings.dtype}", settings.cache)
         loop = EncodeLoop(batcher, exports, reuse, forward, max_batch, recorder, clock)
         bulk: Lane | None = None
         if self.device == "cpu":
-            queue = Batcher(
-                max_batch,
-                settings.batch_wait_ms / 1000,
-                clock=clock,
-                # One more, which cores take units of while those of the last become few.
-                bulk_at_once=settings.bulk_windows + 1,
-            )
+            # One more, of which cores take units while those of the last become few.
+            queue = make_queue(bulk_at_once=settings.bulk_windows + 1)
             bulk_loop = EncodeLoop(
                 queue, exports, reuse, forward.beside(may_run_bulk), max_batch, recorder, clock
             )
