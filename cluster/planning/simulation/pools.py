@@ -2,7 +2,8 @@
 
 The choice of a worker is the real hook's (`LoadAwareRouter`), and a router's client is the real
 `ServePool`. Serve's own part is modelled after its code: it takes the first worker in the hook's
-order that has room for one more call, or else pauses, from 25 ms up to 0.5 s, and asks again.
+order that has room for one more call, or else pauses, from 25 ms up to 0.5 s, and asks again. A
+place that was found goes to the call that has waited longest, whoever found it.
 Colocated workers are chosen as Serve does without a hook: of two at random the one with fewer
 calls.
 """
@@ -10,6 +11,7 @@ calls.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from random import Random
@@ -134,6 +136,14 @@ class SimPool:
         self.changed = asyncio.Event()
 
 
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A call without a worker."""
+
+    pending: Any
+    found: asyncio.Future[Replica]
+
+
 class SimHandle:
     """In the place of a deployment handle, for one router; `ServePool` calls it."""
 
@@ -142,6 +152,7 @@ class SimHandle:
         self._role = role
         self._choose = choose
         self._choice = choice
+        self._queue: deque[_Waiting] = deque()  # of calls without a worker, the oldest first
 
     def options(self, **_: Any) -> SimpleNamespace:
         return SimpleNamespace(remote=self._remote)
@@ -157,7 +168,6 @@ class SimHandle:
 
     async def _call(self, request: EncodeRequest | DecodeRequest) -> Any:
         replica = await self._find(request)
-        replica.ongoing += 1
         answer = replica.roles[self._role].call(request)
         try:
             return await answer
@@ -170,31 +180,50 @@ class SimHandle:
                 answer.cancel()
 
     async def _find(self, request: EncodeRequest | DecodeRequest) -> Replica:
-        """The first worker in order with room."""
+        """A worker with room, in which this call has its place already."""
         pool = self._pool
         pending = SimpleNamespace(
             args=(request,), routing_context=SimpleNamespace(should_backoff=False)
         )
+        waiting = _Waiting(pending, asyncio.get_running_loop().create_future())
+        self._queue.append(waiting)
         pause_s = FIRST_PAUSE_S
         pool.waiting += 1
         try:
-            while True:
-                replicas = pool.open()
-                if replicas:
-                    if self._choice is not None:
-                        await self._choice.prepare(pending)
-                    for replica in await self._choose(replicas, pending):
-                        if replica.has_room():
-                            if self._choice is not None:
-                                routed: Any = (pending, replica.replica_id, None)
-                                self._choice.on_request_routed(*routed)
-                            return replica
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, LAST_PAUSE_S)
-                else:
+            while not waiting.found.done():
+                if not pool.open():
                     await pool.changed.wait()
+                    continue
+                await self._serve_oldest()
+                if not waiting.found.done():
+                    await asyncio.wait((waiting.found,), timeout=pause_s)
+                    pause_s = min(2 * pause_s, LAST_PAUSE_S)
+            return waiting.found.result()
+        except asyncio.CancelledError:
+            if waiting.found.done():
+                waiting.found.result().ongoing -= 1
+            raise
         finally:
             pool.waiting -= 1
+            if not waiting.found.done():
+                self._queue.remove(waiting)
+
+    async def _serve_oldest(self) -> None:
+        """Give the first worker in order with room to the call that has waited longest."""
+        if not self._queue:
+            return
+        pending = self._queue[0].pending
+        if self._choice is not None:
+            await self._choice.prepare(pending)
+        for replica in await self._choose(self._pool.open(), pending):
+            if replica.has_room() and self._queue:
+                oldest = self._queue.popleft()
+                replica.ongoing += 1
+                if self._choice is not None:
+                    routed: Any = (oldest.pending, replica.replica_id, None)
+                    self._choice.on_request_routed(*routed)
+                oldest.found.set_result(replica)
+                return
 
 
 class SimCall:
