@@ -95,7 +95,7 @@ class ServePool:
                 timeout_s=STATUS_TIMEOUT_S, return_exceptions=True
             )
         except Exception as error:  # a pool that cannot answer is reported, and is no failure
-            logger.info("the status of a pool cannot be had: %s", error)
+            logger.debug("the status of a pool cannot be had: %s", error)
             return []
         each = (answer if isinstance(answer, tuple) else (answer,) for answer in answers)
         return [
