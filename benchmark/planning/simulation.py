@@ -1,11 +1,12 @@
 """The simulator beside real servers whose devices wait: are the latencies the same?
 
-    python -m benchmark.serving.simulation [--workers 1 2 3 4] [--loads 0.3 0.6 0.9 1.2]
+    python -m benchmark.planning.simulation [--workers 1 2 3 4] [--loads 0.3 0.6 0.9 1.2]
         [--seconds 60] [--kinds poisson bursts lengths kill] [--fitted HOP START]
 
-The servers are real (`benchmark.serving.timed_workers`), and so are the requests: each has audio of
-its own, at the times that the simulator's load draws. Their real times and lengths are then played
-to the simulator as a trace. Devices are so slow that the cores of this machine have little to do.
+The servers are real (`benchmark.planning.timed_workers`), and so are the requests: each has audio
+of its own, at the times that the simulator's load draws. Their real times and lengths are then
+played to the simulator as a trace. Devices are so slow that the cores of this machine have little
+to do.
 Two figures are fitted, on runs that are not judged: what a call of a worker takes beside its
 device (a light load, one worker of each role), and how long a new encoder takes to start (one is
 killed in an idle server). All rows are judged by these. `--fitted` takes them from an earlier run.
@@ -32,7 +33,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.serving.timed_load import percentile, real, simulated
+from benchmark.planning.timed_load import percentile, real, simulated
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, process_kind, serving
@@ -60,7 +61,7 @@ CLIPS = Lengths(median_s=5.0, sigma=0.4, max_s=10.0)
 WIDE = Lengths(median_s=10.0, sigma=0.7, max_s=28.0)
 KINDS = ("poisson", "bursts", "lengths", "kill")
 TOLERANCE = {"goodput": 0.05, "p50": 0.10, "p95": 0.20, "worst_s": 0.30}
-OWN = (sys.executable, "-m", "benchmark.serving.timed_workers")
+OWN = (sys.executable, "-m", "benchmark.planning.timed_workers")
 RESTART_S = 600.0
 STILL_S, TRIES = 1.0, 3  # a run is repeated in which the machine stood still for longer
 
@@ -71,7 +72,7 @@ def slow_profile(hop_s: float, start_s: float) -> Profile:
     return Profile(
         name="slow",
         predicted=True,
-        source="made up for benchmark.serving.simulation",
+        source="made up for benchmark.planning.simulation",
         model="demo",
         shape=Shape(n_audio_state=384, n_text_state=384, n_text_head=6, n_text_layer=4),
         page_frames=1500,
@@ -257,7 +258,9 @@ def main() -> None:
     rows = compare(args, console)
     print_table(rows, console)
     about = {"machine": cpu_info(), "versions": versions("ray", "torch"), "tolerance": TOLERANCE}
-    print_result("serving.simulation", {**about, "load_average": psutil.getloadavg(), "rows": rows})
+    print_result(
+        "planning.simulation", {**about, "load_average": psutil.getloadavg(), "rows": rows}
+    )
 
 
 if __name__ == "__main__":

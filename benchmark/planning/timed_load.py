@@ -2,7 +2,7 @@
 
 The simulator's own load is drawn from its seed. For a real server each of its requests becomes an
 upload of that length, with noise that no other upload has, and is sent at its time. Knows nothing
-of what is compared; `benchmark.serving.simulation` does that.
+of what is compared; `benchmark.planning.simulation` does that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Real servers whose devices only wait: for the comparison of a simulation with what it simulates.
 
-    python -m benchmark.serving.timed_workers --profile FILE [--encoders 1] [--decoders 1]
+    python -m benchmark.planning.timed_workers --profile FILE [--encoders 1] [--decoders 1]
 
 Serves until Ctrl-C and prints `ready at URL`, as `splitscribe serve` does. Router, Ray Serve,
 queues, pages, leases, NIXL and all threads are the real ones. The forward of a model is a wait that
@@ -141,6 +141,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    from benchmark.serving import timed_workers  # so that replicas import its classes by name
+    from benchmark.planning import timed_workers  # so that replicas import its classes by name
 
     timed_workers.main()
