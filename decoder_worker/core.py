@@ -62,7 +62,8 @@ class DecoderCore:
             may_run_bulk,
         )
         self._calls: deque[Call] = deque()  # what other threads ask for, in order
-        self._changed = threading.Condition()  # guards the next five
+        self._lock = threading.RLock()  # guards the next five
+        self._changed = threading.Condition(self._lock)
         self._n_live = 0  # submitted and not yet retired
         self._n_waiting = 0  # of those, without pages
         self._draining = False
@@ -102,7 +103,7 @@ class DecoderCore:
             language=self._prompts.known_language(options),
             on_token=on_token,
         )
-        with self._changed:
+        with self._lock:
             self._check_open()
             if self._n_waiting >= self._settings.max_waiting:
                 raise OverloadedError(
@@ -126,7 +127,7 @@ class DecoderCore:
 
     def begin_drain(self) -> None:
         """Take nothing new from now on."""
-        with self._changed:
+        with self._lock:
             self._draining = True
 
     def healthy(self) -> str | None:
@@ -209,7 +210,7 @@ class DecoderCore:
             self._calls.popleft()()
 
     def _on_leave(self, state: SequenceState) -> None:
-        with self._changed:
+        with self._lock:
             if state is SequenceState.WAITING:
                 self._n_waiting -= 1
             else:

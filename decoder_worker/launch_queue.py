@@ -40,12 +40,9 @@ class _InFlight:
     launched: Launched
     searches: tuple[Search | None, ...]
 
-    def pairs(self) -> list[tuple[DecodeSequence, Search | None]]:
-        return list(zip(self.launched.sequences, self.searches, strict=True))
-
     def leave(self) -> None:
         """No kernel of this launch writes any more."""
-        for sequence, search in self.pairs():
+        for sequence, search in zip(self.launched.sequences, self.searches, strict=True):
             sequence.n_in_flight -= 1
             if sequence.search is search:
                 sequence.n_ahead -= 1
@@ -120,10 +117,12 @@ class LaunchQueue:
             self._count(oldest.kind, begun)
             self._counters.steps += oldest.kind is Kind.DECODE
             oldest.leave()
-            for (sequence, search), rows in zip(oldest.pairs(), outputs, strict=True):
+            kind, sequences = oldest.kind, oldest.launched.sequences
+            for sequence, search, rows in zip(sequences, oldest.searches, outputs, strict=True):
                 if sequence.search is search and not sequence.resolved:
-                    self._take(oldest.kind, sequence, rows)
-                self._retire_if_done(sequence)
+                    self._take(kind, sequence, rows)
+                if sequence.resolved:
+                    self._retire_if_done(sequence)
 
     def abandon(self) -> None:
         """Wait for all that was launched, and take none of it."""

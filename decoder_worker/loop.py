@@ -204,14 +204,14 @@ class DecodeLoop:
 
     def _take(self, kind: Kind, sequence: DecodeSequence, rows: list[StepOutput]) -> None:
         """What a forward gave for a sequence's live rows."""
-        if kind is Kind.LANGUAGE:
+        if kind is Kind.DECODE:
+            sequence.steps += 1
+        elif kind is Kind.LANGUAGE:
             self._take_language(sequence, rows[0])
             return
-        if kind is Kind.PREFILL:
+        else:
             sequence.decode_started = sequence.decode_started or self._clock()
             sequence.no_speech_prob = rows[0].no_speech_prob
-        else:
-            sequence.steps += 1
         self._take_outputs(sequence, rows)
 
     def _take_language(self, sequence: DecodeSequence, output: StepOutput) -> None:
@@ -239,9 +239,10 @@ class DecodeLoop:
 
     def _take_outputs(self, sequence: DecodeSequence, outputs: list[StepOutput]) -> None:
         """All that happens on the host to what a step gave for a sequence's rows."""
-        if not all(math.isfinite(output.logprob) for output in outputs):
-            self._end(sequence, SequenceFailedError(NO_PROBABILITY))
-            return
+        for output in outputs:
+            if not math.isfinite(output.logprob):
+                self._end(sequence, SequenceFailedError(NO_PROBABILITY))
+                return
         search = sequence.search
         assert search is not None
         self.counters.tokens += len(outputs)

@@ -96,7 +96,8 @@ class Batcher:
         self._turns = Turns()
         self._idle = True
         self._woken = False
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -104,18 +105,18 @@ class Batcher:
     @property
     def n_distinct(self) -> int:
         """Waiting windows that need an encode each, as things stand."""
-        with self._changed:
+        with self._lock:
             return len(self._distinct(self._queue))
 
     @property
     def queued_audio_s(self) -> float:
-        with self._changed:
+        with self._lock:
             return sum(window.request.n_samples for window in self._queue) / SAMPLE_RATE
 
     @property
     def queued_work(self) -> float:
         """Of the waiting windows that need an encode of their own, as in `WorkerLoad`."""
-        with self._changed:
+        with self._lock:
             return sum(window.request.work for window in self._distinct(self._queue))
 
     @property
@@ -126,19 +127,19 @@ class Batcher:
     @property
     def has_full_batch(self) -> bool:
         """Whether windows of some context may go that fill a batch."""
-        with self._changed:
+        with self._lock:
             return self._fills_a_batch(self._free_to_go(self._distinct(self._queue)))
 
     @property
     def slack_s(self) -> float:
         """The least time that a waiting window has left; infinite without any."""
-        with self._changed:
+        with self._lock:
             nearest = min((window.deadline_s for window in self._queue), default=float("inf"))
         return nearest - self._clock()
 
     @property
     def n_in_flight(self) -> int:
-        with self._changed:
+        with self._lock:
             return self._in_flight.total()
 
     def put(
@@ -147,14 +148,14 @@ class Batcher:
         """Add a window; its remaining seconds become a deadline of this clock."""
         now = self._clock()
         window = QueuedWindow(request, future, now, now + request.remaining_s, key)
-        with self._changed:
+        with self._lock:
             self._queue.append(window)
             self._changed.notify_all()
         return window
 
     def cancel(self, window: QueuedWindow) -> bool:
         """Take a window out; False when it is not in the queue (any more)."""
-        with self._changed:
+        with self._lock:
             if window not in self._queue:
                 return False
             self._queue.remove(window)
@@ -163,7 +164,7 @@ class Batcher:
     def expire(self) -> list[QueuedWindow]:
         """Take out every window whose deadline has passed."""
         now = self._clock()
-        with self._changed:
+        with self._lock:
             expired = [window for window in self._queue if window.deadline_s <= now]
             if expired:
                 self._queue = [window for window in self._queue if window.deadline_s > now]
@@ -172,7 +173,7 @@ class Batcher:
     def wait(self, timeout_s: float) -> int:
         """Block until a batch is closed, a `wake`, or the timeout; the size of the batch, or 0."""
         end = self._clock() + timeout_s
-        with self._changed:
+        with self._lock:
             while True:
                 wait_s = self.ready_in_s()  # the condition's lock may be taken again
                 if wait_s == 0.0:
@@ -186,18 +187,18 @@ class Batcher:
 
     def hold_bulk(self, held: bool) -> None:
         """Whether bulk windows have to wait, unless it is their turn."""
-        with self._changed:
+        with self._lock:
             self._holds_bulk = held
 
     def wake(self) -> None:
         """Make the current (or the next) `wait` return."""
-        with self._changed:
+        with self._lock:
             self._woken = True
             self._changed.notify_all()
 
     def ready_in_s(self) -> float | None:
         """Seconds until a batch is closed as things stand. 0: now. None: once more windows come."""
-        with self._changed:
+        with self._lock:
             waiting = self._free_to_go(self._distinct(self._queue))
             if not waiting:
                 self._idle = self._idle or not self._queue
@@ -214,7 +215,7 @@ class Batcher:
         duplicate is in flight for `take_duplicates`.
         """
         now = self._clock()
-        with self._changed:
+        with self._lock:
             ordered = sorted(
                 (window for window in self._queue if window.deadline_s > now),
                 key=lambda window: _order(window, now),
@@ -254,7 +255,7 @@ class Batcher:
 
     def finish(self, windows: Sequence[QueuedWindow]) -> None:
         """These windows are no longer in flight."""
-        with self._changed:
+        with self._lock:
             self._in_flight.subtract(window.request.request_id for window in windows)
             self._in_flight = +self._in_flight  # drops requests at zero
             self._keys_in_flight.subtract(window.key for window in windows if window.key)
@@ -268,7 +269,7 @@ class Batcher:
         """Take out the waiting windows with this key, for which its KV will do."""
         if not key:
             return []
-        with self._changed:
+        with self._lock:
             taken = [window for window in self._queue if window.key == key and window.may_share]
             if taken:
                 self._queue = [window for window in self._queue if window not in taken]
@@ -276,7 +277,7 @@ class Batcher:
 
     def clear(self) -> list[QueuedWindow]:
         """Take everything out, in order of arrival."""
-        with self._changed:
+        with self._lock:
             taken, self._queue = self._queue, []
             return taken
 

@@ -185,7 +185,7 @@ class KVExporter:
             agent=self._wire.agent,
             metadata=self._wire.metadata,
             layout_hash=self._layout_hash,
-            addresses=tuple(self.pool.address(page) for page in pages),
+            addresses=self.pool.addresses(pages),
             page_bytes=self.pool.page_bytes,
             frames=frames,
             counter_address=self._counters.address(pages[0]),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 COUNTER_BYTES = 8
+_ONE = np.uint64(1)
 
 
 class GenerationCounters:
@@ -31,8 +32,11 @@ class GenerationCounters:
         self._lock = threading.Lock()
 
     def bump(self, pages: Sequence[int]) -> None:
+        which: slice | list[int] = list(pages)
+        if pages and which == list(range(pages[0], pages[0] + len(pages))):
+            which = slice(pages[0], pages[0] + len(pages))  # neighbours: several times as quick
         with self._lock:
-            self.array[list(pages)] += np.uint64(1)
+            self.array[which] += _ONE
 
     def value(self, page: int) -> int:
         return int(self.array[page])

@@ -51,7 +51,8 @@ class PagePool:
         self._state = bytearray(n_pages)
         self._n_free = n_pages
         self._n_quarantined = 0
-        self._freed = threading.Condition()
+        self._lock = threading.RLock()
+        self._freed = threading.Condition(self._lock)  # taken by the lock, which is quicker
 
     def __repr__(self) -> str:
         return (
@@ -78,7 +79,7 @@ class PagePool:
 
     @property
     def n_used(self) -> int:
-        with self._freed:
+        with self._lock:
             return self.n_pages - self._n_free - self._n_quarantined
 
     def address(self, page: int) -> int:
@@ -86,6 +87,13 @@ class PagePool:
         if not 0 <= page < self.n_pages:
             raise ValueError(f"page {page} is not in 0..{self.n_pages - 1}")
         return self.base_address + page * self.page_bytes
+
+    def addresses(self, pages: Sequence[int]) -> tuple[int, ...]:
+        """Of each of these pages, as `address` has it."""
+        if pages and not 0 <= min(pages) <= max(pages) < self.n_pages:
+            raise ValueError(f"not all of the pages {tuple(pages)} are in 0..{self.n_pages - 1}")
+        base, page_bytes = self.base_address, self.page_bytes
+        return tuple([base + page * page_bytes for page in pages])
 
     def page_at(self, address: int) -> int:
         """The page that begins at `address`; ValueError when none does."""
@@ -131,7 +139,7 @@ class PagePool:
         if not 1 <= n_pages <= self.n_pages:
             raise ValueError(f"cannot take {n_pages} pages of a pool of {self.n_pages}")
         deadline = time.monotonic() + timeout_s
-        with self._freed:
+        with self._lock:
             while self._n_free < n_pages:
                 if make_room():
                     continue
@@ -140,8 +148,7 @@ class PagePool:
                     return None
                 self._freed.wait(left)
             pages = self._find_free(n_pages)
-            for page in pages:
-                self._state[page] = _USED
+            self._mark(pages, _USED)
             self._n_free -= n_pages
             return pages
 
@@ -151,34 +158,32 @@ class PagePool:
         Raises:
             RuntimeError: a page is not in use (freed twice, quarantined, or named twice).
         """
-        with self._freed:
+        with self._lock:
             self._release(pages)
 
     def wake(self) -> None:
         """Let those who wait in `allocate` look again whether room can be made."""
-        with self._freed:
+        with self._lock:
             self._freed.notify_all()
 
     def quarantine(self, pages: Sequence[int]) -> None:
         """Take used pages from their owner without freeing them: they may still be written."""
-        with self._freed:
+        with self._lock:
             self._check(pages, _USED)
-            for page in pages:
-                self._state[page] = _QUARANTINED
+            self._mark(pages, _QUARANTINED)
             self._n_quarantined += len(pages)
 
     def lift(self, pages: Sequence[int]) -> None:
         """End the quarantine of `pages` and release them."""
-        with self._freed:
+        with self._lock:
             self._check(pages, _QUARANTINED)
-            for page in pages:
-                self._state[page] = _USED
+            self._mark(pages, _USED)
             self._n_quarantined -= len(pages)
             self._release(pages)
 
     def check_used(self, pages: Sequence[int]) -> None:
         """Raise RuntimeError unless every one of `pages` is in use and named once."""
-        with self._freed:
+        with self._lock:
             self._check(pages, _USED)
 
     def check_integrity(self, n_used: int = 0) -> None:
@@ -186,7 +191,7 @@ class PagePool:
 
         With the default this holds whenever a worker is idle: no page is in use.
         """
-        with self._freed:
+        with self._lock:
             free = self._state.count(_FREE)
             quarantined = self._state.count(_QUARANTINED)
             used = self._state.count(_USED)
@@ -211,7 +216,17 @@ class PagePool:
             pages.append(page)
         return tuple(pages)
 
+    def _mark(self, pages: Sequence[int], state: int) -> None:
+        if run := _run_of(pages):
+            self._state[run.start : run.stop] = bytes((state,)) * len(run)
+            return
+        for page in pages:
+            self._state[page] = state
+
     def _check(self, pages: Sequence[int], state: int) -> None:
+        run = _run_of(pages)
+        if run and run.start >= 0 and self._state.count(state, run.start, run.stop) == len(run):
+            return  # all of them at once, as nearly always
         seen = set(pages)
         if len(seen) != len(pages):
             raise RuntimeError(f"a page is named twice in {tuple(pages)}")
@@ -226,10 +241,17 @@ class PagePool:
 
     def _release(self, pages: Sequence[int]) -> None:
         self._check(pages, _USED)
-        for page in pages:
-            self._state[page] = _FREE
+        self._mark(pages, _FREE)
         self._n_free += len(pages)
         self._freed.notify_all()
+
+
+def _run_of(pages: Sequence[int]) -> range | None:
+    """The pages, where each is the next one's neighbour, in rising order."""
+    if not pages:
+        return None
+    run = range(pages[0], pages[0] + len(pages))
+    return run if tuple(run) == tuple(pages) else None
 
 
 def _packs(layout: PageLayout, device: torch.device) -> bool:

@@ -175,5 +175,6 @@ class PublishedWindows:
         return window.pages
 
     def _refuse_published(self, pages: Sequence[int]) -> None:
-        if taken := sorted(page for page in pages if page in self._by_page):
+        if not self._by_page.keys().isdisjoint(pages):
+            taken = sorted(page for page in pages if page in self._by_page)
             raise ValueError(f"pages {taken} are published")

@@ -69,6 +69,8 @@ class DecodeOptions:
     @property
     def n_rows(self) -> int:
         """Hypotheses that are decoded side by side at most."""
+        if self.beam_size == 1 and self.best_of == 1:
+            return 1
         beams = self.beam_size if 0.0 in self.temperatures else 1
         candidates = self.best_of if any(t > 0 for t in self.temperatures) else 1
         return max(1, beams, candidates)

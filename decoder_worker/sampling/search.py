@@ -114,16 +114,17 @@ class CandidateSearch:
         self.runs_ahead = len(self.live) == 1
 
     def take(self, outputs: Sequence[StepOutput]) -> list[RowCopy]:
+        live = []
         for row, output in zip(self.live, outputs, strict=True):
             row.sum_logprob += output.logprob
             if output.token == self._eot:
                 row.ended = True
-            else:
-                row.tokens.append(output.token)
-                row.logprobs.append(output.logprob)
-        self.live = [
-            row for row in self.live if not row.ended and len(row.tokens) < self._n_new_max
-        ]
+                continue
+            row.tokens.append(output.token)
+            row.logprobs.append(output.logprob)
+            if len(row.tokens) < self._n_new_max:
+                live.append(row)
+        self.live = live
         if self._spread:
             return []
         self._spread = True  # the prompt ran in the first row alone

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import math
 from collections.abc import Container
 
 from cluster.kv.pool import PagePool
@@ -58,6 +59,8 @@ class Scheduler:
         self._waiting: dict[Priority, list[Waiting]] = {one: [] for one in URGENCY}  # heaps
         self._loading: dict[DecodeSequence, None] = {}  # in order of admission
         self._running: dict[DecodeSequence, None] = {}  # in order of their first step
+        self._n_bulk = 0  # of those that load or run
+        self._none_late_before = math.inf  # of those, as far as is known without a look at each
 
     @property
     def running(self) -> list[DecodeSequence]:
@@ -66,7 +69,7 @@ class Scheduler:
     @property
     def has_bulk(self) -> bool:
         """Whether a bulk sequence runs, or is about to."""
-        return any(s.priority == "bulk" for s in (*self._running, *self._loading))
+        return self._n_bulk > 0
 
     @property
     def n_waiting(self) -> int:
@@ -118,6 +121,8 @@ class Scheduler:
             self._page_turns.went(sequence.priority, self._classes_waiting())
             sequence.state = SequenceState.LOADING
             self._loading[sequence] = None
+            self._n_bulk += sequence.priority == "bulk"
+            self._none_late_before = min(self._none_late_before, sequence.deadline)
             admitted.append(sequence)
         return admitted
 
@@ -218,6 +223,9 @@ class Scheduler:
         take no longer; where that lasts, they join in now and then.
         """
         able = [s for s in self._running if s.can_step]
+        if not self._n_bulk:
+            self._step_turns = Turns()
+            return able
         classes = {s.priority for s in able}
         if self.holds_bulk:
             return [s for s in able if s.priority != "bulk"]
@@ -243,6 +251,8 @@ class Scheduler:
             heap = self._waiting[sequence.priority]
             heap[:] = [item for item in heap if item[2] is not sequence]
             heapq.heapify(heap)
+        if sequence in self._loading or sequence in self._running:
+            self._n_bulk -= sequence.priority == "bulk"
         self._loading.pop(sequence, None)
         self._running.pop(sequence, None)
         if sequence.cross_pages:
@@ -263,8 +273,11 @@ class Scheduler:
 
     def expired(self, now: float) -> list[DecodeSequence]:
         """Unanswered sequences past their deadline, in any state."""
-        admitted = (*self._loading, *self._running)
-        late = [s for s in admitted if s.deadline <= now and not s.resolved]
+        late: list[DecodeSequence] = []
+        if now >= self._none_late_before:
+            admitted = self._admitted_unanswered()
+            late = [s for s in admitted if s.deadline <= now]
+            self._none_late_before = min((s.deadline for s in admitted), default=math.inf)
         for heap in self._waiting.values():
             if heap and heap[0][0] <= now:
                 waiting = [sequence for deadline, _, sequence in heap if deadline <= now]

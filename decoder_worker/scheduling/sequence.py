@@ -152,11 +152,12 @@ class DecodeSequence:
     @property
     def can_step(self) -> bool:
         """Its attempt goes on, as far as the host can tell."""
-        if self.resolved or self.search is None or self.search.done:
+        search = self.search  # asked for each sequence of each step, so by as few calls as can be
+        if self.resolved or search is None or search.done:
             return False
         if not self.n_ahead:
             return True
-        return self.runs_ahead and len(self.live[0].tokens) + self.n_ahead < self.n_new_max
+        return search.runs_ahead and len(search.live[0].tokens) + self.n_ahead < self.n_new_max
 
     @property
     def lacks_language(self) -> bool:

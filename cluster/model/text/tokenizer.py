@@ -152,7 +152,10 @@ class WhisperTokenizer:
         openai/whisper measures the compression of this text: a model in despair samples names.
         """
         pieces, begin = self._vocabulary.pieces, self.special.timestamp_begin
-        if all(token in pieces or token >= begin for token in tokens):
+        for token in tokens:
+            if token < begin and token not in pieces:
+                break
+        else:
             return self.decode(tokens)
         names = {index: content for content, index in self._vocabulary.added.items()}
         parts = []
@@ -166,7 +169,7 @@ class WhisperTokenizer:
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
         """The bytes of `tokens`, perhaps ending inside a character."""
         pieces = self._vocabulary.pieces
-        return b"".join(pieces.get(token, b"") for token in tokens)
+        return b"".join([pieces.get(token, b"") for token in tokens])
 
 
 def _special_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> SpecialTokens:
