@@ -90,7 +90,9 @@ class ParallelRun:
         """Decode the window from `start_s` on; `number` tells its parts apart."""
         pcm = _samples_from(window, start_s)
         gates = gates_for(window, self.options.gates)
-        options = replace(self.options, seed=self.options.seed + number, gates=gates)
+        options = self.options
+        if number or gates is not options.gates:  # most windows are one part, of sure speech
+            options = replace(options, seed=options.seed + number, gates=gates)
         audio = WindowAudio.of_samples(window.index, pcm, self.context_for)
         on_token = partial(self._send_token, window.index, gates) if self.by_token else None
         result = await self.pipeline.decode(self.run, audio, options, on_token)

@@ -205,7 +205,7 @@ class Seeker:
     def _numbered(self, segment: Segment) -> Segment:
         """The segment with its final id and rounded times; its words end with the audio."""
         self._n_segments += 1
-        rounded = replace(within(segment, 0.0, math.inf), id=self._n_segments - 1)
+        rounded = within(segment, 0.0, math.inf, self._n_segments - 1)
         last_s = self._content_frames / FRAMES_PER_S
         words = (
             replace(w, start=min(w.start, last_s), end=min(w.end, last_s)) for w in rounded.words

@@ -178,9 +178,9 @@ class TranscriptBuilder:
         self._spoken_s.setdefault(part.language, 0.0)
         limit_s = part.offset_s + part.duration_s
         for segment in segments:
-            kept = within(segment, part.offset_s, limit_s)
+            kept = within(segment, part.offset_s, limit_s, len(self._segments))
             if (kept.start < kept.end or part.is_sent) and kept.text.strip():
-                self._segments.append(replace(kept, id=len(self._segments)))
+                self._segments.append(kept)
                 self._spoken_s[part.language] += kept.end - kept.start
         if (end_s := end_of_speech(segments)) is not None:
             self._last_speech_s = end_s
@@ -231,8 +231,8 @@ def token_logprobs(
     return tuple(found)
 
 
-def within(segment: Segment, first_s: float, last_s: float) -> Segment:
-    """The segment and its words inside the audio, with rounded times."""
+def within(segment: Segment, first_s: float, last_s: float, number: int) -> Segment:
+    """The segment and its words inside the audio, with rounded times, numbered."""
 
     def inside(seconds: float) -> float:
         return round(min(max(seconds, first_s), last_s), DIGITS)
@@ -240,4 +240,5 @@ def within(segment: Segment, first_s: float, last_s: float) -> Segment:
     words = tuple(
         replace(word, start=inside(word.start), end=inside(word.end)) for word in segment.words
     )
-    return replace(segment, start=inside(segment.start), end=inside(segment.end), words=words)
+    start, end = inside(segment.start), inside(segment.end)
+    return replace(segment, id=number, start=start, end=end, words=words)

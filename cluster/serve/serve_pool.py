@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -48,28 +47,30 @@ class ServePool:
         self._decode = handle.options(method_name="decode", request_serialization="pickle")
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
-        with self._counted(request):
+        key = self._begin(request)
+        try:
             reply: EncodeReply = await call_worker(self._encode.remote(request))
             if reply.reused is not None:
-                self._ledger.keep(key_of(request), kept_key(request))
+                self._ledger.keep(key, kept_key(request))
             return reply
+        finally:
+            self._ledger.end(key)
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
-        with self._counted(request):
+        key = self._begin(request)
+        try:
             if on_token is not None:
                 return await self._decode_streamed(request, on_token)
             result: DecodeResult = await call_worker(self._decode.remote(request))
             return result
-
-    @contextmanager
-    def _counted(self, request: EncodeRequest | DecodeRequest) -> Iterator[None]:
-        """A call in progress, for the ledger."""
-        key = key_of(request)
-        self._ledger.begin(key)
-        try:
-            yield
         finally:
             self._ledger.end(key)
+
+    def _begin(self, request: EncodeRequest | DecodeRequest) -> Hashable:
+        """A call is in progress from now on, for the ledger; its key there."""
+        key = key_of(request)
+        self._ledger.begin(key)
+        return key
 
     async def _decode_streamed(self, request: DecodeRequest, on_token: OnToken) -> DecodeResult:
         groups = self._handle.options(stream=True).decode_stream.remote(request)
@@ -132,21 +133,32 @@ async def call_worker(response: Any, cancel: Callable[[], Any] | None = None) ->
         WorkerGoneError: the replica died, was unreachable, or failed outside of our code.
         OverloadedError: Serve's own queue limit.
     """
-    from ray.exceptions import RayError, RayTaskError
-    from ray.serve.exceptions import BackPressureError, RayServeException
-
     try:
         return await response
     except asyncio.CancelledError:
         (cancel or response.cancel)()
         raise
-    except SplitscribeError as error:
-        if isinstance(error, RayTaskError):  # Ray's dual class: hand on the plain one
-            cause = error.cause
-            if isinstance(cause, SplitscribeError):
-                raise cause from None
-        raise
-    except BackPressureError as error:
-        raise OverloadedError("the workers' queues are full", retry_after_s=1.0) from error
-    except (RayError, RayServeException) as error:
-        raise WorkerGoneError(f"a worker failed: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        ours = _as_ours(error)
+        if ours is error:
+            raise
+        raise ours from (None if isinstance(error, SplitscribeError) else error)
+
+
+def _as_ours(error: Exception) -> Exception:
+    """What a call of a worker raises where Serve raised this; the same where it is not Ray's.
+
+    Ray is imported here, since only failures need it, and most calls have none.
+    """
+    from ray.exceptions import RayError, RayTaskError
+    from ray.serve.exceptions import BackPressureError, RayServeException
+
+    if isinstance(error, SplitscribeError):
+        # Ray's dual class: hand on the plain one.
+        cause = error.cause if isinstance(error, RayTaskError) else None
+        return cause if isinstance(cause, SplitscribeError) else error
+    if isinstance(error, BackPressureError):
+        return OverloadedError("the workers' queues are full", retry_after_s=1.0)
+    if isinstance(error, RayError | RayServeException):
+        return WorkerGoneError(f"a worker failed: {type(error).__name__}: {error}")
+    return error

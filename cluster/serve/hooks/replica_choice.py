@@ -56,6 +56,7 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         self._stats: dict[ReplicaID, dict[str, Any]] = {}
         self._asking: set[asyncio.Task[None]] = set()  # held, or Python may drop them
         self._known: dict[Hashable, RunningReplica] = {}
+        self._candidates: dict[Hashable, tuple[dict[str, Any], WorkerLoad, Location]] = {}
         if kwargs.get("asks"):
             clock = kwargs.get("clock", time.monotonic)
             self._sample = LoadSample(self._ledger, self._chance, clock)
@@ -69,6 +70,7 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         reported = {replica.replica_id: replica.routing_stats for replica in replicas}
         for key in self._stats.keys() - reported.keys():
             self._ledger.forget(key)
+            self._candidates.pop(key, None)
         if self._sample is not None:
             process.LARGE_POOLS[str(self._deployment_id)] = len(replicas)
             self._known = {replica.replica_id: replica for replica in replicas}
@@ -203,12 +205,11 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
             self.on_new_queue_len_info(replica.replica_id, math.ceil(load.work))
 
     def _candidate(self, replica: RunningReplica) -> Candidate:
-        return Candidate(
-            replica.replica_id,
-            WorkerLoad.of_stats(replica.routing_stats),
-            _location(replica),
-            self._ledger.work(replica.replica_id),
-        )
+        key, stats = replica.replica_id, replica.routing_stats
+        known = self._candidates.get(key)
+        if known is None or known[0] is not stats:  # it has reported since
+            known = self._candidates[key] = stats, WorkerLoad.of_stats(stats), _location(replica)
+        return Candidate(key, known[1], known[2], self._ledger.work(key))
 
 
 def _request_of(pending_request: PendingRequest) -> Any:
