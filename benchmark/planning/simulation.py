@@ -3,9 +3,10 @@
     python -m benchmark.planning.simulation [--workers 1 2 3 4] [--loads 0.3 0.6 0.9 1.2]
         [--seconds 60] [--kinds poisson bursts lengths kill] [--fitted HOP START]
 
-The servers are real (`benchmark.planning.timed_workers`), and so are the requests: each has audio of
-its own, at the times that the simulator's load draws. Their real times and lengths are then played
-to the simulator as a trace. Devices are so slow that the cores of this machine have little to do.
+The servers are real (`benchmark.planning.timed_workers`), and so are the requests: each has audio
+of its own, at the times that the simulator's load draws. Their real times and lengths are then
+played to the simulator as a trace. Devices are so slow that the cores of this machine have little
+to do.
 Two figures are fitted, on runs that are not judged: what a call of a worker takes beside its
 device (a light load, one worker of each role), and how long a new encoder takes to start (one is
 killed in an idle server). All rows are judged by these. `--fitted` takes them from an earlier run.

@@ -102,7 +102,7 @@ class Crew:
             self._add(name)
 
     def _drain(self, name: PoolName, replica: Replica) -> None:
-        replica.is_draining = True
+        self.pools[name].drain(replica)
         for worker in replica.roles.values():
             worker.begin_drain()
         now_s = asyncio.get_running_loop().time()
@@ -133,7 +133,7 @@ class Crew:
             "worker": UNBOUNDED,
         }
         stats: dict[str, Any] = {}
-        self.pools[name].replicas.append(
+        self.pools[name].add(
             Replica(
                 replica_id,
                 node,
@@ -144,7 +144,6 @@ class Crew:
                 self.cell.profile.router.hop_s,
             )
         )
-        self.pools[name].notify()
 
     def _node(self, name: PoolName, number: int) -> str:
         if not self.cluster.per_node:

@@ -55,10 +55,10 @@ class WaitingRunner:
         return self._launch(sequences, [1] * len(sequences), self._steps, is_language=True)
 
     def prefill(self, sequences: Sequence[DecodeSequence]) -> WaitingLaunch:
-        return self._launch(sequences, [len(s.live) for s in sequences], self._prefills)
+        return self._launch(sequences, _n_rows(sequences), self._prefills)
 
     def decode(self, sequences: Sequence[DecodeSequence]) -> WaitingLaunch:
-        return self._launch(sequences, [len(s.live) for s in sequences], self._steps)
+        return self._launch(sequences, _n_rows(sequences), self._steps)
 
     def collect(self, launch: WaitingLaunch) -> list[list[StepOutput]]:
         self._clock.wait_until(launch.done_s)
@@ -90,7 +90,7 @@ class WaitingRunner:
         *,
         is_language: bool = False,
     ) -> WaitingLaunch:
-        mean = sum(s.n_positions for s in sequences) / len(sequences)
+        mean = sum([s.request.handle.frames for s in sequences]) / len(sequences)
         positions = round(mean / POSITIONS_STEP) * POSITIONS_STEP
         seconds = surface.at(sum(n_rows), positions)
         done_s = self._device.launch(self._clock.now(), seconds)
@@ -186,6 +186,10 @@ class SimDecoder(SimWorker):
 
     def abandon(self, submitted: Future[Any]) -> None:
         """What it held came back with the answer."""
+
+
+def _n_rows(sequences: Sequence[DecodeSequence]) -> list[int]:
+    return [len(s.search.live) if s.search is not None else 0 for s in sequences]
 
 
 def _pool(layout: Any, n_windows: int) -> PagePool:

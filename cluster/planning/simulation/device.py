@@ -20,7 +20,8 @@ class WorkerClock:
         self._ahead_to_s = 0.0
 
     def now(self) -> float:
-        return max(self._loop_now(), self._ahead_to_s)
+        now_s, ahead_to_s = self._loop_now(), self._ahead_to_s
+        return now_s if now_s > ahead_to_s else ahead_to_s  # quicker than max()
 
     def wait_until(self, at_s: float) -> None:
         """The thread waits for the device until then."""

@@ -44,7 +44,6 @@ class Replica:
     max_ongoing: int
     hop_s: float = 0.0
     ongoing: int = 0
-    is_draining: bool = False
 
     @property
     def first_worker(self) -> SimWorker:
@@ -121,26 +120,46 @@ class SimPool:
     replicas: list[Replica] = field(default_factory=list)
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     waiting: int = 0  # calls that no worker has taken
+    _open: list[Replica] = field(default_factory=list)
 
     def open(self) -> list[Replica]:
-        """Those that take new calls."""
-        return [replica for replica in self.replicas if not replica.is_draining]
+        """Those that take new calls; not to be changed."""
+        return self._open
+
+    def add(self, replica: Replica) -> None:
+        """It takes calls from now on."""
+        self.replicas.append(replica)
+        self._open = [*self._open, replica]
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+    def drain(self, replica: Replica) -> None:
+        """It takes nothing new."""
+        self._open = [one for one in self._open if one is not replica]
 
     def remove(self, replica: Replica) -> None:
         """It takes nothing any more; harmless when it is gone already."""
+        self.drain(replica)
         if replica in self.replicas:
             self.replicas.remove(replica)
 
-    def notify(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
+
+class _Pending:
+    """What the hook reads and writes of Serve's `PendingRequest`, and of its `routing_context`."""
+
+    __slots__ = ("args", "routing_context", "should_backoff")
+
+    def __init__(self, args: tuple[Any, ...]) -> None:
+        self.args = args
+        self.routing_context = self
+        self.should_backoff = False
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
     """A call without a worker."""
 
-    pending: Any
+    pending: _Pending
     found: asyncio.Future[Replica]
 
 
@@ -152,6 +171,7 @@ class SimHandle:
         self._role = role
         self._choose = choose
         self._choice = choice
+        self._loop = asyncio.get_running_loop()
         self._queue: deque[_Waiting] = deque()  # of calls without a worker, the oldest first
 
     def options(self, **_: Any) -> SimpleNamespace:
@@ -181,11 +201,8 @@ class SimHandle:
 
     async def _find(self, request: EncodeRequest | DecodeRequest) -> Replica:
         """A worker with room, in which this call has its place already."""
-        pool = self._pool
-        pending = SimpleNamespace(
-            args=(request,), routing_context=SimpleNamespace(should_backoff=False)
-        )
-        waiting = _Waiting(pending, asyncio.get_running_loop().create_future())
+        pool, pending = self._pool, _Pending((request,))
+        waiting = _Waiting(pending, self._loop.create_future())
         self._queue.append(waiting)
         pause_s = FIRST_PAUSE_S
         pool.waiting += 1

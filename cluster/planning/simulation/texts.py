@@ -35,10 +35,11 @@ def _words() -> str:
 
 
 class Texts:
-    """What each row gets next."""
+    """What each row of one decoder gets next."""
 
     def __init__(self, tokenizer: WhisperTokenizer, traffic: Traffic) -> None:
         self._traffic = traffic
+        self._n_tokens: dict[int, int] = {}  # of the sequence that holds a slot
         special = tokenizer.special
         language = special.languages.get(LANGUAGE, special.eot)
         self.language = StepOutput(language, LOGPROB)
@@ -49,15 +50,16 @@ class Texts:
 
     def next_output(self, sequence: DecodeSequence, row: Row) -> StepOutput:
         """One of `n_tokens` in all, or the end behind them."""
-        request, n_given = sequence.request, len(row.tokens)
-        n_tokens = min(
-            self._traffic.tokens_of(request.request_id, request.content_frames),
-            sequence.n_new_max,
-        )
+        n_given, slot = len(row.tokens), sequence.rows[0].slot
+        if n_given == 0:
+            request = sequence.request
+            n_text = self._traffic.tokens_of(request.request_id, request.content_frames)
+            self._n_tokens[slot] = min(n_text, sequence.n_new_max)
+        n_tokens = self._n_tokens[slot]
         if n_given >= n_tokens:
             return self._end
         if n_given == 0:
             return self._begin
         if n_given == n_tokens - 1:
-            return self._stamps[request.content_frames // MEL_PER_STEP]
+            return self._stamps[sequence.request.content_frames // MEL_PER_STEP]
         return self._words[n_given % len(self._words)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +62,37 @@ class NoThread:
 
     def join(self) -> None:
         self._end()
+
+
+class Arrival:
+    """In the place of a READ's `Future`, without its locks: all is on one thread."""
+
+    __slots__ = ("_callback", "_error", "_stats")
+
+    def __init__(self) -> None:
+        self._callback: Callable[[Arrival], object] | None = None
+        self._stats: FetchStats | None = None
+        self._error: BaseException | None = None
+
+    def end(self, stats: FetchStats | None, error: BaseException | None = None) -> None:
+        """It has ended, well or with an error."""
+        self._stats, self._error = stats, error
+        if self._callback is not None:
+            self._callback(self)
+
+    def add_done_callback(self, callback: Callable[[Arrival], object]) -> None:
+        self._callback = callback
+        if self._stats is not None or self._error is not None:
+            callback(self)
+
+    def cancelled(self) -> bool:
+        return False
+
+    def exception(self) -> BaseException | None:
+        return self._error
+
+    def result(self) -> FetchStats | None:
+        return self._stats
 
 
 @dataclass(slots=True)
@@ -153,26 +183,25 @@ class SimImporter:
             self._renewing = True
             self._loop.call_later(RENEW_S, self._renew)
 
-    def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
+    def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Arrival:
         """As `KVImporter.fetch`."""
-        future: Future[FetchStats] = Future()
-        future.set_running_or_notify_cancel()
+        arrival = Arrival()
         try:
             self._held.begin_fetch(handle)
         except KVLostError as error:
-            future.set_exception(error)
-            return future
+            arrival.end(None, error)
+            return arrival
         source = self._links.exported[handle.agent]
         now_s = self._clock()
         n_bytes = len(pages) * self.pool_for(handle).filled_bytes(handle.frames)
         seconds = self._links.read_s(n_bytes, source.location.node, self._node, now_s)
         if seconds > self._timeout_s:
-            self._loop.call_at(now_s + self._timeout_s, self._give_up, handle, future)
-            return future
+            self._loop.call_at(now_s + self._timeout_s, self._give_up, handle, arrival)
+            return arrival
         if not source.is_alive:
             seconds = LOST_AFTER_S
-        self._loop.call_at(now_s + seconds, self._arrive, handle, n_bytes, seconds, future)
-        return future
+        self._loop.call_at(now_s + seconds, self._arrive, handle, n_bytes, seconds, arrival)
+        return arrival
 
     def drop(self, handle: CrossKVHandle) -> None:
         """Release the lease of a handle that is not wanted; harmless when it is fetched."""
@@ -187,21 +216,21 @@ class SimImporter:
         return None
 
     def _arrive(
-        self, handle: CrossKVHandle, n_bytes: int, seconds: float, future: Future[FetchStats]
+        self, handle: CrossKVHandle, n_bytes: int, seconds: float, arrival: Arrival
     ) -> None:
         source = self._links.exported[handle.agent]
         if not source.is_alive:
             self._held.lose(handle.agent)
-            future.set_exception(PeerLostError(f"exporter {handle.agent} is gone"))
+            arrival.end(None, PeerLostError(f"exporter {handle.agent} is gone"))
             return
         self._held.let_go(handle.lease)
         self._tell(handle.agent, read_message(handle.lease, seconds, self.projection_s))
-        future.set_result(FetchStats(n_bytes, seconds, self.transport))
+        arrival.end(FetchStats(n_bytes, seconds, self.transport))
 
-    def _give_up(self, handle: CrossKVHandle, future: Future[FetchStats]) -> None:
+    def _give_up(self, handle: CrossKVHandle, arrival: Arrival) -> None:
         """The real one keeps the pages in quarantine until the READ ends; here it has ended."""
         self.drop(handle)
-        future.set_exception(KVLostError(f"the READ took more than {self._timeout_s:g} s"))
+        arrival.end(None, KVLostError(f"the READ took more than {self._timeout_s:g} s"))
 
     def _renew(self) -> None:
         agents = self._held.agents()

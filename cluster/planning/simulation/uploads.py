@@ -7,8 +7,6 @@ in them does not matter, since nobody hears it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from heapq import heapify, heapreplace
 from pathlib import Path
 from typing import Any, Self
@@ -53,6 +51,12 @@ class SimStream:
         self._next = 0
         self._loop = asyncio.get_running_loop()
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is open."""
+
     def __aiter__(self) -> Self:
         return self
 
@@ -81,11 +85,10 @@ class SimAudio:
         self._traffic = traffic
         self._loop = asyncio.get_running_loop()
 
-    @asynccontextmanager
-    async def open(self, upload: Path, *, request_id: str, **_: Any) -> AsyncIterator[SimStream]:
+    def open(self, upload: Path, *, request_id: str, **_: Any) -> SimStream:
         """The upload waits for a worker, which then decodes it from its beginning to its end."""
         request = self._traffic.requests[request_id]
         spread_s = self._profile.audio_second_s * request.audio_s
         cpu_s = self._profile.request_s + spread_s
         done_s = self.server.take(self._loop.time(), cpu_s)
-        yield SimStream(request, done_s - spread_s, cpu_s, spread_s)
+        return SimStream(request, done_s - spread_s, cpu_s, spread_s)
