@@ -105,6 +105,10 @@ class DecoderByRows:
     def logits(self, states: Tensor) -> Tensor:
         return (self._few if self._few.takes_logits(len(states)) else self._many).logits(states)
 
+    def likely_logits(self, states: Tensor, rules: LogitRules) -> Tensor:
+        decoder = self._few if self._few.takes_logits(len(states)) else self._many
+        return decoder.likely_logits(states, rules)
+
 
 def choose_attention(
     setting: Attention,

@@ -22,6 +22,7 @@ from cluster.model.layers import MLP, LayerNorm, load_qkv
 from cluster.model.linear import Linear, Pack, Projection, packer
 from cluster.model.shapes import EMBED_TOKENS
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch
+from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.tensors import DecoderTensors
 
 ROWS_AT_ONCE = 4096  # of the vocabulary that `HalfHead` converts
@@ -48,6 +49,13 @@ class TextDecoder(Protocol):
 
     def logits(self, states: Tensor) -> Tensor:
         """states [n, n_text_state] -> float32 [n, n_vocab]."""
+
+    def likely_logits(self, states: Tensor, rules: LogitRules) -> Tensor:
+        """The same, or near it, for those who choose each row's likeliest token by `rules` alone.
+
+        Exact wherever a token can be that, and from end of text on. All others are only near enough
+        for the sum of probabilities.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +192,9 @@ class TorchDecoder:
 
     def logits(self, states: Tensor) -> Tensor:
         return self.head(states).float()
+
+    def likely_logits(self, states: Tensor, rules: LogitRules) -> Tensor:
+        return self.logits(states)
 
 
 def _head(weight: Tensor, *, int8: bool) -> Callable[[Tensor], Tensor]:

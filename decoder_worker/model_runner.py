@@ -104,7 +104,7 @@ class ModelRunner:
         self._slots = SlotTable(n_slots, self._device)
         self._rules = LogitRules(tokenizer, limit, self._device)
         sampler = choose_sampler(self._rules, self._slots, decoders.team)
-        self._step = DecodeStep(sampler, self._slots, tokenizer.special.no_speech)
+        self._step = DecodeStep(sampler, self._slots, self._rules, tokenizer.special.no_speech)
         heads = AlignmentHeads(checkpoint, decoders.torch, cross_pool)
         self._aligner = Aligner(
             checkpoint, tokenizer, decoders.ragged, heads, cross_pool, self_pool

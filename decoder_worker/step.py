@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from decoder_worker.model import TextDecoder
+from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampled, Sampler, best_of
 from decoder_worker.sampling.slots import SlotRows, SlotTable
 
@@ -37,8 +38,11 @@ class DecodeStep:
     no_speech: the token whose probability at the start of transcript says that nobody speaks.
     """
 
-    def __init__(self, sampler: Sampler, slots: SlotTable, no_speech: int) -> None:
+    def __init__(
+        self, sampler: Sampler, slots: SlotTable, rules: LogitRules, no_speech: int
+    ) -> None:
         self._sampler = sampler
+        self._rules = rules
         self._slots = slots
         self._no_speech = no_speech
 
@@ -52,7 +56,12 @@ class DecodeStep:
             noisy, n_top: as in `Sampler`.
         """
         rows = self._slots.rows(index)
-        return self._sampler(self._logits(rows, decoder), rows, noisy, n_top)
+        if noisy is None and not n_top:
+            states = decoder.states(rows.token, rows.position)
+            logits = decoder.likely_logits(states, self._rules)
+        else:
+            logits = self._logits(rows, decoder)
+        return self._sampler(logits, rows, noisy, n_top)
 
     def logits(self, index: Tensor, decoder: TextDecoder) -> Tensor:
         """Feed the slots' tokens; float32 [n, n_vocab]. The slots stay as they are."""

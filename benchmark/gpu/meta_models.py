@@ -141,7 +141,7 @@ def _step(model: str, n_rows: int, *, fused: bool) -> DecodeStep:
     rules = LogitRules(tokenizer, LATEST_FIRST, META)
     plain = TorchSampler(rules, slots)
     sampler = GpuSampler(plain, rules, slots) if fused else plain
-    return DecodeStep(sampler, slots, tokenizer.special.no_speech)
+    return DecodeStep(sampler, slots, rules, tokenizer.special.no_speech)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The instructions of a CPU's bfloat16 tiles, for numba's kernels.
+"""The instructions of a CPU's tiles, of bfloat16 and of 8 bits, for numba's kernels.
 
 A kernel calls `begin_tiles` first and `end_tiles` last, both on the calling thread; between them
 the tile registers belong to it. What a kernel does with them is one intrinsic of its own, made of
@@ -48,6 +48,14 @@ def multiply_tiles(builder: Any, sums: int, left: int, right: int) -> None:
     A row of `right` has two inputs: of each column the one, then the other.
     """
     _emit(builder, "tdpbf16ps", _number(sums), _number(left), _number(right))
+
+
+def multiply_int8_tiles(builder: Any, sums: int, left: int, right: int) -> None:
+    """sums [16, 16] int32 += left [16, 64] @ right [64, 16], both int8.
+
+    A row of `right` has four inputs of each column, one after the other.
+    """
+    _emit(builder, "tdpbssd", _number(sums), _number(left), _number(right))
 
 
 def procedure(write: Any, n_addresses: int) -> Any:

@@ -1,7 +1,8 @@
-"""Whether this CPU multiplies bfloat16 in tiles (Intel's AMX), and how it is told their sizes.
+"""Whether this CPU multiplies in tiles (Intel's AMX), and how it is told their sizes.
 
 A tile register holds 16 rows of 64 bytes, and one instruction multiplies two of them: 16 outputs
-by 16 columns over 32 inputs. `cluster.jit.tile_instructions` uses it; this knows no numba.
+by 16 columns over 32 inputs of bfloat16, or 64 of 8 bits. `cluster.jit.tile_instructions` uses it;
+this knows no numba.
 Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
 """
 
@@ -22,9 +23,13 @@ CONFIG_BYTES = 64
 
 
 def has_bfloat16_tiles() -> bool:
-    """Whether the CPU has them and this process may use them: the system is asked once."""
+    """Whether the CPU has them and this process may use them: the system is asked once.
+
+    They come with those of 8 bits, which the same kernels use.
+    """
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
-    return bool(capabilities.get("amx_bf16")) and bool(torch.cpu._init_amx())
+    has_both = bool(capabilities.get("amx_bf16")) and bool(capabilities.get("amx_int8"))
+    return has_both and bool(torch.cpu._init_amx())
 
 
 def tile_config() -> Any:

@@ -21,6 +21,7 @@ from cluster.jit.background import as_array
 from cluster.model.dims import ModelDims
 from decoder_worker.attention.base import AttentionBatch
 from decoder_worker.cpu.attention import cut_pages
+from decoder_worker.cpu.coarse_head import LEAST_EXACT, CoarseHead, coarse_head, fits_coarse
 from decoder_worker.cpu.compiled import layer_kernels
 from decoder_worker.cpu.fused_arrays import (
     HEAD_DIM,
@@ -29,12 +30,14 @@ from decoder_worker.cpu.fused_arrays import (
     Memory,
     Pages,
     n_head_units,
+    n_likely_units,
     n_units,
     new_memory,
     plain_head,
     stack_layers,
 )
 from decoder_worker.cpu.step_team import StepTeam
+from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.tensors import DecoderTensors
 
 if TYPE_CHECKING:
@@ -83,9 +86,12 @@ class FusedDecoder:
         self._layers = layers or stack_layers(tensors.by_name, tensors.dims, int8=int8)
         tiles = self._layers.tiles
         self._head = plain_head(tensors.head, int8=int8, tiles=tiles)
+        has_16_bits = self._head.weight.dtype.itemsize == 2
+        self._coarse: CoarseHead | None = None
+        if has_16_bits and fits_coarse(tensors.dims):
+            self._coarse = coarse_head(tensors.head, tiles)
         self._most_rows = MAX_ROWS if tiles is None else MAX_ROWS_IN_TILES
         # Torch has no product of float32 rows over 16 bits: it would convert the weights each time.
-        has_16_bits = self._head.weight.dtype.itemsize == 2
         self._most_logit_rows = sys.maxsize if has_16_bits else MAX_ROWS
         self._team = team
         self._packed = packed
@@ -132,6 +138,20 @@ class FusedDecoder:
         out = torch.empty(len(states), self._dims.n_vocab)
         job = partial(self._built.head, as_array(states.contiguous()), self._head, as_array(out))
         self._team.run(job, n_head_units(self._dims.n_vocab))
+        return out
+
+    def likely_logits(self, states: Tensor, rules: LogitRules) -> Tensor:
+        likely, coarse = self._built.likely, self._coarse
+        n, n_vocab, n_words = len(states), self._dims.n_vocab, rules.eot
+        if likely is None or coarse is None or n_vocab - n_words < LEAST_EXACT:
+            return self.logits(states)
+        out = torch.empty(n, n_vocab)
+        read = (as_array(states.contiguous()), self._head, coarse)
+        masks = (as_array(rules.never_or_not_first), as_array(rules.begin))
+        self._team.run(
+            partial(likely, *read, *masks, n_words, as_array(out)),
+            n_likely_units(n, n_vocab, n_words),
+        )
         return out
 
     @property

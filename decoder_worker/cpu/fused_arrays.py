@@ -119,6 +119,11 @@ def n_head_units(n_vocab: int) -> int:
     return -(-n_vocab // LOGITS)
 
 
+def n_likely_units(n_rows: int, n_vocab: int, n_words: int) -> int:
+    """Of words, of the tokens behind them, and one for each row (`likely_logits`)."""
+    return -(-n_words // LOGITS) + max(1, (n_vocab - n_words) // LOGITS) + n_rows
+
+
 def stack_layers(
     tensors: Mapping[str, Tensor], dims: ModelDims, *, int8: bool, tiles: Any = None
 ) -> Layers:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numba import njit
 
 from decoder_worker.cpu.attention_kernels import (
@@ -25,6 +26,7 @@ from decoder_worker.cpu.attention_kernels import (
     empty_pages,
     join,
 )
+from decoder_worker.cpu.coarse_head import coarse_head
 from decoder_worker.cpu.fused_arrays import (
     CROSS,
     CROSS_OUT,
@@ -51,6 +53,7 @@ from decoder_worker.cpu.fused_parts import (
     norm,
     product,
 )
+from decoder_worker.cpu.likely_logits import run_likely
 from decoder_worker.cpu.step_team import new_counters
 from decoder_worker.cpu.work_sharing import claim, conclude, finish, wait
 
@@ -183,11 +186,13 @@ class FusedKernels:
         to `memory.normed`. units int64 [N_PHASES], of each phase of a layer; begin the first
         unit's number, of `n_units`; leads False on the threads that help.
     head(x, head, out, counters, begin, leads): out float32 [n, n_vocab] of x float32 [n, d].
+    likely: as in `likely_logits.run_likely`; None where the head is not of 16 bits.
     """
 
     cut: Callable[..., int]
     layers: Callable[..., Any]
     head: Callable[..., None]
+    likely: Callable[..., None] | None
 
 
 def build(weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None) -> FusedKernels:
@@ -216,7 +221,12 @@ def build(weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None) -> Fu
     memory.x[:] = 0
     pages = empty_pages(own, True), empty_pages(cross, False)
     _run_layers(layers, *pages, memory, units, counters, 0, True)
-    vocabulary = Head(np.zeros((d, d), head), np.zeros(d, np.float32), tiles)
-    out = np.zeros((1, d), np.float32)
-    _run_head(memory.normed, vocabulary, out, counters, n_units(units, 1), True)
-    return FusedKernels(cut, _run_layers, _run_head)
+    vocabulary = Head(np.zeros((2 * d, d), head), np.zeros(2 * d, np.float32), tiles)
+    out, next_unit = np.zeros((1, len(vocabulary.weight)), np.float32), n_units(units, 1)
+    _run_head(memory.normed, vocabulary, out, counters, next_unit, True)
+    if vocabulary.weight.dtype.itemsize != 2:
+        return FusedKernels(cut, _run_layers, _run_head, None)
+    coarse = coarse_head(torch.zeros(vocabulary.weight.shape), tiles)
+    given = (coarse, vocabulary.scale, np.zeros(0, np.int64), d, out, counters, next_unit + 1, True)
+    run_likely(memory.normed, vocabulary, *given)
+    return FusedKernels(cut, _run_layers, _run_head, run_likely)

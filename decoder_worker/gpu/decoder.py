@@ -18,6 +18,7 @@ from decoder_worker.attention.base import AttentionBatch, ProjectedAttention
 from decoder_worker.gpu.embed import embed
 from decoder_worker.gpu.layers import FewRowsLayer, ManyRowsLayer
 from decoder_worker.model import TorchDecoder
+from decoder_worker.sampling.logit_rules import LogitRules
 
 # Beyond so many rows every program of `FewRows` reads more of them than the kernels that it saves
 # would take: predicted by `python -m benchmark.gpu.roofline`, not measured on a GPU.
@@ -78,6 +79,9 @@ class GpuDecoder:
         return pending.add_norm(x, replace(norm, dtype=norm.weight.dtype))
 
     def logits(self, states: Tensor) -> Tensor:
+        return self.reference.logits(states)
+
+    def likely_logits(self, states: Tensor, rules: LogitRules) -> Tensor:
         return self.reference.logits(states)
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -64,10 +64,8 @@ def test_sums_are_those_of_float32() -> None:
 def test_a_prompt_reads_the_heads_weights_once() -> None:
     """The start of transcript, for its probability of no speech, and the last token together."""
     tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint())))
-    slots = SlotTable(2, "cpu")
-    step = DecodeStep(
-        TorchSampler(LogitRules(tokenizer, 50, "cpu"), slots), slots, tokenizer.special.no_speech
-    )
+    slots, rules = SlotTable(2, "cpu"), LogitRules(tokenizer, 50, "cpu")
+    step = DecodeStep(TorchSampler(rules, slots), slots, rules, tokenizer.special.no_speech)
     every = torch.randn(2 * 4, tokenizer.n_vocab)
     asked: list[torch.Tensor] = []
 

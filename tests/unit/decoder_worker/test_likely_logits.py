@@ -1,0 +1,213 @@
+"""The head in 8 bits leaves every choice what the weights themselves give."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from cluster.jit.background import as_array
+from cluster.jit.tile_registers import has_bfloat16_tiles, tile_config
+from cluster.model.dims import ModelDims
+from cluster.model.text.tokenizer import WhisperTokenizer
+from decoder_worker.cpu.coarse_head import coarse_head, fits_coarse
+from decoder_worker.cpu.compiled import layer_kernels
+from decoder_worker.cpu.fused_arrays import n_likely_units, plain_head
+from decoder_worker.cpu.step_team import StepTeam
+from decoder_worker.sampling.logit_rules import LogitRules
+from decoder_worker.sampling.sampler import TorchSampler
+from decoder_worker.step import DecodeStep
+from tests.support.workers.slot_states import N, filled_slots, make_tokenizer
+
+BUILD_S = 300.0
+D = 128
+IN_TILES = pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's tiles")
+WAYS = ["float16", pytest.param("tiles", marks=IN_TILES)]
+LOGPROB_OFF = 0.01
+
+
+class Way(NamedTuple):
+    """Of computing it: by which kernels, and in which dtype the head is held."""
+
+    likely: Any
+    dtype: torch.dtype
+    tiles: Any
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def way(request: pytest.FixtureRequest) -> Way:
+    in_tiles = request.param == "tiles"
+    dtype, tiles = (torch.bfloat16, tile_config()) if in_tiles else (torch.float16, None)
+    head = np.uint16 if in_tiles else np.int16
+    kernels = layer_kernels(np.uint16, np.uint16, np.uint16, head, tiles)
+    assert kernels.wait(BUILD_S)
+    built = kernels.get()
+    assert built is not None
+    return Way(built.likely, dtype, tiles)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> WhisperTokenizer:
+    return make_tokenizer()
+
+
+def likely(way: Way, weight: Tensor, x: Tensor, rules: LogitRules, threads: int = 2) -> Tensor:
+    """float32 [n, n_vocab] of x [n, D]."""
+    head, coarse = plain_head(weight, int8=False, tiles=way.tiles), coarse_head(weight, way.tiles)
+    out = torch.full((len(x), len(weight)), torch.nan)
+    masks = as_array(rules.never_or_not_first), as_array(rules.begin)
+    job = partial(way.likely, as_array(x), head, coarse, *masks, rules.eot, as_array(out))
+    StepTeam(threads - 1).run(job, n_likely_units(len(x), len(weight), rules.eot))
+    return out
+
+
+def exact(weight: Tensor, x: Tensor) -> Tensor:
+    return (x.double() @ weight.double().t()).float()
+
+
+def random_weight(tokenizer: WhisperTokenizer, seed: int, way: Way) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(tokenizer.n_vocab, D, generator=generator)
+    if seed % 2:  # some inputs, and some words, with far larger weights than the others
+        weight[:, ::17] *= 8
+        weight[::5, 3] *= 30
+    return (weight / 4).to(way.dtype)
+
+
+@pytest.mark.parametrize("n_rows", [1, N])
+@pytest.mark.parametrize("seed", range(6))
+def test_what_is_sampled_is_what_the_weights_give(
+    way: Way, tokenizer: WhisperTokenizer, seed: int, n_rows: int
+) -> None:
+    """Of rows in every state of the rules, first tokens among them."""
+    rules = LogitRules(tokenizer, 50, "cpu")
+    weight = random_weight(tokenizer, seed, way)
+    x = torch.randn(n_rows, D, generator=torch.Generator().manual_seed(100 + seed))
+    found = []
+    for logits in (exact(weight, x), likely(way, weight, x, rules)):
+        slots = filled_slots(tokenizer, seed)
+        sampler = TorchSampler(rules, slots)
+        found.append((sampler(logits, slots.rows(torch.arange(n_rows)), None), slots.table))
+    (expected, table), (ours, our_table) = found
+    assert torch.equal(ours.tokens, expected.tokens)
+    assert torch.equal(our_table, table)
+    torch.testing.assert_close(ours.logprobs, expected.logprobs, rtol=0, atol=LOGPROB_OFF)
+
+
+def test_words_that_8_bits_cannot_tell_apart_are_told_apart(
+    way: Way, tokenizer: WhisperTokenizer
+) -> None:
+    """Hundreds of words, each a hair apart from the next one, in an order of chance."""
+    rules = LogitRules(tokenizer, 50, "cpu")
+    allowed = (rules.never_or_not_first[: rules.eot] == 0).nonzero().squeeze(1)
+    x = torch.randn(1, D, generator=torch.Generator().manual_seed(3))
+    weight = torch.zeros(tokenizer.n_vocab, D)
+    weight[allowed] = x / x.norm()
+    order = torch.randperm(len(allowed), generator=torch.Generator().manual_seed(4))
+    nearly = (2**-9 if way.dtype == torch.bfloat16 else 2**-11) * order / len(order)
+    weight[allowed, 0] += nearly.sign() * nearly * x[0, 0].sign()
+    weight = weight.to(way.dtype)
+    expected = exact(weight, x)
+    masked = expected[:, : rules.eot] + rules.never_or_not_first[: rules.eot]
+    best = masked.max()
+    ours = likely(way, weight, x, rules)[:, : rules.eot]
+    chosen = int((ours + rules.never_or_not_first[: rules.eot]).argmax())
+    assert masked[0, chosen] == pytest.approx(best.item(), abs=1e-5)
+    coarse = coarse_head(weight, None)
+    same = np.unique(coarse.weight[allowed.numpy()], axis=0)
+    assert len(same) < len(allowed) / 4, "8 bits told them apart: this tests nothing"
+
+
+def test_what_ends_or_times_a_segment_is_always_exact(
+    way: Way, tokenizer: WhisperTokenizer
+) -> None:
+    rules = LogitRules(tokenizer, 50, "cpu")
+    weight = random_weight(tokenizer, 1, way)
+    x = torch.randn(9, D, generator=torch.Generator().manual_seed(5))
+    ours, expected = likely(way, weight, x, rules), exact(weight, x)
+    torch.testing.assert_close(ours[:, rules.eot :], expected[:, rules.eot :], rtol=1e-4, atol=1e-4)
+    begin = rules.begin
+    torch.testing.assert_close(ours[:, begin], expected[:, begin], rtol=1e-4, atol=1e-4)
+    words = (ours - expected)[:, : rules.eot].abs()
+    bound = torch.from_numpy(coarse_head(weight).error)[: rules.eot] * x.norm(dim=1)[:, None]
+    assert (words <= 1.01 * bound + 1e-4).all(), "a logit is off by more than its bound"
+    assert words.max() > 1e-3, "all of it is exact: this tests nothing"
+
+
+def test_a_row_is_the_same_whoever_helps_and_whatever_is_beside_it(
+    way: Way, tokenizer: WhisperTokenizer
+) -> None:
+    rules = LogitRules(tokenizer, 50, "cpu")
+    weight = random_weight(tokenizer, 0, way)
+    x = torch.randn(9, D, generator=torch.Generator().manual_seed(6))
+    together = likely(way, weight, x, rules, threads=5)
+    for row in range(len(x)):
+        assert torch.equal(
+            likely(way, weight, x[row : row + 1], rules, threads=1)[0], together[row]
+        )
+
+
+def test_rows_of_zeros_and_of_nan_are_told(way: Way, tokenizer: WhisperTokenizer) -> None:
+    rules = LogitRules(tokenizer, 50, "cpu")
+    weight = random_weight(tokenizer, 0, way)
+    x = torch.randn(4, D, generator=torch.Generator().manual_seed(7))
+    x[1], x[2, 5], x[3, 9] = 0, torch.nan, torch.inf
+    logits = likely(way, weight, x, rules)
+    assert logits[0].isfinite().all()
+    assert (logits[1] == 0).all()
+    assert not logits[2:].isfinite().any()
+
+
+def test_only_a_choice_by_the_rules_alone_takes_likely_logits(tokenizer: WhisperTokenizer) -> None:
+    """Noise needs all probabilities, and beams need more than one token."""
+    slots, rules = filled_slots(tokenizer, 0), LogitRules(tokenizer, 50, "cpu")
+    asked: list[str] = []
+
+    class Decoder:
+        def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
+            return torch.zeros(len(tokens), D)
+
+        def logits(self, states: Tensor) -> Tensor:
+            asked.append("all")
+            return torch.zeros(len(states), tokenizer.n_vocab)
+
+        def likely_logits(self, states: Tensor, given: LogitRules) -> Tensor:
+            assert given is rules
+            asked.append("likely")
+            return torch.zeros(len(states), tokenizer.n_vocab)
+
+    decoder: Any = Decoder()
+    step = DecodeStep(TorchSampler(rules, slots), slots, rules, tokenizer.special.no_speech)
+    index = torch.arange(2)
+    step(index, decoder, None)
+    step(index, decoder, torch.tensor([1]))
+    step(index, decoder, None, n_top=3)
+    assert asked == ["likely", "all", "all"]
+
+
+def test_a_coarse_head_is_half_of_16_bits_and_knows_what_it_lost() -> None:
+    weight = torch.randn(500, D, generator=torch.Generator().manual_seed(8)).bfloat16()
+    plain, in_tiles = coarse_head(weight), coarse_head(weight, tile_config())
+    assert plain.weight.nbytes == weight.nbytes // 2
+    assert in_tiles.weight.shape == (8, D // 64, 64, 64), "500 outputs in blocks of 64"
+    lost = weight.float() - torch.from_numpy(plain.weight * plain.scale[:, None])
+    assert (lost.norm(dim=1) <= torch.from_numpy(plain.error)).all()
+    assert (torch.from_numpy(plain.error) <= 1.001 * lost.norm(dim=1)).all()
+    assert weight.float().norm(dim=1).max() <= plain.longest
+    unpacked = in_tiles.weight.transpose(0, 2, 1, 3).reshape(-1, D)
+    assert np.array_equal(unpacked[:500], plain.weight)
+    assert not unpacked[500:].any()
+
+
+def test_models_of_few_tokens_have_none() -> None:
+    def dims(n_vocab: int, width: int) -> ModelDims:
+        from tests.support.checkpoints import ModelShape, model_config
+
+        return ModelDims.from_config(model_config(ModelShape(width, 2, 1, 1, n_vocab=n_vocab)))
+
+    assert fits_coarse(dims(51_865, 512))
+    assert not fits_coarse(dims(2_000, 512))
