@@ -55,7 +55,9 @@ def small_ray_head(parts: Sequence[str] = ()) -> Iterator[None]:
     """While open, Ray that starts here has these parts of its dashboard, and adds no machines.
 
     `ray.init` has no such options. It would start a dashboard even without `include_dashboard`, and
-    wait for it: 3 s. What adds machines has none to add where there is one, and takes 50 MB.
+    wait for it: 3 s. What adds machines has none to add where there is one, and takes 50 MB. And
+    Ray's agent takes any free port: where another Ray runs on this machine it would try for 3 s to
+    get the port that is always the same, and everything would wait for it.
 
     parts: none at all: no dashboard.
     """
@@ -63,14 +65,17 @@ def small_ray_head(parts: Sequence[str] = ()) -> Iterator[None]:
 
     head: Any = node.Node
     usual_start, usual_monitor = services.start_ray_process, head.start_monitor
-    usual_dashboard = head.start_api_server
+    usual_dashboard, usual_raylet = head.start_api_server, services.start_raylet
 
     def start(command: list[str], process_type: str, *args: Any, **options: Any) -> Any:
         if process_type == ray_constants.PROCESS_TYPE_DASHBOARD:
             command = [*command, f"--modules-to-load={','.join(parts)}"]
         return usual_start(command, process_type, *args, **options)
 
-    services.start_ray_process = start
+    def start_raylet(*args: Any, **options: Any) -> Any:
+        return usual_raylet(*args, **(options | {"dashboard_agent_listen_port": 0}))
+
+    services.start_ray_process, services.start_raylet = start, start_raylet
     head.start_monitor = lambda node: None
     if not parts:
         head.start_api_server = lambda node, **options: None
@@ -78,7 +83,7 @@ def small_ray_head(parts: Sequence[str] = ()) -> Iterator[None]:
         yield
     finally:
         services.start_ray_process, head.start_monitor = usual_start, usual_monitor
-        head.start_api_server = usual_dashboard
+        head.start_api_server, services.start_raylet = usual_dashboard, usual_raylet
 
 
 def bind_replica_port(address: str) -> None:

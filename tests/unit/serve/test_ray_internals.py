@@ -27,6 +27,7 @@ NAMES = (
     "ray._private.ray_constants.ENABLE_RAY_CLUSTER",
     "ray._private.ray_constants.PROCESS_TYPE_DASHBOARD",
     "ray._private.services.start_ray_process",
+    "ray._private.services.start_raylet",
     "ray._private.services.start_monitor",
     "ray.serve._private.replica.add_port_to_grpc_server",
     "ray.autoscaler._private.util.prepare_config",
@@ -99,17 +100,25 @@ def test_a_small_head_is_told_its_parts_and_adds_no_machines(
     monkeypatch.setattr(
         services, "start_ray_process", lambda command, kind, **_: started.append(command)
     )
-    usual = services.start_ray_process, node.Node.start_monitor, node.Node.start_api_server
+    options: list[dict[str, object]] = []
+    monkeypatch.setattr(services, "start_raylet", lambda *_, **given: options.append(given))
+
+    def parts() -> tuple[object, ...]:
+        of_node = node.Node.start_monitor, node.Node.start_api_server
+        return services.start_ray_process, services.start_raylet, *of_node
+
+    usual = parts()
     with small_ray_head(DASHBOARD_PARTS):
+        services.start_raylet("address", dashboard_agent_listen_port=52365, huge_pages=False)
         services.start_ray_process(["one"], "dashboard", fate_share=True)
         services.start_ray_process(["two"], "raylet")
         assert node.Node.start_monitor(None) is None
-        assert node.Node.start_api_server is usual[2]
+        assert node.Node.start_api_server is usual[-1]
     assert started == [["one", "--modules-to-load=NodeHead,ServeHead,StateHead"], ["two"]]
     with small_ray_head():
         assert node.Node.start_api_server(None, include_dashboard=True) is None
-    now = services.start_ray_process, node.Node.start_monitor, node.Node.start_api_server
-    assert now == usual
+    assert options == [{"dashboard_agent_listen_port": 0, "huge_pages": False}]
+    assert parts() == usual
 
 
 def test_serve_s_port_between_replicas_has_the_node_s_address(
