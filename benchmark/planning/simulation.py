@@ -1,15 +1,16 @@
 """The simulator beside real servers whose devices wait: are the latencies the same?
 
     python -m benchmark.planning.simulation [--workers 1 2 3 4] [--loads 0.3 0.6 0.9 1.2]
-        [--seconds 60] [--kinds poisson bursts lengths kill] [--fitted HOP START]
+        [--seconds 60] [--kinds poisson bursts lengths kill] [--hop S]
 
 The servers are real (`benchmark.planning.timed_workers`), and so are the requests: each has audio
 of its own, at the times that the simulator's load draws. Their real times and lengths are then
 played to the simulator as a trace. Devices are so slow that the cores of this machine have little
 to do.
 Two figures are fitted, on runs that are not judged: what a call of a worker takes beside its
-device (a light load, one worker of each role), and how long a new encoder takes to start (one is
-killed in an idle server). All rows are judged by these. `--fitted` takes them from an earlier run.
+device (a light load, one worker of each role), by which all rows are judged, and before each row
+with a kill how long a new encoder takes to start (one is killed in that server while it is idle).
+`--hop` takes the first from an earlier run.
 
 Prints goodput, p50 and p95 of both side by side, their ratios, how long the simulator took, and one
 JSON line last.
@@ -26,6 +27,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -33,7 +35,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.planning.timed_load import percentile, real, simulated
+from benchmark.planning.timed_load import real, simulated
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, process_kind, serving
@@ -63,6 +65,9 @@ KINDS = ("poisson", "bursts", "lengths", "kill")
 TOLERANCE = {"goodput": 0.05, "p50": 0.10, "p95": 0.20, "worst_s": 0.30}
 OWN = (sys.executable, "-m", "benchmark.planning.timed_workers")
 RESTART_S = 600.0
+USUAL_START_S = 8.0  # of an encoder, where none is killed
+CALLS = 2  # of workers, for a request of one window
+LEAST_FIT_S = 90.0
 STILL_S, TRIES = 1.0, 3  # a run is repeated in which the machine stood still for longer
 
 
@@ -100,26 +105,27 @@ def load_of(kind: str, load: float, workers: int, seconds: float) -> Load:
     return Load(rate_per_s=rate, seconds=seconds, lengths=lengths)
 
 
-def fitted(server: BenchServer, seconds: float) -> tuple[float, float]:
-    """Seconds of a call beside its device, and until a new encoder takes windows."""
+def fitted_hop_s(server: BenchServer, seconds: float) -> float:
+    """Seconds of a call beside its device, by the median of what requests took longer."""
     seen = real(server.url, load_of("poisson", LIGHT, 1, seconds), seed=99)
-    bare, _ = simulated(seen, 1, slow_profile(0.0, 8.0))
-    over_s = percentile(seen.latencies, 50) - percentile(bare.latencies, 50)
-    return max(0.0, over_s / 2), restart_s(server)
+    bare, _ = simulated(seen, 1, slow_profile(0.0, USUAL_START_S))
+    pairs = zip(seen.latencies, bare.latencies, strict=True)
+    return max(0.0, median(real_s - bare_s for real_s, bare_s in pairs) / CALLS)
 
 
-def restart_s(server: BenchServer) -> float:
-    """Kill the encoder of an idle server, and wait until it is well again."""
+def restart_s(server: BenchServer, workers: int) -> float:
+    """Kill an encoder of an idle server: seconds until there are as many as before."""
     kill_encoder(server)
     began = time.monotonic()
-    was_ill = False
+    was_missed = False
     while time.monotonic() - began < RESTART_S:
         time.sleep(0.1)
         with suppress(httpx.HTTPError):
-            is_well = httpx.get(f"{server.url}/health", timeout=10.0).status_code == 200
-            if was_ill and is_well:
+            told = httpx.get(f"{server.url}/health", timeout=10.0).json()
+            n_there = told["pools"]["encoder"]["replicas"]
+            if was_missed and n_there == workers:
                 return time.monotonic() - began
-            was_ill = was_ill or not is_well
+            was_missed = was_missed or n_there < workers
     raise SystemExit("the killed encoder did not come back")
 
 
@@ -144,23 +150,27 @@ def runs_of(args: argparse.Namespace, workers: int) -> Iterator[tuple[str, float
 def compare(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
     """All runs, each real and simulated."""
     rows: list[dict[str, Any]] = []
-    fit: tuple[float, float] | None = tuple(args.fitted) if args.fitted else None
+    hop_s: float | None = args.hop
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "slow.json")
-        save_profile(slow_profile(0.0, 8.0), file)
+        save_profile(slow_profile(0.0, USUAL_START_S), file)
 
         def server_of(workers: int) -> Any:
             counts = ("--encoders", str(workers), "--decoders", str(workers))
             return serving("--profile", str(file), *counts, command=OWN)
 
-        if fit is None:
+        if hop_s is None:
             with server_of(1) as server:
-                fit = fitted(server, args.seconds)
-        console.print(f"fitted: {fit[0]:.4f} s a call, {fit[1]:.1f} s to start an encoder")
-        profile = slow_profile(*fit)
+                hop_s = fitted_hop_s(server, max(args.seconds, LEAST_FIT_S))
+        console.print(f"fitted: {hop_s:.4f} s a call")
         for workers in args.workers:
             with server_of(workers) as server:
                 for kind, load in runs_of(args, workers):
+                    start_s = USUAL_START_S
+                    if kind == "kill":
+                        start_s = restart_s(server, workers)
+                        console.print(f"fitted: {start_s:.1f} s to start an encoder")
+                    profile = slow_profile(hop_s, start_s)
                     rows.append(compare_one(server, workers, kind, load, args.seconds, profile))
                     console.print(json.dumps(rows[-1]))
     return rows
@@ -196,12 +206,15 @@ def compare_one(
     """One run of a server, played to the simulator."""
     kill_at_s = seconds / 2 if kind == "kill" else None
     requests = load_of(kind, load, workers, seconds)
-    for _ in range(TRIES):
-        psutil.cpu_times_percent(None)
+
+    def begin() -> None:
         if kill_at_s is not None:
             threading.Timer(kill_at_s, kill_encoder, (server,)).start()
+
+    for _ in range(TRIES):
+        psutil.cpu_times_percent(None)
         with Watch() as watch:
-            seen = real(server.url, requests, seed=round(100 * load) + 1000 * workers)
+            seen = real(server.url, requests, round(100 * load) + 1000 * workers, begin)
         if watch.longest_s < STILL_S:
             break
     told, took_s = simulated(seen, workers, profile, kill_at_s)
@@ -216,6 +229,7 @@ def compare_one(
         "simulator_s": round(took_s, 2),
         "machine_busy": round(busy / 100, 2),
         "stood_still_s": round(watch.longest_s, 2),
+        "fitted": {"hop_s": profile.router.hop_s, "start_s": profile.start_s.encoder},
     }
     span_s = max(seen.starts) + 1.0
     theirs, ours = seen.figures(span_s), told.figures(span_s)
@@ -252,7 +266,7 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.2])
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--fitted", type=float, nargs=2, metavar=("HOP", "START"))
+    parser.add_argument("--hop", type=float, help="seconds of a call, fitted earlier")
     args = parser.parse_args()
     console = Console(width=150)
     rows = compare(args, console)

@@ -11,7 +11,7 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -69,16 +69,19 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return nearest(sorted(values), percent) if values else 0.0
 
 
-def real(url: str, load: Load, seed: int, model: str = "whisper-1") -> Seen:
-    """Send the requests of a load to a server, each at its time, and wait for all answers."""
-    return asyncio.run(_send(url, load, seed, model))
+def real(url: str, load: Load, seed: int, on_begin: Callable[[], object] = lambda: None) -> Seen:
+    """Send the requests of a load to a server, each at its time, and wait for all answers.
+
+    on_begin: called at second 0 of the load, after what warms up the server and its client.
+    """
+    return asyncio.run(_send(url, load, seed, on_begin))
 
 
-async def _send(url: str, load: Load, seed: int, model: str) -> Seen:
+async def _send(url: str, load: Load, seed: int, on_begin: Callable[[], object]) -> Seen:
     requests = list(arrivals(load, Random(seed)))
     pcm = Clip("long", sample_path("long")).pcm()
     noise = np.random.default_rng(seed).integers(-1, 2, len(pcm) + len(requests), dtype=np.int16)
-    fields = form_fields(model, "en", {})
+    fields = form_fields("whisper-1", "en", {})
     n_failed = 0
     rows: list[tuple[float, float, float]] = []
 
@@ -101,6 +104,7 @@ async def _send(url: str, load: Load, seed: int, model: str) -> Seen:
     async with Client(url) as client:
         for number in range(2):
             await client.send(upload(number, 3.0))
+        on_begin()
         began = time.perf_counter()
         await asyncio.gather(*(one(client, r.number, r.at_s, r.audio_s) for r in requests))
     rows.sort()
@@ -125,10 +129,7 @@ def simulated(
         }
         outcome = simulate(make_scenario(fields), profile)
     answers = outcome.records.answers["interactive"]
-    told = Seen(
-        list(answers.arrived_s),
-        list(answers.audio_s),
-        list(answers.latency_s),
-        sum(answers.failures.values()),
-    )
+    rows = sorted(zip(answers.arrived_s, answers.audio_s, answers.latency_s, strict=True))
+    starts, audio, latencies = (list(column) for column in zip(*rows, strict=True))
+    told = Seen(starts, audio, latencies, sum(answers.failures.values()))
     return told, time.perf_counter() - began
