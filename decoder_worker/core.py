@@ -15,13 +15,13 @@ from functools import partial
 
 from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
 from cluster.kv.payloads import HandoffImporter
-from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken
+from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken, WorkerLoad
 from cluster.settings import DecoderSettings
 from decoder_worker.build import EngineParts
 from decoder_worker.loop import Call, DecodeLoop
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
-from decoder_worker.stats import DecoderStats
+from decoder_worker.stats import DecoderStats, load_of
 
 RETRY_AFTER_S = 1.0
 
@@ -140,6 +140,15 @@ class DecoderCore:
     def n_live(self) -> int:
         """Sequences that were submitted and hold something still."""
         return self._n_live
+
+    def load(self) -> WorkerLoad:
+        """That of `stats`, without all that makes up the rest: large pools ask for it often."""
+        pool, scheduler = self._importer.pool, self._loop.scheduler
+        return load_of(
+            self._n_waiting + scheduler.n_without_slots,
+            (pool.n_free, pool.n_pages, pool.layout.pages_per_window),
+            (scheduler.n_free_slots, self._settings.max_batch),
+        )
 
     def stats(self) -> DecoderStats:
         pool, scheduler = self._importer.pool, self._loop.scheduler

@@ -67,10 +67,8 @@ class DecoderStats:
     @property
     def load(self) -> WorkerLoad:
         """Whichever of pages and slots there is less of."""
-        windows = self.pages_total // self.pages_per_window
-        capacity = max(1, min(self.slots_total, windows))
-        free = min(self.slots_free / self.slots_total, self.pages_free / self.pages_total)
-        return WorkerLoad(capacity * (1.0 - free) + self.waiting, capacity)
+        pages = (self.pages_free, self.pages_total, self.pages_per_window)
+        return load_of(self.waiting, pages, (self.slots_free, self.slots_total))
 
     def signals(self) -> DecoderSignals:
         load, waiting = self.load, self.waiting
@@ -96,3 +94,12 @@ class DecoderStats:
                 "transfer_gb_per_s": round(self.transfer_gb_per_s, 3),
             },
         )
+
+
+def load_of(waiting: int, pages: tuple[int, int, int], slots: tuple[int, int]) -> WorkerLoad:
+    """By pages (free, in all, of a window) or slots (free, in all), whichever there is less of."""
+    pages_free, pages_total, pages_per_window = pages
+    slots_free, slots_total = slots
+    capacity = max(1, min(slots_total, pages_total // pages_per_window))
+    free = min(slots_free / slots_total, pages_free / pages_total)
+    return WorkerLoad(capacity * (1.0 - free) + waiting, capacity)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from cluster.errors import WorkerDrainingError
-from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest
+from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, WorkerLoad
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import check_request
 from encoder_worker.export_pages import Exports
@@ -79,6 +79,12 @@ class EncoderCore:
     def revoke(self, handle: CrossKVHandle) -> bool:
         """Free the pages of a reply that nobody will use; False when they are free already."""
         return self._exports.revoke(handle)
+
+    def load(self) -> WorkerLoad:
+        """That of `stats`, without all that makes up the rest: large pools ask for it often."""
+        loops = [lane.loop.counts for lane in self._lanes]
+        work = sum(lane.batcher.work for lane in self._lanes)
+        return WorkerLoad(work, window_s=total(loops).window_s)
 
     def stats(self) -> EncoderStats:
         counts = total([lane.loop.counts for lane in self._lanes])

@@ -161,7 +161,7 @@ class SimDecoder(SimWorker):
         return self.core.submit(request)
 
     def load(self) -> WorkerLoad:
-        return self.core.stats().load
+        return self.core.load()
 
     def signals(self) -> dict[str, float]:
         return asdict(self.core.stats().signals())

@@ -115,7 +115,7 @@ class SimEncoder(SimWorker):
         return self.core.submit(request)
 
     def load(self) -> WorkerLoad:
-        return self.core.stats().load
+        return self.core.load()
 
     def signals(self) -> dict[str, float]:
         stats = self.core.stats()

@@ -32,10 +32,6 @@ ENGINE_DRAIN_S = 30.0
 class Stats(Protocol):
     """What an engine counted."""
 
-    @property
-    def load(self) -> WorkerLoad:
-        """For the choice among workers."""
-
     def as_status(
         self, *, replica: str, model: str, transport: str, device: str, healthy: bool
     ) -> WorkerStatus:
@@ -44,6 +40,9 @@ class Stats(Protocol):
 
 class Engine(Protocol):
     """What serves a pool's windows."""
+
+    def load(self) -> WorkerLoad:
+        """For the choice among workers."""
 
     def stats(self) -> Stats: ...
 
@@ -108,7 +107,7 @@ class PoolWorker:
 
     def record_routing_stats(self) -> dict[str, float]:
         """For `cluster.serve.hooks.replica_choice`; Serve asks twice a second."""
-        load = replace(self._engine.stats().load, failed=self._engine.healthy() is not None)
+        load = replace(self._engine.load(), failed=self._engine.healthy() is not None)
         return load.as_stats()
 
     async def status(self) -> WorkerStatus:

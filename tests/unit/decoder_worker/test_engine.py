@@ -197,6 +197,7 @@ def test_the_waiting_list_is_bounded() -> None:
         assert refused.value.retry_after_s
         futures.pop().cancel()
         wait_until(lambda: made.engine.stats().waiting == 1, "not cancelled")
+        assert made.engine.load() == made.engine.stats().load
         futures.append(made.engine.submit(request))
         made.exporter.thaw()
         for future in futures:

@@ -55,6 +55,7 @@ def test_a_trimmed_window_fills_as_much_as_its_context(
         for n, (pcm, context) in enumerate(zip(windows, contexts, strict=True))
     ]
     assert b.engine.stats().load.work == pytest.approx(1 + (320 + 1500 + 192 + 320 + 192) / 1500)
+    assert b.engine.load() == b.engine.stats().load
     b.gate.set()
     for n, (pcm, future) in enumerate(zip(windows, futures, strict=True)):
         handle, n_positions = future.result(PATIENCE_S).handle, contexts[n] or 1500
@@ -69,6 +70,7 @@ def test_a_trimmed_window_fills_as_much_as_its_context(
     b.engine.revoke(held.result(PATIENCE_S).handle)
     until(lambda: b.engine.stats().running == 0)
     assert b.engine.stats().load.work == 0
+    assert b.engine.load() == b.engine.stats().load
     b.exporter.pool.check_integrity()
 
 

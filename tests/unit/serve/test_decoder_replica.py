@@ -31,8 +31,7 @@ RESULT = DecodeResult(
 @pytest.mark.parametrize("reason", [None, "the decoder failed"])
 def test_a_worker_tells_those_who_choose_whether_it_has_failed(reason: str | None) -> None:
     worker: Any = DecoderWorker.__new__(DecoderWorker)
-    stats = SimpleNamespace(load=WorkerLoad(work=2.0))
-    worker._engine = SimpleNamespace(stats=lambda: stats, healthy=lambda: reason)
+    worker._engine = SimpleNamespace(load=lambda: WorkerLoad(work=2.0), healthy=lambda: reason)
     told = WorkerLoad.of_stats(worker.record_routing_stats())
     assert told == WorkerLoad(work=2.0, failed=reason is not None)
 
