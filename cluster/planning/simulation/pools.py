@@ -202,6 +202,21 @@ class SimHandle:
     async def _find(self, request: EncodeRequest | DecodeRequest) -> Replica:
         """A worker with room, in which this call has its place already."""
         pool, pending = self._pool, _Pending((request,))
+        was_tried = not self._queue and bool(pool.open())  # nobody has waited longer
+        if was_tried:
+            pool.waiting += 1
+            try:
+                replica = await self._first_with_room(pending)
+            finally:
+                pool.waiting -= 1
+            if replica is not None:
+                self._give(pending, replica)
+                return replica
+        return await self._wait_for_room(pending, was_tried=was_tried)
+
+    async def _wait_for_room(self, pending: _Pending, *, was_tried: bool) -> Replica:
+        """Try and pause, as Serve does, until it is this call's turn."""
+        pool = self._pool
         waiting = _Waiting(pending, self._loop.create_future())
         self._queue.append(waiting)
         pause_s = FIRST_PAUSE_S
@@ -211,7 +226,9 @@ class SimHandle:
                 if not pool.open():
                     await pool.changed.wait()
                     continue
-                await self._serve_oldest()
+                if not was_tried:
+                    await self._serve_oldest()
+                was_tried = False
                 if not waiting.found.done():
                     await asyncio.wait((waiting.found,), timeout=pause_s)
                     pause_s = min(2 * pause_s, LAST_PAUSE_S)
@@ -229,18 +246,27 @@ class SimHandle:
         """Give the first worker in order with room to the call that has waited longest."""
         if not self._queue:
             return
-        pending = self._queue[0].pending
+        replica = await self._first_with_room(self._queue[0].pending)
+        if replica is not None and self._queue:
+            oldest = self._queue.popleft()
+            self._give(oldest.pending, replica)
+            oldest.found.set_result(replica)
+
+    async def _first_with_room(self, pending: _Pending) -> Replica | None:
+        """The first in the order of the choice that takes one more call."""
         if self._choice is not None:
             await self._choice.prepare(pending)
         for replica in await self._choose(self._pool.open(), pending):
-            if replica.has_room() and self._queue:
-                oldest = self._queue.popleft()
-                replica.ongoing += 1
-                if self._choice is not None:
-                    routed: Any = (oldest.pending, replica.replica_id, None)
-                    self._choice.on_request_routed(*routed)
-                oldest.found.set_result(replica)
-                return
+            if replica.has_room():
+                return replica
+        return None
+
+    def _give(self, pending: _Pending, replica: Replica) -> None:
+        """The call has its place there."""
+        replica.ongoing += 1
+        if self._choice is not None:
+            routed: Any = (pending, replica.replica_id, None)
+            self._choice.on_request_routed(*routed)
 
 
 class SimCall:
