@@ -176,7 +176,7 @@ def _checked(search: Search, found: Found, seconds: float) -> tuple[Found, Trial
     order = search.order
     for _ in range(MOST_CORRECTIONS):
         scenario = _long(search, found, seconds, CHECK_SEED)
-        search.tell(f"check of {seconds:g} s with another seed")
+        search.tell(f"check of {seconds:g} s with another seed{_usual(search, found, seconds)}")
         trial = run_trial(order, found.design, scenario, _progress(search, seconds))
         if trial.is_kept:
             return replace(found, trial=trial), trial, scenario
@@ -208,7 +208,8 @@ def _with_loss(search: Search, found: Found, seconds: float) -> Trial | None:
         return None  # a lost cell's requests go to the others: the check without it is the figure
     spare = order.spare_nodes * order.per_node
     whole = replace(found, size=Size(size.encoders + spare, size.decoders + spare))
-    search.tell(f"{seconds:g} s in which a node of each role is lost")
+    usual = _usual(search, found, seconds)
+    search.tell(f"{seconds:g} s in which a node of each role is lost{usual}")
     scenario = _long(search, whole, seconds, LOSS_SEED, lost_nodes=True)
     return run_trial(order, found.design, scenario, _progress(search, seconds))
 
@@ -232,6 +233,12 @@ def _headroom(search: Search, found: Found) -> tuple[float, float | None]:
             return kept, factor
         kept = factor
     return kept, None
+
+
+def _usual(search: Search, found: Found, seconds: float) -> str:
+    """How long a simulation of so many seconds will take."""
+    n_requests = seconds * search.order.load.rate_per_s / found.cells
+    return f": takes about {search.usual_s(n_requests):.0f} s"
 
 
 def _progress(search: Search, seconds: float) -> Callable[[float, int], None]:

@@ -8,6 +8,7 @@ keep is assumed.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
@@ -51,12 +52,14 @@ class Found:
 
 @dataclass(slots=True)
 class Search:
-    """Of one order. tried: how many simulations have run."""
+    """Of one order. tried: how many simulations have run; spent_s: what they took here."""
 
     order: Order
     loads: CellLoads
     tell: Tell
     tried: int = 0
+    spent_s: float = 0.0
+    _n_requests: int = 0
     _known: dict[tuple[Design, int, Size], Trial] = field(default_factory=dict)
 
     def least(self, design: Design) -> tuple[Costs, Size]:
@@ -99,7 +102,10 @@ class Search:
         seconds = trial_seconds(self.order, rate)
         load = self.loads.load(cells, seconds, TRIAL_SEED, factor)
         scenario = scenario_of(self.order, design, costs, size, load, TRIAL_SEED)
+        began_s = time.perf_counter()
         trial = run_trial(self.order, design, scenario)
+        self.spent_s += time.perf_counter() - began_s
+        self._n_requests += trial.figures["requests"]
         self.tried += 1
         percent = self.order.objectives[-1].percent
         said = "kept" if trial.is_kept else "missed"
@@ -108,6 +114,10 @@ class Search:
             what = f"{cells} cells of one"
         self.tell(f"{design}: {what}: p{percent:g} {trial.at(percent):.3g} s, {said}")
         return trial
+
+    def usual_s(self, n_requests: float) -> float:
+        """What a simulation of so many requests takes here, by those that have run."""
+        return n_requests * self.spent_s / max(1, self._n_requests)
 
     def _keeps(self, design: Design, costs: Costs, cells: int) -> Callable[[Size], bool]:
         def keeps(size: Size) -> bool:
