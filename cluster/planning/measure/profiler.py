@@ -70,6 +70,9 @@ def measure(asked: Asked, tell: Tell) -> Profile:
     Raises:
         ConfigurationError: settings and checkpoint do not fit this machine, or there is no server.
     """
+    router, audio = USUAL_ROUTER, USUAL_AUDIO
+    if asked.url is not None:  # first: a wrong address is told at once
+        router, audio = time_server(asked.url, asked.rounds, asked.api_key, tell)
     checkpoint = open_checkpoint(asked.settings.model)
     settings = on_one_device(asked.settings)
     device = settings.encoder.device
@@ -95,9 +98,6 @@ def measure(asked: Asked, tell: Tell) -> Profile:
         points = time_batches(
             checkpoint, exporter, own.encoder, batches, contexts, asked.rounds, kernels_s, tell
         )
-    router, audio = USUAL_ROUTER, USUAL_AUDIO
-    if asked.url is not None:
-        router, audio = time_server(asked.url, asked.rounds, asked.api_key, tell)
     encoder = EncoderProfile(
         points=tuple(points),
         max_batch=max_batch,

@@ -25,6 +25,7 @@ FIRST = 3  # requests that warm up
 CALLS = 2  # of a window: one of each role
 STAGE = re.compile(r"(\w+);dur=([\d.]+)")
 ROUTER = "ServeReplica:splitscribe:router"
+RAY_NODE = "raylet"
 Tell = Callable[[str], None]
 
 
@@ -50,8 +51,12 @@ def time_server(
     found = {}
     try:
         with httpx.Client(base_url=url, timeout=120.0, headers=headers) as client:
+            client.get("/health").raise_for_status()
+            routers = _routers_at(url)
+            if not routers:
+                tell("server: its router is not to be seen on this machine: its time is estimated")
             for name in SAMPLE_S:
-                found[name] = _time(client, name, rounds)
+                found[name] = _time(client, name, rounds, routers)
                 tell(f"server: {name} recording in {1000 * found[name].total_s:.1f} ms")
     except (httpx.HTTPError, KeyError) as error:
         raise ConfigurationError(f"cannot measure the server at {url}: {error!r}") from error
@@ -65,13 +70,15 @@ def time_server(
     return router, AudioProfile(request_s=audio_s, audio_second_s=per_s)
 
 
-def _time(client: httpx.Client, name: str, rounds: int) -> ServerFigures:
+def _time(
+    client: httpx.Client, name: str, rounds: int, routers: list[psutil.Process]
+) -> ServerFigures:
     audio = sample_path(name).read_bytes()
     totals, stages, audios = [], [], []
     before_s: float | None = None
     for number in range(FIRST + rounds):
         if number == FIRST:
-            before_s = _router_cpu_s()
+            before_s = _cpu_s(routers)
         began = time.perf_counter()
         answer = client.post(
             "/v1/audio/transcriptions",
@@ -88,18 +95,43 @@ def _time(client: httpx.Client, name: str, rounds: int) -> ServerFigures:
             totals.append(seconds)
             stages.append(sum(told.values()) - told["total"])
             audios.append(told["audio"])
-    after_s = _router_cpu_s()
+    after_s = _cpu_s(routers)
     cpu_s = None if before_s is None or after_s is None else (after_s - before_s) / rounds
     total_s, stages_s, audio_s = (statistics.median(one) for one in (totals, stages, audios))
     return ServerFigures(total_s, stages_s, audio_s, cpu_s)
 
 
-def _router_cpu_s() -> float | None:
-    """Processor seconds of all routers on this machine; None where there are none."""
-    seconds, is_there = 0.0, False
-    for process in psutil.process_iter(["cmdline"]):
-        if ROUTER in " ".join(process.info["cmdline"] or ()):
-            is_there = True
-            times = process.cpu_times()
-            seconds += times.user + times.system
-    return seconds if is_there else None
+def _routers_at(url: str) -> list[psutil.Process]:
+    """The routers of the server that listens there, if it runs on this machine.
+
+    They are processes of the same Ray node as whoever listens, so that routers of other servers on
+    this machine are left out.
+    """
+    port = httpx.URL(url).port
+    try:
+        listeners = {
+            one.pid
+            for one in psutil.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
+        }
+        nodes = [
+            parent
+            for pid in listeners
+            if pid is not None
+            for parent in psutil.Process(pid).parents()
+            if parent.name() == RAY_NODE
+        ]
+        return [
+            process
+            for node in nodes
+            for process in node.children(recursive=True)
+            if ROUTER in " ".join(process.cmdline())
+        ]
+    except psutil.Error:
+        return []
+
+
+def _cpu_s(routers: list[psutil.Process]) -> float | None:
+    """Processor seconds of these routers; None where there are none."""
+    times = [router.cpu_times() for router in dict.fromkeys(routers)]
+    return sum(one.user + one.system for one in times) if times else None
