@@ -89,7 +89,7 @@ class LaunchQueue:
             self._run_each_alone(sequences, error)
             return
         self._in_flight.append(
-            _InFlight(kind, launched, tuple(s.search for s in launched.sequences))
+            _InFlight(kind, launched, tuple([s.search for s in launched.sequences]))
         )
         for sequence in launched.sequences:
             sequence.n_in_flight += 1
@@ -101,8 +101,11 @@ class LaunchQueue:
     def collect_all_but_last(self) -> None:
         """Take results, but for `depth` launches that no search has to decide about first."""
         last = self._in_flight[-1].searches if self._in_flight else ()
-        ahead = all(search is not None and search.runs_ahead for search in last)
-        self.collect(self._depth if ahead else 0)
+        for search in last:
+            if search is None or not search.runs_ahead:
+                self.collect()
+                return
+        self.collect(self._depth)
 
     def collect(self, keep: int = 0) -> None:
         """Take the results of all but the `keep` last launches, in order."""

@@ -50,32 +50,22 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return self._virtual.now_s
 
 
-class _Due:
-    """In the place of asyncio's `Handle`, which takes several times as long to make."""
+class _Due(list[Any]):
+    """In the place of asyncio's `Handle`, which takes several times as long to make.
 
-    __slots__ = ("args", "callback", "context", "is_cancelled", "when_s")
+    Its callback, arguments, context and time; empty once it is cancelled.
+    """
 
-    def __init__(
-        self,
-        callback: Callable[..., object],
-        args: tuple[Any, ...],
-        context: contextvars.Context | None,
-        when_s: float = 0.0,
-    ) -> None:
-        self.callback = callback
-        self.args = args
-        self.context = copy_context() if context is None else context
-        self.when_s = when_s
-        self.is_cancelled = False
+    __slots__ = ()
 
-    def cancel(self) -> None:
-        self.is_cancelled = True
+    cancel = list.clear
 
     def cancelled(self) -> bool:
-        return self.is_cancelled
+        return not self
 
     def when(self) -> float:
-        return self.when_s
+        when_s: float = self[3]
+        return when_s
 
 
 class SimulationLoop(asyncio.SelectorEventLoop):
@@ -105,7 +95,9 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         *args: *Args,
         context: contextvars.Context | None = None,
     ) -> Any:
-        due = _Due(callback, args, context)
+        if context is None:
+            context = copy_context()
+        due = _Due((callback, args, context, self._now_s))
         self._ready.append(due)
         return due
 
@@ -125,7 +117,9 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         *args: *Args,
         context: contextvars.Context | None = None,
     ) -> Any:
-        due = _Due(callback, args, context, when)
+        if context is None:
+            context = copy_context()
+        due = _Due((callback, args, context, when))
         self._n_timers += 1
         heappush(self._timers, (when, self._n_timers, due))
         return due
@@ -135,7 +129,7 @@ class SimulationLoop(asyncio.SelectorEventLoop):
         timers, ready = self._timers, self._ready
         is_last = False
         while not is_last:
-            while timers and timers[0][2].is_cancelled:
+            while timers and not timers[0][2]:
                 heappop(timers)
             is_last = self._stopping
             if not ready and not is_last:
@@ -144,12 +138,12 @@ class SimulationLoop(asyncio.SelectorEventLoop):
                 self._now_s = max(self._now_s, timers[0][0])
             while timers and timers[0][0] <= self._now_s:
                 due = heappop(timers)[2]
-                if not due.is_cancelled:
+                if due:
                     ready.append(due)
             for _ in range(len(ready)):
                 due = ready.popleft()
-                if not due.is_cancelled:
-                    due.context.run(due.callback, *due.args)
+                if due:
+                    due[2].run(due[0], *due[1])
             is_last = is_last or self._stopping
 
     _stopping: bool
