@@ -71,8 +71,12 @@ def plan(
     Tries colocated workers and split ones on every combination of --gpus, with KV and with encoder
     states handed over, by short simulations (splitscribe simulate), and checks what it found by a
     long one with another seed, and by one in which nodes are lost. It says what the cluster costs,
-    what saturates next, and whether splitting pays. Progress is on stderr. Without --output nothing
-    is written. A plan from a predicted profile is a prediction.
+    what saturates next, and whether splitting pays. Without --output nothing is written. A plan
+    from a predicted profile is a prediction.
+
+    A few requests a second are planned within a minute, hundreds in several: each simulated request
+    takes 0.5 to 2 ms of one core, and the two long simulations are most of it, which --seconds
+    shortens. Progress is on stderr, and says how long these will take.
 
     Example: splitscribe plan --rate 500/s --slo "p95 < 1 s" --gpus h200:1.9,l40s:0.6
     --links 400gbps -o plan; splitscribe up plan/cluster.yaml --serve plan/serve.yaml
