@@ -136,6 +136,23 @@ def test_long_prompts_begin_in_several_steps() -> None:
     assert [len(scheduler.start_running()) for _ in range(4)] == [1, 1, 1, 0]
 
 
+def test_late_sequences_are_named_until_they_are_answered_also_those_that_came_later() -> None:
+    scheduler = make_scheduler(windows=3)
+    later, sooner = make_sequence(9.0), make_sequence(5.0)
+    scheduler.add(later)
+    scheduler.admit()
+    assert scheduler.expired(6.0) == []
+    scheduler.add(sooner)
+    scheduler.admit()
+    for _ in range(2):
+        assert scheduler.expired(6.0) == [sooner]
+    sooner.future.set_exception(DeadlineExceededError("late"))
+    scheduler.release(sooner)
+    assert scheduler.expired(6.0) == []
+    for _ in range(2):
+        assert scheduler.expired(9.0) == [later]
+
+
 def test_expired_finds_every_state() -> None:
     scheduler = make_scheduler(windows=2)
     sequences = [make_sequence(deadline) for deadline in (1.0, 2.0, 3.0, 9.0)]
