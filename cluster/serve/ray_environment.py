@@ -45,12 +45,13 @@ ENVIRONMENT = {
 # Of Ray that `serve` starts for itself. No worker process waits idle (46 MB each, by default one a
 # core); those that Ray starts ahead are kept until the replicas take them. And what looks whether
 # something has changed does so less often: here nobody adds machines, and a replica that fails is
-# found by its own health checks, once a second.
+# found by its own health checks, once a second. Workers import Serve while they wait for a task.
 ONE_MACHINE_ENVIRONMENT = {
     "RAY_num_workers_soft_limit": "0",
     "RAY_idle_worker_killing_time_threshold_ms": "20000",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
+    "RAY_preload_python_modules": "cluster.serve.preload",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
 }

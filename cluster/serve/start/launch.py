@@ -114,7 +114,7 @@ def running_cluster(
 def _import_application() -> None:
     """Whoever imports it next says what is wrong with it."""
     with suppress(Exception):
-        for name in ("ray.serve", "cluster.serve.app"):
+        for name in ("cluster.serve.preload", "cluster.serve.app"):
             import_module(name)
 
 
