@@ -38,10 +38,11 @@ class DecoderCore:
         wake: Callable[[], object],
         clock: Callable[[], float],
         may_run_bulk: Callable[[], bool] = lambda: True,
+        more_bulk: Callable[[], bool] = lambda: False,
     ) -> None:
         """wake: called when whoever runs the loop has something to do.
 
-        may_run_bulk: as in `DecodeLoop`.
+        may_run_bulk, more_bulk: as in `DecodeLoop`.
 
         settings: with the batch's size filled in. clock: monotonic seconds.
         """
@@ -60,6 +61,7 @@ class DecoderCore:
             parts.steps_ahead,
             clock,
             may_run_bulk,
+            more_bulk,
         )
         self._calls: deque[Call] = deque()  # what other threads ask for, in order
         self._lock = threading.RLock()  # guards the next five

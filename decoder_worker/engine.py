@@ -53,6 +53,7 @@ class DecoderEngine(DecoderCore):
         kernels_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         may_run_bulk: Callable[[], bool] = lambda: True,
+        more_bulk: Callable[[], bool] = lambda: False,
     ) -> None:
         """Load the weights, allocate the self-attention pool, start the thread and warm up.
 
@@ -62,6 +63,7 @@ class DecoderEngine(DecoderCore):
             kernels_s: how long to wait for a CPU's compiled kernels before that.
             clock: monotonic seconds, of deadlines and of what is measured.
             may_run_bulk: asked before each step on a CPU: whether it may be for bulk work, too.
+            more_bulk: asked on a CPU whether all cores of the machine encode bulk windows.
 
         Raises:
             ConfigurationError: importer, checkpoint and settings do not fit each other.
@@ -76,7 +78,9 @@ class DecoderEngine(DecoderCore):
         self.transport = importer.transport
         prompts = PromptBuilder(tokenizer, checkpoint.dims)
         self._wake = threading.Event()
-        super().__init__(parts, importer, prompts, settings, self._wake.set, clock, may_run_bulk)
+        super().__init__(
+            parts, importer, prompts, settings, self._wake.set, clock, may_run_bulk, more_bulk
+        )
         self._heartbeat = self._clock()
         started: Future[None] = Future()
         prepare = partial(self._prepare, parts, kernels_s)

@@ -43,6 +43,7 @@ from decoder_worker.stats import Counters
 logger = logging.getLogger(__name__)
 
 HELD_S = 0.002  # and while bulk sequences wait for their turn
+GATHER_S = 0.5  # longest wait of bulk sequences for others that share their step
 IDLE_S = 0.1  # longest sleep between steps: nothing wakes the loop when quarantined pages come back
 
 NO_PROBABILITY = "the model gave no finite probability"
@@ -58,6 +59,8 @@ class DecodeLoop:
     steps_ahead: decode steps launched before the last one's results are read, 0 or 1.
     clock: monotonic seconds.
     may_run_bulk: asked before each step: whether it may be for bulk sequences, too.
+    more_bulk: asked whether all cores are at work on windows of bulk sequences that will come. Then
+        a step for few of them waits: it would take from that work, and read all weights for few.
     """
 
     def __init__(
@@ -71,8 +74,10 @@ class DecodeLoop:
         steps_ahead: int = 0,
         clock: Callable[[], float] = time.monotonic,
         may_run_bulk: Callable[[], bool] = lambda: True,
+        more_bulk: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._may_run_bulk = may_run_bulk
+        self._may_run_bulk, self._more_bulk = may_run_bulk, more_bulk
+        self._gathers_until_s: float | None = None
         self.scheduler = scheduler
         self.counters = Counters()
         self._importer = importer
@@ -101,6 +106,7 @@ class DecodeLoop:
     def step(self) -> bool:
         """Schedule, run, post-process. False when nothing could run."""
         self.scheduler.holds_bulk = self.scheduler.has_bulk and not self._may_run_bulk()
+        self.scheduler.gathers_bulk = self._gathers_bulk()
         self._expire()
         self._start_loading()
         self._landing.step()
@@ -124,7 +130,8 @@ class DecodeLoop:
 
     def sleep_s(self) -> float:
         """How long the loop may sleep after a step that had nothing to run."""
-        longest_s = HELD_S if self.scheduler.holds_bulk else IDLE_S
+        waits = self.scheduler.holds_bulk or self.scheduler.gathers_bulk
+        longest_s = HELD_S if waits else IDLE_S
         return max(0.0, min(longest_s, self.scheduler.next_deadline() - self._clock()))
 
     def fail_all(self, error: Exception) -> None:
@@ -136,6 +143,19 @@ class DecodeLoop:
                 self._end(sequence, error)
             except Exception:
                 logger.exception("%r could not be taken back", sequence)
+
+    def _gathers_bulk(self) -> bool:
+        """Whether bulk sequences wait for others before they step."""
+        if not self.scheduler.takes_more_bulk or not self._more_bulk():
+            self._gathers_until_s = None
+            return False
+        now_s = self._clock()
+        if self._gathers_until_s is None:
+            self._gathers_until_s = now_s + GATHER_S
+        if now_s < self._gathers_until_s:
+            return True
+        self._gathers_until_s = None  # a step, and then it waits again
+        return False
 
     def _expire(self) -> None:
         for sequence in self.scheduler.expired(self._clock()):

@@ -62,6 +62,7 @@ class EncoderEngine(EncoderCore):
         kernels_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
         may_run_bulk: Callable[[], bool] = lambda: True,
+        tell_bulk: Callable[[int], None] = lambda cores: None,
     ) -> None:
         """Load the weights, run one window to warm up, and start.
 
@@ -71,6 +72,7 @@ class EncoderEngine(EncoderCore):
             kernels_s: how long to wait for a CPU's compiled kernels before that.
             clock: monotonic seconds, of deadlines and of what is measured.
             may_run_bulk: asked on a CPU before each unit of a bulk window.
+            tell_bulk: told on a CPU how many cores bulk windows may use, and 0 when there are none.
 
         Raises:
             ConfigurationError: checkpoint, device or layout do not fit each other.
@@ -100,9 +102,9 @@ class EncoderEngine(EncoderCore):
         if self.device == "cpu":
             # One more, of which cores take units while those of the last become few.
             queue = make_queue(bulk_at_once=settings.bulk_windows + 1)
-            bulk_loop = EncodeLoop(
-                queue, exports, reuse, forward.beside(may_run_bulk), max_batch, recorder, clock
-            )
+            cores = settings.threads or usable_cores()
+            beside = forward.beside(may_run_bulk, lambda busy: tell_bulk(cores if busy else 0))
+            bulk_loop = EncodeLoop(queue, exports, reuse, beside, max_batch, recorder, clock)
             bulk = Lane(queue, bulk_loop, self._begin_bulk)
         self._bulk_thread: threading.Thread | None = None
         self._starting = threading.Lock()

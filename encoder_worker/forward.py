@@ -108,16 +108,20 @@ class WindowEncoder:
         self._kernels: InBackground[TeamKernels] | None = None
         self._team: TeamEncoder | None = None  # made where its kernels are first found built
         self._may_run: Callable[[], bool] | None = None  # see `beside`
+        self._tell_busy: Callable[[bool], None] = lambda busy: None
         if device == "cpu" and torch_dtype in DTYPES:
             self._kernels = team_kernels(torch_dtype)
 
-    def beside(self, may_run: Callable[[], bool]) -> WindowEncoder:
+    def beside(
+        self, may_run: Callable[[], bool], tell_busy: Callable[[bool], None]
+    ) -> WindowEncoder:
         """One more on the same weights, for calls by another thread at the same time. On a CPU.
 
         may_run: asked before each unit of a window; while it says no, the encoder waits.
+        tell_busy: as in `TeamEncoder`.
         """
         other = copy.copy(self)
-        other._team, other._may_run = None, may_run
+        other._team, other._may_run, other._tell_busy = None, may_run, tell_busy
         return other
 
     @property
@@ -218,7 +222,9 @@ class WindowEncoder:
         if self._team is None and self._kernels is not None and (built := self._kernels.get()):
             from encoder_worker.cpu.team import TeamEncoder  # imports numba's kernels
 
-            self._team = TeamEncoder(self._plain, built, torch.get_num_threads(), self._may_run)
+            self._team = TeamEncoder(
+                self._plain, built, torch.get_num_threads(), self._may_run, self._tell_busy
+            )
         return self._team
 
     def _launch_on_team(

@@ -1,4 +1,4 @@
-"""Which work of this machine is more urgent than bulk work, told by each process to all others.
+"""What the processes of a machine tell each other of urgent work and of bulk work.
 
 Bulk work is to take what others leave. On a CPU they share cores, and not only in one process:
 while an encoder works for a client, a decoder's steps for bulk work would slow it down. So each
@@ -6,6 +6,9 @@ worker tells how many cores its urgent work may use at this moment, in a small f
 the workers of a Ray cluster on one machine share, and bulk work waits between two units of a few
 milliseconds while others may use half of the cores or more. It never waits for longer than
 `PATIENCE_S`, so it goes on, slowly, under any load.
+
+Encoders also tell when they encode bulk windows. These take turns with nobody (their threads run
+when cores are idle), so a decoder lets them go first until it has enough windows for a step.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ logger = logging.getLogger(__name__)
 
 PATIENCE_S = 1.0
 LOOK_S = 1.0  # between two looks for processes that came or went
-SLOT_BYTES = 8
+WORD_BYTES = 8
+SLOT_BYTES = 2 * WORD_BYTES  # cores of urgent work; cores of encoders that have bulk windows
 _PROCESSES = Path("/proc")
 _MEMORY = Path("/dev/shm")  # memory; a folder in it whose owner is checked
 _numbers = itertools.count()
@@ -44,7 +48,8 @@ class UrgentWork:
         self._folder = folder
         self._enough = max(1, cores // 2)
         self._lock = threading.Lock()
-        self._n_cores = 0
+        self._n_cores, self._n_bulk_cores = 0, 0
+        self._cores = cores
         self._own: mmap.mmap | None = None
         self._others: dict[str, mmap.mmap] = {}
         self._look_s = 0.0
@@ -71,6 +76,20 @@ class UrgentWork:
         finally:
             self._add(-n_cores)
 
+    def encode_bulk(self, n_cores: int) -> None:
+        """This process begins to encode bulk windows on so many cores; 0: it has no more of them.
+
+        At once before that it was the other way round.
+        """
+        with self._lock:
+            self._n_bulk_cores = n_cores
+            self._tell()
+
+    def bulk_is_encoded(self) -> bool:
+        """Whether encoders of this machine that have bulk windows may use all cores for them."""
+        others = sum(_word(slot, 1) for _, slot in self._seen())
+        return self._n_bulk_cores + others >= self._cores
+
     def leaves_cores(self) -> bool:
         """Whether urgent work of all processes leaves half of the cores or more."""
         return self._n_used("") < self._enough
@@ -84,7 +103,7 @@ class UrgentWork:
         n_cores = self._n_cores
         for name, slot in self._seen():
             if name.startswith(begin):
-                n_cores += int.from_bytes(slot[:SLOT_BYTES], "little")
+                n_cores += _word(slot, 0)
         return n_cores
 
     def close(self) -> None:
@@ -98,8 +117,13 @@ class UrgentWork:
     def _add(self, n_cores: int) -> None:
         with self._lock:
             self._n_cores += n_cores
-            if self._own is not None:
-                self._own[:SLOT_BYTES] = self._n_cores.to_bytes(SLOT_BYTES, "little")
+            self._tell()
+
+    def _tell(self) -> None:
+        if self._own is not None:
+            for place, number in enumerate((self._n_cores, self._n_bulk_cores)):
+                begin = place * WORD_BYTES
+                self._own[begin : begin + WORD_BYTES] = number.to_bytes(WORD_BYTES, "little")
 
     def _seen(self) -> list[tuple[str, mmap.mmap]]:
         if self._folder is not None and time.monotonic() >= self._look_s:
@@ -175,6 +199,10 @@ def _new_slot(path: Path) -> mmap.mmap:
 def _open_slot(path: Path) -> mmap.mmap:
     with path.open("r+b") as file:
         return mmap.mmap(file.fileno(), SLOT_BYTES)
+
+
+def _word(slot: mmap.mmap, place: int) -> int:
+    return int.from_bytes(slot[place * WORD_BYTES : (place + 1) * WORD_BYTES], "little")
 
 
 def _own_name() -> str:

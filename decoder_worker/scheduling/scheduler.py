@@ -34,7 +34,7 @@ class Scheduler:
 
     self_pages: pages of one row in `self_pool`. Pages of that one that are taken already are
     somebody else's for good. holds_bulk: set by the loop; while it is, no bulk sequence begins to
-    run, and none steps.
+    run, and none steps. gathers_bulk: the same; they begin to run, and do not step.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Scheduler:
         max_batch: int,
         bulk_share: float = BULK_SHARE,
     ) -> None:
-        self.holds_bulk = False
+        self.holds_bulk = self.gathers_bulk = False
         self._bulk_share = bulk_share
         self._cross_pool = cross_pool
         self._self_pool = self_pool
@@ -70,6 +70,14 @@ class Scheduler:
     def has_bulk(self) -> bool:
         """Whether a bulk sequence runs, or is about to."""
         return self._n_bulk > 0
+
+    @property
+    def takes_more_bulk(self) -> bool:
+        """Whether bulk sequences run, and would have rows for one more that is not here yet."""
+        if not self._n_bulk or self._waiting["bulk"] or self._loading:
+            return False
+        n_used = self._max_batch - len(self._free_slots)
+        return leaves_room(n_used, 1, self._max_batch, self._bulk_share)
 
     @property
     def n_waiting(self) -> int:
@@ -227,7 +235,7 @@ class Scheduler:
             self._step_turns = Turns()
             return able
         classes = {s.priority for s in able}
-        if self.holds_bulk:
+        if self.holds_bulk or self.gathers_bulk:
             return [s for s in able if s.priority != "bulk"]
         if classes <= {"bulk"} or "bulk" not in classes or self._step_turns.is_due("bulk"):
             self._step_turns = Turns()

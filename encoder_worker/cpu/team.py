@@ -47,9 +47,15 @@ class TeamEncoder:
         kernels: TeamKernels,
         n_threads: int,
         may_run: Callable[[], bool] | None = None,
+        tell_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
-        """may_run: asked before each unit; while it says no, the team waits. None: never."""
+        """Start the threads.
+
+        may_run: asked before each unit; while it says no, the team waits. None: never.
+        tell_busy: told when there are windows, and when there are none any more.
+        """
         self._may_run = may_run
+        self._tell_busy = tell_busy
         self._encoder = encoder
         self._kernels = kernels
         dims = encoder.dims
@@ -81,6 +87,8 @@ class TeamEncoder:
             memory.lay_out(mel.shape[2] // 2)
             window = _Window(memory, mel.to(self._encoder.dtype), sink)
             self._windows.append(window)
+            if len(self._windows) == 1:
+                self._tell_busy(True)
             self._changed.notify_all()
         return window.future
 
@@ -129,6 +137,8 @@ class TeamEncoder:
             ends = stands and (window.error is not None or window.layer == n_layers)
             if ends:
                 self._windows.remove(window)
+                if not self._windows:
+                    self._tell_busy(False)
                 self._idle.append(memory)
                 self._changed.notify_all()
         if ends:

@@ -58,6 +58,7 @@ class DecoderWorker(PoolWorker):
             role,
             kernels_s=longest_wait_s(settings.kernels),
             may_run_bulk=BulkGate(self._urgent.leaves_cores) if device == "cpu" else lambda: True,
+            more_bulk=self._urgent.bulk_is_encoded if device == "cpu" else lambda: False,
         )
         self._cores = step_threads(role.threads)
         self._ready(settings, checkpoint.name, device)

@@ -60,6 +60,7 @@ class EncoderWorker(PoolWorker):
             *self._exporters[1:],
             kernels_s=longest_wait_s(settings.kernels),
             may_run_bulk=BulkGate(self._urgent.leaves_process),
+            tell_bulk=self._urgent.encode_bulk,
         )
         self._cores = usable_cores()
         self._busy = BusyShare()

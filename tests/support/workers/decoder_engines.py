@@ -105,6 +105,7 @@ def make_stand(
     expects_states: bool = False,
     bucketed: bool = False,
     device: str = "cpu",
+    more_bulk: Callable[[], bool] = lambda: False,
     **settings: Any,
 ) -> Iterator[Stand]:
     """Everything is closed at the end, and every page must be back by then.
@@ -132,7 +133,9 @@ def make_stand(
         importer.open_landing()
     choose = choose_attention if device != "cpu" else partial(_torch_attention, bucketed)
     with patch("decoder_worker.build.choose_attention", choose):
-        engine = DecoderEngine(checkpoint, importer, chosen, page_tokens=page_tokens)
+        engine = DecoderEngine(
+            checkpoint, importer, chosen, page_tokens=page_tokens, more_bulk=more_bulk
+        )
     try:
         yield Stand(checkpoint, exporter, importer, engine)
     finally:

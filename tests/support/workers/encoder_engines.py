@@ -53,6 +53,7 @@ class Bench:
         page_frames: int = 0,
         recorder: Recorder | None = None,
         may_run_bulk: Callable[[], bool] = lambda: True,
+        tell_bulk: Callable[[int], None] = lambda cores: None,
         **settings: Any,
     ) -> None:
         self.checkpoint = checkpoint
@@ -63,7 +64,12 @@ class Bench:
         settings.setdefault("max_batch", 8)
         chosen = EncoderSettings(**{"device": "cpu", "threads": 1, "dtype": "float32", **settings})
         self.engine = EncoderEngine(
-            checkpoint, self.exporter, chosen, recorder, may_run_bulk=may_run_bulk
+            checkpoint,
+            self.exporter,
+            chosen,
+            recorder,
+            may_run_bulk=may_run_bulk,
+            tell_bulk=tell_bulk,
         )
         self.gate = threading.Event()
         self.gate.set()

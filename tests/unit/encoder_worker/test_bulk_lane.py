@@ -9,8 +9,11 @@ from concurrent.futures import wait
 import pytest
 
 from cluster.errors import WorkerDrainingError
+from cluster.jit.background import wait_for_builds
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
+
+BUILD_S = 200.0
 
 
 def test_a_bulk_window_has_the_kv_of_any_other(bench: Callable[..., Bench]) -> None:
@@ -62,3 +65,17 @@ def test_a_bulk_window_can_be_cancelled_and_its_lane_ended(bench: Callable[..., 
     b.close()
     with pytest.raises(WorkerDrainingError):
         b.submit(make_pcm(0.3), priority="bulk")
+
+
+def test_the_machine_hears_when_bulk_windows_are_encoded(bench: Callable[..., Bench]) -> None:
+    """And of no others. Until their kernels are built nobody is told, since one core encodes."""
+    told: list[int] = []
+    b = bench(tell_bulk=told.append, threads=3)
+    wait_for_builds(BUILD_S)
+    b.engine.revoke(b.submit(make_pcm(0.4)).result(PATIENCE_S).handle)
+    assert told == []
+    futures = [b.submit(make_pcm(0.3), str(n), priority="bulk") for n in range(3)]
+    for future in futures:
+        b.engine.revoke(future.result(PATIENCE_S).handle)
+    until(lambda: bool(told) and told[-1] == 0)
+    assert told == [3, 0] * (len(told) // 2)

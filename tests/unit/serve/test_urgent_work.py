@@ -34,6 +34,21 @@ def test_work_of_one_process_is_seen_by_the_others_and_by_itself(tmp_path: Path)
     assert not tmp_path.exists()
 
 
+def test_bulk_windows_that_are_encoded_on_all_cores_are_told(tmp_path: Path) -> None:
+    one, other = UrgentWork(tmp_path, 4), UrgentWork(tmp_path, 4)
+    assert not other.bulk_is_encoded()
+    one.encode_bulk(3)
+    assert not other.bulk_is_encoded(), "a core is left"
+    other.encode_bulk(2)
+    assert one.bulk_is_encoded()
+    assert other.bulk_is_encoded()
+    assert other.leaves_cores(), "it is not urgent"
+    with one.during(4):
+        one.encode_bulk(0)
+        assert not other.leaves_cores()
+    assert not other.bulk_is_encoded()
+
+
 def test_bulk_work_may_run_while_others_use_less_than_half_of_the_cores(tmp_path: Path) -> None:
     work = UrgentWork(tmp_path, 8)
     with work.during(3):

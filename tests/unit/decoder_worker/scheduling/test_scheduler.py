@@ -352,3 +352,25 @@ def test_while_bulk_work_is_held_it_neither_begins_nor_steps() -> None:
     assert scheduler.start_running() == [later]
     later.search = AnySearch()  # type: ignore[assignment]
     assert scheduler.next_step() == [bulk, later]
+
+
+def test_bulk_rows_gather_until_no_more_fit_or_some_are_there_already() -> None:
+    scheduler = make_scheduler(windows=8, max_batch=4, bulk_share=0.5)
+    assert not scheduler.takes_more_bulk, "nobody waits for others"
+    (first,) = running(scheduler, "bulk")
+    assert scheduler.takes_more_bulk
+    scheduler.gathers_bulk = True
+    (clip,) = running(scheduler, "interactive")
+    assert scheduler.next_step() == [clip]
+    scheduler.release(clip)
+    assert scheduler.next_step() == []
+    scheduler.add(make_sequence(priority="bulk"))
+    assert not scheduler.takes_more_bulk, "one is here, and waits for pages"
+    for sequence in scheduler.admit():
+        assert not scheduler.takes_more_bulk, "its KV is read"
+        sequence.fetched = FETCHED
+    (second,) = scheduler.start_running()
+    assert not scheduler.takes_more_bulk, "they have half of the rows"
+    second.search = AnySearch()  # type: ignore[assignment]
+    scheduler.gathers_bulk = False
+    assert scheduler.next_step() == [first, second]
