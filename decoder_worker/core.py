@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict
 from functools import partial
+from weakref import ref
 
 from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
 from cluster.kv.payloads import HandoffImporter
@@ -124,7 +125,7 @@ class DecoderCore:
             sequence.future.set_exception(error)
             return sequence.future
         self._post(partial(self._loop.add, sequence))
-        sequence.future.add_done_callback(partial(self._on_done, sequence))
+        sequence.future.add_done_callback(partial(self._on_done, ref(sequence)))
         return sequence.future
 
     def begin_drain(self) -> None:
@@ -201,8 +202,8 @@ class DecoderCore:
         self._calls.append(call)
         self._wake_up()
 
-    def _on_done(self, sequence: DecodeSequence, future: Future[DecodeResult]) -> None:
-        if future.cancelled():
+    def _on_done(self, known: ref[DecodeSequence], future: Future[DecodeResult]) -> None:
+        if future.cancelled() and (sequence := known()) is not None:
             self._post(partial(self._loop.cancel, sequence))
 
     # Called by whoever runs the loop.

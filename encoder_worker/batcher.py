@@ -37,7 +37,7 @@ LONG_S = 0.5  # and so much one of 30 s
 URGENT_SHARE = 0.25  # of its time left: from then on a window goes before all that have more
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class QueuedWindow:
     """One window that waits; times are of the batcher's clock.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from functools import partial
+from weakref import ref
 
 from cluster.errors import WorkerDrainingError
 from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, WorkerLoad
@@ -71,7 +72,7 @@ class EncoderCore:
         lane = self._bulk if request.priority == "bulk" else self._lanes[0]
         lane.begin()
         window = lane.batcher.put(request, future, key)
-        future.add_done_callback(partial(_drop_cancelled, lane.batcher, window))
+        future.add_done_callback(partial(_drop_cancelled, lane.batcher, ref(window)))
         if self._closing:  # `close` may have emptied the queue between the check and the put
             lane.loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
         return future
@@ -125,6 +126,12 @@ class EncoderCore:
         return not (any(len(one) or one.n_in_flight for one in queues) or self._exports.n_leases)
 
 
-def _drop_cancelled(batcher: Batcher, window: QueuedWindow, future: Future[EncodeReply]) -> None:
-    if future.cancelled():
+def _drop_cancelled(
+    batcher: Batcher, known: ref[QueuedWindow], future: Future[EncodeReply]
+) -> None:
+    """The window is known by a weak reference: it holds the future, which keeps this callback.
+
+    Else its audio would stay until Python looks for circles.
+    """
+    if future.cancelled() and (window := known()) is not None:
         batcher.cancel(window)

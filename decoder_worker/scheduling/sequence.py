@@ -14,6 +14,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
+from weakref import ref
 
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import FetchStats
@@ -47,7 +49,7 @@ class Attempt:
     compression_ratio: float
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class DecodeSequence:
     """A request's window in this worker. Times are this host's monotonic seconds.
 
@@ -100,10 +102,8 @@ class DecodeSequence:
     resolved: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        self.future.add_done_callback(self._resolve)
-
-    def _resolve(self, _: Future[DecodeResult]) -> None:
-        self.resolved = True
+        # Weak, or future and sequence would hold each other until Python looks for circles.
+        self.future.add_done_callback(partial(_resolve, ref(self)))
 
     def __repr__(self) -> str:
         request = self.request
@@ -197,3 +197,8 @@ class DecodeSequence:
     def sampled(self, row: Row) -> tuple[int, ...]:
         """What the rules take for sampled: the prefix, and the tokens that the row has sampled."""
         return (*self.options.prefix_tokens, *row.tokens)
+
+
+def _resolve(known: ref[DecodeSequence], _: Future[DecodeResult]) -> None:
+    if (sequence := known()) is not None:
+        sequence.resolved = True

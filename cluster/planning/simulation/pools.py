@@ -147,12 +147,15 @@ class SimPool:
 class _Pending:
     """What the hook reads and writes of Serve's `PendingRequest`, and of its `routing_context`."""
 
-    __slots__ = ("args", "routing_context", "should_backoff")
+    __slots__ = ("args", "should_backoff")
 
     def __init__(self, args: tuple[Any, ...]) -> None:
         self.args = args
-        self.routing_context = self
         self.should_backoff = False
+
+    @property
+    def routing_context(self) -> _Pending:
+        return self
 
 
 @dataclass(slots=True, eq=False)

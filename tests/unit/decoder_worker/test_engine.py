@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -18,7 +20,7 @@ from cluster.errors import (
 )
 from cluster.kv.layout_for import kv_layout
 from cluster.kv.payloads import HandoffImporter
-from cluster.messages import DecodeResult
+from cluster.messages import DecodeResult, SampledToken
 from cluster.model.checkpoint import open_checkpoint
 from cluster.settings import DecoderSettings
 from decoder_worker.engine import DecoderEngine
@@ -250,3 +252,20 @@ def test_drained_and_closed_engines_take_nothing_new() -> None:
         assert made.engine.healthy() is not None
         with pytest.raises(WorkerDrainingError):
             made.engine.submit(request)
+
+
+def test_an_answered_sequence_is_freed_without_the_collector(stand: Stand) -> None:
+    def tell(token: SampledToken) -> None:
+        """Known to the sequence alone, once the caller has forgotten it."""
+
+    gc.collect()
+    gc.disable()
+    try:
+        gone = ref(tell)
+        answer = stand.engine.submit(stand.request(0), tell)
+        del tell
+        answer.result(ANSWER_S)
+        stand.engine.submit(stand.request(1)).result(ANSWER_S)  # the next step
+        wait_until(lambda: gone() is None, "the sequence is held")
+    finally:
+        gc.enable()
