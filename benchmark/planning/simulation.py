@@ -9,7 +9,8 @@ played to the simulator as a trace. Devices are so slow that the cores of this m
 to do.
 Two figures are fitted, on runs that are not judged: what a call of a worker takes beside its
 device (a light load, one worker of each role), by which all rows are judged, and before each row
-with a kill how long a new encoder takes to start (one is killed in that server while it is idle).
+with a kill how long a new encoder takes until it encodes (one is killed in that server while it has
+nothing else to do).
 `--hop` takes the first from an earlier run.
 
 Prints goodput, p50 and p95 of both side by side, their ratios, how long the simulator took, and one
@@ -30,12 +31,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import httpx
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.planning.timed_load import real, simulated
+from benchmark.planning.timed_load import PROBE_S, probed, real, simulated
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, process_kind, serving
@@ -64,7 +64,6 @@ WIDE = Lengths(median_s=10.0, sigma=0.7, max_s=28.0)
 KINDS = ("poisson", "bursts", "lengths", "kill")
 TOLERANCE = {"goodput": 0.05, "p50": 0.10, "p95": 0.20, "worst_s": 0.30}
 OWN = (sys.executable, "-m", "benchmark.planning.timed_workers")
-RESTART_S = 600.0
 USUAL_START_S = 8.0  # of an encoder, where none is killed
 CALLS = 2  # of workers, for a request of one window
 LEAST_FIT_S = 90.0
@@ -114,19 +113,16 @@ def fitted_hop_s(server: BenchServer, seconds: float) -> float:
 
 
 def restart_s(server: BenchServer, workers: int) -> float:
-    """Kill an encoder of an idle server: seconds until there are as many as before."""
-    kill_encoder(server)
-    began = time.monotonic()
-    was_missed = False
-    while time.monotonic() - began < RESTART_S:
-        time.sleep(0.1)
-        with suppress(httpx.HTTPError):
-            told = httpx.get(f"{server.url}/health", timeout=10.0).json()
-            n_there = told["pools"]["encoder"]["replicas"]
-            if was_missed and n_there == workers:
-                return time.monotonic() - began
-            was_missed = was_missed or n_there < workers
-    raise SystemExit("the killed encoder did not come back")
+    """Kill an encoder of an idle server: seconds until as many windows are encoded at once.
+
+    A window for each encoder is sent each second. While one is missing, two windows share one, and
+    the slower of them takes longer by what a window takes.
+    """
+    usual_s, *slowest = probed(server.url, workers, lambda: kill_encoder(server))
+    late = [number for number, value in enumerate(slowest) if value > usual_s + ENCODE_S / 2]
+    if not late or late[-1] + 1 == len(slowest):
+        raise SystemExit("no encoder was missed after one was killed, or none came back")
+    return PROBE_S * (late[-1] + 0.5)  # between the last late probe and the next one
 
 
 def kill_encoder(server: BenchServer) -> None:

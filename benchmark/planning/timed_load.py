@@ -32,6 +32,8 @@ from cluster.planning.simulation.run import simulate
 
 SLO = Slo(latency_s=2.0, per_audio_s=0.2)  # 3 s for a clip of 5 s
 BEFORE_KILL_S, AFTER_KILL_S = 2.0, 15.0  # requests that came within are near a kill
+PROBE_S, PROBES, USUAL_PROBES = 1.0, 40, 4  # seconds between two, after a kill, before it
+PROBE_AUDIO_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,22 +79,58 @@ def real(url: str, load: Load, seed: int, on_begin: Callable[[], object] = lambd
     return asyncio.run(_send(url, load, seed, on_begin))
 
 
+def probed(url: str, at_once: int, kill: Callable[[], object]) -> list[float]:
+    """The slowest of some requests at once, each `PROBE_S`: the usual one, then from a kill on."""
+    return asyncio.run(_probe(url, at_once, kill))
+
+
+async def _probe(url: str, at_once: int, kill: Callable[[], object]) -> list[float]:
+    uploads = Uploads(0, at_once * (USUAL_PROBES + PROBES))
+    numbers = iter(range(at_once * (USUAL_PROBES + PROBES)))
+
+    async def one(client: Client, number: int) -> float:
+        sent_s = time.perf_counter()
+        outcome = await client.send(uploads.make(number, PROBE_AUDIO_S))
+        return float("inf") if outcome.failure else time.perf_counter() - sent_s
+
+    async def group(client: Client) -> float:
+        return max(await asyncio.gather(*(one(client, next(numbers)) for _ in range(at_once))))
+
+    async with Client(url) as client:
+        usual = [await group(client) for _ in range(USUAL_PROBES)]
+        kill()
+        began, groups = time.perf_counter(), []
+        for number in range(PROBES):
+            await asyncio.sleep(max(0.0, began + PROBE_S * number - time.perf_counter()))
+            groups.append(asyncio.create_task(group(client)))
+        return [min(usual), *await asyncio.gather(*groups)]
+
+
+class Uploads:
+    """Speech with noise, so that no two of them are the same audio."""
+
+    def __init__(self, seed: int, most: int) -> None:
+        self._pcm = Clip("long", sample_path("long")).pcm()
+        rng = np.random.default_rng(seed)
+        self._noise = rng.integers(-1, 2, len(self._pcm) + most, dtype=np.int16)
+        self._fields = form_fields("whisper-1", "en", {})
+
+    def make(self, number: int, audio_s: float) -> Upload:
+        n_samples = min(len(self._pcm), round(audio_s * SAMPLE_RATE))
+        noise = self._noise[number : number + n_samples]
+        noisy = np.clip(self._pcm[:n_samples], -32_767, 32_766) + noise
+        return Upload.of(wav_bytes(noisy), "audio.wav", self._fields)
+
+
 async def _send(url: str, load: Load, seed: int, on_begin: Callable[[], object]) -> Seen:
     requests = list(arrivals(load, Random(seed)))
-    pcm = Clip("long", sample_path("long")).pcm()
-    noise = np.random.default_rng(seed).integers(-1, 2, len(pcm) + len(requests), dtype=np.int16)
-    fields = form_fields("whisper-1", "en", {})
+    uploads = Uploads(seed, len(requests))
     n_failed = 0
     rows: list[tuple[float, float, float]] = []
 
-    def upload(number: int, audio_s: float) -> Upload:
-        n_samples = min(len(pcm), round(audio_s * SAMPLE_RATE))
-        noisy = np.clip(pcm[:n_samples], -32_767, 32_766) + noise[number : number + n_samples]
-        return Upload.of(wav_bytes(noisy), "audio.wav", fields)
-
     async def one(client: Client, number: int, at_s: float, audio_s: float) -> None:
         nonlocal n_failed
-        made = upload(number, audio_s)
+        made = uploads.make(number, audio_s)
         await asyncio.sleep(max(0.0, began + at_s - time.perf_counter()))
         sent_s = time.perf_counter()
         outcome = await client.send(made)
@@ -103,7 +141,7 @@ async def _send(url: str, load: Load, seed: int, on_begin: Callable[[], object])
 
     async with Client(url) as client:
         for number in range(2):
-            await client.send(upload(number, 3.0))
+            await client.send(uploads.make(number, PROBE_AUDIO_S))
         on_begin()
         began = time.perf_counter()
         await asyncio.gather(*(one(client, r.number, r.at_s, r.audio_s) for r in requests))
