@@ -18,16 +18,15 @@ from numba.extending import intrinsic, overload
 
 from cluster.jit.tile_instructions import (
     address,
-    clear_tile,
     load_tile,
     multiply_int8_tiles,
     offset,
     procedure,
-    store_tile,
 )
 from cluster.jit.tile_registers import N_TILES, TILE_BYTES, TILE_ROW_BYTES
 from decoder_worker.cpu.fused_parts import plain_product
 from decoder_worker.cpu.tile_blocks import BLOCK_OUTPUTS, ROWS_OF_TILE, TILES_OF_BLOCK
+from decoder_worker.cpu.tile_products import clear_sums, store_sums
 
 STEPS = 127  # of a row's largest value, on either side of zero
 FINER = 254  # steps of the second integer in one of the first
@@ -35,15 +34,6 @@ GROUP = 4  # inputs that stand together in a tile of x
 
 _SUMS, _X, _WEIGHTS = range(TILES_OF_BLOCK), TILES_OF_BLOCK, range(TILES_OF_BLOCK + 1, N_TILES)
 _intrinsic: Any = intrinsic
-
-
-@_intrinsic  # type: ignore[untyped-decorator]
-def _clear_sums(_context: Any) -> Any:
-    def write(builder: Any) -> None:
-        for tile in _SUMS:
-            clear_tile(builder, tile)
-
-    return procedure(write, 0)
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
@@ -58,17 +48,6 @@ def _add_products(_context: Any, _x: Any, _weight: Any) -> Any:
             multiply_int8_tiles(builder, tile, register, _X)
 
     return procedure(write, 2)
-
-
-@_intrinsic  # type: ignore[untyped-decorator]
-def _store_sums(_context: Any, _to: Any) -> Any:
-    """To int32 [BLOCK_OUTPUTS, 16] at an address."""
-
-    def write(builder: Any, to: ir.Value) -> None:
-        for tile in _SUMS:
-            store_tile(builder, tile, offset(builder, to, tile * TILE_BYTES))
-
-    return procedure(write, 1)
 
 
 @njit(nogil=True, cache=True)
@@ -113,12 +92,12 @@ def _tile_product(rows: Any, weight: Any, scale: Any, first: Any, last: Any, out
         n_out = min(BLOCK_OUTPUTS, last - begin)
         for group in range(len(split)):
             x, at = address(split[group]), address(weight[begin // BLOCK_OUTPUTS])
-            _clear_sums()
+            clear_sums()
             for _ in range(n_tiles):
                 _add_products(x, at)
                 x += TILE_BYTES
                 at += TILE_ROW_BYTES * BLOCK_OUTPUTS
-            _store_sums(address(sums))
+            store_sums(address(sums))
             row = group * ROWS_OF_TILE
             for r in range(min(ROWS_OF_TILE, n - row)):
                 to, step = out[row + r], steps[row + r]

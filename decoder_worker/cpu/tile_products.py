@@ -44,7 +44,9 @@ _intrinsic: Any = intrinsic
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
-def _clear_sums(_context: Any) -> Any:
+def clear_sums(_context: Any) -> Any:
+    """Set a block's sums to zero, of whichever numbers."""
+
     def write(builder: Any) -> None:
         for tile in _SUMS:
             clear_tile(builder, tile)
@@ -72,8 +74,8 @@ def _add_products(_context: Any, _x: Any, _weight: Any, _stride: Any) -> Any:
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
-def _store_sums(_context: Any, _to: Any) -> Any:
-    """To float32 [BLOCK_OUTPUTS, 16] at an address."""
+def store_sums(_context: Any, _to: Any) -> Any:
+    """To [BLOCK_OUTPUTS, 16] at an address, numbers of 32 bits."""
 
     def write(builder: Any, to: Any) -> None:
         for tile in _SUMS:
@@ -117,12 +119,12 @@ def tile_product(split: Any, weight: Any, scale: Any, first: Any, last: Any, out
         begin = min(block, last - BLOCK_OUTPUTS)
         for group in range(len(split)):
             x, at = address(split[group]), address(weight) + begin * stride
-            _clear_sums()
+            clear_sums()
             for _ in range(n_in // TILE_INPUTS):
                 _add_products(x, at, stride)
                 x += TILE_BYTES
                 at += TILE_ROW_BYTES
-            _store_sums(address(sums))
+            store_sums(address(sums))
             row = group * ROWS_OF_TILE
             for r in range(min(ROWS_OF_TILE, n - row)):
                 to = out[row + r]
