@@ -7,8 +7,9 @@ the workers of a Ray cluster on one machine share, and bulk work waits between t
 milliseconds while others may use half of the cores or more. It never waits for longer than
 `PATIENCE_S`, so it goes on, slowly, under any load.
 
-Encoders also tell when they encode bulk windows. These take turns with nobody (their threads run
-when cores are idle), so a decoder lets them go first until it has enough windows for a step.
+Encoders also tell when they encode bulk windows. Their threads run only when cores are idle, and a
+decoder's bulk steps would leave them none, so it waits with such a step until it has windows enough
+to fill it.
 """
 
 from __future__ import annotations
@@ -77,10 +78,7 @@ class UrgentWork:
             self._add(-n_cores)
 
     def encode_bulk(self, n_cores: int) -> None:
-        """This process begins to encode bulk windows on so many cores; 0: it has no more of them.
-
-        At once before that it was the other way round.
-        """
+        """Tell on how many cores this process encodes bulk windows; 0: it has none any more."""
         with self._lock:
             self._n_bulk_cores = n_cores
             self._tell()
