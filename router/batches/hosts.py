@@ -19,6 +19,7 @@ from cluster.errors import ConfigurationError, InvalidRequestError
 PORTS = {"http": 80, "https": 443}
 NOT_ALLOWED = "url_not_allowed"
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_LOCAL_NAT64 = ipaddress.ip_network("64:ff9b:1::/48")  # RFC 8215: leads to what its network likes
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -119,7 +120,16 @@ class HostRules:
             return self._may_call(inner)
         if address.is_multicast or address.is_unspecified or address.is_link_local:
             return False
-        return address.is_global or any(address in network for network in self._networks)
+        return _is_public(address) or any(address in network for network in self._networks)
+
+
+def _is_public(address: Address) -> bool:
+    """`is_global`, without what Python counts there though the internet does not have it."""
+    if not address.is_global or address.is_reserved:
+        return False
+    if isinstance(address, ipaddress.IPv4Address):
+        return True
+    return not address.is_site_local and address not in _LOCAL_NAT64
 
 
 def _inner(address: Address) -> Address | None:

@@ -35,6 +35,11 @@ async def test_allowed_hosts_are_called(allowed: str, url: str) -> None:
     assert (await rules(allowed).check(url, "url")).address == PUBLIC
 
 
+@pytest.mark.parametrize("address", [PUBLIC, "2606:4700:4700::1111", "64:ff9b::5db8:d822"])
+async def test_public_addresses_are_called(address: str) -> None:
+    await rules("*", address=address).check("https://a.example/", "url")
+
+
 @pytest.mark.parametrize(
     ("allowed", "url"),
     [
@@ -66,6 +71,8 @@ async def test_other_urls_are_refused(allowed: str, url: str) -> None:
         *("127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "0.0.0.0"),
         *("100.64.0.1", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1%eth0", "fd00::1"),
         *("::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "ff02::1"),
+        *("::7f00:1", "fec0::1", "64:ff9b:1::7f00:1", "2001:0:4136:e378:8000:63bf:80ff:fffe"),
+        *("240.0.0.1", "198.18.0.1", "192.0.2.1", "::ffff:0:7f00:1"),
     ],
 )
 async def test_an_address_of_several_that_is_private_is_enough_to_refuse(address: str) -> None:
