@@ -26,8 +26,11 @@ VERSION = 1
 MOUNTS = Path("/proc/self/mountinfo")
 # File systems of which several machines may see different states.
 NETWORKED = (
-    *("afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4", "smb3"),
-    *("fuse.ceph", "fuse.gcsfuse", "fuse.glusterfs", "fuse.s3fs", "fuse.sshfs"),
+    *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
+    *("orangefs", "pvfs2", "smb3", "smbfs"),
+    *("fuse.blobfuse", "fuse.blobfuse2", "fuse.ceph", "fuse.ceph-fuse", "fuse.dfuse"),
+    *("fuse.gcsfuse", "fuse.glusterfs", "fuse.goofys", "fuse.juicefs", "fuse.mfs"),
+    *("fuse.mountpoint-s3", "fuse.rclone", "fuse.s3fs", "fuse.sshfs"),
 )
 SCHEMA = """
 CREATE TABLE owners (epoch INTEGER PRIMARY KEY AUTOINCREMENT, pid INTEGER NOT NULL);

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import ConfigurationError, InsufficientStorageError
+from router.batches import database
 from router.batches.blobs import ABANDONED_S, READERS_GRACE_S, Blobs
 from router.batches.database import (
     VERSION,
@@ -31,6 +32,26 @@ def test_a_network_file_system_is_refused_by_name() -> None:
     check_local(Path("/shared/local disk/batches"), MOUNTS)
     with pytest.raises(ConfigurationError, match="nfs4"):
         check_local(Path("/shared/batches"), MOUNTS)
+
+
+async def test_a_service_does_not_open_on_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor behind a link; and it leaves nothing there."""
+    shared, link = tmp_path / "shared", tmp_path / "link"
+    shared.mkdir()
+    link.symlink_to(shared)
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:30 / {shared} rw - nfs4 a:/b rw\n"
+    )
+    monkeypatch.setattr(database, "MOUNTS", mounts)
+    with pytest.raises(ConfigurationError, match="nfs4, a network file system"):
+        async with desk(link / "kept"):
+            pass
+    assert not list((shared / "kept").iterdir())
+    async with desk(tmp_path / "kept"):
+        pass
 
 
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:
