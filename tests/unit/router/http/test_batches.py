@@ -91,6 +91,39 @@ async def test_lists_come_page_by_page(client: openai.AsyncOpenAI) -> None:
         await client.files.list(limit=0)
 
 
+async def test_batches_come_page_by_page(client: openai.AsyncOpenAI) -> None:
+    """The newest first, in pages that the SDK follows to their end."""
+    file = await client.files.create(file=("in.jsonl", line("a", url="x")), purpose="batch")
+    ids = [(await create(client, file.id)).id for _ in range(5)]
+    found = await client.batches.list(limit=2)
+    assert [batch.id for batch in found.data] == [ids[4], ids[3]]
+    assert found.has_more
+    assert [batch.id async for batch in found] == ids[::-1]
+    behind = await client.batches.list(after=ids[1])
+    assert ([batch.id for batch in behind.data], behind.has_more) == ([ids[0]], False)
+    with pytest.raises(openai.BadRequestError, match="after"):
+        await client.batches.list(after="batch_none")
+
+
+async def test_a_batch_of_translations(client: openai.AsyncOpenAI, at: Desk) -> None:
+    lines = [
+        line("one", "/v1/audio/translations", url="data:audio/wav;base64,UklGRg=="),
+        line("two", "/v1/audio/translations", url="data:audio/wav;base64,UklGRg==", temperature=9),
+    ]
+    file = await client.files.create(file=("in.jsonl", b"".join(lines)), purpose="batch")
+    batch = await client.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/audio/translations",  # type: ignore[arg-type]
+        completion_window="24h",
+    )
+    batch = await ended(client, batch.id)
+    assert batch.endpoint == "/v1/audio/translations"
+    assert list(await results(client, batch.output_file_id)) == ["one"]
+    errors = await results(client, batch.error_file_id)
+    assert errors["two"]["response"]["body"]["error"]["param"] == "temperature"
+    assert [params.task for params in at.transcriber.params] == ["translate"]
+
+
 async def test_a_batch_runs_to_its_end(client: openai.AsyncOpenAI, at: Desk) -> None:
     audio = await client.files.create(file=("a.wav", b"RIFF"), purpose="user_data")
     lines = [
