@@ -8,18 +8,18 @@ million costs a listing. A path that leads nowhere is an item too, and fails wit
 from __future__ import annotations
 
 import csv
-import fnmatch
 import glob
 import io
 import json
 import posixpath
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
-from cluster.archives.places import Place, is_url
+from cluster.archives.places import Place, in_folder, is_url, split_options
 from cluster.errors import InvalidRequestError
 
 STDIN = "-"
@@ -89,14 +89,27 @@ def _items(name: str, stdin: Iterable[str]) -> Iterator[Item]:
     try:
         if name == STDIN:
             yield from _of_paths((_path_of_line(line) for line in stdin), "")
-        elif name.lower().endswith(MANIFESTS) and not glob.has_magic(name):
-            yield from _of_manifest(name)
-        elif glob.has_magic(name) and not Path(name).exists():
+        elif _is_glob(name):
             yield from _of_glob(name)
+        elif _is_manifest(name):
+            yield from _of_manifest(Place.of(name))
         else:
             yield from _of_file_or_folder(name)
-    except OSError as error:
+    # pyarrow's errors are ValueErrors, and so is text that is no UTF-8.
+    except (OSError, ValueError, NotImplementedError, csv.Error) as error:
         raise InvalidRequestError(f"{name} cannot be read: {error}") from error
+
+
+def _is_manifest(name: str) -> bool:
+    return split_options(name)[0].lower().endswith(MANIFESTS)
+
+
+def _is_glob(name: str) -> bool:
+    """Whether it is one, and not the name of what is there."""
+    from pyarrow.fs import FileType
+
+    magic = glob.has_magic(split_options(name)[0])
+    return magic and Place.of(name).info().type == FileType.NotFound
 
 
 def _of_file_or_folder(name: str) -> Iterator[Item]:
@@ -117,36 +130,43 @@ def _of_file_or_folder(name: str) -> Iterator[Item]:
 
 
 def _of_glob(name: str) -> Iterator[Item]:
-    steady = name[: min(name.find(mark) for mark in "*?[" if mark in name)]
-    root = Place.of(steady.rpartition("/")[0] or ("." if not steady.startswith("/") else "/"))
+    """Files that match; of a manifest among them, what it lists."""
+    base, options = split_options(name)
+    steady = base[: min(base.find(mark) for mark in "*?[" if mark in base)].rpartition("/")[0]
+    root = Place.of((steady or ("." if not base.startswith("/") else "/")) + options)
     if root.is_local:
         paths = sorted(str(Path(one).absolute()) for one in glob.glob(name, recursive=True))
         files = [one for one in root.files.get_file_info(paths) if one.is_file]
     else:
-        pattern = f"{root.path}/{name[len(steady.rpartition('/')[0]) + 1 :]}"
-        files = [one for one in root.below(recursive=True) if fnmatch.fnmatch(one.path, pattern)]
+        from fsspec.utils import glob_translate
+
+        pattern = re.compile(glob_translate(f"{root.path}/{base[len(steady) + 1 :]}"))
+        files = [one for one in root.below(recursive=True) if pattern.match(one.path)]
     if not files:
         raise InvalidRequestError(f"no file matches {name}")
     for one in files:
-        yield _item(root.name_of(one.path), one, posixpath.relpath(one.path, root.path))
+        named = root.name_of(one.path)
+        if _is_manifest(named):
+            yield from _of_manifest(Place.of(named))
+        else:
+            yield _item(named, one, posixpath.relpath(one.path, root.path))
 
 
-def _of_manifest(name: str) -> Iterator[Item]:
-    place = Place.of(name)
-    folder = place.name.rpartition("/")[0]
-    if name.lower().endswith(".parquet"):
-        yield from _of_parquet(place, folder)
+def _of_manifest(place: Place) -> Iterator[Item]:
+    kind = split_options(place.name)[0].rpartition(".")[2].lower()
+    if kind == "parquet":
+        yield from _of_parquet(place)
         return
     lines = io.StringIO(place.read().decode("utf-8-sig"))
-    if name.lower().endswith(".csv"):
+    if kind == "csv":
         rows = csv.DictReader(lines)
-        column = _column(name, rows.fieldnames or (), PATH_COLUMNS)
-        yield from _of_paths((row[column] for row in rows), folder)
+        column = _column(place.name, rows.fieldnames or (), PATH_COLUMNS)
+        yield from _of_paths((row[column] for row in rows), place.folder)
     else:
-        yield from _of_paths((_path_of_line(line) for line in lines), folder)
+        yield from _of_paths((_path_of_line(line) for line in lines), place.folder)
 
 
-def _of_parquet(place: Place, folder: str) -> Iterator[Item]:
+def _of_parquet(place: Place) -> Iterator[Item]:
     import pyarrow.parquet as pq
     from pyarrow import types
 
@@ -162,7 +182,7 @@ def _of_parquet(place: Place, folder: str) -> Iterator[Item]:
         if audio is None:
             column = _column(place.name, [n for n in fields if n not in binary], PATH_COLUMNS)
             for batch in manifest.iter_batches(columns=[column]):
-                yield from _of_paths(batch.column(0).to_pylist(), folder)
+                yield from _of_paths(batch.column(0).to_pylist(), place.folder)
             return
         info, stem = place.info(), posixpath.basename(place.path).rpartition(".")[0]
         mean = info.size // max(1, manifest.metadata.num_rows)
@@ -175,7 +195,7 @@ def _of_paths(paths: Iterable[str | None], folder: str) -> Iterator[Item]:
     """Items of listed paths; those that are not absolute begin in the manifest's folder."""
     named = (path.strip() for path in paths if path and path.strip())
     while some := list(islice(named, ASKED_AT_ONCE)):
-        places = [Place.of(_in_folder(name, folder)) for name in some]
+        places = [Place.of(beside(folder, name)) for name in some]
         for files, group in groupby(places, key=lambda place: place.files):
             same = list(group)  # a bucket is asked for many at a time, not for one after another
             infos = files.get_file_info([place.path for place in same])
@@ -183,22 +203,24 @@ def _of_paths(paths: Iterable[str | None], folder: str) -> Iterator[Item]:
                 yield _item(place.name, info, _below(place, folder))
 
 
-def _in_folder(name: str, folder: str) -> str:
+def beside(folder: str, name: str) -> str:
+    """A path of a manifest in this folder, which may be one from there."""
     is_whole = is_url(name) or name.startswith(("/", "~"))
-    return f"{folder}/{name}" if folder and not is_whole else name
+    return in_folder(folder, name) if folder and not is_whole else name
 
 
 def _below(place: Place, folder: str) -> str:
     """The place within the manifest's folder; its bare name where it is elsewhere."""
-    inside = folder and place.name.startswith(f"{folder}/")
-    relative = place.name.removeprefix(f"{folder}/") if inside else ""
+    base, root = split_options(place.name)[0], split_options(folder)[0]
+    inside = root and base.startswith(f"{root}/")
+    relative = base.removeprefix(f"{root}/") if inside else ""
     return (
         relative if relative and ".." not in relative.split("/") else posixpath.basename(place.path)
     )
 
 
 def _path_of_line(line: str) -> str:
-    """Of a line that is a path, or a JSON object with one.
+    """Of a line that is a path, or a JSON object with one; empty where that is null.
 
     Raises:
         InvalidRequestError: it is an object without any.
@@ -209,7 +231,10 @@ def _path_of_line(line: str) -> str:
         row: Any = json.loads(line)
     except ValueError as error:
         raise InvalidRequestError(f"this line of the list is no JSON: {line[:200]!r}") from error
-    return str(row[_column("a line of the list", list(row), PATH_COLUMNS)])
+    path = row[_column("a line of the list", list(row), PATH_COLUMNS)]
+    if path is not None and not isinstance(path, str):
+        raise InvalidRequestError(f"this line of the list has no path: {line[:200]!r}")
+    return path or ""
 
 
 def _column(where: str, columns: Sequence[str], known: Sequence[str]) -> str:

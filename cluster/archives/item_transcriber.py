@@ -1,18 +1,16 @@
-"""What Ray Data runs on an archive's items: reads audio out of Parquet, digests, transcribes."""
+"""What Ray Data runs on an archive's items: takes audio out of Parquet files, and transcribes."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
-from cluster.archives.inputs import Item
+from cluster.archives.inputs import Item, beside
 from cluster.archives.places import Place
-from cluster.archives.transcriber import Transcriber, digest_of
+from cluster.archives.transcriber import Transcriber, digest_of, local_file
 
 BLOCK = "block"
 MOST_FILES, MOST_S = 16, 60.0  # of small files in one block
@@ -22,22 +20,21 @@ class ItemTranscriber:
     """Transcribes blocks that `blocks_of` makes; its arguments are those of `Transcriber`."""
 
     def __init__(self, **options: Any) -> None:
-        self._transcriber = Transcriber(**options)
+        self._transcriber = Transcriber(**options, digests=True)
 
     def __call__(self, table: Any) -> Any:
         """What is asked of a table with one column, BLOCK.
 
         Returns:
-            pyarrow's table of all items of the blocks: `key`, `path`, `digest`, transcripts.
+            pyarrow's table of all items of the blocks: `key`, `path`, transcripts, `digest`.
         """
         import pyarrow as pa
 
         items = [item for block in table[BLOCK].to_pylist() for item in json.loads(block)]
-        contents, digests = zip(*(_content(*item[1:]) for item in items), strict=True)
+        paths, contents = zip(*(audio_of(*item[1:]) for item in items), strict=True)
         columns = {
             "key": [item[0] for item in items],
-            "path": [item[1] for item in items],
-            "digest": pa.array(digests, pa.string()),
+            "path": pa.array(paths, pa.string()),
             "bytes": pa.array(contents, pa.binary()),
         }
         return self._transcriber(pa.table(columns)).drop_columns(["bytes"])
@@ -46,29 +43,48 @@ class ItemTranscriber:
         self._transcriber.close()
 
 
-def _content(path: str, row: int, column: str) -> tuple[bytes | None, str | None]:
-    """The audio, where a Parquet file holds it, and the digest of what this machine has.
+def audio_of(path: str, row: int, column: str) -> tuple[str, bytes | None]:
+    """The path of an item's audio, and the audio itself where a Parquet file holds it.
 
-    What cannot be read has neither: it fails when it is transcribed.
+    What cannot be read has its own path alone, and fails when that is transcribed.
     """
-    with suppress(OSError):
-        if row >= 0:
-            content = embedded_audio(path, row, column)
-            return content, hashlib.blake2b(content, digest_size=16).hexdigest()
-        if (place := Place.of(path)).is_local:
-            return None, digest_of(place.local)
-    return None if row < 0 else b"", None
+    if row < 0:
+        return path, None
+    try:
+        audio = embedded_audio(path, row, column)
+    except (OSError, ValueError):  # pyarrow's for what is damaged
+        return path, None
+    return (path, audio) if isinstance(audio, bytes) else (audio, None)
 
 
-def embedded_audio(path: str, row: int, column: str) -> bytes:
-    """The audio that a Parquet file holds in one row. Raises OSError."""
-    groups = _groups(path)
-    for group, n_rows in enumerate(groups):
-        if row < n_rows:
-            value = _group(path, group, column)[row].as_py()
-            content = value["bytes"] if isinstance(value, dict) else value
-            return bytes(content or b"")
-        row -= n_rows
+def item_digest(item: Item) -> str | None:
+    """Of an item's content; None: it cannot be read."""
+    path, content = audio_of(item.path, item.row, item.column)
+    try:
+        if content is not None:
+            return digest_of(content)
+        with local_file(path) as file:
+            return digest_of(file)
+    except OSError:
+        return None
+
+
+def embedded_audio(path: str, row: int, column: str) -> bytes | str:
+    """The audio that a Parquet file holds in one row, or the path that stands there in its place.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    left = row
+    for group, n_rows in enumerate(_groups(path)):
+        if left < n_rows:
+            value = _group(path, group, column)[left].as_py()
+            if not isinstance(value, dict):
+                return bytes(value or b"")
+            if value.get("bytes") is None and value.get("path"):
+                return beside(Place.of(path).folder, value["path"])
+            return bytes(value.get("bytes") or b"")
+        left -= n_rows
     raise OSError(f"{path} has no such row any more")
 
 

@@ -121,7 +121,8 @@ class Ledger:
         """The whole rows of these files."""
         import pyarrow.parquet as pq
 
-        yield from (row for row in map(json.loads, self._lines) if row["path"] in keys)
+        journal = list(self._lines)  # the caller may add rows meanwhile
+        yield from (row for row in map(json.loads, journal) if row["path"] in keys)
         for name in sorted({self.done[key].part for key in keys} - {""}):
             table = pq.read_table(io.BytesIO((self._where / f"{DATASET}/{name}").read()))
             for row in table.to_pylist():
@@ -138,9 +139,13 @@ class Ledger:
             name = info.path.rpartition("/")[2]
             if not name.endswith(".parquet"):
                 continue
-            content = io.BytesIO((self._where / f"{DATASET}/{name}").read())
+            part = self._where / f"{DATASET}/{name}"
+            if info.size == 0:  # a write into a bucket was interrupted: its rows are in the journal
+                part.remove()
+                continue
             try:
-                table = pq.read_table(content, columns=list(KEPT))
+                with part.files.open_input_file(part.path) as content:  # the texts stay there
+                    table = pq.read_table(content, columns=list(KEPT))
             except (pa.ArrowInvalid, KeyError) as error:
                 raise InvalidRequestError(
                     f"{self._where.name}/{DATASET}/{name} is no part of an archive's transcripts: "

@@ -14,10 +14,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from cluster.errors import ConfigurationError, InvalidRequestError
 
 URL = re.compile(r"^([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
+# pyarrow's, at the end of a bucket's URL, as in ?region=eu-west-1. Names of objects may have a "?".
+OPTIONS = re.compile(r"\?[a-z_]+=[^?]*$")
+BUCKETS = ("s3", "gs", "gcs")
+GOOGLE_WAIT_S = 60  # pyarrow's own is 15 minutes, without a word, where there are no credentials
 REMEDY = "archives need more packages: pip install 'splitscribe[bulk]'"
 
 
@@ -52,11 +57,12 @@ class Place:
         Raises:
             InvalidRequestError: nobody knows its filesystem.
         """
-        if not is_url(name):
-            local = str(Path(name).expanduser().absolute())
+        if not is_url(name) or name.startswith("file://"):
+            local = _local_path(name)
             return cls(local, _filesystem("file"), local)
-        files, path = _opened(name)
-        return cls(name.rstrip("/"), files, path.rstrip("/"))
+        base, options = split_options(name)
+        files, path = _opened(base, options)
+        return cls(base.rstrip("/") + options, files, path.rstrip("/"))
 
     @property
     def is_local(self) -> bool:
@@ -67,8 +73,14 @@ class Place:
         """The path, where it is of this machine."""
         return Path(self.path)
 
+    @property
+    def folder(self) -> str:
+        """The name of the folder that it is in."""
+        base, options = split_options(self.name)
+        return base.rpartition("/")[0] + options
+
     def __truediv__(self, below: str) -> Place:
-        return Place(f"{self.name}/{below}", self.files, f"{self.path}/{below}")
+        return Place(in_folder(self.name, below), self.files, f"{self.path}/{below}")
 
     def read(self) -> bytes:
         """Raises OSError."""
@@ -118,21 +130,45 @@ class Place:
         """How people know what has this path in the same filesystem."""
         if self.is_local:
             return path
-        prefix = self.name.removesuffix(self.path)
-        return prefix + path
+        base, options = split_options(self.name)
+        return base.removesuffix(self.path) + path + options
 
 
-def _opened(url: str) -> tuple[Any, str]:
+def split_options(name: str) -> tuple[str, str]:
+    """A URL of a bucket without its options, and these as they are written; else empty ones."""
+    found = OPTIONS.search(name) if name.lower().startswith(BUCKETS) and is_url(name) else None
+    return (name, "") if found is None else (name[: found.start()], found[0])
+
+
+def in_folder(folder: str, name: str) -> str:
+    """What `name` is called in the folder with this name."""
+    base, options = split_options(folder)
+    return f"{base}/{name}{options}"
+
+
+def _local_path(name: str) -> str:
+    """Absolute. Raises InvalidRequestError: a file URL of another machine."""
+    if not name.startswith("file://"):
+        return str(Path(name).expanduser().absolute())
+    parts = urlsplit(name)
+    if parts.netloc not in ("", "localhost") or not parts.path:
+        raise InvalidRequestError(f"{name} names no file of this machine: write file:///PATH")
+    return str(Path(unquote(parts.path)).absolute())
+
+
+def _opened(url: str, options: str) -> tuple[Any, str]:
     from pyarrow.fs import FileSystem
 
     scheme, rest = url.split("://", 1)
     try:
-        if scheme in ("s3", "gs", "gcs", "hdfs", "abfs", "abfss", "file"):
+        if scheme in BUCKETS:
             # Only the bucket and its options tell filesystems apart: one is kept for each.
             bucket, slash, path = rest.partition("/")
-            files, root = _from_uri(f"{scheme}://{bucket}") if "?" not in rest else (None, "")
-            if files is not None and scheme in ("s3", "gs", "gcs"):
-                return files, f"{root}{slash}{path}"
+            if scheme != "s3" and "retry_limit_seconds" not in options:
+                options += f"{'&' if options else '?'}retry_limit_seconds={GOOGLE_WAIT_S}"
+            files, root = _from_uri(f"{scheme}://{bucket}{options}")
+            return files, f"{root}{slash}{path}"
+        if scheme in ("hdfs", "abfs", "abfss"):
             opened: tuple[Any, str] = FileSystem.from_uri(url)
             return opened
         return _filesystem(scheme), _stripped(scheme, url)

@@ -18,28 +18,32 @@ from typing import Any
 
 from cluster.archives.archive import Archive
 from cluster.archives.inputs import Item
-from cluster.archives.item_transcriber import blocks_of, stream_blocks
+from cluster.archives.item_transcriber import blocks_of, item_digest, stream_blocks
 from cluster.archives.ledger import OWN, Done, Ledger
 from cluster.archives.long_files import HowFar, make_board, watched
 from cluster.archives.outputs import missing_outputs, output_names, write_outputs
 from cluster.archives.places import Place
 from cluster.archives.progress import RunProgress
 from cluster.archives.rows import ITEM_COLUMNS, RESULT_COLUMNS, Row
-from cluster.archives.transcriber import digest_of, map_options
+from cluster.archives.transcriber import map_options
 
 FAILURES = "failures.csv"
-WRITERS = 8  # files written at a time: a bucket takes its time for each
+WRITERS = 8  # files written, or compared, at a time: a bucket takes its time for each
 Transcribe = Callable[[list[str]], Iterator[Any]]  # blocks -> tables as they are done
 
 
 @dataclass(slots=True)
 class Plan:
-    """pending: longest first. failed: keys that failed before, and are left alone."""
+    """pending: longest first. failed: keys that failed before, and are left alone.
+
+    same: by key, the key whose row in the ledger is of the same content.
+    """
 
     pending: list[Item]
     outputs: dict[str, str]
     n_done: int = 0
     failed: list[str] = field(default_factory=list)
+    same: dict[str, str] = field(default_factory=dict)
 
     @property
     def about_s(self) -> float:
@@ -52,12 +56,17 @@ def make_plan(archive: Archive, items: Sequence[Item], ledger: Ledger) -> Plan:
     What failed for a reason that may pass is missing too; what failed for its own only with
     `retry_failed`.
     """
-    known = _known(archive, items, ledger)
     plan = Plan([], output_names(items, ledger.done))
+    known = _known(archive, items, ledger)
+    if archive.match == "content":
+        rest = [item for item in items if item.key not in known]
+        plan.same = _same_content(rest, archive.settings, ledger)
+        known |= {key: ledger.done[twin] for key, twin in plan.same.items()}
     for item in items:
         done = known.get(item.key)
         if done is None or (done.error is not None and (done.retryable or archive.retry_failed)):
             plan.pending.append(item)
+            plan.same.pop(item.key, None)
         elif done.error is None:
             plan.n_done += 1
         else:
@@ -69,20 +78,29 @@ def make_plan(archive: Archive, items: Sequence[Item], ledger: Ledger) -> Plan:
 def _known(archive: Archive, items: Sequence[Item], ledger: Ledger) -> dict[str, Done]:
     """The rows that are of these very items, transcribed with these settings."""
     settings = archive.settings
-    known = {
+    return {
         item.key: done
         for item in items
         if (done := ledger.done.get(item.key)) is not None and done.is_of(item, settings)
     }
-    if archive.match == "content":
-        for item in items:
-            done = ledger.done.get(item.key)
-            if item.key in known or done is None or done.settings != settings or item.row >= 0:
-                continue
-            place = Place.of(item.path)
-            if place.is_local and item.size == done.size and done.digest == digest_of(place.local):
-                known[item.key] = done
-    return known
+
+
+def _same_content(items: Sequence[Item], settings: str, ledger: Ledger) -> dict[str, str]:
+    """By key, the key of a row with the same content, wherever that was.
+
+    Only what may be one is read: of an item within a Parquet file the size is not known.
+    """
+    done = [(key, one) for key, one in ledger.done.items() if one.settings == settings]
+    by_digest = {one.digest: key for key, one in done if one.digest is not None}
+    sizes = {one.size for _, one in done}
+    maybe = [item for item in items if by_digest and (item.row >= 0 or item.size in sizes)]
+    with ThreadPoolExecutor(WRITERS) as threads:
+        digests = threads.map(item_digest, maybe)
+        return {
+            item.key: by_digest[digest]
+            for item, digest in zip(maybe, digests, strict=True)
+            if digest is not None and digest in by_digest
+        }
 
 
 def run_archive(
@@ -93,7 +111,7 @@ def run_archive(
     progress: RunProgress,
     transcribe: Transcribe | None = None,
 ) -> None:
-    """Transcribe what is pending, and write it; also outputs that are missing of what is done.
+    """Transcribe what is pending, and write it; also what is missing of what is done.
 
     transcribe: None: by Ray Data, in the Ray cluster of this process.
 
@@ -103,6 +121,7 @@ def run_archive(
     """
     by_key = {item.key: item for item in plan.pending}
     with ThreadPoolExecutor(WRITERS) as threads:
+        _adopt(archive, plan, items, ledger, threads)
         _write_missing(archive, plan, items, ledger, threads)
         blocks = blocks_of(plan.pending)
         tables = (transcribe or ray_data(archive, progress.heard))(blocks) if blocks else iter(())
@@ -175,15 +194,40 @@ def read_measured(where: Place) -> Measured | None:
 def _archived(table_row: Row, by_key: dict[str, Item], archive: Archive, plan: Plan) -> Row:
     item = by_key[table_row["key"]]
     row = dict.fromkeys(ITEM_COLUMNS) | {name: table_row[name] for name in RESULT_COLUMNS}
-    return row | {
+    own = {
+        "digest": table_row["digest"],
+        "settings": archive.settings,
+        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return row | own | _of_item(item, plan)
+
+
+def _of_item(item: Item, plan: Plan) -> Row:
+    """The columns that say which file a row is of."""
+    return {
         "path": item.key,
         "size": item.size,
         "mtime_ns": item.mtime_ns,
-        "digest": table_row["digest"],
-        "settings": archive.settings,
         "output": plan.outputs[item.key],
-        "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def _adopt(
+    archive: Archive,
+    plan: Plan,
+    items: Sequence[Item],
+    ledger: Ledger,
+    threads: ThreadPoolExecutor,
+) -> None:
+    """Give files a row of their own whose content is done under another name, or was then older."""
+    twins: dict[str, list[Item]] = {}
+    for item in items:
+        if item.key in plan.same:
+            twins.setdefault(plan.same[item.key], []).append(item)
+    for row in ledger.rows(set(twins)):
+        rows = [row | _of_item(item, plan) for item in twins[row["path"]]]
+        _write_all(rows, archive, threads)
+        ledger.add(rows)
 
 
 def _write_missing(

@@ -55,6 +55,7 @@ class Transcriber:
         bytes_column: str = "bytes",
         open_engine: OpenEngine | None = None,
         board: Any | None = None,
+        digests: bool = False,
     ) -> None:
         """What is done with each file.
 
@@ -66,6 +67,7 @@ class Transcriber:
             bytes_column: of audio; a row's bytes go before its path.
             open_engine: None: of the running application, without limits of size and length.
             board: told how far long files are (`cluster.archives.long_files`); None: nobody is.
+            digests: add a column `digest`, of what was read: BLAKE2b, 16 bytes as hexadecimal.
         """
         require_bulk()
         self._fields = pairs_of(fields or {})
@@ -73,6 +75,7 @@ class Transcriber:
         self._columns = path_column, bytes_column
         self._open = open_engine or unlimited_engine
         self._board = board
+        self._digests = digests
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="bulk")
         self._thread.start()
@@ -118,29 +121,34 @@ class Transcriber:
         rows = await asyncio.gather(
             *(self._transcribe(engine, source) for source in sources.to_pylist())
         )
-        return _beside(table, rows)
+        return _beside(table, rows, digests=self._digests)
 
     async def _transcribe(self, engine: BulkEngine, source: Row) -> Row:
         path, content = (source.get(name) for name in self._columns)
+        digest = None
         async with self._slots:
             try:
-                return await self._transcribe_one(engine, path, content)
+                async with AsyncExitStack() as stack:
+                    upload = await self._opened_audio(stack, path, content)
+                    if self._digests:
+                        digest = await asyncio.to_thread(digest_of, upload)
+                    # Without a name of theirs: logs of workers tell no file's, and files may share
+                    # one.
+                    board = self._board if content is None else None
+                    note = stack.enter_context(noted(board, str(path)))
+                    row = row_of(await engine.transcribe(upload, self._params, on_progress=note))
             except Exception as error:
-                return failed_row(error)
+                row = failed_row(error)
+        return row | {"digest": digest}
 
-    async def _transcribe_one(
-        self, engine: BulkEngine, path: str | None, content: bytes | None
-    ) -> Row:
-        if content is None and not path:
-            raise InvalidRequestError("the row has neither a path nor audio")
-        # Without a name of theirs: logs of workers tell no file's, and files may share one.
+    async def _opened_audio(
+        self, stack: AsyncExitStack, path: str | None, content: bytes | None
+    ) -> Path | bytes:
         if content is not None:
-            return row_of(await engine.transcribe(content, self._params))
-        async with AsyncExitStack() as stack:
-            local = await asyncio.to_thread(stack.enter_context, local_file(str(path)))
-            note = stack.enter_context(noted(self._board, str(path)))
-            result = await engine.transcribe(local, self._params, on_progress=note)
-            return row_of(result)
+            return content
+        if not path:
+            raise InvalidRequestError("the row has neither a path nor audio")
+        return await asyncio.to_thread(stack.enter_context, local_file(path))
 
     async def _opened_engine(self) -> BulkEngine:
         async with self._opening:
@@ -215,9 +223,11 @@ def local_file(path: str) -> Iterator[Path]:
         yield Path(copy.name)
 
 
-def digest_of(path: Path) -> str:
-    """Of a file's content. Raises OSError."""
-    with path.open("rb") as file:
+def digest_of(content: Path | bytes) -> str:
+    """Of a file's content, or of these bytes. Raises OSError."""
+    if isinstance(content, bytes):
+        return hashlib.blake2b(content, digest_size=16).hexdigest()
+    with content.open("rb") as file:
         return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
@@ -241,11 +251,11 @@ def _as_table(batch: Any) -> Any:
     return pa.table({name: list(column) for name, column in batch.items()})
 
 
-def _beside(table: Any, rows: Sequence[Row]) -> Any:
+def _beside(table: Any, rows: Sequence[Row], *, digests: bool) -> Any:
     """The table with the rows' columns in place of what had their names."""
     import pyarrow as pa
 
-    for field in result_fields():
+    for field in [*result_fields(), *([pa.field("digest", pa.string())] if digests else ())]:
         column = pa.array([row[field.name] for row in rows], field.type)
         if field.name in table.column_names:
             table = table.drop_columns([field.name])

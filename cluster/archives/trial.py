@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from cluster.archives.archive import Archive, Fields
 from cluster.archives.inputs import Item
+from cluster.archives.item_transcriber import audio_of
 from cluster.archives.run import Measured
 from cluster.archives.transcriber import is_ours, local_file, pairs_of, unlimited_engine
 from cluster.errors import SplitscribeError
 from cluster.messages import Task
 
 TRIAL_S = 30.0
+Source = tuple[str, int, str]  # of an item: path, row, column
 
 
 def measure_speed(archive: Archive, items: Sequence[Item], limit_s: float = TRIAL_S) -> Measured:
@@ -26,7 +29,7 @@ def measure_speed(archive: Archive, items: Sequence[Item], limit_s: float = TRIA
     import ray
 
     middle = items[len(items) // 2 :] or items
-    files = [item.path for item in middle if item.row < 0][: archive.files_at_once]
+    files = [(one.path, one.row, one.column) for one in middle[: archive.files_at_once]]
     # Serve's handles belong to one event loop of a process, and this one's has ended.
     trial = ray.remote(num_cpus=0)(_trial)
     try:
@@ -38,26 +41,29 @@ def measure_speed(archive: Archive, items: Sequence[Item], limit_s: float = TRIA
     return Measured(speed, audio_s)
 
 
-def _trial(fields: Fields, task: Task, files: Sequence[str], limit_s: float) -> tuple[float, float]:
+def _trial(
+    fields: Fields, task: Task, files: Sequence[Source], limit_s: float
+) -> tuple[float, float]:
     """Hours of audio in an hour, and the seconds of audio that were transcribed."""
     return asyncio.run(_measure(fields, task, files, limit_s))
 
 
 async def _measure(
-    fields: Fields, task: Task, files: Sequence[str], limit_s: float
+    fields: Fields, task: Task, files: Sequence[Source], limit_s: float
 ) -> tuple[float, float]:
-    heard: dict[str, float] = {}
+    heard: dict[Source, float] = {}
     errors: list[Exception] = []
     async with unlimited_engine() as engine:
         params = engine.params(pairs_of(fields), task)
 
-        async def transcribe(file: str) -> None:
+        async def transcribe(file: Source) -> None:
             def note(done_s: float, known_s: float) -> None:
                 heard[file] = done_s
 
+            path, content = audio_of(*file)
             try:
-                with local_file(file) as path:
-                    await engine.transcribe(path, params, on_progress=note)
+                with nullcontext(content) if content is not None else local_file(path) as upload:
+                    await engine.transcribe(upload, params, on_progress=note)
             except (SplitscribeError, OSError) as error:
                 errors.append(error)
 

@@ -1,7 +1,7 @@
-"""`splitscribe batch` from a bucket into a bucket, against a server that speaks S3.
+"""`splitscribe batch` from a bucket into a bucket, of stores that speak S3's and Google's language.
 
-The server is moto's, in an environment of its own; the client is the one that people use, pyarrow's
-own, with the variables by which they name a store of theirs.
+Both are programs of others in environments of their own; the clients are those that people use,
+pyarrow's own, with the variables by which they name a store and their credentials.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -17,49 +17,94 @@ import pyarrow.parquet as pq
 import pytest
 
 from cluster.archives.places import Place
+from cluster.cli.batch.cluster_watch import answers
 from tests.e2e.archives.test_batch import finish, interrupt_when, start
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
 from tests.support.archive_files import make_files
 from tests.support.environments import Program, environment_of
 from tests.support.ports import free_port
+from tests.support.programs import require
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 MOTO = Program("moto", ("moto[server]==5.2.5",))
+GOOGLE = Program("gcp-storage-emulator", ("gcp-storage-emulator==2026.7.19",))
 N_FILES, N_BROKEN = 40, 2
+BUCKETS = ("talks", "texts")
 
 
-@pytest.fixture(scope="module")
-def store() -> Iterator[dict[str, str]]:
-    """Variables by which clients find a store with two buckets, talks and texts."""
-    port = free_port()
-    server = subprocess.Popen(
-        [environment_of(MOTO).script("moto_server"), "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    url = f"http://127.0.0.1:{port}"
+@pytest.fixture(scope="module", params=["s3", "gs"])
+def store(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """The scheme of a store with two buckets, and the variables by which clients find it."""
+    port, opened = free_port(), s3_store if request.param == "s3" else google_store
+    command, variables, created = opened(port, tmp_path_factory.mktemp("store"))
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: httpx.get(url).status_code, 60, "the store")
-        for bucket in ("talks", "texts"):
-            httpx.put(f"{url}/{bucket}").raise_for_status()
-        yield {
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_REGION": "us-east-1",
-        }
+        wait_until(lambda: answers(("127.0.0.1", port)), 60, "the store")
+        for bucket in BUCKETS:
+            created(bucket).raise_for_status()
+        yield request.param, variables
     finally:
         server.terminate()
         server.wait(30)
 
 
+Store = tuple[list[str], dict[str, str], Callable[[str], httpx.Response]]
+
+
+def s3_store(port: int, folder: Path) -> Store:
+    """The command that starts it, its clients' variables, and how a bucket is made."""
+    url = f"http://127.0.0.1:{port}"
+    command = [environment_of(MOTO).script("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
+    variables = {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+        "AWS_REGION": "us-east-1",
+    }
+    return command, variables, lambda bucket: httpx.put(f"{url}/{bucket}")
+
+
+def google_store(port: int, folder: Path) -> Store:
+    """The same; clients sign with the key of a service account, which nobody checks."""
+    url = f"http://127.0.0.1:{port}"
+    program = environment_of(GOOGLE).script("gcp-storage-emulator")
+    command = [program, "start", "--host=127.0.0.1", f"--port={port}", "--in-memory"]
+    account = folder / "account.json"
+    account.write_text(json.dumps(service_account(folder / "key.pem")))
+    variables = {
+        "CLOUD_STORAGE_EMULATOR_ENDPOINT": url,
+        "GOOGLE_APPLICATION_CREDENTIALS": str(account),
+    }
+    return command, variables, lambda bucket: httpx.post(f"{url}/b", json={"name": bucket})
+
+
+def service_account(key: Path) -> dict[str, str]:
+    """What Google gives for one, with a key that is made now."""
+    options = ("-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", str(key))
+    subprocess.run((require("openssl"), "genpkey", *options), check=True, capture_output=True)
+    return {
+        "type": "service_account",
+        "project_id": "project",
+        "private_key_id": "1",
+        "private_key": key.read_text(),
+        "client_email": "archive@project.iam.gserviceaccount.com",
+        "client_id": "1",
+        "token_uri": "http://127.0.0.1:9/token",
+    }
+
+
 @pytest.fixture
 def server(
-    kernels: None, store: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kernels: None,
+    store: tuple[str, dict[str, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Server]:
     """Its workers reach the store; so do this process and what it starts."""
-    for name, value in store.items():
+    for name, value in store[1].items():
         monkeypatch.setenv(name, value)
     running = start_server(tmp_path)
     try:
@@ -78,18 +123,22 @@ def n_kept(texts: Place) -> int:
     return sum(map(len, lines))
 
 
-def test_an_archive_goes_from_a_bucket_into_a_bucket(server: Server, tmp_path: Path) -> None:
+def test_an_archive_goes_from_a_bucket_into_a_bucket(
+    server: Server, store: tuple[str, dict[str, str]], tmp_path: Path
+) -> None:
     """Interrupted after its first objects, it goes on; a name with a space is one of the files."""
+    scheme, _ = store
     files = make_files(tmp_path / "talks", N_FILES, N_BROKEN)
     for file in (*files.talks, *files.broken):
         name = str(file.relative_to(files.folder)).replace("-", " ", 1)
-        Place.of(f"s3://talks/2026/{name}").write_whole(file.read_bytes())
-    where, texts = "s3://texts/2026", Place.of("s3://texts/2026")
+        Place.of(f"{scheme}://talks/2026/{name}").write_whole(file.read_bytes())
+    talks, where = f"{scheme}://talks/2026", f"{scheme}://texts/2026"
+    texts = Place.of(where)
     flags = ("-f", "json", "-f", "srt")
-    first = start("s3://talks/2026", where, server, *flags)
+    first = start(talks, where, server, *flags)
     interrupt_when(first, lambda: n_kept(texts) > 0)
     assert n_kept(texts) == 0, "the journal became a part"
-    told = finish(start("s3://talks/2026", where, server, *flags), 3)
+    told = finish(start(talks, where, server, *flags), 3)
     assert f"{N_FILES - N_BROKEN} of {N_FILES} files" in told
     assert " are done" in told
     rows = [
@@ -103,5 +152,7 @@ def test_an_archive_goes_from_a_bucket_into_a_bucket(server: Server, tmp_path: P
         if row["error"] is None:
             written = json.loads((texts / f"{row['output']}.json").read())
             assert written["text"] == row["text"]
-    again = finish(start("s3://talks/2026", where, server, *flags), 3)
+    again = finish(start(talks, where, server, *flags), 3)
     assert "0 to do" in again
+    by_content = start(f"{talks}/**/*", where, server, *flags, "--match", "content")
+    assert "0 to do" in finish(by_content, 3)

@@ -9,8 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from cluster.archives import places
 from cluster.archives.inputs import UNKNOWN_BYTES, Item, list_items
-from cluster.archives.item_transcriber import MOST_FILES, blocks_of, embedded_audio
+from cluster.archives.item_transcriber import MOST_FILES, audio_of, blocks_of, embedded_audio
+from cluster.archives.places import Place
 from cluster.errors import InvalidRequestError
 
 
@@ -62,12 +64,94 @@ def test_a_url_is_asked_of_its_own_filesystem(folder: Path) -> None:
         list_items(["nosuch://bucket/x.mp3"])
 
 
+@pytest.mark.parametrize("root", ["memory://globs", "{folder}"])
+def test_globs_mean_the_same_everywhere(folder: Path, root: str) -> None:
+    """A star stops at a folder's end, two of them go on; a name with signs of globs is a name."""
+    import fsspec
+
+    root = root.format(folder=folder / "talks")
+    for name in ("a.mp3", "in/b.mp3", "in/deep/c.mp3", "in/d[1].mp3"):
+        with fsspec.open(f"{root}/{name}", "wb", auto_mkdir=True) as file:
+            file.write(b"x")
+
+    def found(name: str) -> list[str]:
+        paths = [item.path for item in list_items([f"{root}/{name}"])]
+        return sorted(path.rpartition("talks" if "talks" in path else "globs")[2] for path in paths)
+
+    assert found("*.mp3") == ["/a.mp3"]
+    assert found("*/b.mp3") == ["/in/b.mp3"]
+    assert found("**/*.mp3") == ["/a.mp3", "/in/b.mp3", "/in/d[1].mp3", "/in/deep/c.mp3"]
+    assert found("in/d[1].mp3") == ["/in/d[1].mp3"]
+    assert found("in/[a-c].mp3") == ["/in/b.mp3"]
+
+
+def test_a_file_url_is_a_path(folder: Path) -> None:
+    (folder / "with space.mp3").write_bytes(b"x")
+    for url in (f"file://{folder}/with space.mp3", f"file://{folder}/with%20space.mp3"):
+        assert [item.path for item in list_items([url])] == [str(folder / "with space.mp3")]
+    with pytest.raises(InvalidRequestError, match="no file of this machine"):
+        list_items(["file://elsewhere/a.mp3"])
+
+
+def test_options_of_a_bucket_go_with_every_name_in_it() -> None:
+    options = "?region=eu-west-1&endpoint_override=127.0.0.1:9"
+    place = Place.of(f"s3://talks/2026{options}")
+    assert (place.path, place.name_of("talks/2026/a b?.mp3")) == (
+        "talks/2026",
+        f"s3://talks/2026/a b?.mp3{options}",
+    )
+    again = Place.of(place.name_of("talks/2026/a b?.mp3"))
+    assert (again.path, again.files) == ("talks/2026/a b?.mp3", place.files)
+    assert (place / "x").name == f"s3://talks/2026/x{options}"
+    assert again.folder == place.name
+    assert Place.of("gs://talks/what?.mp3").path == "talks/what?.mp3"
+
+
+@pytest.mark.slow
+def test_a_bucket_of_google_without_credentials_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By itself pyarrow asks for a quarter of an hour."""
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "CLOUD_STORAGE_EMULATOR_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(folder))  # where Google's tools leave some
+    monkeypatch.setattr(places, "GOOGLE_WAIT_S", 2)
+    with pytest.raises(InvalidRequestError, match="cannot be read"):
+        list_items(["gs://splitscribe-has-no-such-bucket/talks"])
+
+
+def test_manifests_that_match_a_glob_are_read(folder: Path) -> None:
+    """As data sets of many parts come."""
+    pq.write_table(pa.table({"bytes": [b"1", b"2"]}), folder / "part-0.parquet")
+    pq.write_table(pa.table({"path": ["a.mp3"]}), folder / "part-1.parquet")
+    items = list_items([f"{folder}/part-*.parquet"])
+    assert named(items) == ["part-0/000000", "part-0/000001", "a.mp3"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("bad.parquet", b"nothing"),
+        ("bad.csv", b"path\n\xff\xfe\n"),
+        ("bad.jsonl", b'{"path": \n'),
+        ("number.jsonl", b'{"path": 7}\n'),
+        ("wide.csv", b"id\n1\n"),
+    ],
+)
+def test_a_manifest_that_is_none_is_refused_by_name(
+    folder: Path, name: str, content: bytes
+) -> None:
+    (folder / name).write_bytes(content)
+    with pytest.raises(InvalidRequestError):
+        list_items([str(folder / name)])
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
 def test_a_manifest_lists_paths_beside_it_and_elsewhere(folder: Path, kind: str) -> None:
     paths = ["a.mp3", str(folder / "c.flac"), "gone.mp3"]
     manifest = folder / f"list.{kind}"
     if kind == "jsonl":
-        lines = [json.dumps({"audio_filepath": path, "duration": 1}) for path in paths]
+        lines = [json.dumps({"audio_filepath": path, "duration": 1}) for path in [*paths, None]]
         manifest.write_text("\n".join([*lines, ""]))
     elif kind == "csv":
         manifest.write_text("id,path\n" + "".join(f"{i},{p}\n" for i, p in enumerate(paths)))
@@ -95,6 +179,18 @@ def test_a_parquet_file_may_hold_the_audio(folder: Path, nested: bool) -> None:
     assert [item.key for item in items] == [f"{file}#{i}" for i in range(5)]
     found = [embedded_audio(item.path, item.row, item.column) for item in items]
     assert found == audio
+
+
+def test_a_row_without_audio_may_name_a_file(folder: Path) -> None:
+    """As Hugging Face's data sets do; what cannot be read fails by itself, later."""
+    rows = [{"bytes": None, "path": "a.mp3"}, {"bytes": b"sound", "path": "x"}]
+    file = folder / "set.parquet"
+    pq.write_table(pa.table({"audio": pa.array(rows)}), file)
+    items = list_items([str(file)])
+    found = [audio_of(item.path, item.row, item.column) for item in items]
+    assert found == [(str(folder / "a.mp3"), None), (str(file), b"sound")]
+    assert audio_of(str(file), 2, "audio") == (str(file), None)
+    assert audio_of(str(folder / "a.mp3"), 0, "audio") == (str(folder / "a.mp3"), None)
 
 
 def test_small_files_share_a_block_and_large_ones_do_not() -> None:
