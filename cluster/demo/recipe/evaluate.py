@@ -1,21 +1,24 @@
 """Measure a demo checkpoint on new speech, in the served shape: every window padded to 30 s.
 
-    python -m cluster.demo.recipe.evaluate [--checkpoint DIR] [--json FILE]
+    python -m cluster.demo.recipe.evaluate [--checkpoint DIR] [--state FILE] [--json FILE]
 
 The sets are from a seed that training never used: made sentences, words in free order, both by
 voices that training never heard, sentences of shapes that the corpus cannot make (`shapes.txt`),
 windows of 20 to 30 s with several sentences, and windows without speech. Word error rates are on
 normalised text: lowercase, no punctuation. Each set is decoded greedily by the model alone, with
 timestamps and without, and then as it is served: through audio workers, encoder and decoder, with
-the server's defaults. Segment times are the served ones.
+the server's defaults. Segment times are the served ones. --state keeps each set once it is done,
+and a later run with the same checkpoint and scale goes on there.
 """
 
 import argparse
+import hashlib
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -81,24 +84,60 @@ def quick_check(checkpoint: Path, sets: Sets) -> str:
     return "\n".join(lines)
 
 
-def evaluate(checkpoint: Path, scale: float, console: Console) -> dict[str, dict[str, float]]:
-    """Measure everything, print the table, and return it."""
-    model = LoneModel(checkpoint)
+def evaluate(
+    checkpoint: Path, scale: float, console: Console, state: Path | None = None
+) -> dict[str, dict[str, float]]:
+    """Measure every set that `state` does not hold yet, print the table, and return it."""
+    rows = KeptRows(state, {"checkpoint": digest_of(checkpoint), "scale": scale})
     with Progress(console=console, transient=True) as bar:
         making = bar.add_task("speaking", total=None)
         sets = make_sets(scale)
         bar.remove_task(making)
-        n_windows = sum(len(examples) for examples in sets.values())
-        task = bar.add_task("the model alone", total=len(sets))
-        alone: dict[str, tuple[Score, Score]] = {}
+        task = bar.add_task("windows", total=sum(map(len, sets.values())))
+        model: LoneModel | None = None
         for name, examples in sets.items():
-            alone[name] = score(model, examples, True), score(model, examples, False)
-            bar.advance(task)
-        task = bar.add_task("as it is served", total=n_windows)
-        served = score_served(checkpoint, sets, lambda: bar.advance(task))
-    results = {name: _row(*alone[name], served[name]) for name in sets}
+            bar.update(task, description=name)
+            if name not in rows.by_set:
+                model = model or LoneModel(checkpoint)
+                timed, plain = score(model, examples, True), score(model, examples, False)
+                served = score_served(checkpoint, {name: examples}, lambda: bar.advance(task))
+                rows.add(name, _row(timed, plain, served[name]))
+            else:
+                bar.advance(task, len(examples))
+    results = {name: rows.by_set[name] for name in sets}
     console.print(_table(results))
     return results
+
+
+def digest_of(checkpoint: Path) -> str:
+    """SHA-256 of a checkpoint's weights and of what it declares, in hexadecimal digits."""
+    digest = hashlib.sha256()
+    for file in sorted(checkpoint.glob("*.safetensors")) + sorted(checkpoint.glob("*.json")):
+        digest.update(file.name.encode() + b"\0" + file.read_bytes())
+    return digest.hexdigest()
+
+
+class KeptRows:
+    """Rows of sets that are done, in a JSON file; the file also says what they are rows of."""
+
+    def __init__(self, file: Path | None, measured: dict[str, Any]) -> None:
+        """Raises SystemExit where the file holds another checkpoint's rows or another scale's."""
+        self._file = file
+        self._measured = measured
+        self.by_set: dict[str, dict[str, float]] = {}
+        if file is not None and file.is_file():
+            content = json.loads(file.read_text())
+            if content["measured"] != measured:
+                raise SystemExit(f"{file} is of {content['measured']}: name another file")
+            self.by_set = content["sets"]
+
+    def add(self, name: str, row: dict[str, float]) -> None:
+        """Keep a set's row, at once."""
+        self.by_set[name] = row
+        if self._file is not None:
+            part = self._file.with_name(self._file.name + ".part")
+            part.write_text(json.dumps({"measured": self._measured, "sets": self.by_set}))
+            part.replace(self._file)
 
 
 def _row(timed: Score, plain: Score, served: Score) -> dict[str, float]:
@@ -140,11 +179,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--scale", type=float, default=1.0, help="below 1: smaller sets")
+    parser.add_argument("--state", type=Path, metavar="FILE", help="keep what is done, and go on")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    results = evaluate(arguments.checkpoint, arguments.scale, Console())
+    results = evaluate(arguments.checkpoint, arguments.scale, Console(), arguments.state)
     line = json.dumps(results)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
