@@ -5,19 +5,18 @@ from __future__ import annotations
 from tests.support.checkpoints import ModelShape
 
 FRAMES = 1500  # encoder positions of a window
-MEL_FRAMES = 2 * FRAMES
 START_TOKENS = 3  # transcript, language, task
 
 
-def encoder_flops(shape: ModelShape) -> float:
-    d, t = shape.d_model, FRAMES
-    conv = 2 * 3 * (MEL_FRAMES * shape.n_mels * d + t * d * d)
+def encoder_flops(shape: ModelShape, positions: int = FRAMES) -> float:
+    d, t = shape.d_model, positions
+    conv = 2 * 3 * (2 * t * shape.n_mels * d + t * d * d)
     return float(conv + shape.encoder_layers * (24 * d * d * t + 4 * t * t * d))
 
 
-def projection_flops(shape: ModelShape) -> float:
+def projection_flops(shape: ModelShape, positions: int = FRAMES) -> float:
     """Of cross-attention's keys and values."""
-    return float(4 * shape.decoder_layers * FRAMES * shape.d_model**2)
+    return float(4 * shape.decoder_layers * positions * shape.d_model**2)
 
 
 def window_flops(shape: ModelShape, n_tokens: int) -> float:
