@@ -16,8 +16,7 @@ from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import joining_environment
 from cluster.serve.ray_internals import KEEP_SIGNALS, ray_addresses_here
 from cluster.serve.start.readiness import Say
-from cluster.settings import BUNDLED_MODEL, Settings
-from cluster.settings_sources import load_settings
+from cluster.settings import Settings
 from router.http.models import ALIAS
 
 
@@ -78,12 +77,6 @@ def own_application(job: BatchJob, settings: Settings, say: Say) -> Iterator[Non
     address = job.address if job.address != NO_CLUSTER else None
     with running_cluster(settings, say=say, address=address):
         yield
-
-
-def own_settings(job: BatchJob) -> Settings:
-    """Settings of pools for this run alone: nobody but the run is to find their HTTP."""
-    model = None if job.model == BUNDLED_MODEL else job.model  # which is the default anyway
-    return load_settings(job.config, {"model": model, "router": {"port": 0}})
 
 
 def model_of(settings: Settings, name: str) -> str:

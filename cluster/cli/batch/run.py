@@ -14,6 +14,7 @@ from rich.console import Console
 from cluster.archives.archive import Archive
 from cluster.archives.inputs import Item, list_items
 from cluster.archives.ledger import Ledger
+from cluster.archives.own_pools import own_settings
 from cluster.archives.progress import RunProgress, duration, hours
 from cluster.archives.run import (
     FAILURES,
@@ -32,7 +33,6 @@ from cluster.cli.batch.application import (
     found_application,
     model_of,
     own_application,
-    own_settings,
 )
 from cluster.cli.batch.cluster_watch import ClusterWatch
 from cluster.cli.batch.job import BatchJob
@@ -56,7 +56,7 @@ def run_batch(job: BatchJob, out: Console, err: Console) -> int:
     items = list_items(absolute(job.inputs), sys.stdin)
     with ExitStack() as stack:
         found = stack.enter_context(found_application(job, say))
-        settings = found or own_settings(job)
+        settings = found or own_settings(job.model, job.config)
         archive = job.archive
         if found is None and not settings.models:  # a folder is served by its name alone
             archive = replace(archive, fields={**archive.fields, "model": ALIAS})

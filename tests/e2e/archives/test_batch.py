@@ -177,6 +177,35 @@ def test_a_pipeline_on_ray_data_hears_the_same(server: Server, tmp_path: Path) -
     assert json.loads(ran.stdout.splitlines()[-1]) == expected
 
 
+WITH_POOLS = """
+import json, sys
+import ray
+from cluster.archives.own_pools import own_pools
+from cluster.archives.transcriber import Transcriber, map_options
+with own_pools():
+    talks = ray.data.from_items([{"path": path} for path in sys.argv[1:]])
+    texts = talks.map_batches(Transcriber, **map_options({"language": "en"}))
+    print(json.dumps({row["path"]: row["text"] for row in texts.iter_rows()}))
+assert not ray.is_initialized()
+"""
+
+
+def test_a_pipeline_may_have_pools_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "pipeline.py").write_text(WITH_POOLS)
+    files = [sample_path(name) for name in ("short", "medium")]
+    ran = subprocess.run(
+        [sys.executable, "pipeline.py", *files],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=RUN_S,
+    )
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    found = json.loads(next(line for line in ran.stdout.splitlines() if line.startswith("{")))
+    assert found.keys() == {str(file) for file in files}
+    assert all(found.values())
+
+
 def test_without_an_application_the_run_has_pools_of_its_own(tmp_path: Path) -> None:
     make_archive(tmp_path / "talks", 2, 0)
     process = subprocess.Popen(

@@ -78,6 +78,34 @@ def until_kept(output: Path, process: subprocess.Popen[str], n: int) -> None:
     wait_until(kept, RUN_S, f"{n} files are done", 0.02)
 
 
+def transcribers(server: Server) -> list[psutil.Process]:
+    """The processes in which Ray Data runs transcribers."""
+    children = psutil.Process(server.process.pid).children(recursive=True)
+    return [one for one in children if "MapWorker" in " ".join(one.cmdline())]
+
+
+def test_a_killed_transcriber_costs_what_it_had_in_work(
+    servers: list[Server], tmp_path: Path
+) -> None:
+    """The run itself goes on, with another one."""
+    files, output = make_files(tmp_path / "talks", N_FILES // 2, 0), tmp_path / "texts"
+    server = new_server(servers, tmp_path)
+    run = start(files.folder, output, server)
+    until_kept(output, run, 20)
+    kept, killed = n_kept(output), transcribers(server)
+    assert killed
+    for process in killed:
+        process.kill()
+    told = finish(run, 0)
+    assert f"{N_FILES // 2} of {N_FILES // 2} files" in told, told
+    rows = parts(output)
+    assert len(rows) == N_FILES // 2
+    assert not [row for row in rows if row["error"] is not None]
+    again = len(decoded(servers)) - N_FILES // 2
+    print(f"{kept} were kept when the transcriber was killed, and {again} were decoded again")
+    assert again <= MOST_FILES + 2 * AT_ONCE
+
+
 def test_nothing_is_lost_and_little_is_done_again(servers: list[Server], tmp_path: Path) -> None:
     files, output = make_files(tmp_path / "talks", N_FILES, 0), tmp_path / "texts"
     server = new_server(servers, tmp_path)

@@ -19,7 +19,9 @@ from tests.support.batches import ENDPOINT, line
 from tests.support.http_host import Answer, Came, Host, http_host
 
 BATCH_S = 150.0
-OWNER, ROUTER = (f"ray::ServeReplica:splitscribe:{name}" for name in ("batches", "router"))
+OWNER, ROUTER, ENCODER, DECODER = (
+    f"ray::ServeReplica:splitscribe:{name}" for name in ("batches", "router", "encoder", "decoder")
+)
 
 
 def settings_of(folder: Path, **changes: str) -> dict[str, str]:
@@ -157,7 +159,7 @@ def test_a_batch_has_the_texts_of_the_endpoint(batching: Server, store: Host) ->
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_the_owner_and_a_router_are_killed_in_the_middle(batching: Server) -> None:
+def test_the_owner_a_router_and_workers_are_killed_in_the_middle(batching: Server) -> None:
     """Nothing is lost, nothing is there twice, and texts are the endpoint's."""
     client = batching.client(max_retries=0)
     texts = texts_of(client)
@@ -167,7 +169,7 @@ def test_the_owner_and_a_router_are_killed_in_the_middle(batching: Server) -> No
     }
     names = {f"{i}": SAMPLES[i % 3] for i in range(45)}
     batch = upload(client, [line(key, file_id=ids[name]) for key, name in names.items()])
-    for n_done, mark in ((3, OWNER), (12, ROUTER), (20, OWNER)):
+    for n_done, mark in ((3, OWNER), (10, ROUTER), (16, ENCODER), (22, DECODER), (30, OWNER)):
         wait_until(lambda n=n_done: done(client, batch) >= n, BATCH_S, f"{n_done} lines")
         killed = processes(batching, mark)
         assert killed

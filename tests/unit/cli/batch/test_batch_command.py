@@ -11,9 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.archives import run as archive_run
+from cluster.archives.own_pools import own_settings
 from cluster.cli.batch import application
 from cluster.cli.batch import run as batch_run
-from cluster.cli.batch.application import model_of, own_settings
+from cluster.cli.batch.application import model_of
 from cluster.cli.batch.job import BatchJob
 from cluster.cli.main import app
 from cluster.errors import ConfigurationError, SplitscribeError
@@ -47,8 +48,8 @@ def talks(tmp_path: Path) -> Path:
     return folder
 
 
-def batch(*args: object) -> Any:
-    return CliRunner().invoke(app, ["batch", *map(str, args)])
+def batch(*args: object, stdin: str = "") -> Any:
+    return CliRunner().invoke(app, ["batch", *map(str, args)], input=stdin)
 
 
 def refused(*args: object) -> str:
@@ -73,6 +74,14 @@ def test_all_done_is_status_0_and_some_failed_is_3(engine: FakeEngine, talks: Pa
     assert len(engine.heard) == 3
     batch(talks, "-o", output, "--retry-failed")
     assert len(engine.heard) == 4
+
+
+def test_a_list_may_come_from_standard_input(engine: FakeEngine, talks: Path) -> None:
+    lines = f'{talks}/one.mp3\n{{"path": "{talks}/two.mp3"}}\n'
+    result = batch("-", "-o", talks.parent / "texts", "-f", "txt", stdin=lines)
+    assert result.exit_code == 0, result.output
+    assert sorted(engine.heard) == ["one", "two"]
+    assert (talks.parent / "texts/two.txt").read_text() == "two\n"
 
 
 def test_a_dry_run_tells_and_does_nothing(
@@ -136,16 +145,15 @@ def test_without_ray_here_the_run_starts_pools_of_its_own(monkeypatch: pytest.Mo
     monkeypatch.setattr(application, "ray_addresses_here", set)
     with application.found_application(make_job(), print) as found:
         assert found is None
-    settings = own_settings(make_job(model="openai/whisper-tiny"))
+    settings = own_settings("openai/whisper-tiny", None)
     assert (settings.model, settings.router.port) == ("openai/whisper-tiny", 0)
 
 
 def test_a_settings_file_says_which_model_unless_a_flag_does(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text("model: openai/whisper-small\n")
-    assert own_settings(make_job(config=file)).model == "openai/whisper-small"
-    named = make_job(config=file, model="openai/whisper-tiny")
-    assert own_settings(named).model == "openai/whisper-tiny"
+    assert own_settings("demo", file).model == "openai/whisper-small"
+    assert own_settings("openai/whisper-tiny", file).model == "openai/whisper-tiny"
 
 
 def test_of_several_rays_the_user_has_to_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
