@@ -19,6 +19,7 @@ from itertools import groupby, islice
 from pathlib import Path
 from typing import Any
 
+from cluster.archives.local_files import shown
 from cluster.archives.places import Place, in_folder, is_url, split_options
 from cluster.errors import InvalidRequestError
 
@@ -124,7 +125,9 @@ def _of_file_or_folder(name: str) -> Iterator[Item]:
     for one in place.below(recursive=True):
         if one.path.rpartition(".")[2].lower() in BYTES_PER_S:
             count += 1
-            yield _item(place.name_of(one.path), one, posixpath.relpath(one.path, place.path))
+            yield _item(
+                place.name_of(one.path), one, posixpath.relpath(one.path, shown(place.path))
+            )
     if not count:
         raise InvalidRequestError(f"there is no audio file in {name}")
 
@@ -136,7 +139,7 @@ def _of_glob(name: str) -> Iterator[Item]:
     root = Place.of((steady or ("." if not base.startswith("/") else "/")) + options)
     if root.is_local:
         paths = sorted(str(Path(one).absolute()) for one in glob.glob(name, recursive=True))
-        files = [one for one in root.files.get_file_info(paths) if one.is_file]
+        files = [one for one in root.infos(paths) if one.is_file]
     else:
         from fsspec.utils import glob_translate
 
@@ -149,7 +152,7 @@ def _of_glob(name: str) -> Iterator[Item]:
         if _is_manifest(named):
             yield from _of_manifest(Place.of(named))
         else:
-            yield _item(named, one, posixpath.relpath(one.path, root.path))
+            yield _item(named, one, posixpath.relpath(one.path, shown(root.path)))
 
 
 def _of_manifest(place: Place) -> Iterator[Item]:
@@ -195,10 +198,15 @@ def _of_paths(paths: Iterable[str | None], folder: str) -> Iterator[Item]:
     """Items of listed paths; those that are not absolute begin in the manifest's folder."""
     named = (path.strip() for path in paths if path and path.strip())
     while some := list(islice(named, ASKED_AT_ONCE)):
-        places = [Place.of(beside(folder, name)) for name in some]
-        for files, group in groupby(places, key=lambda place: place.files):
+        places = []
+        for name in some:
+            try:
+                places.append(Place.of(beside(folder, name)))
+            except InvalidRequestError:  # it fails by itself, later, for this reason
+                yield Item(shown(name), UNKNOWN_BYTES, 0, shown(posixpath.basename(name)))
+        for _, group in groupby(places, key=lambda place: place.files):
             same = list(group)  # a bucket is asked for many at a time, not for one after another
-            infos = files.get_file_info([place.path for place in same])
+            infos = same[0].infos([place.path for place in same])
             for place, info in zip(same, infos, strict=True):
                 yield _item(place.name, info, _below(place, folder))
 
@@ -249,4 +257,4 @@ def _column(where: str, columns: Sequence[str], known: Sequence[str]) -> str:
 
 def _item(name: str, info: Any, relative: str) -> Item:
     size = UNKNOWN_BYTES if info.size is None else info.size
-    return Item(name, size, info.mtime_ns or 0, relative)
+    return Item(shown(name), size, info.mtime_ns or 0, shown(relative))

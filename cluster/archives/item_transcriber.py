@@ -11,6 +11,7 @@ from typing import Any
 from cluster.archives.inputs import Item, beside
 from cluster.archives.places import Place
 from cluster.archives.transcriber import Transcriber, digest_of, local_file
+from cluster.errors import InvalidRequestError
 
 BLOCK = "block"
 MOST_FILES, MOST_S = 16, 60.0  # of small files in one block
@@ -65,7 +66,7 @@ def item_digest(item: Item) -> str | None:
             return digest_of(content)
         with local_file(path) as file:
             return digest_of(file)
-    except OSError:
+    except (OSError, InvalidRequestError):
         return None
 
 

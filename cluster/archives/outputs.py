@@ -15,6 +15,8 @@ from cluster.archives.places import Place
 from cluster.archives.rows import Row, transcript_of
 from router.api.formats import render
 
+MOST_BYTES = 240  # of a file's name, of which file systems take 255
+
 
 def output_names(items: Iterable[Item], done: Mapping[str, Done]) -> dict[str, str]:
     """By key, what the outputs of each item are called before the format; what had one keeps it."""
@@ -25,9 +27,9 @@ def output_names(items: Iterable[Item], done: Mapping[str, Done]) -> dict[str, s
             names[item.key] = done[item.key].output
             continue
         stem, dot, _ = item.relative.rpartition(".")
-        stem = stem if dot and not stem.endswith("/") and stem else item.relative
+        stem = _short(stem if dot and not stem.endswith("/") and stem else item.relative)
         if stem.split("/")[0] in (DATASET, OWN) or stem in taken:
-            stem = item.relative
+            stem = _short(item.relative)
         number, name = 1, stem
         while name in taken:
             number += 1
@@ -35,6 +37,12 @@ def output_names(items: Iterable[Item], done: Mapping[str, Done]) -> dict[str, s
         taken.add(name)
         names[item.key] = name
     return names
+
+
+def _short(relative: str) -> str:
+    """With a last name that stays one with a number and a format behind it."""
+    folder, slash, name = relative.rpartition("/")
+    return folder + slash + name.encode()[:MOST_BYTES].decode(errors="ignore")
 
 
 def write_outputs(row: Row, where: Place, formats: Collection[str], *, words: bool) -> None:

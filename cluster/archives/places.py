@@ -8,6 +8,7 @@ bytes and names, nothing of audio.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from cluster.archives.local_files import file_info, files_below
 from cluster.errors import ConfigurationError, InvalidRequestError
 
 URL = re.compile(r"^([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
@@ -97,7 +99,8 @@ class Place:
                 target.write(content)
             return
         Path(folder).mkdir(parents=True, exist_ok=True)
-        draft = f"{folder}/.{Path(self.path).name[:200]}.{os.getpid()}.tmp"
+        name = hashlib.blake2b(os.fsencode(self.path), digest_size=8).hexdigest()
+        draft = f"{folder}/.{name}.{os.getpid()}.tmp"  # its own may be as long as names can be
         try:
             with open(draft, "wb") as file:
                 file.write(content)
@@ -115,16 +118,25 @@ class Place:
 
     def info(self) -> Any:
         """pyarrow's FileInfo. Raises OSError where the filesystem cannot be asked."""
-        return self.files.get_file_info(self.path)
+        return self.infos([self.path])[0]
+
+    def infos(self, paths: list[str]) -> list[Any]:
+        """pyarrow's FileInfo of each of these paths in the same filesystem. Raises OSError."""
+        if self.is_local:
+            return list(map(file_info, paths))
+        return list(self.files.get_file_info(paths))
 
     def below(self, *, recursive: bool = False) -> list[Any]:
         """pyarrow's FileInfo of each file in this folder, by path; none where it is not there."""
         from pyarrow.fs import FileSelector, FileType
 
-        found = self.files.get_file_info(
-            FileSelector(self.path, recursive=recursive, allow_not_found=True)
-        )
-        return sorted((one for one in found if one.type == FileType.File), key=lambda one: one.path)
+        if self.is_local:
+            found = files_below(self.path, recursive=recursive)
+        else:
+            selector = FileSelector(self.path, recursive=recursive, allow_not_found=True)
+            every = self.files.get_file_info(selector)
+            found = (one for one in every if one.type == FileType.File)
+        return sorted(found, key=lambda one: one.path)
 
     def name_of(self, path: str) -> str:
         """How people know what has this path in the same filesystem."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.archives.archive import FILES_AT_ONCE, Fields
+from cluster.archives.local_files import has_odd_name
 from cluster.archives.long_files import noted
 from cluster.archives.places import Place, require_bulk
 from cluster.archives.rows import Row, failed_row, result_fields, row_of
@@ -209,9 +210,12 @@ def local_file(path: str) -> Iterator[Path]:
 
     Raises:
         OSError: it cannot be had.
+        InvalidRequestError: its name is none that could be kept.
     """
     place = Place.of(path)
     if place.is_local:
+        if has_odd_name(place.path):
+            raise InvalidRequestError(f"the name of {path} is not UTF-8: rename the file")
         with open(place.path, "rb"):  # told before a worker is asked
             yield Path(place.path)
         return

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +15,7 @@ from cluster.archives import places
 from cluster.archives.inputs import UNKNOWN_BYTES, Item, list_items
 from cluster.archives.item_transcriber import MOST_FILES, audio_of, blocks_of, embedded_audio
 from cluster.archives.places import Place
+from cluster.archives.transcriber import local_file
 from cluster.errors import InvalidRequestError
 
 
@@ -179,6 +182,38 @@ def test_a_parquet_file_may_hold_the_audio(folder: Path, nested: bool) -> None:
     assert [item.key for item in items] == [f"{file}#{i}" for i in range(5)]
     found = [embedded_audio(item.path, item.row, item.column) for item in items]
     assert found == audio
+
+
+def test_odd_names_in_a_folder_or_a_list_cost_themselves(folder: Path) -> None:
+    """A name that is no UTF-8, which pyarrow refuses with its whole folder; and unknown URLs."""
+    odd = os.fsencode(folder) + b"/caf\xe9.mp3"
+    Path(os.fsdecode(odd)).write_bytes(b"x")
+    (folder / "loop").symlink_to(folder)
+    for name in (str(folder), f"{folder}/*.mp3"):
+        items = list_items([name])
+        assert "caf\\xe9.mp3" in named(items)
+        (item,) = [one for one in items if "caf" in one.path]
+        with pytest.raises(InvalidRequestError, match="not UTF-8"), local_file(item.path):
+            pass
+    assert len(list_items([str(folder)])) == 4
+    bad, good = list_items(["-"], ["nosuch://bucket/x.mp3\n", f"{folder}/a.mp3\n"])
+    assert (bad.path, bad.size, good.size) == ("nosuch://bucket/x.mp3", UNKNOWN_BYTES, 7)
+
+
+def test_a_folder_that_cannot_be_read_is_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not passed over."""
+    real = os.scandir
+
+    def scandir(path: str) -> Any:
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    with pytest.raises(InvalidRequestError, match="Permission denied"):
+        list_items([str(folder)])
 
 
 def test_a_row_without_audio_may_name_a_file(folder: Path) -> None:

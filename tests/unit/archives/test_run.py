@@ -230,6 +230,17 @@ def test_longest_first_and_equal_names_apart(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["a" * 251, "あ" * 83])
+def test_names_as_long_as_they_can_be(tmp_path: Path, name: str) -> None:
+    (tmp_path / "in").mkdir()
+    for text, suffix in (("one", "mp3"), ("two", "wav")):
+        (tmp_path / f"in/{name}.{suffix}").write_text(text)
+    where = Place.of(str(tmp_path / "out"))
+    run(Archive(where, formats=("json", "txt")), [str(tmp_path / "in")], FakeEngine())
+    texts = [file.read_text().strip() for file in (tmp_path / "out").glob("*.txt")]
+    assert sorted(texts) == ["one", "two"]
+
+
 # --------------------------------------------------------------------------- the ledger
 
 
