@@ -196,10 +196,14 @@ class BatchTable:
             self._announce(batch.id, batch.ends_as, now)
 
     def forget_ended(self, before: int) -> None:
-        """Delete batches that were created before then and have ended."""
-        self._database.run(
-            "DELETE FROM batches WHERE created_at < ? AND status IN (?, ?, ?, ?)", before, *ENDED
-        )
+        """Delete batches that ended before then."""
+        for status in ENDED:
+            self._database.run(
+                "DELETE FROM batches WHERE status = ? AND json_extract(times, ?) < ?",
+                status,
+                f"$.{STAMPS[status]}",
+                before,
+            )
 
     def _announce(self, batch_id: str, status: Status, now: int) -> None:
         self._database.run(

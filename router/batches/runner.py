@@ -186,14 +186,14 @@ class BatchRunner:
         except InsufficientStorageError as error:
             self._pause(error)
             await asyncio.sleep(ROOM_S)
-            await self._thread.call(self._tables.lines.release, claim)
+            await self._give_back(claim)
         except asyncio.CancelledError:
             await asyncio.shield(self._thread.call(self._tables.lines.release, claim))
             raise
         except Exception:
             logger.exception("line %d of %s cannot go on", claim.number, claim.batch_id)
             await asyncio.sleep(LOOK_S)
-            await self._thread.call(self._tables.lines.release, claim)
+            await self._give_back(claim)
         finally:
             task = asyncio.current_task()
             assert task is not None
@@ -201,10 +201,17 @@ class BatchRunner:
             self.look()
 
     async def _settle(self, claim: Claim, outcome: Outcome, result: str) -> None:
-        """Store a result, as soon as there is room for it."""
+        await self._store(self._tables.lines.settle, claim, outcome, result)
+
+    async def _give_back(self, claim: Claim) -> None:
+        """Let the line be claimed again; else nobody would before the next owner."""
+        await self._store(self._tables.lines.release, claim)
+
+    async def _store(self, work: Callable[..., object], *values: object) -> None:
+        """Change the database as soon as there is room for it."""
         while True:
             try:
-                await self._thread.call(self._tables.lines.settle, claim, outcome, result)
+                await self._thread.call(work, *values)
                 return
             except InsufficientStorageError as error:
                 self._pause(error)

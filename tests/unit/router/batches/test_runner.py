@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -194,6 +195,63 @@ async def test_what_is_kept_goes_when_its_time_is_over(tmp_path: Path) -> None:
         assert len(await at.content(batch.output_file_id)) == 1
         with pytest.raises(NotFoundError):
             await at.state(batch.id)
+
+
+async def test_a_batch_is_kept_for_a_time_that_begins_with_its_end(tmp_path: Path) -> None:
+    """One that took longer than that would else be gone before anybody read its results."""
+    transcriber, hands = FakeTranscriber(), Hands()
+    transcriber.hold = True
+    async with desk(tmp_path, transcriber, hands, retention_s=HOUR_S) as at:
+        batch_id = await at.create(await at.upload(line("a", **AUDIO)))
+        await eventually(lambda: bool(transcriber.uploads))
+        hands.pass_s(3 * HOUR_S)
+        transcriber.hold = False
+        for task in list(at.service._runner._lines):
+            task.cancel()  # given back, and run again
+        await at.ended(batch_id)
+        hands.pass_s(HOUR_S - 1)
+        await at.service.clean()
+        batch = await at.state(batch_id)
+        assert len(await at.content(batch.output_file_id)) == 1
+        hands.pass_s(2)
+        await at.service.clean()
+        with pytest.raises(NotFoundError):
+            await at.state(batch_id)
+
+
+async def test_a_line_is_given_back_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even that is a row, for which a full disk may have none."""
+    monkeypatch.setattr(runner, "ROOM_S", 0.02)
+    monkeypatch.setattr(runner, "LOOK_S", 0.02)
+    async with desk(tmp_path) as at:
+        lines, blobs = at.service._tables.lines, at.service._blobs
+        real, tried = lines.release, 0
+
+        def release(claim: Any) -> None:
+            nonlocal tried
+            tried += 1
+            if tried < 4:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            blobs._min_free_bytes = 0
+            real(claim)
+
+        monkeypatch.setattr(type(lines), "release", lambda self, claim: release(claim))
+        input_id = await at.upload(line("a", url="data:audio/wav;base64,AAAA"))
+        room = blobs.check_room
+
+        def check_room(wanted_bytes: int = 0) -> None:
+            if wanted_bytes:  # the line's audio
+                blobs._min_free_bytes = 2**62
+            room(wanted_bytes)
+
+        monkeypatch.setattr(blobs, "check_room", check_room)
+        batch_id = await at.create(input_id)
+        await eventually(lambda: tried > 0)
+        monkeypatch.setattr(blobs, "check_room", room)
+        assert (await at.ended(batch_id)).completed == 1
+        assert tried == 4
 
 
 async def test_the_input_of_a_batch_that_runs_does_not_expire(tmp_path: Path) -> None:
