@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.jit.background import as_array
-from cluster.jit.tile_registers import TILE_ROWS, tile_config
+from cluster.jit.tile_registers import tile_config
+from encoder_worker.cpu.attention_steps import HEAD_DIM, KEYS
 from encoder_worker.cpu.team_kernels import TeamKernels
-from encoder_worker.cpu.tile_attention import GROUPS, HEAD_DIM, KEYS
 
 SCORES_BYTES = 1 << 22  # of the heads that a unit attends with at a time
 LOG2_E = math.log2(math.e)
@@ -95,8 +95,6 @@ class TileAttention:
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, n_keys: int) -> Tensor:
         n_head, n, head_dim = q.shape
         out = q.new_empty(n, n_head * head_dim)
-        scores = torch.empty(GROUPS, k.shape[1], TILE_ROWS)
-        powers = torch.empty(GROUPS, k.shape[1] // 2, TILE_ROWS, dtype=torch.int32)
         self._attend(
             as_array(q).view(np.uint32),
             as_array(k),
@@ -104,8 +102,6 @@ class TileAttention:
             n_keys,
             np.float32(head_dim**-0.5 * LOG2_E),
             self._config,
-            scores.numpy(),
-            powers.numpy().view(np.uint32),
-            as_array(out),
+            as_array(out).view(np.uint32),
         )
         return out

@@ -5,4 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 _FOLDER = Path(__file__).resolve().parent
-KERNEL_SOURCES = (_FOLDER / "team_kernels.py", _FOLDER / "tile_attention.py")
+KERNEL_SOURCES = tuple(
+    _FOLDER / name for name in ("team_kernels.py", "tile_attention.py", "attention_steps.py")
+)

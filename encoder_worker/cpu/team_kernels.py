@@ -15,8 +15,9 @@ from numba import int32, njit
 
 from cluster.jit.arithmetic import LOG2_E, bfloat16_bits, exp2, number, stored
 from cluster.jit.rows import SUMS, add_norm
-from cluster.jit.tile_registers import TILE_ROWS, tile_config
-from encoder_worker.cpu.tile_attention import GROUPS, HEAD_DIM, KEYS, attend
+from cluster.jit.tile_registers import tile_config
+from encoder_worker.cpu.attention_steps import HEAD_DIM, KEYS
+from encoder_worker.cpu.tile_attention import attend
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +124,6 @@ def build(own: Any, *, tiles: bool = False) -> TeamKernels:
 
 
 def _build_attend() -> None:
-    q, out = np.zeros((1, 1, HEAD_DIM // 2), np.uint32), np.zeros((1, HEAD_DIM), np.uint16)
+    q, out = np.zeros((1, 1, HEAD_DIM // 2), np.uint32), np.zeros((1, HEAD_DIM // 2), np.uint32)
     k, v = np.zeros((1, KEYS, HEAD_DIM), np.uint16), np.zeros((1, HEAD_DIM, KEYS), np.uint16)
-    scores = np.zeros((GROUPS, KEYS, TILE_ROWS), np.float32)
-    powers = np.zeros((GROUPS, KEYS // 2, TILE_ROWS), np.uint32)
-    attend(q, k, v, 1, np.float32(1), tile_config(), scores, powers, out)
+    attend(q, k, v, 1, np.float32(1), tile_config(), out)

@@ -205,6 +205,36 @@ def test_attention_is_as_good_as_torchs(
     assert off(ours) < max(0.01, 2.5 * off(theirs)), f"{off(ours)}, torch's own {off(theirs)}"
 
 
+def attend_by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Of q, k, v [H, n, 64], bfloat16, with n a multiple of what the tiles take."""
+    attend = TileAttention(build(np.uint16, tiles=True))
+    assert k.shape[1] % attend.key_multiple == 0
+    return attend(q, k, v.transpose(1, 2).contiguous().transpose(1, 2), k.shape[1])
+
+
+@TILES
+@pytest.mark.parametrize("rise", [40.0, 90.0, 200.0, 3000.0])
+def test_scores_may_rise_behind_the_first_keys(rise: float) -> None:
+    """By 2 ** 50 to 2 ** 4000: powers that no number holds are taken again, of the highest."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(2, 96, 64, generator=generator) for _ in range(3))
+    q[:, :, 0], k[:, :, 0] = 8.0, 0.0
+    k[:, 70, 0], k[:, 71, 0] = rise, rise - 1.0
+    q[1, 5:40, 0] = 0.0  # some queries do not see it
+    q, k, v = (x.bfloat16() for x in (q, k, v))
+    expected = F.scaled_dot_product_attention(q.float(), k.float(), v.float())
+    torch.testing.assert_close(
+        attend_by_tiles(q, k, v).float(), expected.transpose(0, 1).flatten(1), atol=0.02, rtol=0.02
+    )
+
+
+@TILES
+def test_attention_to_a_key_of_nan_is_nan() -> None:
+    q, k, v = (torch.randn(1, 64, 64).bfloat16() for _ in range(3))
+    k[0, 40] = torch.nan
+    assert attend_by_tiles(q, k, v).isnan().all()
+
+
 def test_rows_of_nan_stay_nan() -> None:
     """A window that the model cannot compute must not look well."""
     kernels = build(np.float32)
