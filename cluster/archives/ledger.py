@@ -23,7 +23,7 @@ from typing import IO, Any, Self
 from cluster.archives.inputs import Item
 from cluster.archives.places import Place
 from cluster.archives.rows import Row, archive_schema
-from cluster.errors import InvalidRequestError
+from cluster.errors import ConfigurationError, InvalidRequestError
 
 DATASET = "transcripts"  # the folder of the parts
 OWN = "_splitscribe"  # readers of data sets pass over names that begin so
@@ -89,18 +89,21 @@ class Ledger:
 
         Raises:
             InvalidRequestError: another run is writing there, or what is there is not ours.
+            ConfigurationError: the place cannot be read or written.
         """
         with _locked(where):
             ledger = cls(where)
-            ledger._load()
+            with _told(where):
+                ledger._load()
             try:
                 yield ledger
             except BaseException:
                 with suppress(OSError):  # the journal stays, and the next run takes it
                     ledger._fold()
                 raise
-            ledger._fold()
-            ledger._drop_stale()
+            with _told(where):
+                ledger._fold()
+                ledger._drop_stale()
 
     def add(self, rows: Iterable[Row]) -> None:
         """Keep rows; on this machine they are on the disk when this returns. Raises OSError."""
@@ -239,6 +242,15 @@ def _whole_lines(content: bytes) -> Iterator[bytes]:
         except ValueError:
             return
         yield line
+
+
+@contextmanager
+def _told(where: Place) -> Iterator[None]:
+    """With the place's name in what is told of its errors."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigurationError(f"{where.name} cannot be read or written: {error}") from error
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from cluster.archives.ledger import Ledger
 from cluster.archives.places import Place
 from cluster.archives.progress import RunProgress, duration, hours
 from cluster.archives.run import Plan, make_plan, run_archive, write_failures
-from cluster.errors import InvalidRequestError, OverloadedError
+from cluster.errors import ConfigurationError, InvalidRequestError, OverloadedError
 from router.api.formats import render
 from tests.support.archives import HEARD_BYTES, FakeEngine, LocalRun, make_transcript
 
@@ -274,6 +274,27 @@ def test_a_part_that_came_to_nothing_is_passed_over(where: Place) -> None:
     with Ledger.opened(where) as ledger:
         assert ledger.done.keys() == {"a"}
     assert dataset(where).keys() == {"a"}
+
+
+def test_a_place_that_does_not_answer_is_told_by_its_name(
+    where: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When it is opened, and when the run's last rows are kept."""
+
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise OSError("access denied")
+
+    def add_and_lose(method: str, when: str) -> None:
+        if when == "before":
+            monkeypatch.setattr(Place, method, refuse)
+        with Ledger.opened(where) as ledger:
+            ledger.add([make_row("a")])
+            monkeypatch.setattr(Place, method, refuse)
+
+    with pytest.raises(ConfigurationError, match=r"texts.*access denied"):
+        add_and_lose("write_whole", "in the middle")
+    with pytest.raises(ConfigurationError, match=r"texts.*access denied"):
+        add_and_lose("below", "before")
 
 
 def test_two_runs_do_not_write_to_one_place(tmp_path: Path) -> None:
