@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -22,6 +23,7 @@ class ItemTranscriber:
 
     def __init__(self, **options: Any) -> None:
         self._transcriber = Transcriber(**options, digests=True)
+        self._reading = threading.Lock()
 
     def __call__(self, table: Any) -> Any:
         """What is asked of a table with one column, BLOCK.
@@ -32,7 +34,10 @@ class ItemTranscriber:
         import pyarrow as pa
 
         items = [item for block in table[BLOCK].to_pylist() for item in json.loads(block)]
-        paths, contents = zip(*(audio_of(*item[1:]) for item in items), strict=True)
+        with (
+            self._reading
+        ):  # or each thread would hold a row group of its own, and one may be large
+            paths, contents = zip(*(audio_of(*item[1:]) for item in items), strict=True)
         columns = {
             "key": [item[0] for item in items],
             "path": pa.array(paths, pa.string()),

@@ -11,9 +11,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from cluster.archives import places
+from cluster.archives import item_transcriber, places
+from cluster.archives.inputs import list_items
+from cluster.archives.item_transcriber import BLOCK, ItemTranscriber, blocks_of
 from cluster.archives.rows import RESULT_COLUMNS, row_of, transcript_of
 from cluster.archives.transcriber import Transcriber, is_ours
 from cluster.errors import ConfigurationError, InvalidRequestError
@@ -73,6 +76,24 @@ def test_calls_of_several_threads_share_the_bound(
         assert len(list(threads.map(transcriber, [batch] * 4))) == 4
     assert len(engine.heard) == 48
     assert engine.most == 2
+
+
+def test_threads_share_what_is_read_of_a_parquet_file(engine: FakeEngine, tmp_path: Path) -> None:
+    """A row group is read whole, and may be large."""
+    table = pa.table({"bytes": [f"talk {i}".encode() for i in range(40)]})
+    pq.write_table(table, tmp_path / "talks.parquet", row_group_size=20)
+    blocks = blocks_of(list_items([str(tmp_path / "talks.parquet")]))
+    made = ItemTranscriber(open_engine=engine.opened)
+    item_transcriber._group.cache_clear()
+    try:
+        with ThreadPoolExecutor(len(blocks)) as threads:
+            tables = list(threads.map(made, [pa.table({BLOCK: [block]}) for block in blocks]))
+    finally:
+        made.close()
+    assert [text for one in tables for text in one["text"].to_pylist()] == [
+        f"talk {i}" for i in range(40)
+    ]
+    assert item_transcriber._group.cache_info().misses == 2
 
 
 def test_rows_without_audio_and_refused_fields_end_the_call(engine: FakeEngine) -> None:
