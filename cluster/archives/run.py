@@ -170,10 +170,11 @@ def write_failures(archive: Archive, items: Iterable[Item], ledger: Ledger) -> i
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a run measured. speed: hours of audio in an hour."""
+    """What a run measured. speed: hours of audio in an hour. why: of a trial that did nothing."""
 
     speed: float
     audio_s: float
+    why: str = ""
 
 
 def keep_measured(where: Place, measured: Measured) -> None:

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from cluster.archives.archive import Archive, Fields
 from cluster.archives.inputs import Item
 from cluster.archives.item_transcriber import audio_of
+from cluster.archives.rows import failed_row
 from cluster.archives.run import Measured
 from cluster.archives.transcriber import is_ours, local_file, pairs_of, unlimited_engine
 from cluster.errors import SplitscribeError
@@ -24,7 +25,7 @@ def measure_speed(archive: Archive, items: Sequence[Item], limit_s: float = TRIA
     """Transcribe some of `items` for at most so long, in a process of the Ray cluster.
 
     Raises:
-        SplitscribeError: none of them could be transcribed.
+        SplitscribeError: there is no application to ask, or it refuses the fields.
     """
     import ray
 
@@ -33,26 +34,26 @@ def measure_speed(archive: Archive, items: Sequence[Item], limit_s: float = TRIA
     # Serve's handles belong to one event loop of a process, and this one's has ended.
     trial = ray.remote(num_cpus=0)(_trial)
     try:
-        speed, audio_s = ray.get(trial.remote(dict(archive.fields), archive.task, files, limit_s))
+        found = ray.get(trial.remote(dict(archive.fields), archive.task, files, limit_s))
     except Exception as error:
         if (ours := is_ours(error)) is not None:
             raise ours from error
         raise
-    return Measured(speed, audio_s)
+    return Measured(*found)
 
 
 def _trial(
     fields: Fields, task: Task, files: Sequence[Source], limit_s: float
-) -> tuple[float, float]:
-    """Hours of audio in an hour, and the seconds of audio that were transcribed."""
+) -> tuple[float, float, str]:
+    """Hours of audio in an hour, the seconds of audio that were transcribed, and why none were."""
     return asyncio.run(_measure(fields, task, files, limit_s))
 
 
 async def _measure(
     fields: Fields, task: Task, files: Sequence[Source], limit_s: float
-) -> tuple[float, float]:
+) -> tuple[float, float, str]:
     heard: dict[Source, float] = {}
-    errors: list[Exception] = []
+    errors: list[str] = []
     async with unlimited_engine() as engine:
         params = engine.params(pairs_of(fields), task)
 
@@ -65,7 +66,7 @@ async def _measure(
                 with nullcontext(content) if content is not None else local_file(path) as upload:
                     await engine.transcribe(upload, params, on_progress=note)
             except (SplitscribeError, OSError) as error:
-                errors.append(error)
+                errors.append(failed_row(error)["error"])
 
         started_s = time.monotonic()
         with contextlib.suppress(TimeoutError):
@@ -73,6 +74,5 @@ async def _measure(
                 await asyncio.gather(*map(transcribe, files))
         taken_s = time.monotonic() - started_s
     audio_s = sum(heard.values())
-    if not audio_s and errors:
-        raise errors[0]
-    return audio_s / taken_s, audio_s
+    why = f"{len(errors)} of {len(files)} files failed, as with: {errors[0]}" if errors else ""
+    return audio_s / taken_s, audio_s, why

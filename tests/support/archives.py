@@ -70,6 +70,8 @@ class FakeEngine:
             self.heard.append(text)
             if text.startswith("broken"):
                 raise InvalidAudioError("this is no audio", param="file")
+            if on_progress is not None:
+                on_progress(self.duration_s, self.duration_s)
             transcript = make_transcript(text, self.duration_s)
             return BulkResult(transcript, StageTimings(windows=1), (), params)
         finally:

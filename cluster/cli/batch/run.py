@@ -143,7 +143,8 @@ def _forecast(archive: Archive, plan: Plan) -> str:
         measured = measure_speed(archive, plan.pending)
         how = f"the speed of a trial with {hours(measured.audio_s)} of it"
     if not measured.speed:
-        return f"about {hours(plan.about_s)} of audio; nothing of it was done within the trial"
+        nothing = f"nothing of it was done within the trial{measured.why and f': {measured.why}'}"
+        return f"{len(plan.pending)} files, about {hours(plan.about_s)} of audio; {nothing}"
     left_s = plan.about_s / measured.speed
     return (
         f"{len(plan.pending)} files, about {hours(plan.about_s)} of audio by their sizes; at "

@@ -7,10 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
 from cluster.archives import run as archive_run
+from cluster.archives import trial
+from cluster.archives.inputs import list_items
 from cluster.archives.own_pools import own_settings
 from cluster.cli.batch import application
 from cluster.cli.batch import run as batch_run
@@ -100,6 +104,28 @@ def test_a_dry_run_tells_and_does_nothing(
     assert "4.0 hours per hour, about 30 min" in result.output
     assert engine.heard == []
     assert not list(output.glob("*.json"))
+
+
+@pytest.mark.parametrize("kind", ["list", "held"])
+def test_a_trial_transcribes_some_and_tells_why_it_could_not(
+    talks: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Files, and audio within a Parquet file."""
+    (talks / "bad.mp3").write_text("broken")
+    names = [talks / "one.mp3", talks / "two.mp3", talks / "bad.mp3", talks / "gone.mp3"]
+    if kind == "held":
+        contents = [file.read_bytes() if file.exists() else b"broken" for file in names]
+        pq.write_table(pa.table({"bytes": contents}), talks / "held.parquet")
+        names = [talks / "held.parquet"]
+    items = list_items([str(name) for name in names])
+    sources = [(item.path, item.row, item.column) for item in items]
+    monkeypatch.setattr(trial, "unlimited_engine", engine.opened)
+    fields = {"model": "whisper-1"}
+    _, audio_s, why = trial._trial(fields, "transcribe", sources, 20.0)
+    assert audio_s == 5.0
+    assert why.startswith("2 of 4 files failed, as with: ")
+    speed, audio_s, why = trial._trial(fields, "transcribe", sources[2:3], 20.0)
+    assert (speed, audio_s, why) == (0, 0, "1 of 1 files failed, as with: this is no audio")
 
 
 def test_fields_of_the_api_are_flags_and_part_of_what_is_done(
