@@ -2,7 +2,8 @@
 
 Pages that were written are published under the window's key. Windows of the same audio that waited
 with it, or came when it was published already, get further leases on the same pages. Everything
-but `fail` runs on the engine's thread, which alone reserves pages: nothing is evicted meanwhile.
+but `fail` runs on the thread of its lane. Another lane's thread may evict what nobody reads: so
+those that waited get their leases while the window's own is still unanswered.
 """
 
 from __future__ import annotations
@@ -51,13 +52,13 @@ class Publisher:
             exporter.abandon(pages)
             self.fail(window, as_worker_error(error))
             return  # those that waited are encoded in their turn
-        if reply is not None:
-            self._answer(window, reply)
         for duplicate in self._batcher.take_duplicates(window.key):
             if not self.share(duplicate):
                 self.fail(
                     duplicate, KVLostError("the KV of the same audio was gone before it was shared")
                 )
+        if reply is not None:
+            self._answer(window, reply)
 
     def share(self, window: QueuedWindow) -> bool:
         """Answer a window with KV that is published already; False when there is none."""

@@ -205,6 +205,28 @@ def test_those_that_wait_for_a_window_that_fails_are_encoded_themselves(
     idle(b)
 
 
+def test_those_that_wait_have_the_kv_before_anybody_can_take_its_pages(
+    bench: Callable[..., Bench],
+) -> None:
+    """On a CPU the thread that encodes bulk windows reserves pages of the same pool."""
+    b = bench(n_windows=1)
+    leader = hold(b)
+    follower = send(b)
+    taken: list[object] = []
+
+    def take_pages(_: object) -> None:
+        assert b.engine.revoke(leader.result().handle)
+        taken.append(b.exporter.reserve(b.exporter.pool.n_pages))
+
+    leader.add_done_callback(take_pages)
+    b.gate.set()
+    reply = reply_of(follower)
+    assert reply.reused is True
+    until(lambda: taken == [None])
+    read(b, reply)
+    idle(b)
+
+
 def test_one_that_waits_has_its_own_deadline(bench: Callable[..., Bench]) -> None:
     b = bench()
     blocker = b.hold()
