@@ -2,6 +2,7 @@
 
     python -m benchmark.serving.first_text                      the bundled recordings, 5 to 70 s
     python -m benchmark.serving.first_text --folder talks/ --model ./my-whisper --rounds 3
+    python -m benchmark.serving.first_text --talks 40 --seconds 70 --rounds 1
 
 With fallback a window's text is sent when the whole window stands. With all encoder positions
 windows are as full as they get (30 s); where contexts are trimmed, a stream's windows end at the
@@ -10,7 +11,8 @@ by turns, so that a busy machine slows all alike; encoders keep nothing. The flo
 trimmed file of up to 10 s: it is one window, however it is sent.
 
 Both engines run in this process, without HTTP. Prints medians over rounds, with the word error
-rates beside them, and one JSON line last.
+rates beside them and how far each is above that of a file in full contexts (95 % interval, over
+recordings), and one JSON line last. Talks are new speech with pauses, by espeak-ng's voices.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ from rich.table import Table
 
 from benchmark.shared.clips import Clip, add_clip_flags, clips_of
 from benchmark.shared.command import make_parser, print_result
-from benchmark.shared.word_errors import WordErrors, count_all, total
+from benchmark.shared.talks import make_talks
+from benchmark.shared.word_errors import WordErrors, count_all, difference, total
+from cluster.demo.recipe.speech.wav import wav_bytes
 from cluster.serve.in_process import local_transcriber
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
@@ -41,6 +45,7 @@ from router.interface import RequestContext, Update
 from router.transcriber import RequestTranscriber
 
 NO_DEADLINE_S = 24 * 3600.0
+BASE = "full, file"  # what word error rates are compared with
 SLACK = 64  # where neither the settings nor the checkpoint say
 
 
@@ -53,7 +58,13 @@ class Cell:
     updates: int = 0
     windows: int = 0
     encodes: int = 0
-    errors: WordErrors | None = None
+    errors: list[WordErrors] = field(default_factory=list)  # of each recording
+
+
+def talks(n: int, seconds: float) -> list[Clip]:
+    """New speech, the same for the same arguments."""
+    made = make_talks(n, seconds)
+    return [Clip(f"{i}.wav", wav_bytes(talk.pcm), talk.text) for i, talk in enumerate(made)]
 
 
 def settings_of(args: argparse.Namespace, context: str) -> Settings:
@@ -112,14 +123,25 @@ async def measure(args: argparse.Namespace, clips: Sequence[Clip], folder: Path)
                     cell = cells.setdefault(name, Cell()) if number else Cell()
                     texts = await send(transcriber, files, args.language, stream, cell)
                     if number and any(references):
-                        cell.errors = total(count_all(references, texts, args.language))
+                        cell.errors = count_all(references, texts, args.language)
     return cells
 
 
 def print_table(cells: dict[str, Cell], n: int, console: Console) -> None:
     table = Table(title=f"{n} recordings, medians of rounds")
-    for column in ("sent as", "first text, s", "all, s", "updates", "windows", "encodes", "WER"):
+    columns = (
+        "sent as",
+        "first text, s",
+        "all, s",
+        "updates",
+        "windows",
+        "encodes",
+        "WER",
+        "above",
+    )
+    for column in columns:
         table.add_column(column, no_wrap=True)
+    base = cells[BASE].errors
     for name, cell in cells.items():
         table.add_row(
             name,
@@ -128,7 +150,8 @@ def print_table(cells: dict[str, Cell], n: int, console: Console) -> None:
             str(cell.updates),
             str(cell.windows),
             str(cell.encodes),
-            f"{cell.errors.wer:.2f} %" if cell.errors else "-",
+            f"{total(cell.errors).wer:.2f} %" if cell.errors else "-",
+            "{:+.2f} ({:+.2f} to {:+.2f})".format(*difference(cell.errors, base)) if base else "-",
         )
     console.print(table)
 
@@ -137,12 +160,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--model", default="demo", help="'demo', a folder, or a Hub id")
     add_clip_flags(parser)
+    parser.add_argument("--talks", type=int, metavar="N", help="that many new talks")
+    parser.add_argument("--seconds", type=float, default=70.0, help="of each talk")
     parser.add_argument("--language", default="en")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--slack", type=int, default=SLACK, help="of trimmed windows, in positions")
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args(argv)
-    clips = clips_of(args)
+    clips = talks(args.talks, args.seconds) if args.talks else clips_of(args)
     with tempfile.TemporaryDirectory() as folder:
         cells = asyncio.run(measure(args, clips, Path(folder)))
     print_table(cells, len(clips), Console(width=120))
@@ -153,7 +178,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             "updates": cell.updates,
             "windows": cell.windows,
             "encodes": cell.encodes,
-            "wer": round(cell.errors.wer, 3) if cell.errors else None,
+            "wer": round(total(cell.errors).wer, 3) if cell.errors else None,
+            "points": [round(value, 3) for value in difference(cell.errors, cells[BASE].errors)]
+            if cell.errors
+            else None,
         }
         for name, cell in cells.items()
     }

@@ -30,11 +30,12 @@ Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> w
 
 
 class PlayedAudio:
-    """Gives `n` windows of 2 s, then perhaps fails."""
+    """Gives `n` windows of 2 s, then perhaps fails. early: as it was last opened."""
 
     def __init__(self, n: int, error: Exception | None = None) -> None:
         self.n, self.error = n, error
         self.closed = False
+        self.early: bool | None = None
 
     @asynccontextmanager
     async def open(
@@ -46,6 +47,7 @@ class PlayedAudio:
         chunking: object = None,
         early: bool = False,
     ) -> AsyncIterator[PlayedStream]:
+        self.early = early
         try:
             yield PlayedStream(self.n, self.error)
         finally:

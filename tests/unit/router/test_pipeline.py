@@ -310,6 +310,28 @@ async def test_what_is_not_sent_at_once_is_trimmed_without_fallback_too(pools: P
     assert pools.contexts == {0: [192], 1: [192, 0], 2: [192]}
 
 
+@pytest.mark.parametrize(
+    ("options", "trims", "early"),
+    [
+        ({"stream": True}, True, True),
+        ({"stream": False}, True, False),
+        ({"stream": True}, False, False),
+        ({"stream": True, "fallback": False}, True, False),
+    ],
+)
+async def test_short_windows_are_cut_where_they_cost_little_and_somebody_reads_along(
+    pools: PlayedPools, options: dict[str, bool], trims: bool, early: bool
+) -> None:
+    """Where tokens are sent at once, text comes early by itself, and contexts are full."""
+    audio = PlayedAudio(1)
+    parts: Any = (audio, pools, pools, pools.tokenizer, SETTINGS)
+    context = EncoderContext(64, 30.0) if trims else None
+    transcriber = RequestTranscriber(*parts, dims=DIMS, context=context, clock=virtual_clock())
+    request = RequestContext.unlimited("r1", 30.0, virtual_clock())
+    await transcriber.transcribe(Path("none"), replace(PARAMS, **options), request)
+    assert audio.early is early
+
+
 async def test_a_dead_encoder_is_replaced(pools: PlayedPools) -> None:
     pools.encode_fault = lambda window, nth: WorkerGoneError("died") if nth == 1 else None
     text, _ = await run(pools)
