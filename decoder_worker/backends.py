@@ -185,8 +185,11 @@ def load_decoders(
     head_dtype = torch.bfloat16 if in_tiles else torch.float16 if is_bfloat16 else None
     tensors = DecoderTensors.load(checkpoint, dtype, "cpu", head_dtype, scales)
     tiles = tile_config() if in_tiles else None
-    arrays = stack_layers(tensors.by_name, tensors.dims, int8=int8, tiles=tiles)
-    layers = layers_over(tensors, arrays) if shares_weights(arrays) else None
+    shared = shares_weights(tensors.dims, dtype, int8=int8)
+    arrays = stack_layers(
+        tensors.by_name, tensors.dims, int8=int8, tiles=tiles, blocks=in_tiles and not shared
+    )
+    layers = layers_over(tensors, arrays) if shared else None
     many = TorchDecoder.of(tensors, attentions.ragged, int8=int8, layers=layers)
     pools = (self_pool, cross_pool)
     few = FusedDecoder(tensors, many.embed, pools, team, int8=int8, packed=packed, layers=arrays)

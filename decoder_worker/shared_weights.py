@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 
+from cluster.model.dims import ModelDims
 from cluster.model.layers import MLP, LayerNorm
 from cluster.model.linear import Linear
 from decoder_worker.cpu.fused_arrays import Layers, Products
@@ -18,15 +19,18 @@ from decoder_worker.tensors import DecoderTensors
 SHARED_FROM_BYTES = 512 << 20  # base 44 MB, small 198 MB, turbo 184 MB, large-v3 1.5 GB in bfloat16
 
 
-def shares_weights(layers: Layers) -> bool:
-    """Whether a second copy of these would be too much; 8-bit ones torch cannot take."""
-    products = layers[:6]
-    is_int8 = any(one.weight.dtype.kind == "i" for one in products)
-    return not is_int8 and sum(one.weight.nbytes for one in products) >= SHARED_FROM_BYTES
+def shares_weights(dims: ModelDims, dtype: torch.dtype, *, int8: bool) -> bool:
+    """Whether a second copy of the layers would be too much; 8-bit ones torch cannot take."""
+    d, n_ffn = dims.n_text_state, dims.n_text_ffn
+    n_weights = dims.n_text_layer * (6 * d * d + 2 * d * n_ffn)
+    return not int8 and n_weights * dtype.itemsize >= SHARED_FROM_BYTES
 
 
 def layers_over(tensors: DecoderTensors, layers: Layers) -> tuple[DecoderLayer, ...]:
-    """Torch's layers whose matrices are views of `layers`; norms and biases are copies."""
+    """Torch's layers whose matrices are views of `layers`, which are in rows.
+
+    Norms and biases are copies.
+    """
 
     def linear(products: Products, index: int) -> Linear:
         weight = torch.from_numpy(products.weight[index])

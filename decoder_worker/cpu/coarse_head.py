@@ -17,7 +17,7 @@ from torch import Tensor
 from cluster.jit.tile_registers import TILE_ROW_BYTES
 from cluster.model.dims import ModelDims
 from cluster.model.linear import quantize_rows
-from decoder_worker.cpu.tile_blocks import BLOCK_OUTPUTS
+from decoder_worker.cpu.tile_blocks import BLOCK_OUTPUTS, in_blocks
 
 ROWS_AT_ONCE = 4096  # of the vocabulary that are converted, so that little memory is taken
 LEAST_EXACT = BLOCK_OUTPUTS  # tokens from end of text on, which one product computes
@@ -26,7 +26,7 @@ _ROUNDED = 1 + 1e-5  # so that no bound is below the exact one for being a float
 
 
 class CoarseHead(NamedTuple):
-    """weight int8 [n_vocab, d]; for tiles [blocks, d / 64, 64, 64], zeros behind the last output.
+    """weight int8 [n_vocab, d]; for tiles `in_blocks`, with zeros behind the last output.
 
     scale: float32 [n_vocab], of each output's weights.
     error: float32 [n_vocab], the length of the difference between an output's weights and these:
@@ -60,18 +60,11 @@ def coarse_head(weight: Tensor, tiles: Any = None) -> CoarseHead:
         longest = max(longest, exact.norm(dim=1).max().item())
         near = quantized[rows].float().mul_(scale[rows, None])
         error[rows] = exact.sub_(near).norm(dim=1) * _ROUNDED
-    array = quantized[:n_vocab] if tiles is None else _in_tiles(quantized)
+    array = quantized.numpy()
     return CoarseHead(
-        array.contiguous().numpy(),
+        array[:n_vocab] if tiles is None else in_blocks(array),
         scale.numpy(),
         error.numpy(),
         np.float32(longest * _ROUNDED),
         tiles,
     )
-
-
-def _in_tiles(quantized: Tensor) -> Tensor:
-    """[blocks, d / 64, 64, 64]: what a block of outputs needs of 64 inputs lies together."""
-    n_blocks, d = len(quantized) // BLOCK_OUTPUTS, quantized.shape[1]
-    blocks = quantized.view(n_blocks, BLOCK_OUTPUTS, d // TILE_ROW_BYTES, TILE_ROW_BYTES)
-    return blocks.transpose(1, 2)

@@ -28,14 +28,15 @@ def attention_kernels(own: Any, cross: Any) -> InBackground[AttentionKernels]:
 
 
 def layer_kernels(
-    weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None
+    weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None, blocks: bool = False
 ) -> InBackground[FusedKernels]:
     """Of weights, two pools and a head of these dtypes; begins to build them.
 
-    tiles: as in `fused_arrays.Layers`.
+    tiles, blocks: as in `fused_arrays.stack_layers`.
     """
-    build = partial(_build_layers, weight, own, cross, head, tiles)
-    name = _named(weight, own, cross, head) + ("" if tiles is None else " tiles")
+    build = partial(_build_layers, weight, own, cross, head, tiles, blocks)
+    name = _named(weight, own, cross, head)
+    name += "" if tiles is None else " tiles in blocks" if blocks else " tiles"
     return InBackground("decoder layers", build, KERNEL_SOURCES, name)
 
 
@@ -56,10 +57,12 @@ def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground
     weight = np.int8 if int8 else own
     tiles = tile_config() if bfloat16 and not int8 and has_bfloat16_tiles() else None
     head = np.int16 if bfloat16 and not int8 and tiles is None else weight
+    # Of tiles both: the weights of a large model stay in rows, which torch reads as well.
+    layouts = (False,) if tiles is None else (True, False)
     return (
         sampling_kernel,
         partial(attention_kernels, own, own),
-        partial(layer_kernels, weight, own, own, head, tiles),
+        *(partial(layer_kernels, weight, own, own, head, tiles, blocks) for blocks in layouts),
     )
 
 
@@ -73,10 +76,10 @@ def _build_attention(*dtypes: Any) -> AttentionKernels:
     return build(*dtypes)
 
 
-def _build_layers(*dtypes_and_tiles: Any) -> FusedKernels:
+def _build_layers(*dtypes_and_layout: Any) -> FusedKernels:
     from decoder_worker.cpu.fused_kernels import build
 
-    return build(*dtypes_and_tiles)
+    return build(*dtypes_and_layout)
 
 
 def _build_sampling() -> Callable[..., None]:

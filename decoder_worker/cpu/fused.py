@@ -25,6 +25,7 @@ from decoder_worker.cpu.coarse_head import LEAST_EXACT, CoarseHead, coarse_head,
 from decoder_worker.cpu.compiled import layer_kernels
 from decoder_worker.cpu.fused_arrays import (
     HEAD_DIM,
+    N_DIMS_IN_ROWS,
     OUTPUTS,
     Layers,
     Memory,
@@ -99,7 +100,8 @@ class FusedDecoder:
         self._planned: tuple[Pages, Pages] | None = None
         read = (self._layers.qkv.weight, self._own, self._cross, self._head.weight)
         weight, own, cross, head = (array.dtype.type for array in read)
-        self._kernels = layer_kernels(weight, own, cross, head, tiles)
+        in_blocks = self._layers.qkv.weight.ndim > N_DIMS_IN_ROWS
+        self._kernels = layer_kernels(weight, own, cross, head, tiles, in_blocks)
 
     def takes(self, n_rows: int) -> bool:
         """Whether forwards of so many rows are for this, now."""

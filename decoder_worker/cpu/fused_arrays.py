@@ -15,10 +15,12 @@ from torch import Tensor
 
 from cluster.model.dims import ModelDims
 from cluster.model.linear import Linear, quantize_rows
+from decoder_worker.cpu.tile_blocks import in_blocks
 
 HEAD_DIM = 64  # of every published checkpoint: a constant, so that loops over it unroll
 OUTPUTS = HEAD_DIM  # of a product in one unit: a head
 LOGITS = 256  # the same of the last product
+N_DIMS_IN_ROWS = 3  # of a product's weights of all layers; in blocks there are two more
 PIECE = 128  # most positions that one unit attends to; a window has 12 such
 
 # The phases of a layer, in order.
@@ -29,7 +31,8 @@ N_PHASES = 8
 class Products(NamedTuple):
     """One product of every layer, scale * (weight @ x) + bias.
 
-    weight [L, n_out, n_in]: float32, uint16 or int8. scale, bias: float32 [L, n_out].
+    weight [L, n_out, n_in]: float32, uint16 or int8; or each layer's uint16 `in_blocks`.
+    scale, bias: float32 [L, n_out].
     """
 
     weight: Any
@@ -125,17 +128,22 @@ def n_likely_units(n_rows: int, n_vocab: int, n_words: int) -> int:
 
 
 def stack_layers(
-    tensors: Mapping[str, Tensor], dims: ModelDims, *, int8: bool, tiles: Any = None
+    tensors: Mapping[str, Tensor],
+    dims: ModelDims,
+    *,
+    int8: bool,
+    tiles: Any = None,
+    blocks: bool = False,
 ) -> Layers:
     """Copies of the decoder's weights, from tensors by Hugging Face's names.
 
-    tiles: as in `Layers`.
+    tiles: as in `Layers`. blocks: lay the weights out `in_blocks`, for tiles alone.
     """
     prefixes = [f"decoder.layers.{layer}" for layer in range(dims.n_text_layer)]
 
     def stack(*names: str) -> Products:
         each = [[Linear.load(tensors, f"{prefix}.{name}") for name in names] for prefix in prefixes]
-        return _stack([Linear.fused(parts) for parts in each], int8)
+        return _stack([Linear.fused(parts) for parts in each], int8, blocks)
 
     norms = [
         f"{prefix}.{name}_layer_norm"
@@ -164,8 +172,10 @@ def plain_head(weight: Tensor, *, int8: bool, tiles: Any = None) -> Head:
     return Head(array, scale, tiles)
 
 
-def _stack(linears: list[Linear], int8: bool) -> Products:
+def _stack(linears: list[Linear], int8: bool, blocks: bool) -> Products:
     arrays, scales = zip(*(_plain(linear.weight, int8) for linear in linears), strict=True)
+    if blocks:
+        arrays = tuple(in_blocks(array) for array in arrays)
     biases = [
         torch.zeros(len(linear.weight)) if linear.bias is None else linear.bias.float()
         for linear in linears

@@ -55,6 +55,7 @@ from decoder_worker.cpu.fused_parts import (
 )
 from decoder_worker.cpu.likely_logits import run_likely
 from decoder_worker.cpu.step_team import new_counters
+from decoder_worker.cpu.tile_blocks import in_blocks
 from decoder_worker.cpu.work_sharing import claim, conclude, finish, wait
 
 
@@ -71,7 +72,7 @@ def _multiply(
 ) -> Any:
     """A product's units, while there are any. Whether all are done by this thread's last one."""
     weight, scale, bias = weights
-    n_out, n_done = len(weight), 0
+    n_out, n_done = len(bias), 0
     rows = begin_product(x, tiles)
     while True:
         unit = claim(counters, end)
@@ -195,16 +196,18 @@ class FusedKernels:
     likely: Callable[..., None] | None
 
 
-def build(weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None) -> FusedKernels:
+def build(
+    weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None, blocks: bool = False
+) -> FusedKernels:
     """Compile (or load) for these dtypes of weights, of both pools and of the head's weight.
 
-    tiles: as in `Layers`.
+    tiles: as in `Layers`. blocks: of the layers' weights, as in `stack_layers`.
     """
     d, n_mlp, counters = HEAD_DIM, 4 * HEAD_DIM, new_counters()
 
     def products(n_out: int, n_in: int) -> Products:
-        plain = np.zeros((1, n_out), np.float32)
-        return Products(np.zeros((1, n_out, n_in), weight), plain, plain)
+        plain, array = np.zeros((1, n_out), np.float32), np.zeros((n_out, n_in), weight)
+        return Products((in_blocks(array) if blocks else array)[None], plain, plain)
 
     square, norms = products(d, d), np.zeros((4, 2, d), np.float32)
     layers = Layers(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from cluster.jit.tile_registers import TILE_ROWS
+from typing import Any
+
+import numpy as np
+
+from cluster.jit.tile_registers import TILE_ROW_BYTES, TILE_ROWS
 from cluster.model.dims import ModelDims
 
 ROWS_OF_TILE = 8  # of x in one tile: each is a row of its upper and one of its lower halves
@@ -14,3 +18,14 @@ def fits_tiles(dims: ModelDims) -> bool:
     """Whether whole tiles make up every product of the decoder's layers and head."""
     widths = (dims.n_text_state, dims.n_text_ffn)
     return all(width % BLOCK_OUTPUTS == 0 for width in widths) and dims.n_vocab >= BLOCK_OUTPUTS
+
+
+def in_blocks(weight: Any) -> Any:
+    """A copy of weight [n_out, n_in] in the order in which products read it.
+
+    What a block of outputs needs of the inputs of one tile lies together, each output's in a row of
+    64 bytes: [n_out / 64, n_in / 32, 64, 32] of 16 bits, [n_out / 64, n_in / 64, 64, 64] of 8 bits.
+    """
+    n_inputs = TILE_ROW_BYTES // weight.itemsize
+    blocks = weight.reshape(-1, BLOCK_OUTPUTS, weight.shape[1] // n_inputs, n_inputs)
+    return np.ascontiguousarray(blocks.swapaxes(1, 2))

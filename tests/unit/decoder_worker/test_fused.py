@@ -53,6 +53,7 @@ class Bench:
         cross_page: int = CROSS_PAGE,
         packed: bool = False,
         in_tiles: bool = False,
+        in_blocks: bool = False,
     ) -> None:
         dtype, self.share = DTYPES[name]
         generator = torch.Generator().manual_seed(5)
@@ -65,7 +66,9 @@ class Bench:
         halves = torch.float16 if dtype == torch.bfloat16 and not int8 else None
         tensors = DecoderTensors.load(checkpoint, dtype, "cpu", dtype if in_tiles else halves)
         tiles = tile_config() if in_tiles else None
-        layers = stack_layers(tensors.by_name, tensors.dims, int8=int8, tiles=tiles)
+        layers = stack_layers(
+            tensors.by_name, tensors.dims, int8=int8, tiles=tiles, blocks=in_blocks
+        )
         attention = TorchAttention(*self.pools, packed=packed)
         self.torch = TorchDecoder.of(tensors, attention, int8=int8)
         team = StepTeam(threads - 1)
@@ -89,13 +92,14 @@ def forward(decoder: TextDecoder, batch: AttentionBatch) -> tuple[Tensor, Tensor
     return states, decoder.logits(states)
 
 
-KINDS = ["float32", "bfloat16", pytest.param("bfloat16 in tiles", marks=IN_TILES)]
+KINDS = ["float32", "bfloat16", pytest.param("bfloat16 in blocks", marks=IN_TILES)]
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def bench(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Bench:
     dtype, _, way = request.param.partition(" ")
-    return Bench(checkpoint, dtype, threads=2, int8=False, in_tiles=bool(way))
+    in_tiles = bool(way)
+    return Bench(checkpoint, dtype, threads=2, int8=False, in_tiles=in_tiles, in_blocks=in_tiles)
 
 
 def rows_of(batch: AttentionBatch) -> tuple[Tensor, Tensor]:
@@ -203,6 +207,19 @@ def test_a_row_in_tiles_does_not_depend_on_the_others(bench: Bench) -> None:
         fewer_states, fewer_logits = bench.fused(steps(n_rows))
         assert torch.equal(fewer_states, states[:n_rows])
         assert torch.equal(fewer_logits, logits[:n_rows])
+
+
+@IN_TILES
+def test_weights_in_rows_give_what_the_same_weights_in_blocks_give(checkpoint: Checkpoint) -> None:
+    """Bit for bit: only where they lie in memory is another place."""
+    in_rows, in_blocks = (
+        Bench(checkpoint, "bfloat16", 2, int8=False, in_tiles=True, in_blocks=blocks)
+        for blocks in (False, True)
+    )
+    for n_rows in (1, MAX_ROWS, MANY_ROWS):
+        of_rows, of_blocks = in_rows.fused(steps(n_rows)), in_blocks.fused(steps(n_rows))
+        for one, other in zip(of_rows, of_blocks, strict=True):
+            assert torch.equal(one, other)
 
 
 def test_weights_in_eight_bits_are_near_those_in_sixteen(checkpoint: Checkpoint) -> None:

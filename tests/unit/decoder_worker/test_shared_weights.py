@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from cluster.jit.tile_registers import has_bfloat16_tiles
 from cluster.messages import DecodeOptions
 from decoder_worker import shared_weights
+from decoder_worker.cpu.fused import FusedDecoder
 from decoder_worker.model import TorchDecoder
 from tests.support.checkpoints import ModelShape, make_checkpoint
 from tests.support.references.hugging_face import assert_close
@@ -46,7 +48,7 @@ def test_torch_reads_the_matrices_of_the_compiled_program(
 ) -> None:
     monkeypatch.setattr(shared_weights, "SHARED_FROM_BYTES", 0)
     bench = RunnerBench(folder, 1, "cpu", "bfloat16")
-    few, many = bench.decoders.ragged._few, bench.decoders.torch  # type: ignore[attr-defined]
+    few, many = compiled_of(bench), bench.decoders.torch
     for index, layer in enumerate(many.layers):
         for held, own in (
             (few._layers.qkv, layer.self_qkv),
@@ -57,6 +59,25 @@ def test_torch_reads_the_matrices_of_the_compiled_program(
             (few._layers.fc2, layer.mlp.fc2),
         ):
             assert own.weight.data_ptr() == held.weight[index].ctypes.data
+
+
+@pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's bfloat16")
+def test_only_weights_that_torch_does_not_read_lie_in_blocks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = RunnerBench(folder, 1, "cpu", "bfloat16")
+    monkeypatch.setattr(shared_weights, "SHARED_FROM_BYTES", 0)
+    shared = RunnerBench(folder, 1, "cpu", "bfloat16")
+    in_blocks, in_rows = (compiled_of(bench)._layers for bench in (own, shared))
+    for blocks, rows in zip(in_blocks[:6], in_rows[:6], strict=True):
+        n_layer, n_out, n_in = rows.weight.shape
+        assert blocks.weight.shape == (n_layer, n_out // 64, n_in // 32, 64, 32)
+
+
+def compiled_of(bench: RunnerBench) -> FusedDecoder:
+    few = bench.decoders.ragged._few  # type: ignore[attr-defined]
+    assert isinstance(few, FusedDecoder)
+    return few
 
 
 def torch_of(bench: RunnerBench) -> TorchDecoder:
