@@ -30,6 +30,7 @@ from decoder_worker.cpu.tile_products import clear_sums, store_sums
 
 STEPS = 127  # of a row's largest value, on either side of zero
 FINER = 254  # steps of the second integer in one of the first
+LEAST = np.float32(1e-30)  # of a row's largest value: steps per unit are finite above it
 GROUP = 4  # inputs that stand together in a tile of x
 
 _SUMS, _X, _WEIGHTS = range(TILES_OF_BLOCK), TILES_OF_BLOCK, range(TILES_OF_BLOCK + 1, N_TILES)
@@ -54,7 +55,8 @@ def _add_products(_context: Any, _x: Any, _weight: Any) -> Any:
 def split_in_8_bits(x: Any) -> Any:
     """x float32 [n, d] as tiles, int8 [ceil(n / 8), d / 4, 16, 4], and the step of each row.
 
-    float32 [n]. Rows that x does not have are zero; a row that is not finite has no finite step.
+    float32 [n]. Rows that x does not have are zero, and so are those whose values are all below
+    LEAST; a row that is not finite has no finite step.
     """
     n, d = x.shape
     split = np.zeros(((n + ROWS_OF_TILE - 1) // ROWS_OF_TILE, d // GROUP, 16, GROUP), np.int8)
@@ -66,8 +68,8 @@ def split_in_8_bits(x: Any) -> Any:
             largest = max(largest, abs(row[c]))
             total += row[c]
         step = largest / np.float32(STEPS)
-        if not np.isfinite(total) or step == 0:
-            steps[r] = total  # of zeros zero, else NaN or infinite
+        if not np.isfinite(total) or largest < LEAST:
+            steps[r] = total  # its products are zero, or NaN where the row is not finite
             continue
         steps[r] = step
         per_step = np.float32(STEPS) / largest

@@ -27,6 +27,7 @@ from decoder_worker.cpu.work_sharing import claim, finish, wait
 _LOWEST = np.float32(-3.4e38)
 _STRIDE = 512  # words that are looked at together
 _ROUNDING = np.float32(2.0**-15)  # of a sum's terms, by which any of the products may be off
+_LEAST_LENGTH = np.float32(1e-17)  # of x: squares of its values are normal numbers above it
 _FINITE = {"reassoc", "contract", "nnan", "nsz"}
 
 
@@ -67,7 +68,9 @@ def _refine(
     lost = lost_by_split(tiles) * np.max(np.abs(x)) * np.sqrt(np.float32(len(x)))
     slack = coarse.longest * (lost + _ROUNDING * length)
     error = coarse.error
-    least = _highest(row, error, added, -length, 0, n_words) - np.float32(2) * slack
+    least = _LOWEST  # of so short an x no bound holds: all words are computed that may be chosen
+    if length >= _LEAST_LENGTH:
+        least = _highest(row, error, added, -length, 0, n_words) - np.float32(2) * slack
     for begin in range(0, n_words, _STRIDE):
         end = min(n_words, begin + _STRIDE)
         if _highest(row, error, added, length, begin, end) < least:

@@ -162,6 +162,26 @@ def test_rows_of_zeros_and_of_nan_are_told(way: Way, tokenizer: WhisperTokenizer
     assert not logits[2:].isfinite().any()
 
 
+@pytest.mark.parametrize("largest", [1e-15, 1e-18, 1e-25, 1e-33, 1e-37, 1e-40])
+def test_rows_near_zero_neither_overflow_nor_change_a_choice(
+    way: Way, tokenizer: WhisperTokenizer, largest: float
+) -> None:
+    """Down to where float32 keeps few digits, or none, of a value's square and of the value."""
+    rules = LogitRules(tokenizer, 50, "cpu")
+    weight = random_weight(tokenizer, 0, way)
+    x = torch.randn(4, D, generator=torch.Generator().manual_seed(9))
+    x[1:3] *= largest / x[1:3].abs().amax(1, keepdim=True)
+    logits, alone = likely(way, weight, x, rules), likely(way, weight, x[[0, 3]], rules)
+    assert logits.isfinite().all()
+    assert torch.equal(logits[[0, 3]], alone), "the others are as they are without these rows"
+    if largest > 1e-36:
+        allowed = rules.never_or_not_first[: rules.eot]
+        chosen, expected = (
+            (each[1:3, : rules.eot] + allowed).argmax(1) for each in (logits, exact(weight, x))
+        )
+        assert torch.equal(chosen, expected)
+
+
 def test_only_a_choice_by_the_rules_alone_takes_likely_logits(tokenizer: WhisperTokenizer) -> None:
     """Noise needs all probabilities, and beams need more than one token."""
     slots, rules = filled_slots(tokenizer, 0), LogitRules(tokenizer, 50, "cpu")
