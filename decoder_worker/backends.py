@@ -105,9 +105,9 @@ class DecoderByRows:
     def logits(self, states: Tensor) -> Tensor:
         return (self._few if self._few.takes_logits(len(states)) else self._many).logits(states)
 
-    def likely_logits(self, states: Tensor, rules: LogitRules) -> Tensor:
+    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
         decoder = self._few if self._few.takes_logits(len(states)) else self._many
-        return decoder.likely_logits(states, rules)
+        return decoder.likely_logits(states, rules, first)
 
 
 def choose_attention(

@@ -50,11 +50,12 @@ class TextDecoder(Protocol):
     def logits(self, states: Tensor) -> Tensor:
         """states [n, n_text_state] -> float32 [n, n_vocab]."""
 
-    def likely_logits(self, states: Tensor, rules: LogitRules) -> Tensor:
+    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
         """The same, or near it, for those who choose each row's likeliest token by `rules` alone.
 
         Exact wherever a token can be that, and from end of text on. All others are only near enough
-        for the sum of probabilities.
+        for the sum of probabilities; so are all words of the rows before `first`, whose likeliest
+        token nobody asks for.
         """
 
 
@@ -193,7 +194,7 @@ class TorchDecoder:
     def logits(self, states: Tensor) -> Tensor:
         return self.head(states).float()
 
-    def likely_logits(self, states: Tensor, rules: LogitRules) -> Tensor:
+    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
         return self.logits(states)
 
 

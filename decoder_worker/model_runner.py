@@ -144,7 +144,8 @@ class ModelRunner:
                 readbacks = self._fixed.languages(sequences)
             else:
                 fed = [Feed(s, s.rows[0], (self._tokenizer.special.sot,), 0) for s in sequences]
-                logits = self._decoder.logits(self._forward(fed))
+                # Of languages they are exact: these tokens come behind end of text.
+                logits = self._decoder.likely_logits(self._forward(fed), self._rules, len(fed))
                 readbacks = [read_back(best_of(logits, self._language_tokens))]
             return Launched(tuple(sequences), (1,) * len(sequences), tuple(readbacks))
 
@@ -174,7 +175,9 @@ class ModelRunner:
         sots = [begin + s.prompt.sot for begin, s in zip(begins[:-1], sequences, strict=True)]
         lasts = [end - 1 for end in begins[1:]]
         # Both in one pass over the weights.
-        both = self._decoder.logits(states[self._indices([*sots, *lasts])])
+        _, noisy, n_top = self._sampling(sequences)
+        read = states[self._indices([*sots, *lasts])]
+        both = self._step.logits_to_sample(read, self._decoder, noisy, n_top, first=len(fed))
         no_speech = self._step.no_speech_probs(both[: len(fed)])
         return self._sample(sequences, both[len(fed) :], no_speech)
 

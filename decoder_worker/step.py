@@ -56,12 +56,21 @@ class DecodeStep:
             noisy, n_top: as in `Sampler`.
         """
         rows = self._slots.rows(index)
-        if noisy is None and not n_top:
-            states = decoder.states(rows.token, rows.position)
-            logits = decoder.likely_logits(states, self._rules)
-        else:
-            logits = self._logits(rows, decoder)
+        states = decoder.states(rows.token, rows.position)
+        logits = self.logits_to_sample(states, decoder, noisy, n_top)
         return self._sampler(logits, rows, noisy, n_top)
+
+    def logits_to_sample(
+        self, states: Tensor, decoder: TextDecoder, noisy: Tensor | None, n_top: int, first: int = 0
+    ) -> Tensor:
+        """float32 [n, n_vocab] of states [n, n_text_state], exact as far as sampling needs it.
+
+        Args:
+            noisy, n_top: as above. first: the first row that is sampled.
+        """
+        if noisy is None and not n_top:
+            return decoder.likely_logits(states, self._rules, first)
+        return decoder.logits(states)
 
     def logits(self, index: Tensor, decoder: TextDecoder) -> Tensor:
         """Feed the slots' tokens; float32 [n, n_vocab]. The slots stay as they are."""

@@ -142,7 +142,7 @@ class FusedDecoder:
         self._team.run(job, n_head_units(self._dims.n_vocab))
         return out
 
-    def likely_logits(self, states: Tensor, rules: LogitRules) -> Tensor:
+    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
         likely, coarse = self._built.likely, self._coarse
         n, n_vocab, n_words = len(states), self._dims.n_vocab, rules.eot
         if likely is None or coarse is None or n_vocab - n_words < LEAST_EXACT:
@@ -151,8 +151,8 @@ class FusedDecoder:
         read = (as_array(states.contiguous()), self._head, coarse)
         masks = (as_array(rules.never_or_not_first), as_array(rules.begin))
         self._team.run(
-            partial(likely, *read, *masks, n_words, as_array(out)),
-            n_likely_units(n, n_vocab, n_words),
+            partial(likely, *read, *masks, n_words, first, as_array(out)),
+            n_likely_units(n - first, n_vocab, n_words),
         )
         return out
 

@@ -123,7 +123,7 @@ def n_head_units(n_vocab: int) -> int:
 
 
 def n_likely_units(n_rows: int, n_vocab: int, n_words: int) -> int:
-    """Of words, of the tokens behind them, and one for each row (`likely_logits`)."""
+    """Of words, of the tokens behind them, and one for each row whose token is to be chosen."""
     return -(-n_words // LOGITS) + max(1, (n_vocab - n_words) // LOGITS) + n_rows
 
 

@@ -230,6 +230,16 @@ def build(
     if vocabulary.weight.dtype.itemsize != 2:
         return FusedKernels(cut, _run_layers, _run_head, None)
     coarse = coarse_head(torch.zeros(vocabulary.weight.shape), tiles)
-    given = (coarse, vocabulary.scale, np.zeros(0, np.int64), d, out, counters, next_unit + 1, True)
+    given = (
+        coarse,
+        vocabulary.scale,
+        np.zeros(0, np.int64),
+        d,
+        0,
+        out,
+        counters,
+        next_unit + 1,
+        True,
+    )
     run_likely(memory.normed, vocabulary, *given)
     return FusedKernels(cut, _run_layers, _run_head, run_likely)

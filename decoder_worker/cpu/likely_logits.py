@@ -91,6 +91,7 @@ def run_likely(
     added: Any,
     always: Any,
     n_words: Any,
+    first_row: Any,
     out: Any,
     counters: Any,
     begin: Any,
@@ -99,7 +100,8 @@ def run_likely(
     """Every thread of a team calls this; `n_likely_units` of units.
 
     x float32 [n, d]; added float32 [n_vocab], -inf for tokens that no step may choose, else 0;
-    always int64, tokens whose logits are exact whatever they are; out float32 [n, n_vocab].
+    always int64, tokens whose logits are exact whatever they are; first_row, the first whose
+    likeliest word is to be exact; out float32 [n, n_vocab].
     """
     n_vocab = len(head.weight)
     n_coarse = (n_words + LOGITS - 1) // LOGITS
@@ -124,12 +126,12 @@ def run_likely(
     end_product(head.tiles)
     if not wait(counters, end, leads):
         return
-    begin, end = end, end + len(x)
+    begin, end = end, end + len(x) - first_row
     while True:
         unit = claim(counters, end)
         if unit < 0:
             break
-        r = unit - begin
+        r = first_row + unit - begin
         _refine(out[r], x[r], head.weight, coarse, head.tiles, added, always, n_words)
         finish(counters)
     wait(counters, end, leads)

@@ -81,7 +81,7 @@ class GpuDecoder:
     def logits(self, states: Tensor) -> Tensor:
         return self.reference.logits(states)
 
-    def likely_logits(self, states: Tensor, rules: LogitRules) -> Tensor:
+    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
         return self.reference.logits(states)
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ class RecordingDecoder:
         self.given.append(logits.clone())
         return logits
 
-    def likely_logits(self, states: Tensor, rules: LogitRules) -> Tensor:
+    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
         """In float32 these are all logits, exact."""
         return self.logits(states)
 

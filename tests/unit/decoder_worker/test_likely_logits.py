@@ -55,13 +55,15 @@ def tokenizer() -> WhisperTokenizer:
     return make_tokenizer()
 
 
-def likely(way: Way, weight: Tensor, x: Tensor, rules: LogitRules, threads: int = 2) -> Tensor:
+def likely(
+    way: Way, weight: Tensor, x: Tensor, rules: LogitRules, threads: int = 2, first: int = 0
+) -> Tensor:
     """float32 [n, n_vocab] of x [n, D]."""
     head, coarse = plain_head(weight, int8=False, tiles=way.tiles), coarse_head(weight, way.tiles)
     out = torch.full((len(x), len(weight)), torch.nan)
     masks = as_array(rules.never_or_not_first), as_array(rules.begin)
-    job = partial(way.likely, as_array(x), head, coarse, *masks, rules.eot, as_array(out))
-    StepTeam(threads - 1).run(job, n_likely_units(len(x), len(weight), rules.eot))
+    job = partial(way.likely, as_array(x), head, coarse, *masks, rules.eot, first, as_array(out))
+    StepTeam(threads - 1).run(job, n_likely_units(len(x) - first, len(weight), rules.eot))
     return out
 
 
@@ -151,6 +153,26 @@ def test_a_row_is_the_same_whoever_helps_and_whatever_is_beside_it(
         )
 
 
+@pytest.mark.parametrize("first", [0, 4, 8, 9])
+def test_words_are_exact_from_the_first_row_on_that_is_sampled(
+    way: Way, tokenizer: WhisperTokenizer, first: int
+) -> None:
+    """Those of the rows before it are as the 8 bits give them, and enough for a probability."""
+    rules = LogitRules(tokenizer, 50, "cpu")
+    weight = random_weight(tokenizer, 0, way)
+    x = torch.randn(9, D, generator=torch.Generator().manual_seed(10))
+    every, ours = likely(way, weight, x, rules), likely(way, weight, x, rules, first=first)
+    assert torch.equal(ours[first:], every[first:])
+    assert torch.equal(ours[:, rules.eot :], every[:, rules.eot :])
+    refined = (ours != every).any(1)
+    assert refined.tolist() == [row < first for row in range(len(x))]
+    probabilities, expected = (
+        each[:, tokenizer.special.no_speech] - each.logsumexp(1)
+        for each in (ours, exact(weight, x))
+    )
+    torch.testing.assert_close(probabilities, expected, rtol=0, atol=LOGPROB_OFF)
+
+
 def test_rows_of_zeros_and_of_nan_are_told(way: Way, tokenizer: WhisperTokenizer) -> None:
     rules = LogitRules(tokenizer, 50, "cpu")
     weight = random_weight(tokenizer, 0, way)
@@ -195,7 +217,7 @@ def test_only_a_choice_by_the_rules_alone_takes_likely_logits(tokenizer: Whisper
             asked.append("all")
             return torch.zeros(len(states), tokenizer.n_vocab)
 
-        def likely_logits(self, states: Tensor, given: LogitRules) -> Tensor:
+        def likely_logits(self, states: Tensor, given: LogitRules, first: int = 0) -> Tensor:
             assert given is rules
             asked.append("likely")
             return torch.zeros(len(states), tokenizer.n_vocab)
