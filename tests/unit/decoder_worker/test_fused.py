@@ -133,6 +133,18 @@ def prompts() -> AttentionBatch:
     )
 
 
+def ragged_prompts(*counts_and_cached: tuple[int, int]) -> AttentionBatch:
+    """Of each sequence: tokens that are fed, behind so many that are there already."""
+    counts = [n for n, _ in counts_and_cached]
+    own = [[4 * entry + page for page in range(4)] for entry in range(len(counts))]
+    windows = [[(5 * entry + page) % 16 for page in range(5)] for entry in range(len(counts))]
+    frames = [FRAMES[entry % 2] for entry in range(len(counts))]
+    return AttentionBatch(
+        self_kv=PagedKV.make(counts, own, [sum(one) for one in counts_and_cached], OWN_PAGE),
+        cross_kv=PagedKV.make(counts, windows, frames, CROSS_PAGE),
+    )
+
+
 BATCHES = {
     "one row": steps(1),
     "three rows": steps(3),
@@ -140,6 +152,8 @@ BATCHES = {
     "as many as it takes": steps(MAX_ROWS),
     "more": steps(MANY_ROWS),
     "prompts": prompts(),
+    "prompts of one token and of seven": ragged_prompts((1, 0), (7, 20)),
+    "prompts of four lengths": ragged_prompts((3, 0), (7, 0), (1, 9), (4, 16)),
 }
 
 
@@ -161,7 +175,7 @@ def test_states_logits_and_pages_are_the_reference_ones(
 def test_windows_of_trimmed_contexts_give_what_pages_of_all_positions_give(
     checkpoint: Checkpoint, name: str
 ) -> None:
-    """Packed in the beginning of their page, of several lengths in one forward, with beams."""
+    """Packed in the beginning of their page, of several lengths in one forward; beams, prompts."""
     usual = Bench(checkpoint, name, threads=2, int8=False, cross_page=1500)
     packed = Bench(checkpoint, name, threads=2, int8=False, cross_page=1500, packed=True)
     lengths, own = [320, 1500, 384, 128], [[4 * row + i for i in range(4)] for row in range(6)]
@@ -171,10 +185,15 @@ def test_windows_of_trimmed_contexts_give_what_pages_of_all_positions_give(
         self_kv=PagedKV.make([1] * 6, own, [1, 4, 7, 10, 13, 16], OWN_PAGE),
         cross_kv=PagedKV.make([1, 1, 1, 3], [[0], [1], [2], [3]], lengths, 1500),
     )
-    expected_states, expected_logits = usual.reference(batch)
-    for states, logits in (packed.reference(batch), packed.fused(batch)):
-        assert_close("states", states, expected_states, share=packed.share)
-        assert_close("logits", logits, expected_logits, share=packed.share)
+    prompts = AttentionBatch(
+        self_kv=PagedKV.make([1, 3, 4], own[:3], [1, 3, 20], OWN_PAGE),
+        cross_kv=PagedKV.make([1, 3, 4], [[0], [1], [2]], lengths[:3], 1500),
+    )
+    for each in (batch, prompts):
+        expected_states, expected_logits = usual.reference(each)
+        for states, logits in (packed.reference(each), packed.fused(each)):
+            assert_close("states", states, expected_states, share=packed.share)
+            assert_close("logits", logits, expected_logits, share=packed.share)
 
 
 def test_rows_are_computed_by_the_decoder_that_is_faster_for_so_many(bench: Bench) -> None:
