@@ -2,6 +2,9 @@
 
 The operating system takes the core away from such a thread within microseconds, whatever it is
 doing, and gives it back when nobody else runs there. A nice value would leave it a share.
+
+Linux shares cores out between sessions first where `kernel.sched_autogroup_enabled` is 1, as on
+most systems outside of containers. So all that belongs to one server is in one session.
 """
 
 from __future__ import annotations

@@ -32,6 +32,9 @@ ENVIRONMENT = {
     # asks no more of a connection, and a router would wait there until its request's deadline.
     "RAY_grpc_client_keepalive_timeout_ms": "6000",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # a killed worker's last lines are wanted
+    # Ray gives workers a nice value of 15. Threads for bulk work, which run when cores are idle,
+    # have a thirteenth of a core beside one of those, and a 340th beside one with a value of 0.
+    "RAY_worker_niceness": "0",
     "OMP_WAIT_POLICY": "PASSIVE",  # both roles may use every core; only one works at a time
     # Torch's larger tensors lie in huge pages: a prompt takes half of the time without page faults,
     # and weights are read by fewer entries of the processor's page tables.

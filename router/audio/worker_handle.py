@@ -197,7 +197,7 @@ def _start(limits: AudioLimits) -> Started:
                 command,
                 pass_fds=(theirs.fileno(), slot_fd),
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                process_group=0,  # a terminal's Ctrl-C is for whoever holds the other end
             )
         finally:
             os.close(slot_fd)
