@@ -111,7 +111,8 @@ def build(own: Any, *, tiles: bool = False) -> TeamKernels:
     plain, row = np.zeros(4, np.float32), np.zeros((1, 4), own)
     heads = np.zeros((1, 1, 4), own)
     add_norm(np.zeros((1, 4), np.float32), row, plain, plain, row.copy())
-    values = np.zeros((1, 4, 1), own).transpose(0, 2, 1) if tiles else heads.copy()
+    # Of two heads and rows: numba takes a view of one for contiguous, and compiles for that.
+    values = np.zeros((2, 4, 2), own).transpose(0, 2, 1) if tiles else heads.copy()
     _split(np.zeros((1, 12), own), 0, heads, heads.copy(), values, plain)
     if tiles:
         _build_attend()
