@@ -7,7 +7,7 @@ idle only where one window is all there is. A product by a thread pool's fork an
 dozen each layer, costs a third more on two cores, and far more where another process has one.
 
 A unit of rows is always computed alike, so a window's result does not depend on who took it, nor
-on what else there is.
+on what else there is. What a unit is depends on whether there are more than two threads.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from encoder_worker.model import AudioEncoder, EncoderLayer, positions_alike
 
 HELD_S = 0.002  # between two questions whether the next unit may be done
 ROWS = 250  # most of a unit: its hidden rows (1 MB for base) stay in cache between products
-UNITS = 4  # of a window whose units hold at least so much each, so that several cores share it
-LEAST_UNITS = 2  # of any: what a product costs to begin is paid once for each unit
+UNITS = 4  # of a window whose units hold at least so much each, where there are cores to share it
+LEAST_UNITS = 2  # of any: each unit begins its own products, and reads all weights for them
 UNIT_VALUES = 1 << 15  # rows times width; with less, beginning the products takes most of the time
 
 Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an index on
@@ -101,7 +101,7 @@ class TeamEncoder:
             thread.join()
 
     def _new_memory(self) -> _Memory:
-        return _Memory(self._encoder, self._attend)
+        return _Memory(self._encoder, self._attend, len(self._threads))
 
     def _main(self) -> None:
         torch.set_num_threads(1)
@@ -205,7 +205,8 @@ class _Memory:
     attend with one layer's, others write the next one's.
     """
 
-    def __init__(self, encoder: AudioEncoder, attention: Attention) -> None:
+    def __init__(self, encoder: AudioEncoder, attention: Attention, n_threads: int) -> None:
+        self._n_threads = n_threads
         dims, dtype = encoder.dims, encoder.dtype
         self.d, self._n_head = dims.n_audio_state, dims.n_audio_head
         self._multiple, self._values_by_dim = attention.key_multiple, attention.values_by_dim
@@ -214,14 +215,14 @@ class _Memory:
         self._q = torch.empty(most * self.d, dtype=dtype)
         room = 2 * self._room_for(most) * self.d
         self._k, self._v = (torch.empty(room, dtype=dtype) for _ in range(2))
-        self.key_sums = np.empty((len(units_of(most, self.d)), self.d), dtype=np.float32)
+        self.key_sums = np.empty((len(units_of(most, self.d, n_threads)), self.d), dtype=np.float32)
         self.lay_out(most)
 
     def lay_out(self, n: int) -> None:
         """Make room for a window of `n` positions."""
         self.n, d, n_head = n, self.d, self._n_head
         head_dim, room = d // n_head, self._room_for(n)
-        self.units = units_of(n, d)
+        self.units = units_of(n, d, self._n_threads)
         self.x = self._x[: n * d].view(n, d)
         self.q = [self._q[b * d : e * d].view(n_head, e - b, head_dim) for b, e in self.units]
         k, v = (flat[: 2 * room * d] for flat in (self._k, self._v))
@@ -237,14 +238,15 @@ class _Memory:
         return -(-n // self._multiple) * self._multiple
 
 
-def units_of(n: int, d: int) -> list[tuple[int, int]]:
+def units_of(n: int, d: int, n_threads: int) -> list[tuple[int, int]]:
     """The rows of a window of `n` positions, cut into an even number of units of about a size.
 
-    Of at most `ROWS` rows each, and of so few that cores share a short window's too, unless these
-    would be too small: 320 positions make 4 units of 80 rows in a model 512 wide, and 2 of 160 in
-    one 192 wide.
+    Of at most `ROWS` rows each, and of so few that more than two threads share a short window's
+    too, unless these would be too small: for them 320 positions make 4 units of 80 rows in a model
+    512 wide, and 2 of 160 in one 192 wide.
     """
-    least = UNITS if n * d >= UNITS * UNIT_VALUES else LEAST_UNITS
+    is_shared = n_threads > LEAST_UNITS and n * d >= UNITS * UNIT_VALUES
+    least = UNITS if is_shared else LEAST_UNITS
     n_units = max(2 * -(-n // (2 * ROWS)), least)
     bounds = [n * unit // n_units for unit in range(n_units + 1)]
     return list(itertools.pairwise(bounds))

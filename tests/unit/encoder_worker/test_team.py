@@ -123,14 +123,16 @@ def test_short_contexts_give_the_plain_encoders_states(
 
 
 def test_units_cover_every_row_once_and_are_shared_evenly() -> None:
-    for n, d in itertools.product((*LENGTHS, 1500), (64, 192, 512, 1280)):
-        units = units_of(n, d)
+    cases = itertools.product((*LENGTHS, 1500), (64, 192, 512, 1280), (1, 2, 8))
+    for n, d, n_threads in cases:
+        units = units_of(n, d, n_threads)
         assert [row for begin, end in units for row in range(begin, end)] == list(range(n))
         sizes = [end - begin for begin, end in units]
         assert len(units) % 2 == 0
         assert max(sizes) <= min(ROWS, min(sizes) + 1)
-    assert len(units_of(320, 512)) == 4
-    assert len(units_of(320, 192)) == 2, "more units cost more than they share out"
+    assert len(units_of(320, 512, 8)) == 4
+    assert len(units_of(320, 512, 2)) == 2, "each reads all weights"
+    assert len(units_of(320, 192, 8)) == 2, "more units cost more than they share out"
 
 
 @pytest.mark.parametrize("seconds", [0.3, 4.0, 12.512, 29.98, 30.0])
