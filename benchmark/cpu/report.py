@@ -21,8 +21,8 @@ TARGETS = {  # shape, in flight, library, our context: at least so many times it
     ("base", 8, "faster-whisper", TRIMMED): 5.0,
     ("base", 8, OURS, TRIMMED): 2.0,
     ("base", 1, OURS, TRIMMED): 2.0,
-    ("base", 8, "faster-whisper", ""): 1.5,
-    ("base", 1, "faster-whisper", ""): 1.2,
+    ("base", 8, "faster-whisper", ""): 2.8,
+    ("base", 1, "faster-whisper", ""): 3.0,
     ("base", 8, "openai-whisper", ""): 4.0,
     ("base", 1, "openai-whisper", ""): 4.0,
 }

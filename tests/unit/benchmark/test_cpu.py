@@ -56,7 +56,7 @@ def test_our_best_is_compared_with_each_librarys_best_round_by_round() -> None:
     ]
     found = {(one["in_flight"], one["theirs"]): one for one in comparisons("base", rows)}
     many = found[8, "faster-whisper int8, 2 threads"]
-    assert (many["ours"], many["ratio"], many["reached"]) == ("splitscribe int8", 2.0, True)
+    assert (many["ours"], many["ratio"], many["reached"]) == ("splitscribe int8", 2.0, False)
     alone = found[1, "faster-whisper int8, 2 threads"]
     assert (alone["ours"], alone["ratio"], alone["reached"]) == ("splitscribe float32", 0.5, False)
 
