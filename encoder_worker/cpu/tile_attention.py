@@ -61,9 +61,12 @@ def _leave_out(block: Any, n_keys: Any, scores: Any, place: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _find_highest(keys: Any, n_blocks: Any, n_keys: Any, scores: Any, highest: Any) -> None:
-    """Of the loaded queries, over some blocks. keys: address of the first one's."""
+    """Of the loaded queries, over some blocks, whose first one's scores are left in scores[0].
+
+    keys: address of the first block's.
+    """
     highest[:] = _LOWEST
-    for block in range(n_blocks):
+    for block in range(n_blocks - 1, -1, -1):
         score_block(keys + block * _BLOCK_BYTES, address(scores))
         _leave_out(block, n_keys, scores, 0)
         raise_highest(address(highest), address(scores))
@@ -71,7 +74,7 @@ def _find_highest(keys: Any, n_blocks: Any, n_keys: Any, scores: Any, highest: A
 
 @njit(nogil=True, cache=True)
 def _mix(k: Any, v: Any, n_keys: Any, scale: Any, memory: Any) -> None:
-    """All blocks' turns, for the queries that are loaded, whose highest is known.
+    """All blocks' turns, for the queries that are loaded, behind `_find_highest`.
 
     memory: scores and powers of two blocks, highest, total [QUERIES], mixed [HEAD_DIM, QUERIES].
     """
@@ -81,8 +84,6 @@ def _mix(k: Any, v: Any, n_keys: Any, scale: Any, memory: Any) -> None:
     at, to, top, sums = address(scores), address(powers), address(highest), address(total)
     last = len(k) // KEYS - 1
     powers[1], total[:] = np.uint32(0), np.float32(0)  # nothing was before the first block
-    score_block(keys, at)
-    _leave_out(0, n_keys, scores, 0)
     for block in range(last + 1):
         following, before = min(block + 1, last), max(block - 1, 0)
         now, other = block % 2, (block + 1) % 2
