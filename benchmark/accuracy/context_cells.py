@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.accuracy.looks import Look, Looker, Part
-from cluster.messages import FRAMES_PER_S
+from cluster.messages import FRAMES_PER_S, HOP_LENGTH, Pcm
 from cluster.model.encoder_context import FULL, EncoderContext, positions_of
 
 FULL_SLACK = -1  # every position, whatever the content: the row to compare with
@@ -110,11 +110,16 @@ class Ways:
         return least if least < n_audio_ctx else FULL
 
 
+def frames_begun(pcm: Pcm) -> int:
+    """Mel frames that some sample is in: a context must hold them all, as the server's does."""
+    return -(-pcm.shape[0] // HOP_LENGTH)
+
+
 async def measure(looker: Looker, key: Key, part: Part, ways: Ways) -> Cell:
     """Look at every window of a part, and once more in full at those that are doubted."""
     pieces = part.pieces
     contexts = [
-        ways.positions_for(key.slack, piece.audio.content_frames, looker.n_audio_ctx)
+        ways.positions_for(key.slack, frames_begun(piece.audio.pcm), looker.n_audio_ctx)
         for piece in pieces
     ]
     is_full = key.slack == FULL_SLACK

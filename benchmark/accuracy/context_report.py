@@ -1,12 +1,15 @@
 """From cells of texts to the table: word error rates by slack, beside the full context's.
 
 Intervals are at 95 %, by bootstrap over recordings; differences are taken recording by recording.
+Speeds are medians over the parts of a set, and ratios of speeds are taken part by part: a part in
+which the machine did something else for a while decides nothing.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -20,7 +23,11 @@ Points = tuple[float, float, float]  # of word error rate above another, and the
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One slack over a whole set; `first` and `second` are errors by recording after each look."""
+    """One slack over a whole set.
+
+    first, second: errors by recording after each look. speeds: files/s of each part, with one look
+    and with the second one as well.
+    """
 
     slack: int
     first: list[WordErrors]
@@ -28,8 +35,7 @@ class Row:
     windows: int
     doubted: int
     positions: int
-    first_s: float
-    second_s: float
+    speeds: list[tuple[float, float]]
 
     @classmethod
     def of(cls, cells: Sequence[Cell], said: Sequence[str], language: str | None) -> Row:
@@ -43,8 +49,10 @@ class Row:
             sum(cell.windows for cell in cells),
             sum(cell.doubted for cell in cells),
             sum(cell.positions for cell in cells),
-            sum(cell.first_s for cell in cells),
-            sum(cell.second_s for cell in cells),
+            [
+                (len(cell.first) / cell.first_s, len(cell.first) / (cell.first_s + cell.second_s))
+                for cell in cells
+            ],
         )
 
     @property
@@ -53,15 +61,21 @@ class Row:
 
     @property
     def files_per_s(self) -> tuple[float, float]:
-        """With one look, and with the second one as well."""
-        n = len(self.first)
-        return n / self.first_s, n / (self.first_s + self.second_s)
+        """With one look, and with the second one as well; medians over the parts."""
+        return median(one for one, _ in self.speeds), median(both for _, both in self.speeds)
+
+    def times(self, full: Row) -> tuple[float, float]:
+        """`files_per_s` over that of the full context; medians over the parts."""
+        bases = [base for base, _ in full.speeds]
+        pairs = list(zip(self.speeds, bases, strict=True))
+        return (
+            median(one / base for (one, _), base in pairs),
+            median(both / base for (_, both), base in pairs),
+        )
 
 
 def as_json(row: Row, full: Row) -> dict[str, Any]:
     """A row's figures; `points` are those above the same checkpoint's full context."""
-    one, both = row.files_per_s
-    base = full.files_per_s[0]
     return {
         "slack": row.name,
         "windows": row.windows,
@@ -69,8 +83,8 @@ def as_json(row: Row, full: Row) -> dict[str, Any]:
         "first_look": _errors(row.first, full.first),
         "encoded_twice": round(row.doubted / row.windows, 5),
         "second_look": _errors(row.second, full.first),
-        "files_per_s": [round(one, 3), round(both, 3)],
-        "times_full": [round(one / base, 3), round(both / base, 3)],
+        "files_per_s": [round(speed, 3) for speed in row.files_per_s],
+        "times_full": [round(ratio, 3) for ratio in row.times(full)],
     }
 
 

@@ -7,10 +7,18 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from benchmark.accuracy import context
-from benchmark.accuracy.context_cells import FULL_SLACK, Cell, Kept, Key, Ways
+from benchmark.accuracy.context_cells import (
+    FULL_SLACK,
+    Cell,
+    Kept,
+    Key,
+    Ways,
+    frames_begun,
+)
 from benchmark.accuracy.context_report import Row, as_json
 from benchmark.shared.clips import manifest_clips
 from cluster.demo.samples import sample_path, sample_text
@@ -53,6 +61,24 @@ def test_rows_have_differences_from_full_and_both_speeds() -> None:
     assert row["second_look"]["points"] == [0.0, 0.0, 0.0]
     assert row["encoded_twice"] == 0.5
     assert row["files_per_s"] == [2.0, round(2 / 1.5, 3)]
+
+
+def test_a_part_that_was_held_up_decides_no_speed() -> None:
+    def make_row(slack: int, walls_s: tuple[float, ...]) -> Row:
+        cells = [
+            Cell(Key("m", "s", part, slack), ("a",), ("a",), 1, 0, 320, wall_s, 0.0)
+            for part, wall_s in enumerate(walls_s)
+        ]
+        return Row.of(cells, ["a"] * len(cells), "en")
+
+    row = as_json(make_row(64, (0.5, 0.25, 0.5)), make_row(FULL_SLACK, (1.0, 1.0, 100.0)))
+    assert row["files_per_s"] == [2.0, 2.0]
+    assert row["times_full"] == [4.0, 4.0]
+
+
+def test_a_context_without_slack_holds_the_last_sample() -> None:
+    pcm = np.zeros(192 * 320 + 33, np.int16)  # a frame that has begun, and is rounded down
+    assert Ways().positions_for(0, frames_begun(pcm), 1500) == 256
 
 
 def test_a_recording_without_a_reference_is_named(recordings: Path) -> None:
