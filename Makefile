@@ -87,6 +87,7 @@ test-gpu: install
 
 chaos: install
 	$(BIN)/python -m tests.chaos --pairs 5
+	$(BIN)/python -m tests.chaos --kept --rate 4
 	$(BIN)/python -m tests.chaos --hosts
 
 check: install

@@ -70,6 +70,7 @@ class EncoderStats:
                 "cached_windows": float(self.reuse.kept),
                 "cache_hits": float(self.reuse.hits),
                 "cache_misses": float(self.reuse.misses),
+                "cache_evictions": float(self.reuse.evicted),
             },
         )
 

@@ -4,10 +4,11 @@
     python -m tests.chaos --faults 'kill encoder' 'freeze decoder'
     python -m tests.chaos --faults --pairs 10 --seed 1 # random pairs; with no --faults, after them
     python -m tests.chaos --hosts                      # on four hosts: network, nodes, redeploys
+    python -m tests.chaos --kept                       # while kept KV is evicted and asked for
     python -m tests.chaos --soak 3600                  # random faults for an hour, resumable
 
 Needs two idle cores. Ends with one JSON line; status 1 when a text was wrong, a request lost, a
-worker not replaced or something left over.
+worker not replaced or something left over; with --kept also when nothing was found or evicted.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from tests.chaos.campaign import run_faults
 from tests.chaos.faults import Both, Burst, Fault, Freeze, FullSpool, Kill
 from tests.chaos.host_faults import host_faults
+from tests.chaos.kept_load import TIGHT, kept_faults, kept_load, texts_alone
 from tests.chaos.load import Load, reference_texts
 from tests.chaos.report import Outcome, table
 from tests.chaos.several_hosts import several_hosts
@@ -71,11 +73,19 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--routers", type=int, default=2)
     parser.add_argument("--listener", choices=("router", "serve"), default="router")
     parser.add_argument("--hosts", action="store_true", help="four hosts in network namespaces")
+    parser.add_argument("--kept", action="store_true", help="small export pools, repeated audio")
     parser.add_argument("--folder", type=Path, help="of --hosts: where their files stay")
     parser.add_argument("--soak", type=float, metavar="SECONDS", help="in all, over interruptions")
     parser.add_argument("--state", type=Path, default=Path(".soak-state.json"), help="of --soak")
     parser.add_argument("--json", type=Path, help="write the report there, too")
     return parser
+
+
+def load_of(args: argparse.Namespace, url: str) -> Load:
+    """What the cluster is asked for during the faults; not begun yet."""
+    if args.kept:
+        return kept_load(url, texts_alone(url), args.rate)
+    return Load(url, reference_texts(url), args.rate)
 
 
 def report_of(outcomes: Sequence[Outcome]) -> str:
@@ -90,28 +100,28 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(run.line())
         print(json.dumps({"soak": asdict(run)}))
         return 1 if run.bad else 0
-    faults = host_faults() if args.hosts else single_faults()
+    faults = host_faults() if args.hosts else kept_faults() if args.kept else single_faults()
     if args.faults is not None:
         faults = [one for one in faults if one.name in args.faults]
     faults += random_pairs(args.pairs, args.seed)
     outcomes = []
-    listener = {"SPLITSCRIBE_ROUTER__LISTENER": args.listener}
+    settings = {"SPLITSCRIBE_ROUTER__LISTENER": args.listener, **(TIGHT if args.kept else {})}
     with (
         several_hosts(args.folder)
         if args.hosts
-        else local_target(routers=args.routers, env=listener) as target
+        else local_target(routers=args.routers, env=settings) as target,
+        load_of(args, target.url) as load,
     ):
-        texts = reference_texts(target.url)
-        with Load(target.url, texts, args.rate) as load:
-            time.sleep(20.0)  # workers compile kernels beside their first requests
-            for outcome in run_faults(faults, target, load):
-                outcomes.append(outcome)
-                print(table([outcome]), flush=True)
-                if args.json:
-                    args.json.write_text(report_of(outcomes))
+        time.sleep(20.0)  # workers compile kernels beside their first requests
+        for outcome in run_faults(faults, target, load):
+            outcomes.append(outcome)
+            print(table([outcome]), flush=True)
+            if args.json:
+                args.json.write_text(report_of(outcomes))
     print(table(outcomes))
     print(report_of(outcomes))
-    return 0 if all(one.is_good for one in outcomes) else 1
+    is_good = all(one.is_good and (not args.kept or one.hits * one.evicted) for one in outcomes)
+    return 0 if is_good else 1
 
 
 if __name__ == "__main__":

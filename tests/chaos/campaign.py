@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from tests.chaos.faults import Fault
 from tests.chaos.load import Load, goodput
+from tests.chaos.page_tables import broken_tables
 from tests.chaos.report import SHARE, SPAN_S, Outcome, recovery_s
 from tests.chaos.target import Target
 
@@ -26,14 +27,16 @@ def run_fault(
     before_s: float = BEFORE_S,
     watch_s: float = WATCH_S,
     is_timed: bool = True,
+    checks_tables: bool = True,
 ) -> Outcome:
     """Inject one fault into a whole cluster under load; returns when it is whole and idle again.
 
     is_timed: the recovery of the goodput is waited for; else only that of the workers.
+    checks_tables: each worker is asked whether its tables of pages agree, which takes 3 s.
     """
     outcome = Outcome(fault.name, fault.limit_s)
     n_before = len(load.sent)
-    files_before = target.files()
+    files_before, evicted_before = target.files(), target.evictions()
     load.go_on()
     began_s = time.monotonic()
     _sleep_until(began_s + before_s)
@@ -65,6 +68,11 @@ def run_fault(
     _wait(lambda: load.n_in_flight == 0, SETTLE_S)
     outcome.count(load.sent[n_before:])
     outcome.left_over += target.left_over(files_before)
+    if checks_tables:
+        outcome.left_over += broken_tables(target)
+    outcome.evicted = sum(
+        max(0, n - evicted_before.get(name, 0)) for name, n in target.evictions().items()
+    )
     return outcome
 
 

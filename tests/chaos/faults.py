@@ -6,6 +6,7 @@ A fault is injected while the load runs. `undo`, where there is one, is called a
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from tests.chaos.load import Load
 from tests.chaos.target import Target
 
 WORKER_S, NODE_S = 10.0, 30.0  # recovery to reach
+BURST_S = 5.0  # until a burst's requests are sent
 
 Pick = Callable[[list[psutil.Process]], psutil.Process]
 
@@ -141,6 +143,25 @@ class Burst(FaultBase):
 
     def inject(self, target: Target, load: Load) -> None:
         load.burst(self.n)
+
+
+@dataclass
+class KillAmidBurst(Kill):
+    """SIGKILL to one process of a kind once many requests more than usual are in flight."""
+
+    n: int = 40
+    limit_s: float = NODE_S
+
+    @property
+    def name(self) -> str:
+        return f"kill {self.kind} amid {self.n} requests"
+
+    def inject(self, target: Target, load: Load) -> None:
+        load.burst(self.n)
+        deadline_s = time.monotonic() + BURST_S
+        while load.n_in_flight < self.n // 2 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        self._victim(target).kill()
 
 
 @dataclass

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import itertools
+import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -33,7 +34,10 @@ Verdict = Literal["right", "wrong", "refused", "lost"]
 
 @dataclass(slots=True)
 class Sent:
-    """One request. Times are monotonic; `statuses`: of each try, 0 where no answer came."""
+    """One request. Times are monotonic; `statuses`: of each try, 0 where no answer came.
+
+    n_hits: its windows that an encoder had kept, as the answer says.
+    """
 
     number: int
     clip: str
@@ -42,6 +46,7 @@ class Sent:
     verdict: Verdict | None = None  # None: in flight
     detail: str = ""
     statuses: list[int] = field(default_factory=list)
+    n_hits: int = 0
 
     @property
     def retried(self) -> bool:
@@ -65,15 +70,27 @@ async def _note_try(request: httpx.Request) -> None:
 
 
 async def _note_answer(response: httpx.Response) -> None:
-    _current.get().statuses[-1] = response.status_code
+    sent = _current.get()
+    sent.statuses[-1] = response.status_code
+    if found := re.search(r"hits=(\d+)", response.headers.get("x-splitscribe-cache", "")):
+        sent.n_hits = int(found[1])
 
 
 class Load:
-    """Sends CLIPS in turn at `rate` per second, from a thread of its own, until it is closed."""
+    """Sends clips in turn at `rate` per second, from a thread of its own, until it is closed."""
 
-    def __init__(self, url: str, texts: Mapping[str, str], rate: float) -> None:
-        """texts: of each clip, by a cluster without faults."""
+    def __init__(
+        self,
+        url: str,
+        texts: Mapping[str, str],
+        rate: float,
+        clips: Sequence[str] = CLIPS,
+        audio_of: Callable[[Sent], bytes] | None = None,
+    ) -> None:
+        """texts: of each clip, by a cluster without faults. audio_of: the upload of a request."""
         self.rate = rate
+        self._clips = clips
+        self._audio_of = audio_of or upload_of
         self.sent: list[Sent] = []
         self._texts = dict(texts)
         self._url = url
@@ -116,7 +133,7 @@ class Load:
                 base_url=f"{self._url}/v1", api_key="none", http_client=http
             ) as client,
         ):
-            clips = itertools.cycle(CLIPS)
+            clips = itertools.cycle(self._clips)
             due = time.monotonic()
             while not self._closing.is_set():
                 if self._paused.is_set():
@@ -144,7 +161,7 @@ class Load:
             async with asyncio.timeout(GIVEN_UP_S):
                 answer = await client.audio.transcriptions.create(
                     model="whisper-1",
-                    file=("audio.wav", upload_of(sent)),
+                    file=("audio.wav", self._audio_of(sent)),
                     language="en",
                     temperature=0.0,
                 )

@@ -26,6 +26,8 @@ COLUMNS = (
     ("before", 7),
     ("recovery", 9),
     ("replaced", 9),
+    ("hits", 5),
+    ("evicted", 8),
 )
 
 
@@ -37,6 +39,8 @@ class Outcome:
     recovery_s: from the fault to the first 5 s with 90 % of the goodput before it, after the
         goodput fell; 0 where it never fell, None where it stayed low.
     replaced_s: until every worker was there again; None: not in time.
+    hits: windows that needed no encode. evicted: kept windows that made room for others, without
+        those of encoders that are gone.
     """
 
     fault: str
@@ -52,6 +56,8 @@ class Outcome:
     goodput_before: float = 0.0
     recovery_s: float | None = None
     replaced_s: float | None = None
+    hits: int = 0
+    evicted: int = 0
     left_over: list[str] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
 
@@ -67,6 +73,7 @@ class Outcome:
         self.wrong, self.lost = by_verdict["wrong"], by_verdict["lost"] + by_verdict["in flight"]
         self.retried = sum(one.retried for one in sent)
         self.met_refusal = sum(one.was_refused for one in sent)
+        self.hits = sum(one.n_hits for one in sent)
         self.slowest_s = max((one.took_s for one in sent), default=0.0)
         self.details = [
             f"request {one.number} ({one.clip}), tries {one.statuses}: {one.verdict}, {one.detail}"
@@ -110,6 +117,8 @@ def table(outcomes: Sequence[Outcome]) -> str:
             f"{one.goodput_before:.1f}/s",
             _seconds(one.recovery_s),
             _seconds(one.replaced_s),
+            one.hits,
+            one.evicted,
         )
         cells = (str(v).ljust(width) for v, (_, width) in zip(values, COLUMNS, strict=True))
         lines.append("  ".join(cells).rstrip())

@@ -7,6 +7,7 @@ cluster on this machine is ever touched.
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import tempfile
 import time
@@ -46,6 +47,7 @@ class Target:
     roots: processes from which all others descend; asked each time, as hosts may be replaced.
     wanted: replicas of each role.
     spool: where its uploads lie, and how large that disk is; None: the system's.
+    ray_token: that lets another process of this machine join its Ray; empty: none can.
     """
 
     url: str
@@ -53,6 +55,7 @@ class Target:
     wanted: Mapping[str, int]
     spool: Path | None = None
     spool_bytes: int = 0
+    ray_token: str = ""
     extras: dict[str, Any] = field(default_factory=dict)  # what only some faults know how to use
 
     def everything(self) -> list[psutil.Process]:
@@ -83,6 +86,11 @@ class Target:
     def workers(self, role: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.health()["pools"][role]["workers"]
         return found
+
+    def evictions(self) -> dict[str, int]:
+        """Kept windows that made room for others since the start, of each encoder."""
+        workers = self.workers("encoder")
+        return {one["replica"]: int(one["extra"]["cache_evictions"]) for one in workers}
 
     def missing(self) -> str:
         """What keeps the cluster from being whole; empty: nothing."""
@@ -189,7 +197,9 @@ def local_target(
         on_own_disk = os.geteuid() == 0 and _mounted(spool)
         if on_own_disk:
             stack.callback(subprocess.run, ["umount", "--lazy", spool], check=False)
+        token = secrets.token_hex(16)
         settings = {
+            "RAY_AUTH_TOKEN": token,
             "SPLITSCRIBE_ROUTER__REPLICAS": str(routers),
             "SPLITSCRIBE_ROUTER__AUDIO_WORKERS": str(AUDIO_WORKERS),
             "TMPDIR": str(spool),
@@ -207,6 +217,7 @@ def local_target(
             {"router": routers, "encoder": 2, "decoder": 2},
             spool,
             SPOOL_MB * 2**20 if on_own_disk else 0,
+            token,
             {"server": server},
         )
         try:
