@@ -20,7 +20,7 @@ from cluster.kv.exporter import KVExporter
 from cluster.metrics import ENCODER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_device, resolve_dtype, usable_cores, use_threads
-from cluster.model.encoder_context import chosen_context
+from cluster.model.encoder_context import FILE, EncoderContext, chosen_context, unused_settings
 from cluster.settings import EncoderSettings
 from encoder_worker.batcher import Batcher
 from encoder_worker.core import EncoderCore
@@ -81,6 +81,7 @@ class EncoderEngine(EncoderCore):
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
         rule = chosen_context(checkpoint, settings)
+        _log_context(settings, rule)
         forward = WindowEncoder(
             checkpoint,
             self.dtype,
@@ -177,3 +178,20 @@ class EncoderEngine(EncoderCore):
             logger.exception("the encoder's thread died")
             self._failure = f"the encoder's thread died: {error}"
             loop.fail_all(WorkerDrainingError(self._failure))
+
+
+def _log_context(settings: EncoderSettings, rule: EncoderContext | None) -> None:
+    """What windows get, for whoever wonders whether a setting was taken."""
+    if rule is not None:
+        logger.info(
+            "windows of at most %g s get the encoder positions of their audio and %d more",
+            rule.max_content_s,
+            rule.slack,
+        )
+    elif unused := unused_settings(settings, rule):
+        logger.warning(
+            "%s: without effect, since the checkpoint has no %s and encoder.context is auto; "
+            "windows are trimmed with encoder.context: trimmed",
+            " and ".join(unused),
+            FILE,
+        )

@@ -121,5 +121,17 @@ def chosen_context(checkpoint: Checkpoint, settings: EncoderSettings) -> Encoder
     )
 
 
+def unused_settings(settings: EncoderSettings, rule: EncoderContext | None) -> tuple[str, ...]:
+    """Settings of trimmed windows that a person gave where no window is trimmed, by their names.
+
+    Args:
+        rule: of `chosen_context`.
+    """
+    if rule is not None or settings.context == "full":  # `full` takes them back on purpose
+        return ()
+    given = {"context_slack": settings.context_slack, "context_max_s": settings.context_max_s}
+    return tuple(f"encoder.{name}" for name, value in given.items() if value is not None)
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

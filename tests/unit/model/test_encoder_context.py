@@ -19,6 +19,7 @@ from cluster.model.encoder_context import (
     chosen_context,
     positions_of,
     read_context,
+    unused_settings,
 )
 from cluster.settings import EncoderSettings
 from tests.support.checkpoints import cached_checkpoint
@@ -104,6 +105,20 @@ def test_settings_go_before_the_declaration_and_that_before_the_usual(
     assert chosen() == chosen(context="trimmed") == EncoderContext(64, 30.0)
     assert chosen(context_max_s=5.0) == EncoderContext(64, 5.0)
     assert chosen(context="full") is None
+
+
+def test_settings_without_effect_are_told(undeclared: Checkpoint) -> None:
+    def unused(**settings: Any) -> tuple[str, ...]:
+        given = EncoderSettings(**settings)
+        return unused_settings(given, chosen_context(undeclared, given))
+
+    both = {"context_slack": 0, "context_max_s": 5.0}
+    assert unused() == ()
+    assert unused(context_slack=0) == ("encoder.context_slack",)
+    assert unused(**both) == ("encoder.context_slack", "encoder.context_max_s")
+    assert unused(context="trimmed", **both) == unused(context="full", **both) == ()
+    write(undeclared.path, {"slack": 64, "max_content_s": 30.0})
+    assert unused(**both) == ()
 
 
 def test_the_lengths_are_those_that_windows_may_have() -> None:
