@@ -16,12 +16,12 @@ help:
 	@echo "make check            format, lint, types, import rules"
 	@echo "make test-unit        unit tests, for the inner loop"
 	@echo "make test             the fast test suite: unit, parity, contract, end to end"
-	@echo "make test-slow        everything that takes longer"
+	@echo "make test-slow        everything that takes longer; GROUP=live for one group of: $(SLOW_GROUPS)"
 	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
 	@echo "make gpu-check-install  fetch flashinfer's Python (66 MB), against which tests check our calls"
 	@echo "make gpu-kernels      compile flashinfer's kernels for sm_80, sm_89, sm_90a, without a GPU"
 	@echo "make gpu-kit          wheels for a GPU machine without a network, into dist/gpu-kit (KIT_ARGS=...)"
-	@echo "make chaos            faults under load, one after another and in pairs (40 minutes; root for all)"
+	@echo "make chaos            faults under load (45 minutes; root for all); PART=kept for one of: $(CHAOS_PARTS)"
 	@echo "make tools            install the programs that tests call, with apt-get"
 	@echo "make format           rewrite files as 'make check' wants them"
 	@echo "make audit            compare constraints.txt with public advisories (needs the network)"
@@ -79,16 +79,36 @@ test: install
 test-unit: install
 	$(BIN)/python -m pytest $(FAST) $(IN_PARALLEL) tests/unit
 
+# Each group but soak is meant to take less than 20 minutes on two cores. A test keeps them complete.
+SLOW_unit := tests/unit tests/parity tests/contract
+SLOW_http := tests/e2e/http $(wildcard tests/e2e/test_*.py)
+SLOW_archives := tests/e2e/archives
+SLOW_live := tests/e2e/live
+SLOW_page := tests/e2e/page
+SLOW_operation := tests/e2e/operation
+SLOW_works-with := tests/e2e/works_with
+SLOW_faults := tests/chaos/test_short.py tests/chaos/test_live.py tests/chaos/test_kept.py
+SLOW_soak := tests/chaos/test_soak.py
+SLOW_GROUPS := unit http archives live page operation works-with faults soak
+GROUP ?= $(SLOW_GROUPS)
+
 test-slow: gpu-check-install
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	@$(foreach group,$(GROUP),test -n "$(SLOW_$(group))" || { echo "no group $(group): $(SLOW_GROUPS)"; exit 1; };)
+	$(BIN)/python -m pytest -m "slow and not gpu" $(foreach group,$(GROUP),$(SLOW_$(group)))
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu
 
+CHAOS_single :=
+CHAOS_pairs := --faults --pairs 5
+CHAOS_kept := --kept --rate 4
+CHAOS_hosts := --hosts
+CHAOS_PARTS := single pairs kept hosts
+PART ?= $(CHAOS_PARTS)
+
 chaos: install
-	$(BIN)/python -m tests.chaos --pairs 5
-	$(BIN)/python -m tests.chaos --kept --rate 4
-	$(BIN)/python -m tests.chaos --hosts
+	@$(foreach part,$(PART),$(if $(filter $(part),$(CHAOS_PARTS)),,echo "no part $(part): $(CHAOS_PARTS)"; exit 1;))
+	@set -e; $(foreach part,$(PART),echo "Faults: $(part)"; $(BIN)/python -m tests.chaos $(CHAOS_$(part));)
 
 check: install
 	$(BIN)/ruff format --check .
