@@ -13,6 +13,7 @@ from numba import int32, njit, types, uint16, uint32
 from numba.extending import intrinsic, overload
 
 LOG2_E = np.float32(1.4426950408889634)
+FLOAT8_UNIT = np.float32(256)  # a float8_e4m3fn's exponent has a bias of 7, a float16's one of 15
 
 
 @intrinsic
@@ -41,10 +42,18 @@ def half_number(_context: Any, _bits: Any) -> Any:
     return types.float32(types.uint16), extend
 
 
+@njit(inline="always")
+def _half_bits(float8: Any) -> Any:
+    """The bits of the float16 that is `FLOAT8_UNIT` times smaller; its sign is the highest bit."""
+    upper = uint16(float8) << uint16(8)
+    return uint16((upper & uint16(0x8000)) | ((upper & uint16(0x7FFF)) >> uint16(1)))
+
+
 def number(stored: Any) -> Any:
     """A stored element as float32.
 
-    uint16 holds the bits of a bfloat16, int16 those of a float16, int8 an integer.
+    uint16 holds the bits of a bfloat16, int16 those of a float16, int8 an integer, and uint8 the
+    bits of a float8_e4m3fn that is not NaN.
     """
     raise NotImplementedError("only inside a kernel")
 
@@ -57,6 +66,8 @@ def _number(stored):
         return lambda stored: half_number(uint16(stored))
     if stored == types.int8:
         return lambda stored: np.float32(stored)
+    if stored == types.uint8:
+        return lambda stored: half_number(_half_bits(stored)) * FLOAT8_UNIT
     return lambda stored: stored
 
 

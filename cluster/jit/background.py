@@ -110,5 +110,6 @@ def wait_for_builds(timeout_s: float) -> bool:
 
 
 def as_array(x: Tensor) -> Any:
-    """A CPU tensor as a NumPy array on the same memory; bfloat16 as uint16."""
-    return (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
+    """A CPU tensor as a NumPy array on the same memory; bfloat16 as uint16, float8 as uint8."""
+    bits = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}.get(x.dtype)
+    return (x if bits is None else x.view(bits)).numpy()

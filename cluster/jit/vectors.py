@@ -14,6 +14,7 @@ from llvmlite import ir
 LANES = 16
 _INT, _POINTER = ir.IntType(32), ir.IntType(8).as_pointer()
 FLOATS, INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT, LANES)
+_WORDS, _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(ir.HalfType(), 2 * LANES)
 _ALL_LANES, _THIS_ROUNDING = ir.Constant(ir.IntType(16), -1), ir.Constant(_INT, 4)
 # The polynomial of degree 4 with 1 at 0 whose largest relative error over -0.5..0.5 is least.
 _EXP2 = (0.00958285, 0.05590643, 0.24024099, 0.69312419, 1.0)
@@ -53,6 +54,32 @@ def bfloat16_halves(builder: Any, address: Any) -> tuple[Any, Any]:
     even = builder.shl(pairs, ir.Constant(INTS, [16] * LANES))
     odd = builder.and_(pairs, ir.Constant(INTS, [-0x10000] * LANES))
     return builder.bitcast(even, FLOATS), builder.bitcast(odd, FLOATS)
+
+
+def float8_halves(builder: Any, address: Any) -> tuple[Any, Any, Any, Any]:
+    """64 float8_e4m3fn from an address, each 256 times smaller.
+
+    Those at even places and those at odd ones of the first 32, then of the last 32. They become
+    float16 by a shift, since that has the same bits behind one more of exponent.
+    """
+    words = builder.load(builder.inttoptr(address, _WORDS.as_pointer()))
+    words.align = 1
+    upper = builder.shl(words, ir.Constant(_WORDS, [8] * 2 * LANES))
+    found = []
+    for bytes_above in (upper, words):
+        moved = builder.ashr(bytes_above, ir.Constant(_WORDS, [1] * 2 * LANES))
+        kept = builder.and_(moved, ir.Constant(_WORDS, [-0x4080] * 2 * LANES))  # 0xBF80
+        found.append(builder.bitcast(kept, _HALVES))
+    even, odd = found
+    first, last = range(LANES), range(LANES, 2 * LANES)
+    return tuple(_widened(builder, one, part) for part in (first, last) for one in (even, odd))
+
+
+def _widened(builder: Any, halves: Any, lanes: Any) -> Any:
+    """Some 16 of 32 float16 as float32."""
+    chosen = ir.Constant(INTS, list(lanes))
+    part = builder.shuffle_vector(halves, ir.Constant(_HALVES, ir.Undefined), chosen)
+    return builder.fpext(part, FLOATS)
 
 
 def lanes_sum(builder: Any, vector: Any) -> Any:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 FEW_QUERIES = 8  # of one entry: above it torch's product over queries is faster
 ALONE_BYTES = 1 << 19  # a core reads so much in less time than it takes to wake another twice
 DTYPES = (torch.float32, torch.bfloat16)
+CROSS_DTYPES = (*DTYPES, torch.float8_e4m3fn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +105,8 @@ def fits_kernels(self_pool: Tensor, cross_pool: Tensor) -> bool:
     """Whether there are kernels for these pools."""
     pools = (self_pool, cross_pool)
     on_cpu = all(pool.device.type == "cpu" for pool in pools)
-    return on_cpu and all(p.dtype in DTYPES and p.shape[-1] == HEAD_DIM for p in pools)
+    have_dtypes = self_pool.dtype in DTYPES and cross_pool.dtype in CROSS_DTYPES
+    return on_cpu and have_dtypes and all(pool.shape[-1] == HEAD_DIM for pool in pools)
 
 
 def cut_pages(

@@ -30,7 +30,7 @@ def lay_out_query(query: Any, scale: Any, keys: Any, laid_out: Any) -> None:
 def _lay_out_query(query, scale, keys, laid_out):
     if fits_vectors(keys.dtype):
         return lambda query, scale, keys, laid_out: attention_vectors.lay_out_query(
-            query, scale, laid_out
+            query, scale, keys, laid_out
         )
 
     def lay_out(query, scale, keys, laid_out):

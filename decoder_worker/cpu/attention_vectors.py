@@ -1,8 +1,9 @@
-"""Scores and mixed values of one query in vectors of 16, of keys and values in bfloat16.
+"""Scores and mixed values of one query in vectors of 16, of keys and values in 16 or 8 bits.
 
 A vector of 32 bfloat16 is two of float32: its even numbers and its odd ones. So a query is laid
-out that way once, and what is mixed is put in order at the end. What comes next in memory is asked
-for ahead. Beside numba's own loops this takes a third of the instructions; memory then limits it.
+out that way once, and what is mixed is put in order at the end; float8 is read in the same order.
+What comes next in memory is asked for ahead. Beside numba's own loops this takes a third of the
+instructions; memory then limits it.
 
 For CPUs with AVX-512 (`fits_vectors`). Imports numba.
 """
@@ -17,15 +18,16 @@ from numba import njit, types
 from numba.extending import intrinsic
 
 from cluster.jit import vectors
-from cluster.jit.tile_instructions import address, offset, procedure
+from cluster.jit.arithmetic import FLOAT8_UNIT
+from cluster.jit.tile_instructions import address, offset
 from decoder_worker.cpu.fused_arrays import HEAD_DIM
 
 AHEAD_BYTES = 4096
 VALUES_AT_ONCE = 4
-_HEAD_BYTES = 2 * HEAD_DIM
 _LANES = vectors.LANES
 _PARTS = HEAD_DIM // _LANES  # of a head's numbers: even and odd ones of each half
 _PART_BYTES = 4 * _LANES
+_LINE_BYTES = 64  # of the cache, and of a vector
 _FLOAT = ir.FloatType()
 
 _intrinsic: Any = intrinsic
@@ -34,46 +36,50 @@ _intrinsic: Any = intrinsic
 def fits_vectors(stored: Any) -> bool:
     """Whether this CPU has the instructions, for pages of a NumPy or numba dtype."""
     has_them = binding.get_host_cpu_features().get("avx512f", False)
-    return bool(has_them) and stored in (np.uint16, types.uint16)
+    return bool(has_them) and stored in (np.uint16, types.uint16, np.uint8, types.uint8)
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
-def _dot(_context: Any, _query: Any, _key: Any) -> Any:
-    """query . key. query: address of float32 [_PARTS, 16]; key: of HEAD_DIM bfloat16."""
+def _dot(_context: Any, _query: Any, _key: Any, like: Any) -> Any:
+    """query . key. query: address of float32 [_PARTS, 16]; key: of HEAD_DIM numbers like `like`."""
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
-        query, key = args
+        query, key, _like = args
         sums = [vectors.constant(0.0)] * 2
-        for part, numbers in enumerate(_parts(builder, key)):
+        for part, numbers in enumerate(_parts(builder, key, like)):
             asked = vectors.load(builder, offset(builder, query, part * _PART_BYTES))
             sums[part % 2] = vectors.multiply_add(builder, asked, numbers, sums[part % 2])
         return vectors.lanes_sum(builder, builder.fadd(*sums))
 
-    return types.float32(types.int64, types.int64), generate
+    return types.float32(types.int64, types.int64, like), generate
 
 
 def _adder(n_positions: int) -> Any:
     """An intrinsic: mixed += weights times the values of a head at so many positions.
 
-    It takes addresses: mixed, float32 [_PARTS, 16]; value, the first position's HEAD_DIM bfloat16;
-    the bytes from there to the next one; and weights, float32 [n_positions].
+    It takes addresses: mixed, float32 [_PARTS, 16]; value, the first position's HEAD_DIM numbers;
+    the bytes from there to the next one; weights, float32 [n_positions]; and a number like those.
     """
 
     @_intrinsic  # type: ignore[untyped-decorator]
-    def add(_context: Any, _mixed: Any, _value: Any, _stride: Any, _weights: Any) -> Any:
+    def add(_context: Any, _mixed: Any, _value: Any, _stride: Any, _weights: Any, like: Any) -> Any:
         def write(builder: Any, mixed: Any, value: Any, stride: Any, weights: Any) -> None:
             places = [offset(builder, mixed, part * _PART_BYTES) for part in range(_PARTS)]
             sums = [vectors.load(builder, place) for place in places]
             for position in range(n_positions):
                 at = builder.inttoptr(offset(builder, weights, 4 * position), _FLOAT.as_pointer())
                 weight = vectors.everywhere(builder, builder.load(at))
-                for part, numbers in enumerate(_parts(builder, value)):
+                for part, numbers in enumerate(_parts(builder, value, like)):
                     sums[part] = vectors.multiply_add(builder, numbers, weight, sums[part])
                 value = builder.add(value, stride)
             for place, summed in zip(places, sums, strict=True):
                 vectors.store(builder, summed, place)
 
-        return procedure(write, 4)
+        def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+            write(builder, *args[:-1])
+            return context.get_dummy_value()
+
+        return types.none(*[types.int64] * 4, like), generate
 
     return add
 
@@ -81,19 +87,21 @@ def _adder(n_positions: int) -> Any:
 _add_value, _add_values = _adder(1), _adder(VALUES_AT_ONCE)
 
 
-def _parts(builder: Any, numbers: Any) -> list[Any]:
-    """HEAD_DIM bfloat16 from an address as float32 vectors; asks for those ahead of it, too."""
+def _parts(builder: Any, numbers: Any, like: Any) -> list[Any]:
+    """HEAD_DIM numbers from an address as float32 vectors; asks for those ahead of it, too."""
     found: list[Any] = []
-    for first in range(0, _HEAD_BYTES, 4 * _LANES):
+    for first in range(0, HEAD_DIM * like.bitwidth // 8, _LINE_BYTES):
         at = offset(builder, numbers, first)
         vectors.prefetch(builder, offset(builder, at, AHEAD_BYTES))
-        found += vectors.bfloat16_halves(builder, at)
+        read = vectors.float8_halves if like.bitwidth == 8 else vectors.bfloat16_halves
+        found += read(builder, at)
     return found
 
 
 @njit(nogil=True, cache=True)
-def lay_out_query(query: Any, scale: Any, laid_out: Any) -> None:
-    """query float32 [at least H * HEAD_DIM] times scale, to laid_out [H, HEAD_DIM]."""
+def lay_out_query(query: Any, scale: Any, keys: Any, laid_out: Any) -> None:
+    """query float32 [at least H * HEAD_DIM] times scale and the keys' unit, [H, HEAD_DIM]."""
+    scale *= _unit(keys)
     for h in range(len(laid_out)):
         row = laid_out[h].reshape(_PARTS // 2, 2, _LANES)
         for half in range(_PARTS // 2):
@@ -105,45 +113,53 @@ def lay_out_query(query: Any, scale: Any, laid_out: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def scores_of(laid_out: Any, keys: Any, first: Any, last: Any, scores: Any) -> None:
-    """scores[h, i] = query[h] . keys[first + i, h], keys uint16 [page_size, H, HEAD_DIM]."""
-    n_head, query = len(scores), address(laid_out)
-    key = address(keys) + first * n_head * _HEAD_BYTES
+    """scores[h, i] = query[h] . keys[first + i, h], keys [page_size, H, HEAD_DIM]."""
+    n_head, query, like = len(scores), address(laid_out), keys[first, 0, 0]
+    head_bytes = HEAD_DIM * keys.itemsize
+    key = address(keys) + first * n_head * head_bytes
     for i in range(last - first):
         for h in range(n_head):
-            scores[h, i] = _dot(query + 4 * HEAD_DIM * h, key)
-            key += _HEAD_BYTES
+            scores[h, i] = _dot(query + 4 * HEAD_DIM * h, key, like)
+            key += head_bytes
 
 
 @njit(nogil=True, cache=True)
 def mix_values(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> None:
     """mixed[h] = the sum of weights[h, i] * values[first + i, h]."""
-    n_head, n = len(mixed), last - first
+    n_head, n, like = len(mixed), last - first, values[first, 0, 0]
+    head_bytes = HEAD_DIM * values.itemsize
     sums = np.zeros((n_head, HEAD_DIM), np.float32)
-    summed, stride = address(sums), np.int64(n_head * _HEAD_BYTES)
+    summed, stride = address(sums), np.int64(n_head * head_bytes)
     value, i = address(values) + first * stride, 0
     while i < n:
         weight = address(weights) + 4 * i
         several = i + VALUES_AT_ONCE <= n
         for h in range(n_head):
-            to, at = summed + 4 * HEAD_DIM * h, value + _HEAD_BYTES * h
+            to, at = summed + 4 * HEAD_DIM * h, value + head_bytes * h
             if several:
-                _add_values(to, at, stride, weight)
+                _add_values(to, at, stride, weight, like)
             else:
-                _add_value(to, at, stride, weight)
+                _add_value(to, at, stride, weight, like)
             weight += 4 * weights.shape[1]
         step = VALUES_AT_ONCE if several else 1
         i += step
         value += step * stride
-    _in_order(sums, mixed)
+    _in_order(sums, _unit(values), mixed)
 
 
 @njit(nogil=True, cache=True)
-def _in_order(sums: Any, mixed: Any) -> None:
-    """Sums by even and odd numbers of each half, to mixed [H, HEAD_DIM]."""
+def _unit(stored: Any) -> Any:
+    """By what numbers are larger than `_parts` gives them."""
+    return FLOAT8_UNIT if stored.itemsize == 1 else np.float32(1)
+
+
+@njit(nogil=True, cache=True)
+def _in_order(sums: Any, unit: Any, mixed: Any) -> None:
+    """Sums by even and odd numbers of each half, times the unit, to mixed [H, HEAD_DIM]."""
     for h in range(len(mixed)):
         row = sums[h].reshape(_PARTS // 2, 2, _LANES)
         for half in range(_PARTS // 2):
             first = half * 2 * _LANES
             for lane in range(_LANES):
-                mixed[h, first + 2 * lane] = row[half, 0, lane]
-                mixed[h, first + 2 * lane + 1] = row[half, 1, lane]
+                mixed[h, first + 2 * lane] = row[half, 0, lane] * unit
+                mixed[h, first + 2 * lane + 1] = row[half, 1, lane] * unit

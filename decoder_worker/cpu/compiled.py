@@ -1,7 +1,7 @@
 """The decoder's kernels as a worker asks for them. Imports numba only where they are built.
 
 A dtype is NumPy's of what lies in memory: uint16 for the bits of a bfloat16, int16 for those of a
-float16.
+float16, uint8 for those of a float8_e4m3fn.
 """
 
 from __future__ import annotations
