@@ -6,6 +6,7 @@ more steps. Of CPUs with AVX-512, which all have that have tiles. Imports numba'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,41 @@ def lanes_sum(builder: Any, vector: Any) -> Any:
     signature = ir.FunctionType(number, [number, FLOATS])
     reduce = builder.module.declare_intrinsic("llvm.vector.reduce.fadd.v16f32", (), signature)
     return builder.call(reduce, [ir.Constant(number, 0.0), vector], fastmath=("reassoc",))
+
+
+def four_sums(builder: Any, summands: Sequence[Any]) -> Any:
+    """The sums of all lanes of four vectors, as four float32, in any order."""
+    low = [0, 16, 1, 17]  # of each 4 lanes, from two vectors by turns
+    groups = range(0, LANES, 4)
+    mixed = [[lane + group for group in groups for lane in low]]
+    mixed.append([lane + 2 for lane in mixed[0]])
+    pairs = [_added(builder, *summands[first : first + 2], *mixed) for first in (0, 2)]
+    low = [0, 1, 16, 17]  # lanes hold vectors 0, 1, 0, 1 and 2, 3, 2, 3
+    halves = [[lane + 2 * half + group for group in groups for lane in low] for half in (0, 1)]
+    summed = _added(builder, *pairs, *halves)
+    width = LANES
+    while width > 4:
+        width //= 2
+        summed = _added(builder, summed, summed, list(range(width)), list(range(width, 2 * width)))
+    return summed
+
+
+def _added(builder: Any, first: Any, second: Any, *lanes: list[int]) -> Any:
+    """The sum of two choices of lanes of two vectors."""
+    one, other = (
+        builder.shuffle_vector(
+            first, second, ir.Constant(ir.VectorType(_INT, len(chosen)), chosen)
+        )
+        for chosen in lanes
+    )
+    return builder.fadd(one, other)
+
+
+def highest_lane(builder: Any, vector: Any) -> Any:
+    """The largest of all lanes, float32; no lane is NaN."""
+    signature = ir.FunctionType(ir.FloatType(), [FLOATS])
+    reduce = builder.module.declare_intrinsic("llvm.vector.reduce.fmax.v16f32", (), signature)
+    return builder.call(reduce, [vector], fastmath=("nnan",))
 
 
 def constant(number: float) -> Any:

@@ -17,7 +17,7 @@ import numpy as np
 from numba import njit
 
 from cluster.jit.arithmetic import LOG2_E, exp2, stored
-from decoder_worker.cpu.attention_parts import lay_out_query, mix_values, scores_of
+from decoder_worker.cpu.attention_parts import lay_out_query, mix_values, scores_of, to_weights
 from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE, Pages
 from decoder_worker.cpu.step_team import new_counters
 from decoder_worker.cpu.work_sharing import claim, conclude, finish, wait
@@ -39,38 +39,26 @@ def append(qkv: Any, pool: Any, last: Any, layer: Any) -> None:
 
 
 @njit(fastmath=True, nogil=True, cache=True)
-def _weights(scores: Any, n: Any, highest: Any, total: Any) -> None:
-    """The first n scores of each head to powers of two; their highest, and the powers' sum."""
-    for h in range(len(scores)):
-        row, top = scores[h], _LOWEST
-        for i in range(n):
-            top = max(top, row[i])
-        summed = np.float32(0)
-        for i in range(n):
-            weight = exp2(row[i] - top)
-            row[i] = weight
-            summed += weight
-        highest[h], total[h] = top, summed
-
-
-@njit(fastmath=True, nogil=True, cache=True)
-def attend_piece(query: Any, piece: Any, keys: Any, values: Any, results: Any) -> None:
+def attend_piece(
+    query: Any, piece: Any, keys: Any, values: Any, room: Any, laid_row: Any, results: Any
+) -> Any:
     """All heads of the rows that attend to a piece.
 
-    query [n, at least H * HEAD_DIM]; keys and values of a page, [page_size, H, HEAD_DIM]; results
-    `Memory`'s highest, total and mixed.
+    query [n, at least H * HEAD_DIM]; keys and values of a page, [page_size, H, HEAD_DIM]; room for
+    scores [H, PIECE] and a query [H, HEAD_DIM], where that of `laid_row` lies; results `Memory`'s
+    highest, total and mixed. The row whose query lies there now.
     """
-    highest, total, mixed = results
+    (scores, laid_out), (highest, total, mixed) = room, results
     begin, end, first, last, index = piece[0], piece[1], piece[3], piece[4], piece[5]
-    n_head = keys.shape[1]
-    scores = np.empty((n_head, PIECE), np.float32)
-    laid_out = np.empty((n_head, HEAD_DIM), np.float32)
     scale = np.float32(LOG2_E) / np.sqrt(np.float32(HEAD_DIM))
     for row in range(begin, end):
-        lay_out_query(query[row], scale, keys, laid_out)
+        if row != laid_row:
+            lay_out_query(query[row], scale, keys, laid_out)
+            laid_row = row
         scores_of(laid_out, keys, first, last, scores)
-        _weights(scores, last - first, highest[row, index], total[row, index])
+        to_weights(scores, last - first, highest[row, index], total[row, index])
         mix_values(scores, values, first, last, mixed[row, index])
+    return laid_row
 
 
 @njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
@@ -152,6 +140,8 @@ def attend_pieces(
     Whether all of them are done by this thread's last one.
     """
     pool, pieces, n_done = pages.pool, pages.pieces, 0
+    n_head, laid_row = pool.shape[4], np.int64(-1)
+    room = (np.empty((n_head, PIECE), np.float32), np.empty((n_head, HEAD_DIM), np.float32))
     while True:
         unit = claim(counters, end)
         if unit < 0:
@@ -159,7 +149,7 @@ def attend_pieces(
         piece = pieces[unit - begin]
         keys = _of_layer(pool[piece[2]], 2 * layer, piece[6])
         values = _of_layer(pool[piece[2]], 2 * layer + 1, piece[6])
-        attend_piece(query, piece, keys, values, results)
+        laid_row = attend_piece(query, piece, keys, values, room, laid_row, results)
         n_done = finish(counters)
 
 

@@ -12,10 +12,13 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from cluster.jit.arithmetic import number
+from cluster.jit.arithmetic import exp2, number
+from cluster.jit.tile_instructions import address
 from decoder_worker.cpu import attention_vectors
-from decoder_worker.cpu.attention_vectors import fits_vectors
-from decoder_worker.cpu.fused_arrays import HEAD_DIM
+from decoder_worker.cpu.attention_vectors import fits_vectors, has_vectors
+from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE
+
+_LOWEST = np.float32(-3.0e38)
 
 
 def lay_out_query(query: Any, scale: Any, keys: Any, laid_out: Any) -> None:
@@ -55,6 +58,50 @@ def _scores_of(laid_out, keys, first, last, scores):
     return lambda laid_out, keys, first, last, scores: _plain_scores(
         laid_out, keys, first, last, scores
     )
+
+
+def highest_of(scores: Any, h: Any) -> Any:
+    """The largest of scores[h], scores float32 [H, PIECE]."""
+    raise NotImplementedError("only inside a kernel")
+
+
+@overload(highest_of)
+def _highest_of(scores, h):
+    if has_vectors():
+        return lambda scores, h: attention_vectors.highest_score(address(scores) + 4 * PIECE * h)
+
+    def highest(scores, h):
+        top = _LOWEST
+        for i in range(PIECE):
+            top = max(top, scores[h, i])
+        return top
+
+    return highest
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _powers(scores: Any, top: Any) -> Any:
+    """scores [PIECE] to powers of two, below the highest; their sum."""
+    summed = np.float32(0)
+    for i in range(PIECE):
+        weight = exp2(scores[i] - top)
+        scores[i] = weight
+        summed += weight
+    return summed
+
+
+@njit(nogil=True, cache=True)
+def to_weights(scores: Any, n: Any, highest: Any, total: Any) -> None:
+    """The first n scores of each head to powers of two; their highest, and the powers' sum.
+
+    scores float32 [H, PIECE]. As many are computed as a piece may have: loops of a fixed length
+    take half of the time.
+    """
+    for h in range(len(scores)):
+        for i in range(n, PIECE):
+            scores[h, i] = _LOWEST
+        top = highest_of(scores, h)
+        highest[h], total[h] = top, _powers(scores[h], top)
 
 
 def mix_values(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> None:

@@ -10,6 +10,7 @@ For CPUs with AVX-512 (`fits_vectors`). Imports numba.
 
 from __future__ import annotations
 
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,10 @@ from numba.extending import intrinsic
 from cluster.jit import vectors
 from cluster.jit.arithmetic import FLOAT8_UNIT
 from cluster.jit.tile_instructions import address, offset
-from decoder_worker.cpu.fused_arrays import HEAD_DIM
+from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE
 
 AHEAD_BYTES = 4096
-VALUES_AT_ONCE = 4
+AT_ONCE = 4  # positions
 _LANES = vectors.LANES
 _PARTS = HEAD_DIM // _LANES  # of a head's numbers: even and odd ones of each half
 _PART_BYTES = 4 * _LANES
@@ -35,8 +36,12 @@ _intrinsic: Any = intrinsic
 
 def fits_vectors(stored: Any) -> bool:
     """Whether this CPU has the instructions, for pages of a NumPy or numba dtype."""
-    has_them = binding.get_host_cpu_features().get("avx512f", False)
-    return bool(has_them) and stored in (np.uint16, types.uint16, np.uint8, types.uint8)
+    return has_vectors() and stored in (np.uint16, types.uint16, np.uint8, types.uint8)
+
+
+def has_vectors() -> bool:
+    """Whether this CPU has the instructions."""
+    return bool(binding.get_host_cpu_features().get("avx512f", False))
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
@@ -45,13 +50,49 @@ def _dot(_context: Any, _query: Any, _key: Any, like: Any) -> Any:
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         query, key, _like = args
-        sums = [vectors.constant(0.0)] * 2
-        for part, numbers in enumerate(_parts(builder, key, like)):
-            asked = vectors.load(builder, offset(builder, query, part * _PART_BYTES))
-            sums[part % 2] = vectors.multiply_add(builder, asked, numbers, sums[part % 2])
-        return vectors.lanes_sum(builder, builder.fadd(*sums))
+        return vectors.lanes_sum(builder, _products(builder, _loaded(builder, query), key, like))
 
     return types.float32(types.int64, types.int64, like), generate
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def _dots(_context: Any, _query: Any, _key: Any, _stride: Any, _scores: Any, like: Any) -> Any:
+    """As `_dot`, of `AT_ONCE` positions whose keys are `_stride` bytes apart, to float32 scores."""
+
+    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        query, key, stride, scores, _like = args
+        asked, summands = _loaded(builder, query), []
+        for _position in range(AT_ONCE):
+            summands.append(_products(builder, asked, key, like))
+            key = builder.add(key, stride)
+        vectors.store(builder, vectors.four_sums(builder, summands), scores)
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 4, like), generate
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def highest_score(_context: Any, _scores: Any) -> Any:
+    """The largest of `PIECE` float32 numbers from an address."""
+
+    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        starts = range(0, 4 * PIECE, 4 * _LANES)
+        read = [vectors.load(builder, offset(builder, args[0], start)) for start in starts]
+        return vectors.highest_lane(builder, reduce(partial(vectors.greater, builder), read))
+
+    return types.float32(types.int64), generate
+
+
+def _loaded(builder: Any, query: Any) -> list[Any]:
+    return [vectors.load(builder, offset(builder, query, n * _PART_BYTES)) for n in range(_PARTS)]
+
+
+def _products(builder: Any, asked: list[Any], key: Any, like: Any) -> Any:
+    """A vector whose lanes sum up to query . key."""
+    sums = [vectors.constant(0.0)] * 2
+    for part, numbers in enumerate(_parts(builder, key, like)):
+        sums[part % 2] = vectors.multiply_add(builder, asked[part], numbers, sums[part % 2])
+    return builder.fadd(*sums)
 
 
 def _adder(n_positions: int) -> Any:
@@ -84,7 +125,7 @@ def _adder(n_positions: int) -> Any:
     return add
 
 
-_add_value, _add_values = _adder(1), _adder(VALUES_AT_ONCE)
+_add_value, _add_values = _adder(1), _adder(AT_ONCE)
 
 
 def _parts(builder: Any, numbers: Any, like: Any) -> list[Any]:
@@ -114,13 +155,22 @@ def lay_out_query(query: Any, scale: Any, keys: Any, laid_out: Any) -> None:
 @njit(nogil=True, cache=True)
 def scores_of(laid_out: Any, keys: Any, first: Any, last: Any, scores: Any) -> None:
     """scores[h, i] = query[h] . keys[first + i, h], keys [page_size, H, HEAD_DIM]."""
-    n_head, query, like = len(scores), address(laid_out), keys[first, 0, 0]
+    n_head, query, n, like = len(scores), address(laid_out), last - first, keys[first, 0, 0]
     head_bytes = HEAD_DIM * keys.itemsize
-    key = address(keys) + first * n_head * head_bytes
-    for i in range(last - first):
+    stride, i = np.int64(n_head * head_bytes), 0
+    key, score = address(keys) + first * stride, address(scores)
+    while i + AT_ONCE <= n:
         for h in range(n_head):
-            scores[h, i] = _dot(query + 4 * HEAD_DIM * h, key, like)
-            key += head_bytes
+            to = score + 4 * h * scores.shape[1]
+            _dots(query + 4 * HEAD_DIM * h, key + h * head_bytes, stride, to, like)
+        i += AT_ONCE
+        key += AT_ONCE * stride
+        score += 4 * AT_ONCE
+    while i < n:
+        for h in range(n_head):
+            scores[h, i] = _dot(query + 4 * HEAD_DIM * h, key + h * head_bytes, like)
+        i += 1
+        key += stride
 
 
 @njit(nogil=True, cache=True)
@@ -133,7 +183,7 @@ def mix_values(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> 
     value, i = address(values) + first * stride, 0
     while i < n:
         weight = address(weights) + 4 * i
-        several = i + VALUES_AT_ONCE <= n
+        several = i + AT_ONCE <= n
         for h in range(n_head):
             to, at = summed + 4 * HEAD_DIM * h, value + head_bytes * h
             if several:
@@ -141,7 +191,7 @@ def mix_values(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> 
             else:
                 _add_value(to, at, stride, weight, like)
             weight += 4 * weights.shape[1]
-        step = VALUES_AT_ONCE if several else 1
+        step = AT_ONCE if several else 1
         i += step
         value += step * stride
     _in_order(sums, _unit(values), mixed)
