@@ -45,6 +45,8 @@ from benchmark.cpu.report import (
     row_json,
 )
 from benchmark.cpu.systems import (
+    KV_FLOAT8,
+    TRIMMED,
     UNDOUBTED,
     Splitscribe,
     System,
@@ -70,7 +72,15 @@ from benchmark.shared.shapes import SHAPES
 from benchmark.shared.word_errors import WordErrors, count_all, total
 from cluster.settings import DType
 
-KINDS = ("float32", "bfloat16", "int8", "float32 trimmed", "bfloat16 trimmed")
+KINDS = (
+    "float32",
+    "bfloat16",
+    f"bfloat16 {KV_FLOAT8}",
+    "int8",
+    f"float32 {TRIMMED}",
+    f"bfloat16 {TRIMMED}",
+    f"bfloat16 {KV_FLOAT8} {TRIMMED}",
+)
 SLOW = ("transformers", "openai-whisper")  # take a third of the files
 DEMO = Path(__file__).parents[2] / "cluster/demo/checkpoint"
 IDLE_S = 5.0

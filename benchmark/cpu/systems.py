@@ -19,7 +19,9 @@ from benchmark.shared.server import BenchServer, serving
 FIELDS = {"language": "en", "temperature": "0", "fallback": "false"}
 # For random weights, whose text would fail: a doubted window would be encoded twice.
 UNDOUBTED = {"logprob_threshold": "none", "compression_ratio_threshold": "none"}
-TRIMMED = "trimmed"  # behind a dtype: the encoder's context is, as for the bundled model
+# Behind a dtype:
+TRIMMED = "trimmed"  # the encoder's context is, as for the bundled model
+KV_FLOAT8 = "float8-KV"  # cross-attention KV lies in pages of 8 bits
 
 # by the name of a model of the server: the system's name and the model's settings
 Models = Mapping[str, tuple[str, dict[str, Any]]]
@@ -83,12 +85,9 @@ def our_server(
 
 
 def by_dtype(key: str, folder: Path, kinds: Sequence[str]) -> Models:
-    """A checkpoint in every kind, "float32" or "float32 trimmed", for `our_server`."""
+    """A checkpoint in every kind, such as "float32" or "bfloat16 trimmed", for `our_server`."""
     return {
-        f"{key}-{kind.replace(' ', '-')}": (
-            f"splitscribe {kind}",
-            {"model": str(folder), "encoder": _encoder(kind), "decoder": {"dtype": dtype_of(kind)}},
-        )
+        f"{key}-{kind.replace(' ', '-')}": (f"splitscribe {kind}", _model(folder, kind))
         for kind in kinds
     }
 
@@ -97,8 +96,17 @@ def dtype_of(kind: str) -> str:
     return kind.split()[0]
 
 
+def _model(folder: Path, kind: str) -> dict[str, Any]:
+    return {
+        "model": str(folder),
+        "kv_dtype": "float8" if KV_FLOAT8 in kind else "auto",
+        "encoder": _encoder(kind),
+        "decoder": {"dtype": dtype_of(kind)},
+    }
+
+
 def _encoder(kind: str) -> dict[str, Any]:
-    if not kind.endswith(TRIMMED):
+    if TRIMMED not in kind:
         return {"dtype": dtype_of(kind), "context": "full"}
     context = {"context": "trimmed", "context_slack": 64, "context_max_s": 30.0}
     return {"dtype": dtype_of(kind), **context}

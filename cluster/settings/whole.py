@@ -34,6 +34,9 @@ class ModelSettings(FrozenModel):
     live_policy: LivePolicy | None = Field(
         None, description="as router.live.policy, for this model; unset: as for all of them"
     )
+    kv_dtype: KVDType | None = Field(
+        None, description="as kv_dtype, for this model; unset: as for all of them"
+    )
     encoder: EncoderSettings = EncoderSettings()
     decoder: DecoderSettings = DecoderSettings()
 
@@ -141,6 +144,7 @@ class Settings(FrozenModel):
                     "model": one.model,
                     "served_model_names": (name,),
                     "models": {},
+                    "kv_dtype": one.kv_dtype or self.kv_dtype,
                     "router": _with_live_policy(self.router, one.live_policy),
                     "encoder": _overridden(self.encoder, one.encoder),
                     "decoder": _overridden(self.decoder, one.decoder),
