@@ -111,9 +111,7 @@ def four_sums(builder: Any, summands: Sequence[Any]) -> Any:
 def _added(builder: Any, first: Any, second: Any, *lanes: list[int]) -> Any:
     """The sum of two choices of lanes of two vectors."""
     one, other = (
-        builder.shuffle_vector(
-            first, second, ir.Constant(ir.VectorType(_INT, len(chosen)), chosen)
-        )
+        builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(_INT, len(chosen)), chosen))
         for chosen in lanes
     )
     return builder.fadd(one, other)

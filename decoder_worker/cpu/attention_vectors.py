@@ -2,8 +2,9 @@
 
 A vector of 32 bfloat16 is two of float32: its even numbers and its odd ones. So a query is laid
 out that way once, and what is mixed is put in order at the end; float8 is read in the same order.
-What comes next in memory is asked for ahead. Beside numba's own loops this takes a third of the
-instructions; memory then limits it.
+Beside numba's own loops this takes a third of the instructions; memory then limits it. So some
+positions that lie far apart are read at once: a CPU sees as many streams and asks ahead for each,
+where it would ask too little ahead for one.
 
 For CPUs with AVX-512 (`fits_vectors`). Imports numba.
 """
@@ -23,8 +24,8 @@ from cluster.jit.arithmetic import FLOAT8_UNIT
 from cluster.jit.tile_instructions import address, offset
 from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE
 
-AHEAD_BYTES = 4096
-AT_ONCE = 4  # positions
+AHEAD_BYTES = 768
+AT_ONCE = 8  # positions, a multiple of 4
 _LANES = vectors.LANES
 _PARTS = HEAD_DIM // _LANES  # of a head's numbers: even and odd ones of each half
 _PART_BYTES = 4 * _LANES
@@ -56,19 +57,29 @@ def _dot(_context: Any, _query: Any, _key: Any, like: Any) -> Any:
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
-def _dots(_context: Any, _query: Any, _key: Any, _stride: Any, _scores: Any, like: Any) -> Any:
-    """As `_dot`, of `AT_ONCE` positions whose keys are `_stride` bytes apart, to float32 scores."""
+def _dots(
+    _context: Any, _query: Any, _key: Any, _stride: Any, _scores: Any, _apart: Any, like: Any
+) -> Any:
+    """As `_dot`, of `AT_ONCE` positions whose keys are `_stride` bytes apart.
+
+    _scores: where the first one's score belongs, float32; the others' are `_apart` bytes apart.
+    """
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
-        query, key, stride, scores, _like = args
+        query, key, stride, scores, apart, _like = args
         asked, summands = _loaded(builder, query), []
         for _position in range(AT_ONCE):
             summands.append(_products(builder, asked, key, like))
             key = builder.add(key, stride)
-        vectors.store(builder, vectors.four_sums(builder, summands), scores)
+        for begin in range(0, AT_ONCE, 4):
+            sums = vectors.four_sums(builder, summands[begin : begin + 4])
+            for position in range(4):
+                one = builder.extract_element(sums, ir.Constant(ir.IntType(32), position))
+                builder.store(one, builder.inttoptr(scores, _FLOAT.as_pointer()))
+                scores = builder.add(scores, apart)
         return context.get_dummy_value()
 
-    return types.none(*[types.int64] * 4, like), generate
+    return types.none(*[types.int64] * 5, like), generate
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
@@ -99,16 +110,28 @@ def _adder(n_positions: int) -> Any:
     """An intrinsic: mixed += weights times the values of a head at so many positions.
 
     It takes addresses: mixed, float32 [_PARTS, 16]; value, the first position's HEAD_DIM numbers;
-    the bytes from there to the next one; weights, float32 [n_positions]; and a number like those.
+    the bytes from there to the next one; the first one's weight, float32; the bytes from there to
+    the next one; and a number like the values.
     """
 
     @_intrinsic  # type: ignore[untyped-decorator]
-    def add(_context: Any, _mixed: Any, _value: Any, _stride: Any, _weights: Any, like: Any) -> Any:
-        def write(builder: Any, mixed: Any, value: Any, stride: Any, weights: Any) -> None:
+    def add(
+        _context: Any,
+        _mixed: Any,
+        _value: Any,
+        _stride: Any,
+        _weights: Any,
+        _apart: Any,
+        like: Any,
+    ) -> Any:
+        def write(
+            builder: Any, mixed: Any, value: Any, stride: Any, weights: Any, apart: Any
+        ) -> None:
             places = [offset(builder, mixed, part * _PART_BYTES) for part in range(_PARTS)]
             sums = [vectors.load(builder, place) for place in places]
-            for position in range(n_positions):
-                at = builder.inttoptr(offset(builder, weights, 4 * position), _FLOAT.as_pointer())
+            for _position in range(n_positions):
+                at = builder.inttoptr(weights, _FLOAT.as_pointer())
+                weights = builder.add(weights, apart)
                 weight = vectors.everywhere(builder, builder.load(at))
                 for part, numbers in enumerate(_parts(builder, value, like)):
                     sums[part] = vectors.multiply_add(builder, numbers, weight, sums[part])
@@ -120,7 +143,7 @@ def _adder(n_positions: int) -> Any:
             write(builder, *args[:-1])
             return context.get_dummy_value()
 
-        return types.none(*[types.int64] * 4, like), generate
+        return types.none(*[types.int64] * 5, like), generate
 
     return add
 
@@ -157,19 +180,18 @@ def scores_of(laid_out: Any, keys: Any, first: Any, last: Any, scores: Any) -> N
     """scores[h, i] = query[h] . keys[first + i, h], keys [page_size, H, HEAD_DIM]."""
     n_head, query, n, like = len(scores), address(laid_out), last - first, keys[first, 0, 0]
     head_bytes = HEAD_DIM * keys.itemsize
-    stride, i = np.int64(n_head * head_bytes), 0
+    stride, spaced = np.int64(n_head * head_bytes), n // AT_ONCE
     key, score = address(keys) + first * stride, address(scores)
-    while i + AT_ONCE <= n:
+    for _ in range(spaced):
         for h in range(n_head):
-            to = score + 4 * h * scores.shape[1]
-            _dots(query + 4 * HEAD_DIM * h, key + h * head_bytes, stride, to, like)
-        i += AT_ONCE
-        key += AT_ONCE * stride
-        score += 4 * AT_ONCE
-    while i < n:
+            to, at = score + 4 * h * scores.shape[1], key + h * head_bytes
+            _dots(query + 4 * HEAD_DIM * h, at, spaced * stride, to, 4 * spaced, like)
+        key += stride
+        score += 4
+    key += (AT_ONCE - 1) * spaced * stride
+    for i in range(AT_ONCE * spaced, n):
         for h in range(n_head):
             scores[h, i] = _dot(query + 4 * HEAD_DIM * h, key + h * head_bytes, like)
-        i += 1
         key += stride
 
 
@@ -179,21 +201,22 @@ def mix_values(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> 
     n_head, n, like = len(mixed), last - first, values[first, 0, 0]
     head_bytes = HEAD_DIM * values.itemsize
     sums = np.zeros((n_head, HEAD_DIM), np.float32)
-    summed, stride = address(sums), np.int64(n_head * head_bytes)
-    value, i = address(values) + first * stride, 0
-    while i < n:
-        weight = address(weights) + 4 * i
-        several = i + AT_ONCE <= n
+    summed, stride, spaced = address(sums), np.int64(n_head * head_bytes), n // AT_ONCE
+    value, weight, row = address(values) + first * stride, address(weights), 4 * weights.shape[1]
+    for _ in range(spaced):
         for h in range(n_head):
             to, at = summed + 4 * HEAD_DIM * h, value + head_bytes * h
-            if several:
-                _add_values(to, at, stride, weight, like)
-            else:
-                _add_value(to, at, stride, weight, like)
-            weight += 4 * weights.shape[1]
-        step = AT_ONCE if several else 1
-        i += step
-        value += step * stride
+            _add_values(to, at, spaced * stride, weight + row * h, 4 * spaced, like)
+        value += stride
+        weight += 4
+    value += (AT_ONCE - 1) * spaced * stride
+    weight += 4 * (AT_ONCE - 1) * spaced
+    for _ in range(AT_ONCE * spaced, n):
+        for h in range(n_head):
+            to, at = summed + 4 * HEAD_DIM * h, value + head_bytes * h
+            _add_value(to, at, 0, weight + row * h, 0, like)
+        value += stride
+        weight += 4
     _in_order(sums, _unit(values), mixed)
 
 
