@@ -74,7 +74,9 @@ class Scheduler:
     @property
     def takes_more_bulk(self) -> bool:
         """Whether bulk sequences run, and would have rows for one more that is not here yet."""
-        if not self._n_bulk or self._waiting["bulk"] or self._loading:
+        if not self._n_bulk or self._waiting["bulk"]:
+            return False
+        if any(s.priority == "bulk" for s in self._loading):
             return False
         n_used = self._max_batch - len(self._free_slots)
         return leaves_room(n_used, 1, self._max_batch, self._bulk_share)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 import torch
+from numba import njit
 from torch import Tensor
 
+from cluster.jit.arithmetic import number
 from cluster.kv.cross_kv import packed_page
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
@@ -15,6 +20,7 @@ from decoder_worker.cpu.step_team import StepTeam
 
 BUILD_S = 100.0
 N_HEAD, HEAD_DIM, N_LAYER = 2, 64, 2
+FLOAT8 = torch.float8_e4m3fn
 
 
 def make_pools(dtype: torch.dtype, cross: torch.dtype, cross_page: int) -> tuple[Tensor, Tensor]:
@@ -67,6 +73,8 @@ def prompts() -> AttentionBatch:
         (torch.float32, torch.float32, 1e-5),
         (torch.bfloat16, torch.bfloat16, 0.02),
         (torch.float32, torch.bfloat16, 0.02),
+        (torch.float32, FLOAT8, 1e-5),
+        (torch.bfloat16, FLOAT8, 0.02),
     ],
 )
 @pytest.mark.parametrize("cross_page", [100, 32])
@@ -89,13 +97,16 @@ def test_kernels_give_what_the_reference_gives(
     assert torch.equal(own, theirs_pool), "the new keys and values lie elsewhere"
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_packed_windows_give_what_paged_ones_give(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "cross"),
+    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, FLOAT8)],
+)
+def test_packed_windows_give_what_paged_ones_give(dtype: torch.dtype, cross: torch.dtype) -> None:
     """Short windows packed in the beginning of their page, by torch and by the kernels."""
-    own, shared = make_pools(dtype, dtype, 100)
+    own, shared = make_pools(dtype, cross, 100)
     batch = steps(100)
     expected = run(TorchAttention(own.clone(), shared), batch, dtype)
-    packed = torch.full_like(shared, torch.nan)  # what no window wrote reaches nothing
+    packed = torch.full(shared.shape, torch.nan).to(cross)  # what no window wrote reaches nothing
     for page, length in ((0, 100), (3, 70), (6, 1), (9, 100)):
         packed_page(packed[page], length).copy_(shared[page][:, :, :length])
     batch = AttentionBatch(
@@ -109,6 +120,43 @@ def test_packed_windows_give_what_paged_ones_give(dtype: torch.dtype) -> None:
         for got, reference in zip(run(backend, batch, dtype), expected, strict=True):
             largest = (got.float() - reference.float()).abs().max().item()
             assert largest <= (1e-5 if dtype is torch.float32 else 0.02), f"differs by {largest}"
+
+
+@pytest.mark.parametrize("n_positions", [1, 7, 8, 9, 17, 127, 128, 129])
+def test_every_number_of_8_bits_is_read_as_torch_reads_it(n_positions: int) -> None:
+    """Keys and values hold all finite numbers of the format, of both signs, subnormal ones too."""
+    own, _ = make_pools(torch.float32, FLOAT8, 1)
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = codes[codes % 128 < 127].repeat(130)  # without its NaN
+    generator = torch.Generator().manual_seed(n_positions)
+    shape = (1, N_LAYER, 2, n_positions, N_HEAD, HEAD_DIM)
+    order = torch.randperm(len(codes), generator=generator)
+    shared = codes[order].repeat(4)[: torch.Size(shape).numel()].view(FLOAT8).view(shape).clone()
+    shared[:, :, 0] = (shared[:, :, 0].float() / 64).to(FLOAT8)  # scores that do not all saturate
+    batch = AttentionBatch(
+        self_kv=PagedKV.make([1], [[0]], [1], 8),
+        cross_kv=PagedKV.make([1], [[0]], [n_positions], n_positions),
+    )
+    ours = CpuAttention(own.clone(), shared, StepTeam(0))
+    assert ours._kernels.wait(BUILD_S)
+    found = run(ours, batch, torch.float32)
+    expected = run(TorchAttention(own.clone(), shared.float()), batch, torch.float32)
+    for got, reference in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, reference, rtol=1e-4, atol=2e-3)  # of up to 448
+
+
+def test_numbers_of_8_bits_are_exact_without_vectors() -> None:
+    codes = torch.arange(256, dtype=torch.uint8)
+    codes = codes[codes % 128 < 127]
+    assert _numbers(codes.numpy()).tolist() == codes.view(FLOAT8).float().tolist()
+
+
+@njit
+def _numbers(stored: Any) -> Any:
+    found = np.empty(len(stored), np.float32)
+    for i in range(len(stored)):
+        found[i] = number(stored[i])
+    return found
 
 
 def test_a_sequence_s_result_does_not_depend_on_its_batch() -> None:
@@ -125,8 +173,8 @@ def test_a_sequence_s_result_does_not_depend_on_its_batch() -> None:
 
 def test_what_the_kernels_do_not_know_stays_with_the_reference() -> None:
     own, shared = make_pools(torch.float32, torch.float32, 100)
-    in_8_bits = own, shared.to(torch.float8_e4m3fn)
+    in_float16 = own, shared.to(torch.float16)
     narrow = own[..., :32].contiguous(), shared[..., :32].contiguous()
-    for pools in (in_8_bits, narrow):
+    for pools in (in_float16, narrow):
         assert isinstance(choose_attention("auto", *pools).ragged, TorchAttention)
     assert isinstance(choose_attention("torch", own, shared).ragged, TorchAttention)
