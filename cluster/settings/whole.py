@@ -49,7 +49,9 @@ class Settings(FrozenModel):
         (), description="names that clients may use; default: the model's own"
     )
     models: Mapping[str, ModelSettings] = Field(
-        {}, description="several models in place of one: NAME: {model, aliases, encoder, decoder}"
+        {},
+        description="several models in place of one: NAME: {model, aliases, kv_dtype, encoder, "
+        "decoder}",
     )
     placement: PlacementName = Field(
         "auto",

@@ -48,7 +48,8 @@ def sampling_kernel() -> InBackground[Callable[..., None]]:
 def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground[Any]], ...]:
     """What begins each build of a decoder that computes in bfloat16 or float32.
 
-    Its pools have the dtype that it computes in, as they have unless `kv_dtype` says otherwise.
+    Its own pool has the dtype that it computes in; that of cross-attention KV has the same, or
+    float8 (`kv_dtype`).
 
     Args:
         int8: its weights are held in 8 bits.
@@ -59,10 +60,15 @@ def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground
     head = np.int16 if bfloat16 and not int8 and tiles is None else weight
     # Of tiles both: the weights of a large model stay in rows, which torch reads as well.
     layouts = (False,) if tiles is None else (True, False)
+    kinds = (own, np.uint8)
     return (
         sampling_kernel,
-        partial(attention_kernels, own, own),
-        *(partial(layer_kernels, weight, own, own, head, tiles, blocks) for blocks in layouts),
+        *(partial(attention_kernels, own, cross) for cross in kinds),
+        *(
+            partial(layer_kernels, weight, own, cross, head, tiles, blocks)
+            for cross in kinds
+            for blocks in layouts
+        ),
     )
 
 

@@ -37,12 +37,15 @@ def test_a_worker_compiles_nothing_after_it(tmp_path: Path) -> None:
     # A vocabulary as large as published ones has kernels that the bundled model does without.
     large = forced_checkpoint(tmp_path / "large", SHAPES["tiny"], 8)
     flags = ("-o", str(tmp_path), "--device", "cpu", "--language", "en")
-    for model, further in (
-        ("demo", ()),
-        ("demo", ("--beam-size", "3", "--word-timestamps")),
-        ("demo", ("--fp16", "False")),
-        (str(large), ()),
-        (str(large), ("--fp16", "False")),
+    in_8_bits = {**environment, "SPLITSCRIBE_KV_DTYPE": "float8"}
+    for model, further, env in (
+        ("demo", (), environment),
+        ("demo", ("--beam-size", "3", "--word-timestamps"), environment),
+        ("demo", ("--fp16", "False"), environment),
+        (str(large), (), environment),
+        (str(large), ("--fp16", "False"), environment),
+        (str(large), (), in_8_bits),
+        (str(large), ("--fp16", "False"), in_8_bits),
     ):
         subprocess.run(
             [
@@ -54,7 +57,7 @@ def test_a_worker_compiles_nothing_after_it(tmp_path: Path) -> None:
                 *flags,
                 *further,
             ],
-            env=environment,
+            env=env,
             check=True,
             capture_output=True,
         )

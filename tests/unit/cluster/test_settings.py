@@ -123,15 +123,18 @@ SEVERAL = {
     "models": {
         "large": {"model": "openai/whisper-large-v3", "aliases": "whisper-1"},
         "small": {"model": "demo", "encoder": {"replicas": 3}, "decoder": {"max_batch": 2}},
+        "compact": {"model": "demo", "kv_dtype": "float8"},
     },
+    "kv_dtype": "bfloat16",
     "encoder": {"max_batch": 4},
 }
 
 
 def test_each_of_several_models_has_the_common_settings_under_its_own() -> None:
     settings = pickle.loads(pickle.dumps(load_settings(flags=SEVERAL, environ={})))
-    large, small = settings.by_model().values()
-    assert list(settings.by_model()) == ["large", "small"]
+    large, small, compact = settings.by_model().values()
+    assert list(settings.by_model()) == ["large", "small", "compact"]
+    assert [one.kv_dtype for one in (large, small, compact)] == ["bfloat16", "bfloat16", "float8"]
     assert (large.model, large.served_model_names) == ("openai/whisper-large-v3", ("large",))
     assert settings.aliases_of("large") == ("whisper-1",)
     assert (large.encoder.replicas, small.encoder.replicas) == (1, 3)
