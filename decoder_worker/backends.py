@@ -42,6 +42,7 @@ from decoder_worker.model import TextDecoder, TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampler, TorchSampler
 from decoder_worker.sampling.slots import SlotTable
+from decoder_worker.several_steps import SteppingDecoder
 from decoder_worker.shared_weights import layers_over, shares_weights
 from decoder_worker.tensors import DecoderTensors
 
@@ -76,12 +77,14 @@ class Decoders:
     ragged: for any forward. fixed: as in `Attentions`.
     torch: the reference, whose attention backend can be replaced.
     team: whose threads share out what is computed on a CPU; None where there is none.
+    several: makes several decode steps at once; None where nothing does.
     """
 
     ragged: TextDecoder
     torch: TorchDecoder
     fixed: Callable[[int, int, int], TextDecoder] | None = None
     team: StepTeam | None = None
+    several: SteppingDecoder | None = None
 
 
 class DecoderByRows:
@@ -192,8 +195,8 @@ def load_decoders(
     layers = layers_over(tensors, arrays) if shared else None
     many = TorchDecoder.of(tensors, attentions.ragged, int8=int8, layers=layers)
     pools = (self_pool, cross_pool)
-    few = FusedDecoder(tensors, many.embed, pools, team, int8=int8, packed=packed, layers=arrays)
-    return Decoders(DecoderByRows(few, many), many, team=team)
+    few = SteppingDecoder(tensors, many, pools, team, arrays, int8=int8, packed=packed)
+    return Decoders(DecoderByRows(few, many), many, team=team, several=few)
 
 
 def _over(decoder: TorchDecoder, attentions: Attentions) -> Decoders:

@@ -200,6 +200,7 @@ class DecoderCore:
     def _post(self, call: Call) -> None:
         """Have a call made before the next step."""
         self._calls.append(call)
+        self._loop.interrupt()
         self._wake_up()
 
     def _on_done(self, known: ref[DecodeSequence], future: Future[DecodeResult]) -> None:
@@ -210,6 +211,7 @@ class DecoderCore:
 
     def turn(self) -> bool:
         """Take what was posted, and make one step; False when nothing could run."""
+        self._loop.listen()  # for calls that come from here on
         self._take_calls()
         return self._loop.step()
 

@@ -98,6 +98,28 @@ class LaunchQueue:
         if not self._depth:
             self.collect()
 
+    def run_several(self, sequences: Sequence[DecodeSequence], most: int) -> None:
+        """Make up to `most` decode steps at once and take their outputs; nothing is in flight."""
+        begun = self._clock()
+        try:
+            steps = self._runner.decode_several(sequences, most)
+        except Exception as error:
+            self._run_each_alone(sequences, error)
+            return
+        self._count(Kind.DECODE, begun)
+        self._counters.steps += len(steps)
+        searches = [sequence.search for sequence in sequences]
+        for outputs in steps:
+            for sequence, search, rows in zip(sequences, searches, outputs, strict=True):
+                if sequence.search is search and not sequence.resolved:
+                    self._take(Kind.DECODE, sequence, rows)
+        for sequence in sequences:
+            self._retire_if_done(sequence)
+
+    def most_steps(self, sequences: Sequence[DecodeSequence]) -> int:
+        """How many `run_several` may make of these, now; 1: `launch` is to make one."""
+        return 1 if self._depth or self._in_flight else self._runner.most_steps(sequences)
+
     def collect_all_but_last(self) -> None:
         """Take results, but for `depth` launches that no search has to decide about first."""
         last = self._in_flight[-1].searches if self._in_flight else ()

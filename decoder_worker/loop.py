@@ -117,8 +117,7 @@ class DecodeLoop:
             self._prefill(started)
         running = self.scheduler.next_step()
         if running:
-            self._launches.launch(Kind.DECODE, running)
-            self._launches.collect_all_but_last()
+            self._decode(running)
         else:
             self._launches.collect()
             if not started:
@@ -127,6 +126,25 @@ class DecodeLoop:
             self._unaligned = []
             self._align([s for s in unaligned if s.state is SequenceState.RUNNING])
         return bool(started or running or unaligned or self._told or was_landing)
+
+    def listen(self) -> None:
+        """From now on `interrupt` ends a step that is several."""
+        self._runner.listen()
+
+    def interrupt(self) -> None:
+        """Have `step` return soon; from any thread."""
+        self._runner.interrupt()
+
+    def _decode(self, running: list[DecodeSequence]) -> None:
+        """One step; several at once where nobody looks at what comes between them."""
+        is_watched = any(s.on_token is not None for s in running) or len(self._landing) > 0
+        alone = not is_watched and not self.scheduler.has_bulk
+        most = self._launches.most_steps(running) if alone else 1
+        if most > 1:
+            self._launches.run_several(running, most)
+            return
+        self._launches.launch(Kind.DECODE, running)
+        self._launches.collect_all_but_last()
 
     def sleep_s(self) -> float:
         """How long the loop may sleep after a step that had nothing to run."""

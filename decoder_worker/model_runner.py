@@ -98,7 +98,7 @@ class ModelRunner:
         self._stream = new_stream(self._device, DECODE_PRIORITY)
         self._cross_layout, self._self_layout = cross_pool.layout, self_pool.layout
         self._self_pool = self_pool.tensor
-        self._decoder = decoders.ragged
+        self._decoder, self._several = decoders.ragged, decoders.several
         listed = checkpoint.generation_config.get("max_initial_timestamp_index")
         limit = MAX_INITIAL_TIMESTAMP if listed is None else int(listed)
         self._slots = SlotTable(n_slots, self._device)
@@ -167,6 +167,39 @@ class ModelRunner:
             if self._fixed is not None:
                 return self._fixed.decode(sequences, self._decode_ragged)
             return launched(sequences, self._decode_ragged(sequences))
+
+    def most_steps(self, sequences: Sequence[DecodeSequence]) -> int:
+        """How many steps `decode_several` may make of these, now; 1: it takes none of them."""
+        if self._several is None or not all(_goes_on_alone(s) for s in sequences):
+            return 1
+        n_left = min(s.n_new_max - len(s.live[0].tokens) for s in sequences)
+        return min(n_left, self._several.most_steps(len(sequences)))
+
+    def decode_several(
+        self, sequences: Sequence[DecodeSequence], most: int
+    ) -> list[list[list[StepOutput]]]:
+        """Up to `most` steps, as `most_steps` allows: the outputs of each, as from `collect`.
+
+        It ends early with the step in which a row ended, or with the next one after `interrupt`.
+        """
+        assert self._several is not None
+        with self._on_device():
+            rows = [(s, s.live[0], s.n_cached(s.live[0]) + 1) for s in sequences]
+            self._plan(rows, [1] * len(rows))
+            slots = self._indices([row.slot for _, row, _ in rows])
+            tokens, logprobs = self._several.steps(slots, self._slots, self._rules, most)
+        made = zip(tokens.tolist(), logprobs.tolist(), strict=True)
+        return [[[StepOutput(*one)] for one in zip(*step, strict=True)] for step in made]
+
+    def listen(self) -> None:
+        """From now on `interrupt` ends `decode_several`."""
+        if self._several is not None:
+            self._several.listen()
+
+    def interrupt(self) -> None:
+        """Have `decode_several` end with the step that it is in; from any thread."""
+        if self._several is not None:
+            self._several.interrupt()
 
     def _prefill_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
         fed = [Feed(s, s.live[0], s.prompt.tokens, 0) for s in sequences]
@@ -339,6 +372,12 @@ def text_to_align(sequence: DecodeSequence, tokenizer: WhisperTokenizer) -> tupl
     text = (*sequence.options.prefix_tokens, *chosen.tokens)
     pieces = split_tokens(text, special.timestamp_begin).pieces
     return tuple(token for piece in pieces for token in piece.tokens if token < special.eot)
+
+
+def _goes_on_alone(sequence: DecodeSequence) -> bool:
+    """Whether the sampler alone decides what its only row is fed next, without noise."""
+    is_greedy = sequence.runs_ahead and sequence.temperature == 0
+    return is_greedy and not sequence.n_ahead and not _n_top(sequence)
 
 
 def _n_top(sequence: DecodeSequence) -> int:

@@ -77,6 +77,14 @@ def bfloat16_bits(x: Any) -> Any:
     return uint16((_as_bits(x) + uint32(0x8000)) >> uint32(16))
 
 
+@njit(inline="always")
+def nearest_bfloat16(x: Any) -> Any:
+    """The nearest bfloat16 of a finite float32 as torch rounds it (ties to even), as float32."""
+    bits = _as_bits(x)
+    odd = (bits >> uint32(16)) & uint32(1)
+    return _as_float(uint32((bits + uint32(0x7FFF) + odd) & uint32(0xFFFF0000)))
+
+
 def stored(x: Any, like: Any) -> Any:
     """float32 `x` as an element like `like`: the bits of a bfloat16 where that is uint16."""
     raise NotImplementedError("only inside a kernel")

@@ -35,9 +35,17 @@ def layer_kernels(
     tiles, blocks: as in `fused_arrays.stack_layers`.
     """
     build = partial(_build_layers, weight, own, cross, head, tiles, blocks)
-    name = _named(weight, own, cross, head)
-    name += "" if tiles is None else " tiles in blocks" if blocks else " tiles"
+    name = _layers_named(weight, own, cross, head, tiles=tiles, blocks=blocks)
     return InBackground("decoder layers", build, KERNEL_SOURCES, name)
+
+
+def step_kernels(
+    weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None, blocks: bool = False
+) -> InBackground[Callable[..., None]]:
+    """Several steps in one, of what `layer_kernels` is of; begins to build them."""
+    build = partial(_build_steps, weight, own, cross, head, tiles, blocks)
+    name = _layers_named(weight, own, cross, head, tiles=tiles, blocks=blocks)
+    return InBackground("decoder steps", build, KERNEL_SOURCES, name)
 
 
 def sampling_kernel() -> InBackground[Callable[..., None]]:
@@ -65,15 +73,21 @@ def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground
         sampling_kernel,
         *(partial(attention_kernels, own, cross) for cross in kinds),
         *(
-            partial(layer_kernels, weight, own, cross, head, tiles, blocks)
+            partial(kernels, weight, own, cross, head, tiles, blocks)
             for cross in kinds
             for blocks in layouts
+            for kernels in (layer_kernels, step_kernels)
         ),
     )
 
 
 def _named(*dtypes: Any) -> str:
     return " ".join(dtype.__name__ for dtype in dtypes)
+
+
+def _layers_named(*dtypes: Any, tiles: Any, blocks: bool) -> str:
+    layout = "" if tiles is None else " tiles in blocks" if blocks else " tiles"
+    return _named(*dtypes) + layout
 
 
 def _build_attention(*dtypes: Any) -> AttentionKernels:
@@ -84,6 +98,12 @@ def _build_attention(*dtypes: Any) -> AttentionKernels:
 
 def _build_layers(*dtypes_and_layout: Any) -> FusedKernels:
     from decoder_worker.cpu.fused_kernels import build
+
+    return build(*dtypes_and_layout)
+
+
+def _build_steps(*dtypes_and_layout: Any) -> Callable[..., None]:
+    from decoder_worker.cpu.several.kernels import build
 
     return build(*dtypes_and_layout)
 

@@ -16,6 +16,8 @@ KERNEL_SOURCES = (
     _FOLDER / "fused_parts.py",
     _FOLDER / "likely_logits.py",
     _FOLDER / "sampling_kernels.py",
+    _FOLDER / "several" / "arrays.py",
+    _FOLDER / "several" / "kernels.py",
     _FOLDER / "step_team.py",
     _FOLDER / "tile_products.py",
     _FOLDER / "tile_blocks.py",

@@ -44,6 +44,11 @@ class StepTeam:
         self._rest_s, self._rests_until = LEAST_REST_S, 0.0
         self._helpers[:] = [_Helper(self._counters) for _ in range(self._n_helpers)]
 
+    @property
+    def rests(self) -> bool:
+        """Whether helpers would not be asked now, since they were slow."""
+        return bool(self._helpers) and time.monotonic() < self._rests_until
+
     def run(self, job: Job, n_units: int) -> None:
         """Do a job of `n_units`; all of it is done on return, and no helper is within it.
 

@@ -125,3 +125,16 @@ def conclude(counters: Any) -> None:
     """Open the next phase, once what its first units need was done behind this one's last."""
     claim(counters, np.iinfo(np.int64).max)
     finish(counters)
+
+
+@njit(nogil=True, cache=True)
+def is_past(counters: Any, end: Any) -> Any:
+    """Whether all units below `end` are done."""
+    return _load(counters, DONE) >= end
+
+
+@njit(nogil=True, cache=True)
+def skip_to(counters: Any, end: Any) -> None:
+    """Take all units below `end` for done: the leader's, where nobody is within a unit."""
+    _add(counters, CLAIMED, end - _load(counters, CLAIMED))
+    _add(counters, DONE, end - _load(counters, DONE))

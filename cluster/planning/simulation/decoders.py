@@ -70,6 +70,15 @@ class WaitingRunner:
             for s in launch.sequences
         ]
 
+    def most_steps(self, sequences: Sequence[DecodeSequence]) -> int:
+        return 1
+
+    def listen(self) -> None:
+        """Nothing is ever under way."""
+
+    def interrupt(self) -> None:
+        """Nothing is ever under way."""
+
     def restore(self, sequence: DecodeSequence) -> None:
         """Nothing is on a device."""
 

@@ -23,11 +23,18 @@ N_NEW_MAX = 64
 class RunnerBench:
     """`n_slots` slots, each with a random window of its own.
 
-    bucketed: on a CPU too, at fixed sizes, as a GPU does.
+    bucketed: on a CPU too, at fixed sizes, as a GPU does. threads: that share out few rows there.
     """
 
     def __init__(
-        self, folder: Path, n_slots: int, device: str, dtype: str, *, bucketed: bool = False
+        self,
+        folder: Path,
+        n_slots: int,
+        device: str,
+        dtype: str,
+        *,
+        bucketed: bool = False,
+        threads: int = 1,
     ) -> None:
         checkpoint = open_checkpoint(str(folder))
         tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
@@ -49,7 +56,7 @@ class RunnerBench:
             self._rows.append((slot, own_pages))
         pools = (self_pool.tensor, cross_pool.tensor)
         packed = cross_pool.packs
-        attentions = choose_attention("auto", *pools, packed=packed)
+        attentions = choose_attention("auto", *pools, threads, packed=packed)
         if bucketed and device == "cpu":
             attentions = torch_attention(*pools, bucketed=True, packed=packed)
         self.decoders = load_decoders(checkpoint, attentions, *pools, packed=packed)

@@ -1,0 +1,252 @@
+"""Several decode steps of a few rows as one compiled program: nothing lies between two of them.
+
+A step alone is embedding, layers, logits and choice, with Python between each two, and the threads
+that help sleep and wake as often. Here all of them stay at work from step to step, until a sequence
+ends or somebody interrupts. Each part is the one that a single step is made of, so texts are equal.
+
+Imports numba, so this is built in the background.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit, types
+from numba.extending import overload
+
+from cluster.jit.arithmetic import nearest_bfloat16, number
+from decoder_worker.cpu.attention_kernels import empty_pages
+from decoder_worker.cpu.coarse_head import coarse_head
+from decoder_worker.cpu.fused_arrays import (
+    HEAD_DIM,
+    LOGITS,
+    N_PHASES,
+    Head,
+    Layers,
+    Products,
+    new_memory,
+)
+from decoder_worker.cpu.fused_kernels import _run_head, _run_layers
+from decoder_worker.cpu.likely_logits import run_likely
+from decoder_worker.cpu.sampling_kernels import _sample
+from decoder_worker.cpu.several.arrays import (
+    ENDED,
+    LEFT,
+    WAITED_BEFORE,
+    Choice,
+    Embedding,
+    new_run,
+    step_units,
+)
+from decoder_worker.cpu.step_team import WAITED, new_counters
+from decoder_worker.cpu.tile_blocks import in_blocks
+from decoder_worker.cpu.work_sharing import claim, finish, is_past, skip_to, wait
+from decoder_worker.sampling.logit_rules import Marks
+from decoder_worker.sampling.slots import N_COLUMNS, POSITION, TOKEN
+
+
+def _sum_of(token: Any, position: Any) -> Any:
+    """float32: an element of a token's embedding and of a position's, in the dtype of both."""
+    raise NotImplementedError("only inside a kernel")
+
+
+@overload(_sum_of)
+def _sum_of_stored(token, position):
+    if token == types.uint16:
+        return lambda token, position: nearest_bfloat16(number(token) + number(position))
+    return lambda token, position: token + position
+
+
+@njit(nogil=True, cache=True)
+def _embed(slots: Any, table: Any, embedding: Any, x: Any) -> None:
+    """What the slots feed next, to x float32 [n, d]."""
+    for r in range(len(slots)):
+        slot = table[slots[r]]
+        token, position = embedding.tokens[slot[TOKEN]], embedding.positions[slot[POSITION]]
+        for c in range(x.shape[1]):
+            x[r, c] = _sum_of(token[c], position[c])
+
+
+@njit(nogil=True, cache=True)
+def _move_on(own: Any) -> None:
+    """Each row has one position more, within its last page and piece."""
+    pieces, n_pieces, last = own.pieces, own.n_pieces, own.last
+    for i in range(len(pieces)):
+        if pieces[i, 5] + 1 == n_pieces[pieces[i, 0]]:
+            pieces[i, 4] += 1
+    for r in range(len(last)):
+        last[r, 1] += 1
+
+
+@njit(nogil=True, cache=True)
+def _ends(run: Any, step: Any, eot: Any, counters: Any) -> Any:
+    """Whether no further step is to follow the one before `step`.
+
+    Besides the end of a row: somebody asks for it, or the team is to decide anew who helps.
+    """
+    control = run.control
+    if run.interrupt[0] != 0 or control[LEFT] != 0 or counters[WAITED] != control[WAITED_BEFORE]:
+        return True
+    for r in range(len(run.slots)):
+        if run.tokens[step - 1, r] == eot or not np.isfinite(run.logprobs[step - 1, r]):
+            return True
+    return False
+
+
+@njit(nogil=True, cache=True)
+def _begin_step(
+    step: Any, embedding: Any, own: Any, memory: Any, choice: Any, run: Any, counters: Any
+) -> None:
+    """What lies before a step's first product, or the note that there is no further step."""
+    if step == 0:
+        run.control[WAITED_BEFORE] = counters[WAITED]
+    elif _ends(run, step, choice.marks.eot, counters):
+        run.control[ENDED] = step
+        return
+    else:
+        _move_on(own)
+    _embed(run.slots, choice.table, embedding, memory.x)
+
+
+@njit(nogil=True, cache=True)
+def _choose(
+    step: Any,
+    head: Any,
+    coarse: Any,
+    memory: Any,
+    choice: Any,
+    run: Any,
+    counters: Any,
+    begin: Any,
+    leads: Any,
+) -> None:
+    """Logits of the forward that was made, and each row's next token; both parts' units."""
+    x, logits = memory.normed, run.logits
+    if coarse is None:
+        _run_head(x, head, logits, counters, begin, leads)
+        n_units = (logits.shape[1] + LOGITS - 1) // LOGITS
+    else:
+        n_words, n_vocab = choice.n_words, logits.shape[1]
+        run_likely(
+            x,
+            head,
+            coarse,
+            choice.never,
+            choice.not_first,
+            n_words,
+            0,
+            logits,
+            counters,
+            begin,
+            leads,
+        )
+        n_units = (n_words + LOGITS - 1) // LOGITS + max(1, (n_vocab - n_words) // LOGITS) + len(x)
+    begin += n_units
+    if wait(counters, begin, leads):
+        _sample(
+            logits,
+            run.slots,
+            choice.table,
+            choice.suppressed,
+            choice.not_first,
+            choice.marks,
+            run.tokens[step],
+            run.logprobs[step],
+            counters,
+            begin,
+            leads,
+        )
+
+
+@njit(nogil=True, cache=True)
+def _run_steps(
+    embedding: Any,
+    layers: Any,
+    head: Any,
+    coarse: Any,
+    own: Any,
+    cross: Any,
+    memory: Any,
+    units: Any,
+    parts: Any,
+    choice: Any,
+    run: Any,
+    counters: Any,
+    begin: Any,
+    leads: Any,
+) -> None:
+    """Every thread of a team calls this.
+
+    own, cross: `Pages`, of the first step; own is changed. units: of each phase of a layer.
+    parts: int64 [3], the units of the layers, of the head, and of a step.
+    """
+    control, most = run.control, len(run.tokens)
+    end = begin + most * parts[2]
+    for step in range(most):
+        behind = begin + parts[2]
+        if not leads and is_past(counters, behind):
+            begin = behind
+            continue
+        if not wait(counters, begin, leads):
+            control[LEFT] = 1
+            return
+        if claim(counters, begin + 1) >= 0:
+            _begin_step(step, embedding, own, memory, choice, run, counters)
+            finish(counters)
+        begin += 1
+        if not wait(counters, begin, leads):
+            control[LEFT] = 1
+            return
+        if control[ENDED] != 0:
+            break
+        _run_layers(layers, own, cross, memory, units, counters, begin, leads)
+        begin += parts[0]
+        if not wait(counters, begin, leads):
+            control[LEFT] = 1
+            return
+        _choose(step, head, coarse, memory, choice, run, counters, begin, leads)
+        begin = behind
+    if not leads:
+        return
+    if control[ENDED] == 0:
+        control[ENDED] = most
+    else:
+        skip_to(counters, end)
+
+
+def build(
+    weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None, blocks: bool = False
+) -> Callable[..., None]:
+    """Compile (or load) for these dtypes, as `fused_kernels.build`; embeddings have that of `own`.
+
+    Returns `_run_steps`.
+    """
+    d, n_mlp, n_vocab = HEAD_DIM, 4 * HEAD_DIM, 4 * HEAD_DIM
+
+    def products(n_out: int, n_in: int) -> Products:
+        plain, array = np.zeros((1, n_out), np.float32), np.zeros((n_out, n_in), weight)
+        return Products((in_blocks(array) if blocks else array)[None], plain, plain)
+
+    square, norms = products(d, d), np.zeros((4, 2, d), np.float32)
+    wide, narrow = products(n_mlp, d), products(d, n_mlp)
+    layers = Layers(products(3 * d, d), square, square, square, wide, narrow, norms, tiles)
+    memory, units = new_memory(1, 1, 1, d, n_mlp), np.ones(N_PHASES, np.int64)
+    vocabulary = Head(np.zeros((n_vocab, d), head), np.zeros(n_vocab, np.float32), tiles)
+    has_16_bits = vocabulary.weight.dtype.itemsize == 2
+    coarse = coarse_head(torch.zeros(n_vocab, d), tiles) if has_16_bits else None
+    embedding = Embedding(np.zeros((n_vocab, d), own), np.zeros((2, d), own))
+    plain, no_ids = np.zeros(n_vocab, np.float32), np.zeros(0, np.int64)
+    n_words = n_vocab // 2
+    marks = Marks(n_words, n_words + 1, n_words + 2, 1)
+    table = np.zeros((1, N_COLUMNS), np.int64)
+    choice = Choice(table, plain, plain.copy(), no_ids, marks, n_words)
+    interrupt = np.zeros(1, np.int64)
+    run = new_run(np.zeros(1, np.int64), 1, np.zeros((1, n_vocab), np.float32), interrupt)
+    parts = step_units(units, 1, 1, n_vocab, n_words if has_16_bits else None)
+    pages = empty_pages(own, True), empty_pages(cross, False)
+    given = (embedding, layers, vocabulary, coarse, *pages, memory, units, parts, choice, run)
+    _run_steps(*given, new_counters(), 0, True)
+    return _run_steps
