@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -54,15 +55,17 @@ class Bench:
         packed: bool = False,
         in_tiles: bool = False,
         in_blocks: bool = False,
+        cross_dtype: torch.dtype | None = None,
     ) -> None:
         dtype, self.share = DTYPES[name]
         generator = torch.Generator().manual_seed(5)
 
-        def pool(n_pages: int, page_size: int) -> Tensor:
+        def pool(n_pages: int, page_size: int, kind: torch.dtype) -> Tensor:
             shape = (n_pages, SHAPE.decoder_layers, 2, page_size, SHAPE.n_head, 64)
-            return torch.randn(shape, generator=generator).to(dtype)
+            return torch.randn(shape, generator=generator).to(kind)
 
-        self.pools = (pool(4 * MANY_ROWS, OWN_PAGE), pool(16, cross_page))
+        own = pool(4 * MANY_ROWS, OWN_PAGE, dtype)
+        self.pools = (own, pool(16, cross_page, cross_dtype or dtype))
         halves = torch.float16 if dtype == torch.bfloat16 and not int8 else None
         tensors = DecoderTensors.load(checkpoint, dtype, "cpu", dtype if in_tiles else halves)
         tiles = tile_config() if in_tiles else None
@@ -171,13 +174,15 @@ def test_states_logits_and_pages_are_the_reference_ones(
     assert_close("pages", written, bench.pools[0].float(), share=bench.share)
 
 
-@pytest.mark.parametrize("name", list(DTYPES))
+@pytest.mark.parametrize(
+    ("name", "cross"), [*((name, None) for name in DTYPES), ("bfloat16", torch.float8_e4m3fn)]
+)
 def test_windows_of_trimmed_contexts_give_what_pages_of_all_positions_give(
-    checkpoint: Checkpoint, name: str
+    checkpoint: Checkpoint, name: str, cross: torch.dtype | None
 ) -> None:
     """Packed in the beginning of their page, of several lengths in one forward; beams, prompts."""
-    usual = Bench(checkpoint, name, threads=2, int8=False, cross_page=1500)
-    packed = Bench(checkpoint, name, threads=2, int8=False, cross_page=1500, packed=True)
+    make = partial(Bench, checkpoint, name, 2, int8=False, cross_page=1500, cross_dtype=cross)
+    usual, packed = make(), make(packed=True)
     lengths, own = [320, 1500, 384, 128], [[4 * row + i for i in range(4)] for row in range(6)]
     for page, length in enumerate(lengths):
         packed_page(packed.pools[1][page], length).copy_(usual.pools[1][page][:, :, :length])
