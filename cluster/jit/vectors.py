@@ -117,13 +117,6 @@ def _added(builder: Any, first: Any, second: Any, *lanes: list[int]) -> Any:
     return builder.fadd(one, other)
 
 
-def highest_lane(builder: Any, vector: Any) -> Any:
-    """The largest of all lanes, float32; no lane is NaN."""
-    signature = ir.FunctionType(ir.FloatType(), [FLOATS])
-    reduce = builder.module.declare_intrinsic("llvm.vector.reduce.fmax.v16f32", (), signature)
-    return builder.call(reduce, [vector], fastmath=("nnan",))
-
-
 def constant(number: float) -> Any:
     return ir.Constant(FLOATS, [float(np.float32(number))] * LANES)
 

@@ -12,10 +12,9 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from cluster.jit.arithmetic import exp2, number
-from cluster.jit.tile_instructions import address
+from cluster.jit.arithmetic import exp2, larger, number
 from decoder_worker.cpu import attention_vectors
-from decoder_worker.cpu.attention_vectors import fits_vectors, has_vectors
+from decoder_worker.cpu.attention_vectors import fits_vectors
 from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE
 
 _LOWEST = np.float32(-3.0e38)
@@ -60,23 +59,13 @@ def _scores_of(laid_out, keys, first, last, scores):
     )
 
 
-def highest_of(scores: Any, h: Any) -> Any:
-    """The largest of scores[h], scores float32 [H, PIECE]."""
-    raise NotImplementedError("only inside a kernel")
-
-
-@overload(highest_of)
-def _highest_of(scores, h):
-    if has_vectors():
-        return lambda scores, h: attention_vectors.highest_score(address(scores) + 4 * PIECE * h)
-
-    def highest(scores, h):
-        top = _LOWEST
-        for i in range(PIECE):
-            top = max(top, scores[h, i])
-        return top
-
-    return highest
+@njit(nogil=True, cache=True)
+def _highest(scores: Any) -> Any:
+    """The largest of scores [PIECE]."""
+    top = _LOWEST
+    for i in range(PIECE):
+        top = larger(top, scores[i])
+    return top
 
 
 @njit(fastmath=True, nogil=True, cache=True)
@@ -100,8 +89,9 @@ def to_weights(scores: Any, n: Any, highest: Any, total: Any) -> None:
     for h in range(len(scores)):
         for i in range(n, PIECE):
             scores[h, i] = _LOWEST
-        top = highest_of(scores, h)
-        highest[h], total[h] = top, _powers(scores[h], top)
+        own = scores[h]
+        top = _highest(own)
+        highest[h], total[h] = top, _powers(own, top)
 
 
 def mix_values(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> None:

@@ -11,7 +11,6 @@ For CPUs with AVX-512 (`fits_vectors`). Imports numba.
 
 from __future__ import annotations
 
-from functools import partial, reduce
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from numba.extending import intrinsic
 from cluster.jit import vectors
 from cluster.jit.arithmetic import FLOAT8_UNIT
 from cluster.jit.tile_instructions import address, offset
-from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE
+from decoder_worker.cpu.fused_arrays import HEAD_DIM
 
 AHEAD_BYTES = 768
 AT_ONCE = 8  # positions, a multiple of 4
@@ -37,12 +36,8 @@ _intrinsic: Any = intrinsic
 
 def fits_vectors(stored: Any) -> bool:
     """Whether this CPU has the instructions, for pages of a NumPy or numba dtype."""
-    return has_vectors() and stored in (np.uint16, types.uint16, np.uint8, types.uint8)
-
-
-def has_vectors() -> bool:
-    """Whether this CPU has the instructions."""
-    return bool(binding.get_host_cpu_features().get("avx512f", False))
+    has_them = binding.get_host_cpu_features().get("avx512f", False)
+    return bool(has_them) and stored in (np.uint16, types.uint16, np.uint8, types.uint8)
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
@@ -80,18 +75,6 @@ def _dots(
         return context.get_dummy_value()
 
     return types.none(*[types.int64] * 5, like), generate
-
-
-@_intrinsic  # type: ignore[untyped-decorator]
-def highest_score(_context: Any, _scores: Any) -> Any:
-    """The largest of `PIECE` float32 numbers from an address."""
-
-    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
-        starts = range(0, 4 * PIECE, 4 * _LANES)
-        read = [vectors.load(builder, offset(builder, args[0], start)) for start in starts]
-        return vectors.highest_lane(builder, reduce(partial(vectors.greater, builder), read))
-
-    return types.float32(types.int64), generate
 
 
 def _loaded(builder: Any, query: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
+from cluster.jit.arithmetic import larger
 from cluster.jit.tile_instructions import (
     address,
     load_tile,
@@ -65,7 +66,7 @@ def split_in_8_bits(x: Any) -> Any:
         row, tiles, column = x[r], split[r // ROWS_OF_TILE], 2 * (r % ROWS_OF_TILE)
         largest, total = np.float32(0), np.float32(0)
         for c in range(d):
-            largest = max(largest, abs(row[c]))
+            largest = larger(largest, abs(row[c]))
             total += row[c]
         step = largest / np.float32(STEPS)
         if not np.isfinite(total) or largest < LEAST:

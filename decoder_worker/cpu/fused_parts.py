@@ -104,15 +104,18 @@ def plain_product(x: Any, weight: Any, scale: Any, first: Any, last: Any, out: A
         _product_of_one(x[row], weight, scale, first, last, out[row])
 
 
-@njit(fastmath=SUMS, nogil=True, cache=True)
+# Of Python's error model a division could raise, and a loop with it takes one number at a time.
+@njit(fastmath=SUMS, error_model="numpy", nogil=True, cache=True)
 def finish_product(out: Any, bias: Any, first: Any, last: Any, gelu: Any) -> None:
     for r in range(len(out)):
         row = out[r]
-        for n in range(first, last):
-            row[n] += bias[n]
         if gelu:
             for n in range(first, last):
-                row[n] = row[n] * _HALF * (_ONE + erf(row[n] * _SQRT_HALF))
+                x = row[n] + bias[n]
+                row[n] = x * _HALF * (_ONE + erf(x * _SQRT_HALF))
+        else:
+            for n in range(first, last):
+                row[n] += bias[n]
 
 
 @njit(nogil=True, cache=True)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from cluster.jit.arithmetic import number
+from cluster.jit.arithmetic import larger, number
 from cluster.jit.rows import SUMS
 from decoder_worker.cpu.coarse_products import begin_coarse, coarse_product, lost_by_split
 from decoder_worker.cpu.fused_arrays import LOGITS
@@ -34,9 +34,10 @@ _FINITE = {"reassoc", "contract", "nnan", "nsz"}
 @njit(fastmath=_FINITE, nogil=True, cache=True)
 def _highest(row: Any, error: Any, added: Any, length: Any, first: Any, last: Any) -> Any:
     """Of row + error * length + added. A negative length: of the least that a logit may be."""
+    part, errors, more = row[first:last], error[first:last], added[first:last]
     found = _LOWEST
-    for c in range(first, last):
-        found = max(found, row[c] + error[c] * length + added[c])
+    for c in range(len(part)):
+        found = larger(found, part[c] + errors[c] * length + more[c])
     return found
 
 

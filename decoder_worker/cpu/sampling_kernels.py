@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numba import int32, njit
 
-from cluster.jit.arithmetic import LOG2_E, exp2
+from cluster.jit.arithmetic import LOG2_E, exp2, larger
 from cluster.jit.rows import SUMS
 from decoder_worker.cpu.step_team import new_counters
 from decoder_worker.cpu.work_sharing import claim, finish, wait
@@ -47,18 +47,18 @@ def _suppress(row: Any, suppressed: Any) -> Any:
 @njit(fastmath=True, nogil=True, cache=True)
 def _highest(row: Any, first: Any, last: Any) -> Any:
     """Of finite numbers and -inf; -inf where there is none."""
-    found = _LOWEST
-    for c in range(first, last):
-        found = max(found, row[c])
+    part, found = row[first:last], _LOWEST
+    for c in range(len(part)):
+        found = larger(found, part[c])
     return found
 
 
 @njit(fastmath=SUMS, nogil=True, cache=True)
 def _sum_exp(row: Any, first: Any, last: Any, top: Any) -> Any:
     """Of exp(row - top)."""
-    total = np.float32(0)
-    for c in range(first, last):
-        total += exp2((row[c] - top) * np.float32(LOG2_E))
+    part, total = row[first:last], np.float32(0)
+    for c in range(len(part)):
+        total += exp2((part[c] - top) * np.float32(LOG2_E))
     return total
 
 
