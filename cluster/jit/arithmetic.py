@@ -12,6 +12,7 @@ from llvmlite import ir
 from numba import int32, njit, types, uint16, uint32
 from numba.extending import intrinsic, overload
 
+_intrinsic: Any = intrinsic
 LOG2_E = np.float32(1.4426950408889634)
 FLOAT8_UNIT = np.float32(256)  # a float8_e4m3fn's exponent has a bias of 7, a float16's one of 15
 
@@ -97,7 +98,7 @@ def _stored(x, like):
     return lambda x, like: x
 
 
-@intrinsic
+@_intrinsic  # type: ignore[untyped-decorator]
 def larger(_context: Any, _x: Any, _y: Any) -> Any:
     """The larger of two float32, none of them NaN. Of `max` no loop becomes vector instructions."""
 
