@@ -45,6 +45,7 @@ logger = logging.getLogger(__name__)
 HELD_S = 0.002  # and while bulk sequences wait for their turn
 GATHER_S = 0.5  # longest wait of bulk sequences for others that share their step
 IDLE_S = 0.1  # longest sleep between steps: nothing wakes the loop when quarantined pages come back
+EMPTY_S = 1.0  # and while there is no sequence: one that arrives wakes it
 
 NO_PROBABILITY = "the model gave no finite probability"
 
@@ -149,7 +150,7 @@ class DecodeLoop:
     def sleep_s(self) -> float:
         """How long the loop may sleep after a step that had nothing to run."""
         waits = self.scheduler.holds_bulk or self.scheduler.gathers_bulk
-        longest_s = HELD_S if waits else IDLE_S
+        longest_s = HELD_S if waits else EMPTY_S if self.scheduler.is_idle() else IDLE_S
         return max(0.0, min(longest_s, self.scheduler.next_deadline() - self._clock()))
 
     def fail_all(self, error: Exception) -> None:

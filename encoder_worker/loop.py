@@ -31,7 +31,8 @@ from encoder_worker.publisher import Publisher
 from encoder_worker.reuse import KVReuse
 from encoder_worker.stats import Counts
 
-IDLE_WAIT_S = 0.25  # how long the loop sleeps with an empty queue; a new window wakes it
+IDLE_WAIT_S = 0.25  # how long the loop sleeps before it looks for expired windows
+EMPTY_WAIT_S = 1.0  # and with an empty queue; a new window wakes it
 PAGE_WAIT_S = 0.05  # how long it waits for pages before it looks for expired windows again
 
 
@@ -134,7 +135,8 @@ class EncodeLoop:
         """Wait for a batch and launch it, if there are pages for it."""
         leaves_room = self._leaves_room()
         self._batcher.hold_bulk(not leaves_room)
-        wait_s = IDLE_WAIT_S if leaves_room else PAGE_WAIT_S
+        wait_s = IDLE_WAIT_S if len(self._batcher) else EMPTY_WAIT_S
+        wait_s = wait_s if leaves_room else PAGE_WAIT_S
         n_ready = self._batcher.wait(wait_s if self._blocks else 0.0)
         self._fail_expired()
         if n_ready:

@@ -26,7 +26,7 @@ from cluster.kv.wires.wire_thread import MakeThread, WireThread
 from cluster.messages import CrossKVHandle
 
 POLL_S = 0.005  # between two looks for notifications while a lease is open
-IDLE_POLL_S = 0.25  # and while none is; a lease that opens ends the wait
+IDLE_POLL_S = 0.9  # and while none is; a lease that opens ends the wait
 STALL_S = 1.0  # between two looks: longer only where this thread or its process was held up
 
 

@@ -29,6 +29,7 @@ HEALTH_TIMEOUT_S = 2.0
 STATS_PERIOD_S = 0.5
 TOLD_WORKERS = 16  # in a pool that never has more, every load is told to every router
 PACED_WORKERS = 256  # above it Serve's controller asks and hears each worker less often
+LONE_PERIOD_S = 5.0  # in a pool that never has more than one, there is nothing to choose
 UNTOLD_PERIOD_S = 3600.0  # Serve's interval where routers ask: it cannot be turned off
 # How long a replica that is stopped may finish what it has. The longest decode of a window takes
 # less. A request may take more, up to 600 s, and is cut when its router is stopped meanwhile.
@@ -131,7 +132,7 @@ def pace(most: int) -> float:
     return max(1.0, most / PACED_WORKERS)
 
 
-def replica_choice(most: int = 1) -> dict[str, Any]:
+def replica_choice(most: int = TOLD_WORKERS) -> dict[str, Any]:
     """Options of a pool whose workers are chosen by their load (`cluster.serve.worker_choice`).
 
     most: workers that the pool may have. Each report of each goes to every router; so where they
@@ -141,11 +142,12 @@ def replica_choice(most: int = 1) -> dict[str, Any]:
 
     config: Any = RequestRouterConfig
     asks = most > TOLD_WORKERS
+    period_s = UNTOLD_PERIOD_S if asks else STATS_PERIOD_S if most > 1 else LONE_PERIOD_S
     return {
         "request_router_config": config(
             request_router_class="cluster.serve.hooks.replica_choice.LoadAwareRouter",
             request_router_kwargs={"asks": True} if asks else {},
-            request_routing_stats_period_s=UNTOLD_PERIOD_S if asks else STATS_PERIOD_S,
+            request_routing_stats_period_s=period_s,
         )
     }
 

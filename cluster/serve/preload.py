@@ -1,4 +1,4 @@
-"""Imports Ray Serve without pandas: what every process of a started Ray does first.
+"""Imports Ray Serve without pandas, for one machine: what every process of its Ray does first.
 
 Serve imports pandas where that is installed, as it is with the extra `bulk`, to answer requests
 with data frames, which nothing here does. That takes 32 MB and a quarter of a second in each of
@@ -12,6 +12,10 @@ from __future__ import annotations
 import importlib
 import sys
 from typing import Any
+
+from cluster.serve.ray_internals import look_for_nodes_each
+
+NODES_PERIOD_S = 2.0  # where there is one, which ends with the server
 
 _MODULES: dict[str, Any] = sys.modules
 
@@ -29,3 +33,4 @@ def import_serve() -> None:
 
 
 import_serve()
+look_for_nodes_each(NODES_PERIOD_S)

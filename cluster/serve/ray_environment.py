@@ -47,16 +47,26 @@ ENVIRONMENT = {
 
 # Of Ray that `serve` starts for itself. No worker process waits idle (46 MB each, by default one a
 # core); those that Ray starts ahead are kept until the replicas take them. And what looks whether
-# something has changed does so less often: here nobody adds machines, and a replica that fails is
-# found by its own health checks, once a second. Workers import Serve while they wait for a task.
+# something has changed does so less often: here nobody adds machines, nothing is kept in Ray's
+# object store, and a replica that fails is found by its own health checks, once a second. Workers
+# import Serve while they wait for a task.
 ONE_MACHINE_ENVIRONMENT = {
     "RAY_num_workers_soft_limit": "0",
     "RAY_idle_worker_killing_time_threshold_ms": "20000",
+    "RAY_kill_idle_workers_interval_ms": "2000",
     "RAY_raylet_report_resources_period_milliseconds": "1000",
+    "RAY_raylet_check_gc_period_milliseconds": "2000",
     "RAY_gcs_pull_resource_loads_period_milliseconds": "5000",
+    "RAY_io_context_monitor_probe_interval_ms": "5000",
+    "RAY_task_events_report_interval_ms": "10000",
     "RAY_preload_python_modules": "cluster.serve.preload",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
+    # Ray's log monitor looks for new files at an interval where there are more than so many, and
+    # ten times a second where there are less. Lines of files that it knows are shown as soon.
+    "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
+    "LOG_NAME_UPDATE_INTERVAL_S": "1",
+    "REPORTER_UPDATE_INTERVAL_MS": "15000",  # of a node's processor, memory and disks
 }
 
 

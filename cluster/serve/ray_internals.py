@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import copy
 import logging
+import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
+from weakref import WeakKeyDictionary
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +87,27 @@ def small_ray_head(parts: Sequence[str] = ()) -> Iterator[None]:
     finally:
         services.start_ray_process, head.start_monitor = usual_start, usual_monitor
         head.start_api_server, services.start_raylet = usual_dashboard, usual_raylet
+
+
+def look_for_nodes_each(seconds: float) -> None:
+    """Have Serve's controller ask for the cluster's nodes so often, if this process becomes it.
+
+    It asks three times in every control loop, which takes more than all that is left of the loop
+    where there is one machine, and has no setting.
+    """
+    from ray.serve._private.cluster_node_info_cache import ClusterNodeInfoCache
+
+    cache: Any = ClusterNodeInfoCache
+    usual = cache.update
+    asked_s = WeakKeyDictionary[Any, float]()
+
+    def update(self: Any) -> None:
+        now_s = time.monotonic()
+        if now_s - asked_s.get(self, -math.inf) >= seconds:
+            usual(self)
+            asked_s[self] = now_s
+
+    cache.update = update
 
 
 def bind_replica_port(address: str) -> None:

@@ -24,7 +24,7 @@ from cluster.errors import ConfigurationError
 
 logger = logging.getLogger(__name__)
 
-PROGRESS_DELAY_US = 50_000  # the thread is event-driven: this bounds its idle wake-ups, no more
+PROGRESS_DELAY_US = 200_000  # the thread is event-driven: this bounds its idle wake-ups, no more
 PACKAGES = ("nixl_cu13", "nixl", "nixl_cu12")
 
 _ENVIRONMENT = {

@@ -275,6 +275,8 @@ def test_only_pools_of_many_workers_are_asked() -> None:
         replica_choice(most)["request_router_config"] for most in (TOLD_WORKERS, TOLD_WORKERS + 1)
     )
     assert few.request_routing_stats_period_s == STATS_PERIOD_S
+    alone = replica_choice(1)["request_router_config"]
+    assert alone.request_routing_stats_period_s > STATS_PERIOD_S, "there is nothing to choose"
     assert few.request_router_kwargs == {}
     assert many.request_routing_stats_period_s >= 600, "each report of each goes to each router"
     assert many.request_router_kwargs == {"asks": True}

@@ -18,6 +18,7 @@ from cluster.serve.ray_internals import (
     KEEP_SIGNALS,
     ONE_MACHINE,
     bind_replica_port,
+    look_for_nodes_each,
     ray_on_loopback,
     small_ray_head,
 )
@@ -35,7 +36,14 @@ NAMES = (
     "ray.experimental.internal_kv._internal_kv_get",
     "ray.experimental.internal_kv._internal_kv_put",
     "ray._private.worker.global_worker",
+    "ray.serve._private.cluster_node_info_cache.ClusterNodeInfoCache",
 )
+READERS = {  # of the variables that the process of each node does not read itself
+    "RAY_SERVE_": "serve/_private/constants.py",
+    "RAY_LOG_MONITOR_": "_private/log_monitor.py",
+    "LOG_NAME_": "_private/log_monitor.py",
+    "REPORTER_": "dashboard/modules/reporter/reporter_consts.py",
+}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,10 +64,9 @@ def test_ray_still_reads_the_variable_that_leaves_signals_alone() -> None:
 
 @pytest.mark.parametrize("name", ONE_MACHINE_ENVIRONMENT)
 def test_ray_still_reads_the_variables_of_one_machine(name: str) -> None:
-    """Serve's in its constants, others in the process of each node."""
     root = Path(ray.__file__).parent
-    serves = name.startswith("RAY_SERVE_")
-    reader = "serve/_private/constants.py" if serves else "core/src/ray/raylet/raylet"
+    others = (reader for start, reader in READERS.items() if name.startswith(start))
+    reader = next(others, "core/src/ray/raylet/raylet")
     assert name.encode() in (root / reader).read_bytes(), f"Ray {ray.__version__} knows no {name}"
 
 
@@ -140,3 +147,37 @@ def test_serve_s_port_between_replicas_has_the_node_s_address(
             socket.create_connection(("127.0.0.1", port), 5.0)
     finally:
         server.stop(None).wait()
+
+
+def test_serves_controller_asks_for_nodes_at_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that fails is no answer: it asks again in the next loop."""
+    from ray.serve._private.cluster_node_info_cache import ClusterNodeInfoCache
+
+    asked: list[str] = []
+
+    class Nodes:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def get_all_node_info(self, timeout: float) -> None:
+            asked.append(self.name)
+            if len(asked) == 1:
+                raise TimeoutError
+
+    class Cache(ClusterNodeInfoCache):
+        def update(self) -> None:
+            self._gcs_client.get_all_node_info(timeout=1.0)
+
+    monkeypatch.setattr("ray.serve._private.cluster_node_info_cache.ClusterNodeInfoCache", Cache)
+    now_s = [100.0]
+    monkeypatch.setattr("cluster.serve.ray_internals.time.monotonic", lambda: now_s[0])
+    look_for_nodes_each(2.0)
+    Cache.__abstractmethods__ = frozenset()
+    one, other = Cache(Nodes("one")), Cache(Nodes("other"))  # type: ignore[abstract]
+    with pytest.raises(TimeoutError):
+        one.update()
+    for passed_s in (0.0, 0.1, 1.8, 0.2):
+        now_s[0] += passed_s
+        one.update()
+    other.update()
+    assert asked == ["one", "one", "one", "other"]
