@@ -100,8 +100,8 @@ async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
         exporters = await _made(started, make_exporters, checkpoint, own, device, "encoder")
         importer = await _made(started, make_handoff_importer, checkpoint, own, device, "decoder")
         parts = (checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
-        kernels_s = longest_wait_s(settings.kernels)
-        encoder = await _made(started, partial(EncoderEngine, kernels_s=kernels_s), *parts)
+        encoder = await _made(started, EncoderEngine, *parts)
+        kernels_s = longest_wait_s(settings.kernels)  # for those of both roles, once
         decoder = await _made(
             started,
             partial(DecoderEngine, kernels_s=kernels_s),

@@ -37,8 +37,9 @@ class ColocatedWorker:
         # The thread that launches decode steps otherwise waits up to 5 ms for Python, which the
         # encoder's thread and the event loop have.
         sys.setswitchinterval(SWITCH_S)
-        # One after the other: the decoder's pool takes what the encoder leaves.
-        self._encoder = EncoderWorker(settings, build, EXPORT_PORTION)
+        # One after the other: the decoder's pool takes what the encoder leaves. It waits for the
+        # kernels of both, which are compiled meanwhile, so that the start has one bound.
+        self._encoder = EncoderWorker(settings, build, EXPORT_PORTION, waits=False)
         self._decoder = DecoderWorker(settings, build)
         start_replica("worker", settings, build, ())  # from here on its log lines name the worker
 

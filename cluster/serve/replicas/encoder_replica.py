@@ -36,8 +36,15 @@ class EncoderWorker(PoolWorker):
 
     _engine: EncoderEngine
 
-    def __init__(self, settings: Settings, build: str, portion: float = 1.0) -> None:
-        """portion: see `encoder_worker.sizing.sized`."""
+    def __init__(
+        self, settings: Settings, build: str, portion: float = 1.0, *, waits: bool = True
+    ) -> None:
+        """What is to be known of its process.
+
+        Args:
+            portion: see `encoder_worker.sizing.sized`.
+            waits: for its kernels; False where a decoder of the same process does for all.
+        """
         self._start(settings, build)
         from cluster.jit.background import longest_wait_s
         from cluster.kv.payloads import make_exporters
@@ -58,7 +65,7 @@ class EncoderWorker(PoolWorker):
             role,
             self._recorder,
             *self._exporters[1:],
-            kernels_s=longest_wait_s(settings.kernels),
+            kernels_s=longest_wait_s(settings.kernels) if waits else 0.0,
             may_run_bulk=BulkGate(self._urgent.leaves_process),
             tell_bulk=self._urgent.encode_bulk,
         )
