@@ -150,6 +150,25 @@ def test_padding_is_convolved_once_and_the_same(checkpoint: Checkpoint, seconds:
 
 
 @torch.inference_mode()
+def test_windows_of_many_lengths_take_products_of_few_shapes(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each shape that is new to a process is prepared first, for some milliseconds."""
+    encoder = AudioEncoder(checkpoint)
+    usual, seen = encoder._convolved, set[int]()
+
+    def convolved(mel: Tensor, begin: int, end: int) -> Tensor:
+        seen.add(end - begin)
+        return usual(mel, begin, end)
+
+    monkeypatch.setattr(encoder, "_convolved", convolved)
+    for n_content in range(1, 150, 7):
+        mel = LogMel(checkpoint.dims.n_mels)([make_pcm(n_content / 50, 1)])
+        encoder.embed_rows(mel, 0, 160, positions_alike(mel))
+    assert seen == {32, 64, 96, 128, 160}
+
+
+@torch.inference_mode()
 def test_a_thread_that_fails_ends_the_window_and_nothing_else(checkpoint: Checkpoint) -> None:
     encoder = AudioEncoder(checkpoint)
     team = TeamEncoder(encoder, build(np.float32), 3)
