@@ -129,6 +129,11 @@ class WindowEncoder:
         """Whether a call returns before its batch is done, so that the next can be launched."""
         return self._stream is not None or self._team is not None
 
+    @property
+    def contexts_to_warm(self) -> Sequence[int]:
+        """Contexts whose first window takes longer than later ones, the shortest first."""
+        return self._contexts if self._team is not None else ()
+
     def prepare(self, pool: Tensor, max_batch: int) -> None:
         """On a GPU: capture the graphs that write to `pool`. Call on the thread that will call.
 

@@ -21,6 +21,7 @@ from cluster.errors import ConfigurationError, DeadlineExceededError
 from cluster.kv.exporter import KVExporter
 from cluster.messages import WINDOW_SAMPLES, EncodeTimings
 from cluster.metrics import Recorder
+from cluster.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.priorities import leaves_room
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error
@@ -33,6 +34,8 @@ from encoder_worker.stats import Counts
 
 IDLE_WAIT_S = 0.25  # how long the loop sleeps before it looks for expired windows
 EMPTY_WAIT_S = 1.0  # and with an empty queue; a new window wakes it
+WARM_UP_S = 0.5  # for windows of less than the full context
+USUAL_SLACK = 64  # positions of a trimmed window that hear nothing
 PAGE_WAIT_S = 0.05  # how long it waits for pages before it looks for expired windows again
 
 
@@ -106,7 +109,11 @@ class EncodeLoop:
         self._stopping = False
 
     def warm_up(self) -> None:
-        """One window of silence, so that the first request does not pay for first calls."""
+        """One window of silence, so that the first request does not pay for first calls.
+
+        Products are chosen by their shapes: so one of each context, of the shorter ones first, as
+        far as `WARM_UP_S` reaches. In a longer window of a larger model a first call is little.
+        """
         silence = np.zeros(WINDOW_SAMPLES, dtype=np.int16)
         for exporter in self._exports:
             pool, reserved = exporter.pool.tensor, reserve(exporter, 1, PAGE_WAIT_S)
@@ -115,10 +122,20 @@ class EncodeLoop:
             try:
                 self.forward.prepare(pool, self._max_batch)
                 self.forward([silence], pool, reserved).wait()
+                self._warm_contexts(exporter, reserved[0])
                 if self._exports.wants_choice and exporter.layout.payload == "cross_kv":
                     self._exports.choose_by(self.forward.time_projection(pool, reserved[0]))
             finally:
                 exporter.abandon(reserved[0])
+
+    def _warm_contexts(self, exporter: KVExporter, pages: Pages) -> None:
+        until_s = self._clock() + WARM_UP_S
+        for context in self.forward.contexts_to_warm:
+            if self._clock() < until_s:
+                n_heard = max(1, context - USUAL_SLACK) * SAMPLES_PER_POSITION
+                noise = (np.arange(n_heard) % 251).astype(np.int16)
+                written = pages[: exporter.layout.pages_for(context)]
+                self.forward([noise], exporter.pool.tensor, [written], context=context).wait()
 
     def step(self) -> None:
         """Wait for a batch, then encode until none is ready."""

@@ -5,11 +5,12 @@ For routers of a cluster, for bulk work beside them and for the whole path in on
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
 from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.metrics import Recorder
+from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.encoder_context import chosen_context
 from cluster.model.text.tokenizer import WhisperTokenizer
@@ -22,6 +23,7 @@ from router.live.policies import chosen_policy
 from router.pipeline import Pipeline
 from router.pools import DecoderClient, EncoderClient
 from router.transcriber import AudioSource, RequestTranscriber
+from router.warm_up import first_window
 
 
 def make_transcriber(
@@ -72,7 +74,6 @@ def make_live_engine(
         activity: of all engines of the process; the caller closes it, after the engine.
     """
     dims = checkpoint.dims
-    trimmed = chosen_context(checkpoint, settings.encoder)
     return LiveEngine(
         # Growing audio never comes again, so that its KV is not kept.
         Pipeline(encoders, decoders, settings.router, recorder, tracer, clock, reuses_kv=False),
@@ -81,15 +82,35 @@ def make_live_engine(
         policy=chosen_policy(settings.router.live.policy, dims),
         n_text_ctx=dims.n_text_ctx,
         activity=activity,
-        context_for=(
-            None
-            if trimmed is None
-            else partial(trimmed.positions_for, n_audio_ctx=dims.n_audio_ctx)
-        ),
+        context_for=_context_for(settings, checkpoint),
         recorder=recorder,
         tracer=tracer,
         clock=clock,
     )
+
+
+def make_first_window(
+    settings: Settings,
+    checkpoint: Checkpoint,
+    encoders: EncoderClient,
+    decoders: DecoderClient,
+    tokenizer: WhisperTokenizer,
+) -> Coroutine[Any, Any, None]:
+    """What a router sends to the model's workers before any request: see `router.warm_up`."""
+    silent = silent_recorder(ROUTER_METRICS)
+    return first_window(
+        Pipeline(encoders, decoders, settings.router, silent, reuses_kv=False),
+        None if tokenizer.is_multilingual else "en",
+        _context_for(settings, checkpoint),
+    )
+
+
+def _context_for(settings: Settings, checkpoint: Checkpoint) -> Callable[[int], int] | None:
+    """From mel frames of a window's audio to its context; None where each has the full one."""
+    trimmed = chosen_context(checkpoint, settings.encoder)
+    if trimmed is None:
+        return None
+    return partial(trimmed.positions_for, n_audio_ctx=checkpoint.dims.n_audio_ctx)
 
 
 def served_model(

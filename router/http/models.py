@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from urllib.parse import unquote
 
 from cluster.errors import ConfigurationError, ModelNotFoundError
@@ -56,12 +56,14 @@ class ModelRegistry:
         *,
         openai_aliases: bool = True,
         list_openai_aliases: bool = False,
+        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         """Take `models`, the default first.
 
         Args:
             openai_aliases: OPENAI_ALIASES mean the first model, too, where no model claims them.
             list_openai_aliases: `listing` has them, and `whisper-1`.
+            is_held: whether a server is not ready although all its pools are.
 
         Raises:
             ConfigurationError: two models share a name.
@@ -69,6 +71,7 @@ class ModelRegistry:
         if not models:
             raise ConfigurationError("there is no model to serve")
         self.models = tuple(models)
+        self._is_held = is_held
         self._by_name: dict[str, ServedModel] = {}
         for model in models:
             for name in (*model.names, *model.aliases):
@@ -106,8 +109,10 @@ class ModelRegistry:
         return ModelListResponse(data=[self.describe(name) for name in names])
 
     async def health(self) -> dict[str, HealthReport]:
-        """Each model's pools, by its first name."""
+        """Each model's pools, by its first name; none is ready while the server is held."""
         reports = await asyncio.gather(*(model.transcriber.health() for model in self.models))
+        if all(report.ready for report in reports) and self._is_held():
+            reports = [replace(report, ready=False) for report in reports]
         return {model.names[0]: report for model, report in zip(self.models, reports, strict=True)}
 
 

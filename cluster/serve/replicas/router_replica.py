@@ -20,7 +20,12 @@ from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.serve.batch_client import ServeBatches
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
-from cluster.serve.model_parts import make_live_engine, make_transcriber, served_model
+from cluster.serve.model_parts import (
+    make_first_window,
+    make_live_engine,
+    make_transcriber,
+    served_model,
+)
 from cluster.serve.ray_internals import replica_is_stopping
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.serve.serve_pool import ServePool
@@ -33,6 +38,7 @@ from router.http.models import ModelRegistry
 from router.http.routes import create_app
 from router.live.activity import SileroBatch, VoiceActivity
 from router.live.engine import LiveEngine
+from router.warm_up import WarmUp
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +70,13 @@ class Router:
         await self._audio.start()
         self._activity = VoiceActivity(SileroBatch())
         self._live: list[LiveEngine] = []
-        models = []
+        self._warm_up = WarmUp()
+        models, first_windows = [], []
         for name, own in settings.by_model().items():
             checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
             encoder = ServePool(encoders[name], "encoder", PROCESS_LEDGER)
             decoder = ServePool(decoders[name], "decoder", PROCESS_LEDGER)
+            may_sleep = [role for role in ROLES if getattr(own, role).fewest == 0]
             transcriber = make_transcriber(
                 own,
                 checkpoint,
@@ -77,8 +85,13 @@ class Router:
                 decoder,
                 recorder,
                 tracer=self._tracer,
-                may_sleep=[role for role in ROLES if getattr(own, role).fewest == 0],
+                may_sleep=may_sleep,
             )
+            if not may_sleep:  # a window would wake it
+                tokenizer = transcriber.tokenizer
+                first_windows.append(
+                    make_first_window(own, checkpoint, encoder, decoder, tokenizer)
+                )
             live = make_live_engine(
                 own, checkpoint, encoder, decoder, self._activity, recorder, self._tracer
             )
@@ -89,9 +102,11 @@ class Router:
             models,
             openai_aliases=settings.router.openai_aliases,
             list_openai_aliases=settings.router.list_openai_aliases,
+            is_held=self._warm_up.holds,
         )
         self._app = router_app(self._registry, settings, recorder, self._tracer, batches)
         self._listener = await open_listener(self._app, settings.router)
+        self._warm_up.begin(first_windows)
         if self._listener is None:
             self._draining = asyncio.create_task(self._drain_when_stopped())
 
@@ -117,6 +132,8 @@ class Router:
         """Serve's hook on shutdown."""
         if hasattr(self, "_draining"):
             self._draining.cancel()
+        if hasattr(self, "_warm_up"):
+            self._warm_up.close()
         if hasattr(self, "_listener") and self._listener is not None:
             await self._app.state.realtime.drain()
             await self._listener.close()
