@@ -131,7 +131,7 @@ class WindowEncoder:
 
     @property
     def contexts_to_warm(self) -> Sequence[int]:
-        """Contexts whose first window takes longer than later ones, the shortest first."""
+        """Contexts below the full one whose first window takes longer than later ones."""
         return self._contexts if self._team is not None else ()
 
     def prepare(self, pool: Tensor, max_batch: int) -> None:

@@ -22,6 +22,7 @@ from cluster.serve.placement import Placement, joined_machine, place, this_machi
 from cluster.serve.ray_environment import APP_NAME, ENVIRONMENT, joining_environment
 from cluster.serve.start.readiness import (
     SERVE_LOGS,
+    SOON_S,
     Say,
     check_stop,
     wait_for_health,
@@ -102,7 +103,7 @@ def running_cluster(
             app = (build or build_app)(settings, build_id(), placement)
             with _application(app, settings, address is None, say, stop):
                 url = f"http://{_client_host(settings.router.host)}:{settings.router.port}"
-                if not wait_for_health(url, ready_timeout_s, say, stop):
+                if not wait_for_health(url, ready_timeout_s, say, stop, SOON_S):
                     raise ConfigurationError(
                         f"the pools were not ready after {ready_timeout_s:.0f} s; look at the "
                         f"replicas' logs under {SERVE_LOGS}"

@@ -17,6 +17,7 @@ from cluster.serve.application_state import state_here
 Say = Callable[[str], None]
 
 POLL_S = 0.2
+SOON_S = 0.1  # once all replicas run
 SERVE_LOGS = "/tmp/ray/session_latest/logs/serve"
 
 
@@ -69,7 +70,11 @@ def wait_for_replicas(say: Say, stop: threading.Event) -> None:
 
 
 def wait_for_health(
-    url: str, timeout_s: float, say: Say, stop: threading.Event | None = None
+    url: str,
+    timeout_s: float,
+    say: Say,
+    stop: threading.Event | None = None,
+    poll_s: float = POLL_S,
 ) -> bool:
     """Whether `/health` answers 200 in time; tells the state of the pools as it changes.
 
@@ -84,7 +89,7 @@ def wait_for_health(
         progress.tell(f"{url}: {line}")
         if is_serving:
             return True
-        stop.wait(POLL_S)
+        stop.wait(poll_s)
         check_stop(stop)
     return False
 
