@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cluster.errors import DeadlineExceededError, InvalidAudioError
+from cluster.jit.background import wait_for_builds
 from cluster.messages import CrossKVHandle, FileMel
 from cluster.metrics import ENCODER_METRICS, Recorder
 from tests.support.references.hugging_face import make_pcm
@@ -44,6 +45,7 @@ def test_a_trimmed_window_fills_as_much_as_its_context(
 ) -> None:
     """In batches of one context each, and with the same KV as alone, to the bit."""
     b = bench(n_windows=6, page_frames=page_frames)
+    assert wait_for_builds(PATIENCE_S), "torch's operations round in another way than kernels"
     contexts = (320, 0, 192, 320, 192)
     windows = [make_pcm(0.3 + 0.6 * n, seed=n) for n in range(5)]
     alone = []
