@@ -93,7 +93,7 @@ def _of(products: Any, layer: Any) -> Any:
 
 
 @njit(nogil=True, cache=True)
-def _run_layers(
+def run_layers(
     layers: Any,
     own: Any,
     cross: Any,
@@ -164,7 +164,7 @@ def _run_layers(
 
 
 @njit(nogil=True, cache=True)
-def _run_head(x: Any, head: Any, out: Any, counters: Any, begin: Any, leads: Any) -> None:
+def run_head(x: Any, head: Any, out: Any, counters: Any, begin: Any, leads: Any) -> None:
     n_vocab = len(head.weight)
     end = begin + (n_vocab + LOGITS - 1) // LOGITS
     rows = begin_product(x, head.tiles)
@@ -223,12 +223,12 @@ def build(
     memory, units = new_memory(1, 1, 1, d, n_mlp), np.ones(N_PHASES, np.int64)
     memory.x[:] = 0
     pages = empty_pages(own, True), empty_pages(cross, False)
-    _run_layers(layers, *pages, memory, units, counters, 0, True)
+    run_layers(layers, *pages, memory, units, counters, 0, True)
     vocabulary = Head(np.zeros((2 * d, d), head), np.zeros(2 * d, np.float32), tiles)
     out, next_unit = np.zeros((1, len(vocabulary.weight)), np.float32), n_units(units, 1)
-    _run_head(memory.normed, vocabulary, out, counters, next_unit, True)
+    run_head(memory.normed, vocabulary, out, counters, next_unit, True)
     if vocabulary.weight.dtype.itemsize != 2:
-        return FusedKernels(cut, _run_layers, _run_head, None)
+        return FusedKernels(cut, run_layers, run_head, None)
     coarse = coarse_head(torch.zeros(vocabulary.weight.shape), tiles)
     given = (
         coarse,
@@ -242,4 +242,4 @@ def build(
         True,
     )
     run_likely(memory.normed, vocabulary, *given)
-    return FusedKernels(cut, _run_layers, _run_head, run_likely)
+    return FusedKernels(cut, run_layers, run_head, run_likely)

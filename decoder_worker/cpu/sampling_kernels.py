@@ -132,7 +132,7 @@ def _sample_row(row: Any, slot: Any, suppressed: Any, begin: Any, marks: Any) ->
 
 
 @njit(nogil=True, cache=True)
-def _sample(
+def sample_rows(
     logits: Any,
     index: Any,
     table: Any,
@@ -173,5 +173,5 @@ def build() -> Callable[..., None]:
     )
     table = np.zeros((1, N_COLUMNS), np.int64)
     given = (logits, ids, table, logits[0].copy(), ids, Marks(4, 5, 6, 1), ids.copy(), plain)
-    _sample(*given, new_counters(), 0, True)
-    return _sample
+    sample_rows(*given, new_counters(), 0, True)
+    return sample_rows

@@ -29,9 +29,9 @@ from decoder_worker.cpu.fused_arrays import (
     Products,
     new_memory,
 )
-from decoder_worker.cpu.fused_kernels import _run_head, _run_layers
+from decoder_worker.cpu.fused_kernels import run_head, run_layers
 from decoder_worker.cpu.likely_logits import run_likely
-from decoder_worker.cpu.sampling_kernels import _sample
+from decoder_worker.cpu.sampling_kernels import sample_rows
 from decoder_worker.cpu.several.arrays import (
     ENDED,
     LEFT,
@@ -126,7 +126,7 @@ def _choose(
     """Logits of the forward that was made, and each row's next token; both parts' units."""
     x, logits = memory.normed, run.logits
     if coarse is None:
-        _run_head(x, head, logits, counters, begin, leads)
+        run_head(x, head, logits, counters, begin, leads)
         n_units = (logits.shape[1] + LOGITS - 1) // LOGITS
     else:
         n_words, n_vocab = choice.n_words, logits.shape[1]
@@ -146,7 +146,7 @@ def _choose(
         n_units = (n_words + LOGITS - 1) // LOGITS + max(1, (n_vocab - n_words) // LOGITS) + len(x)
     begin += n_units
     if wait(counters, begin, leads):
-        _sample(
+        sample_rows(
             logits,
             run.slots,
             choice.table,
@@ -202,7 +202,7 @@ def _run_steps(
             return
         if control[ENDED] != 0:
             break
-        _run_layers(layers, own, cross, memory, units, counters, begin, leads)
+        run_layers(layers, own, cross, memory, units, counters, begin, leads)
         begin += parts[0]
         if not wait(counters, begin, leads):
             control[LEFT] = 1
