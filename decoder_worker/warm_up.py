@@ -16,7 +16,7 @@ from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row
 from decoder_worker.scheduling.sequence import DecodeSequence
 
-STEPS = 2
+STEPS = 2  # one by one, and as many at once
 WINDOWS = 2  # whose pages of either pool are written to; pools take their first free ones
 
 
@@ -38,6 +38,10 @@ def warm_up(runner: ModelRunner, prompts: PromptBuilder, cross: PagePool, own: P
             sequence.live[0].tokens.append(prompts.eot)
             runner.restore(sequence)
             runner.collect(runner.decode([sequence]))
+        sequence.live[0].tokens.append(prompts.eot)
+        runner.restore(sequence)
+        if (most := runner.most_steps([sequence])) > 1:
+            runner.decode_several([sequence], most)
     finally:
         cross.release(cross_pages)
         own.release(own_pages)
@@ -53,7 +57,7 @@ def _silence(
         Future(),
         arrived=0.0,
         deadline=0.0,
-        n_new_max=STEPS + 2,
+        n_new_max=2 * STEPS + 2,
         language=prompts.any_language,
         rows=[Row(0, own_pages)],
         cross_pages=cross_pages,

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 # For what is queued and leased. A decoder renews the lease of KV that waits with it, so a lease may
 # last longer than this; its window is then encoded again elsewhere.
 ENGINE_DRAIN_S = 30.0
+FIRST_WINDOW_S = 5.0  # after which it is likely to be through
 
 
 class Stats(Protocol):
@@ -80,6 +81,8 @@ class PoolWorker:
         self._tracer = make_tracer(settings, self.ROLE, self._name)
         self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
         give_memory_back()
+        # The router's first window, and what was loaded for it, come when all pools are ready.
+        asyncio.get_running_loop().call_later(FIRST_WINDOW_S, give_memory_back)
         logger.info("ready: %s on %s, KV by %s", model, device, self._transport())
 
     def _transport(self) -> str:
