@@ -55,7 +55,10 @@ class SteppingDecoder(FusedDecoder):
         read = (layers.qkv.weight, self._own, self._cross, self._head.weight)
         weight, own, cross, head = (array.dtype.type for array in read)
         in_blocks = layers.qkv.weight.ndim > N_DIMS_IN_ROWS
-        self._run_steps = step_kernels(weight, own, cross, head, layers.tiles, in_blocks)
+        has_coarse = self._coarse is not None
+        self._run_steps = step_kernels(
+            weight, own, cross, head, layers.tiles, in_blocks, has_coarse
+        )
         self._logits: Any = None
         self._interrupted = np.zeros(1, np.int64)
         self._step_s = RUN_S / 2

@@ -40,11 +40,21 @@ def layer_kernels(
 
 
 def step_kernels(
-    weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None, blocks: bool = False
+    weight: Any,
+    own: Any,
+    cross: Any,
+    head: Any,
+    tiles: Any = None,
+    blocks: bool = False,
+    has_coarse: bool = False,
 ) -> InBackground[Callable[..., None]]:
-    """Several steps in one, of what `layer_kernels` is of; begins to build them."""
-    build = partial(_build_steps, weight, own, cross, head, tiles, blocks)
+    """Several steps in one, of what `layer_kernels` is of; begins to build them.
+
+    has_coarse: whether a coarse head comes with a head of 16 bits.
+    """
+    build = partial(_build_steps, weight, own, cross, head, tiles, blocks, has_coarse)
     name = _layers_named(weight, own, cross, head, tiles=tiles, blocks=blocks)
+    name += " coarse" if has_coarse else ""
     return InBackground("decoder steps", build, KERNEL_SOURCES, name)
 
 
@@ -69,6 +79,10 @@ def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground
     # Of tiles both: the weights of a large model stay in rows, which torch reads as well.
     layouts = (False,) if tiles is None else (True, False)
     kinds = (own, np.uint8)
+    # Small vocabularies, such as the bundled model's, have no coarse head.
+    heads = (True, False) if np.dtype(head).itemsize == 2 else (False,)
+    steps: list[Callable[..., InBackground[Any]]]
+    steps = [partial(step_kernels, has_coarse=has_coarse) for has_coarse in heads]
     return (
         sampling_kernel,
         *(partial(attention_kernels, own, cross) for cross in kinds),
@@ -76,7 +90,7 @@ def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground
             partial(kernels, weight, own, cross, head, tiles, blocks)
             for cross in kinds
             for blocks in layouts
-            for kernels in (layer_kernels, step_kernels)
+            for kernels in [layer_kernels, *steps]
         ),
     )
 

@@ -218,11 +218,17 @@ def _run_steps(
 
 
 def build(
-    weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None, blocks: bool = False
+    weight: Any,
+    own: Any,
+    cross: Any,
+    head: Any,
+    tiles: Any = None,
+    blocks: bool = False,
+    has_coarse: bool = False,
 ) -> Callable[..., None]:
     """Compile (or load) for these dtypes, as `fused_kernels.build`; embeddings have that of `own`.
 
-    Returns `_run_steps`.
+    has_coarse: whether a coarse head comes with a head of 16 bits. Returns `_run_steps`.
     """
     d, n_mlp, n_vocab = HEAD_DIM, 4 * HEAD_DIM, 4 * HEAD_DIM
 
@@ -235,8 +241,7 @@ def build(
     layers = Layers(products(3 * d, d), square, square, square, wide, narrow, norms, tiles)
     memory, units = new_memory(1, 1, 1, d, n_mlp), np.ones(N_PHASES, np.int64)
     vocabulary = Head(np.zeros((n_vocab, d), head), np.zeros(n_vocab, np.float32), tiles)
-    has_16_bits = vocabulary.weight.dtype.itemsize == 2
-    coarse = coarse_head(torch.zeros(n_vocab, d), tiles) if has_16_bits else None
+    coarse = coarse_head(torch.zeros(n_vocab, d), tiles) if has_coarse else None
     embedding = Embedding(np.zeros((n_vocab, d), own), np.zeros((2, d), own))
     plain, no_ids = np.zeros(n_vocab, np.float32), np.zeros(0, np.int64)
     n_words = n_vocab // 2
@@ -245,7 +250,7 @@ def build(
     choice = Choice(table, plain, plain.copy(), no_ids, marks, n_words)
     interrupt = np.zeros(1, np.int64)
     run = new_run(np.zeros(1, np.int64), 1, np.zeros((1, n_vocab), np.float32), interrupt)
-    parts = step_units(units, 1, 1, n_vocab, n_words if has_16_bits else None)
+    parts = step_units(units, 1, 1, n_vocab, n_words if has_coarse else None)
     pages = empty_pages(own, True), empty_pages(cross, False)
     given = (embedding, layers, vocabulary, coarse, *pages, memory, units, parts, choice, run)
     _run_steps(*given, new_counters(), 0, True)
