@@ -182,10 +182,12 @@ def load_decoders(
         tensors = DecoderTensors.load(checkpoint, dtype, self_pool.device, scales=scales)
         decoder = TorchDecoder.of(tensors, attentions.ragged, int8=int8)
         return _over(decoder, attentions)
-    is_bfloat16 = dtype == torch.bfloat16 and not int8
+    is_bfloat16 = dtype == torch.bfloat16
     in_tiles = is_bfloat16 and fits_tiles(checkpoint.dims) and has_bfloat16_tiles()
-    # float16 keeps more of the head's weights, but there are no tiles of it.
-    head_dtype = torch.bfloat16 if in_tiles else torch.float16 if is_bfloat16 else None
+    head_dtype = None
+    if is_bfloat16 and not int8:
+        # float16 keeps more of the head's weights, but there are no tiles of it.
+        head_dtype = torch.bfloat16 if in_tiles else torch.float16
     tensors = DecoderTensors.load(checkpoint, dtype, "cpu", head_dtype, scales)
     tiles = tile_config() if in_tiles else None
     shared = shares_weights(tensors.dims, dtype, int8=int8)

@@ -16,6 +16,7 @@ LANES = 16
 _INT, _POINTER = ir.IntType(32), ir.IntType(8).as_pointer()
 FLOATS, INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT, LANES)
 _WORDS, _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(ir.HalfType(), 2 * LANES)
+_BYTES = ir.VectorType(ir.IntType(8), LANES)
 _ALL_LANES, _THIS_ROUNDING = ir.Constant(ir.IntType(16), -1), ir.Constant(_INT, 4)
 # The polynomial of degree 4 with 1 at 0 whose largest relative error over -0.5..0.5 is least.
 _EXP2 = (0.00958285, 0.05590643, 0.24024099, 0.69312419, 1.0)
@@ -130,12 +131,41 @@ def greater(builder: Any, x: Any, y: Any) -> Any:
     return builder.select(builder.fcmp_ordered(">", x, y), x, y)
 
 
+def lesser(builder: Any, x: Any, y: Any) -> Any:
+    return builder.select(builder.fcmp_ordered("<", x, y), x, y)
+
+
+def nearest_integer(builder: Any, x: Any) -> Any:
+    """As float32; halves to even ones."""
+    return _call(builder, "llvm.rint.v16f32", x)
+
+
+def load_integers(builder: Any, address: Any) -> Any:
+    """16 int32 from an address as float32."""
+    loaded = builder.load(builder.inttoptr(address, INTS.as_pointer()))
+    loaded.align = 4
+    return builder.sitofp(loaded, FLOATS)
+
+
+def store_in_8_bits(builder: Any, whole: Any, address: Any) -> None:
+    """16 whole numbers of -128 to 127, as int8."""
+    narrow = builder.trunc(builder.fptosi(whole, INTS), _BYTES)
+    builder.store(narrow, builder.inttoptr(address, _BYTES.as_pointer())).align = 1
+
+
+def highest_lane(builder: Any, integers: Any) -> Any:
+    """The largest of 16 int32."""
+    signature = ir.FunctionType(_INT, [INTS])
+    reduce = builder.module.declare_intrinsic("llvm.vector.reduce.smax.v16i32", (), signature)
+    return builder.call(reduce, [integers])
+
+
 def exp2(builder: Any, x: Any) -> Any:
     """2 ** x within 3e-6 of it, which is far less than bfloat16's step.
 
     0 where it is too small; NaN where x is.
     """
-    whole = _call(builder, "llvm.rint.v16f32", x)
+    whole = nearest_integer(builder, x)
     part = builder.fsub(x, whole)
     power = constant(_EXP2[0])
     for coefficient in _EXP2[1:]:

@@ -50,7 +50,7 @@ def fits_coarse(dims: ModelDims) -> bool:
 def coarse_head(weight: Tensor, tiles: Any = None) -> CoarseHead:
     """Of weight [n_vocab, d], in 16 bits."""
     n_vocab, d = weight.shape
-    quantized = torch.zeros(-(-n_vocab // BLOCK_OUTPUTS) * BLOCK_OUTPUTS, d, dtype=torch.int8)
+    quantized = torch.zeros(n_vocab, d, dtype=torch.int8)
     scale, error = torch.empty(n_vocab), torch.empty(n_vocab)
     longest = 0.0
     for begin in range(0, n_vocab, ROWS_AT_ONCE):
@@ -62,7 +62,7 @@ def coarse_head(weight: Tensor, tiles: Any = None) -> CoarseHead:
         error[rows] = exact.sub_(near).norm(dim=1) * _ROUNDED
     array = quantized.numpy()
     return CoarseHead(
-        array[:n_vocab] if tiles is None else in_blocks(array),
+        array if tiles is None else in_blocks(array),
         scale.numpy(),
         error.numpy(),
         np.float32(longest * _ROUNDED),

@@ -74,10 +74,11 @@ def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground
     """
     own = np.uint16 if bfloat16 else np.float32
     weight = np.int8 if int8 else own
-    tiles = tile_config() if bfloat16 and not int8 and has_bfloat16_tiles() else None
+    tiles = tile_config() if bfloat16 and has_bfloat16_tiles() else None
     head = np.int16 if bfloat16 and not int8 and tiles is None else weight
-    # Of tiles both: the weights of a large model stay in rows, which torch reads as well.
-    layouts = (False,) if tiles is None else (True, False)
+    # Of tiles both: the weights of a large model stay in rows, which torch reads as well, but for
+    # those in 8 bits, which it does not read.
+    layouts = (False,) if tiles is None else (True,) if int8 else (True, False)
     kinds = (own, np.uint8)
     # Small vocabularies, such as the bundled model's, have no coarse head.
     heads = (True, False) if np.dtype(head).itemsize == 2 else (False,)

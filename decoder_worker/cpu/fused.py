@@ -79,7 +79,7 @@ class FusedDecoder:
             int8: hold the weights in 8 bits.
             packed: as in `TorchAttention`.
             layers: the tensors' weights, where the caller has stacked them already. Where these
-                are for tiles, so is the head, which is then bfloat16.
+                are for tiles, so is the head, which is then bfloat16 or in 8 bits.
         """
         self._dims = tensors.dims
         self._embed = embed
@@ -93,7 +93,8 @@ class FusedDecoder:
             self._coarse = coarse_head(tensors.head, tiles)
         self._most_rows = MAX_ROWS if tiles is None else MAX_ROWS_IN_TILES
         # Torch has no product of float32 rows over 16 bits: it would convert the weights each time.
-        self._most_logit_rows = sys.maxsize if has_16_bits else MAX_ROWS
+        any_rows = has_16_bits or tiles is not None
+        self._most_logit_rows = sys.maxsize if any_rows else MAX_ROWS
         self._team = team
         self._packed = packed
         self._memory: Memory | None = None

@@ -31,7 +31,7 @@ N_PHASES = 8
 class Products(NamedTuple):
     """One product of every layer, scale * (weight @ x) + bias.
 
-    weight [L, n_out, n_in]: float32, uint16 or int8; or each layer's uint16 `in_blocks`.
+    weight [L, n_out, n_in]: float32, uint16 or int8; or each layer's uint16 or int8 `in_blocks`.
     scale, bias: float32 [L, n_out].
     """
 
@@ -44,7 +44,7 @@ class Layers(NamedTuple):
     """norms: float32 [3 * L + 1, 2, d], weight and bias of each in the order that they come.
 
     tiles: where products are computed by the CPU's tiles, their configuration
-        (`cluster.jit.tile_registers`), and every weight is uint16; else None.
+        (`cluster.jit.tile_registers`), and every weight is uint16, or int8 in blocks; else None.
     """
 
     qkv: Products
@@ -58,9 +58,9 @@ class Layers(NamedTuple):
 
 
 class Head(NamedTuple):
-    """weight [n_vocab, d]: float32, uint16, int16 or int8. scale: float32 [n_vocab].
+    """weight [n_vocab, d]: float32, uint16, int16 or int8, which for tiles is `in_blocks`.
 
-    tiles: as in `Layers`.
+    scale: float32 [n_vocab]. tiles: as in `Layers`.
     """
 
     weight: Any
@@ -169,7 +169,14 @@ def stack_layers(
 def plain_head(weight: Tensor, *, int8: bool, tiles: Any = None) -> Head:
     """weight [n_vocab, d], float32, or of 16 bits: as it lies there, or in 8 bits."""
     array, scale = _plain(weight, int8)
-    return Head(array, scale, tiles)
+    return Head(in_blocks(array) if int8 and tiles is not None else array, scale, tiles)
+
+
+def empty_head(n_vocab: int, d: int, dtype: Any, tiles: Any) -> Head:
+    """A head of zeros as `plain_head` gives it for a dtype, to compile for."""
+    weight = np.zeros((n_vocab, d), dtype)
+    in_tiles = tiles is not None and weight.itemsize == 1
+    return Head(in_blocks(weight) if in_tiles else weight, np.zeros(n_vocab, np.float32), tiles)
 
 
 def _stack(linears: list[Linear], int8: bool, blocks: bool) -> Products:

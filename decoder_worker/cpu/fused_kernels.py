@@ -40,9 +40,9 @@ from decoder_worker.cpu.fused_arrays import (
     QKV,
     SELF,
     SELF_OUT,
-    Head,
     Layers,
     Products,
+    empty_head,
     n_units,
     new_memory,
 )
@@ -73,7 +73,7 @@ def _multiply(
     """A product's units, while there are any. Whether all are done by this thread's last one."""
     weight, scale, bias = weights
     n_out, n_done = len(bias), 0
-    rows = begin_product(x, tiles)
+    rows = begin_product(x, weight, tiles)
     while True:
         unit = claim(counters, end)
         if unit < 0:
@@ -165,9 +165,9 @@ def run_layers(
 
 @njit(nogil=True, cache=True)
 def run_head(x: Any, head: Any, out: Any, counters: Any, begin: Any, leads: Any) -> None:
-    n_vocab = len(head.weight)
+    n_vocab = out.shape[1]
     end = begin + (n_vocab + LOGITS - 1) // LOGITS
-    rows = begin_product(x, head.tiles)
+    rows = begin_product(x, head.weight, head.tiles)
     while True:
         unit = claim(counters, end)
         if unit < 0:
@@ -224,12 +224,12 @@ def build(
     memory.x[:] = 0
     pages = empty_pages(own, True), empty_pages(cross, False)
     run_layers(layers, *pages, memory, units, counters, 0, True)
-    vocabulary = Head(np.zeros((2 * d, d), head), np.zeros(2 * d, np.float32), tiles)
-    out, next_unit = np.zeros((1, len(vocabulary.weight)), np.float32), n_units(units, 1)
+    vocabulary = empty_head(2 * d, d, head, tiles)
+    out, next_unit = np.zeros((1, 2 * d), np.float32), n_units(units, 1)
     run_head(memory.normed, vocabulary, out, counters, next_unit, True)
     if vocabulary.weight.dtype.itemsize != 2:
         return FusedKernels(cut, run_layers, run_head, None)
-    coarse = coarse_head(torch.zeros(vocabulary.weight.shape), tiles)
+    coarse = coarse_head(torch.zeros(2 * d, d), tiles)
     given = (
         coarse,
         vocabulary.scale,

@@ -1,7 +1,8 @@
 """Products and norms of a few rows, each on the calling thread and on a part of the outputs.
 
-Products by the CPU's tiles are in `tile_products`; which of the two is compiled is decided here, by
-whether there is a configuration of tiles. Imports numba: `fused_kernels` is made of them.
+Products by the CPU's tiles are in `tile_products`, of weights in 8 bits in `int8_products`. Which
+of them is compiled is decided here, by whether there is a configuration of tiles, and by the
+weights' dtype. Imports numba: `fused_kernels` is made of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from numba.extending import overload
 from cluster.jit.arithmetic import erf, number
 from cluster.jit.rows import SUMS, add_norm_row
 from cluster.jit.tile_instructions import begin_tiles, end_tiles
+from decoder_worker.cpu.int8_products import int8_tile_product, split_in_8_bits
 from decoder_worker.cpu.tile_products import split_rows, tile_product
 
 _HALF, _ONE, _SQRT_HALF = np.float32(0.5), np.float32(1), np.float32(0.7071067811865476)
@@ -46,24 +48,28 @@ def _product_of_four(x: Any, weight: Any, scale: Any, first: Any, last: Any, out
         out0[n], out1[n], out2[n], out3[n] = a * s, b * s, c * s, d * s
 
 
-def begin_product(x: Any, tiles: Any) -> Any:
+def begin_product(x: Any, weight: Any, tiles: Any) -> Any:
     """What `product` takes of x float32 [n, n_in] on this thread, which calls `end_product` last.
 
-    tiles: as in `fused_arrays.Layers`.
+    weight: what it will be multiplied by. tiles: as in `fused_arrays.Layers`.
     """
     raise NotImplementedError("only inside a kernel")
 
 
 @overload(begin_product)
-def _begin_product(x, tiles):
+def _begin_product(x, weight, tiles):
     if isinstance(tiles, types.NoneType):
-        return lambda x, tiles: x
+        return lambda x, weight, tiles: x
 
-    def split(x, tiles):
+    def split_in_16_bits(x, weight, tiles):
         begin_tiles(tiles)
         return split_rows(x)
 
-    return split
+    def split_for_int8(x, weight, tiles):
+        begin_tiles(tiles)
+        return split_in_8_bits(x)
+
+    return split_for_int8 if weight.dtype == types.int8 else split_in_16_bits
 
 
 def end_product(tiles: Any) -> None:
@@ -87,6 +93,10 @@ def product(x: Any, weight: Any, scale: Any, tiles: Any, first: Any, last: Any, 
 def _product(x, weight, scale, tiles, first, last, out):
     if isinstance(tiles, types.NoneType):
         return lambda x, weight, scale, tiles, first, last, out: plain_product(
+            x, weight, scale, first, last, out
+        )
+    if weight.dtype == types.int8:
+        return lambda x, weight, scale, tiles, first, last, out: int8_tile_product(
             x, weight, scale, first, last, out
         )
     return lambda x, weight, scale, tiles, first, last, out: tile_product(

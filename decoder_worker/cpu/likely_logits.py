@@ -19,9 +19,9 @@ from numba import njit
 
 from cluster.jit.arithmetic import larger, number
 from cluster.jit.rows import SUMS
-from decoder_worker.cpu.coarse_products import begin_coarse, coarse_product, lost_by_split
 from decoder_worker.cpu.fused_arrays import LOGITS
 from decoder_worker.cpu.fused_parts import begin_product, end_product, product
+from decoder_worker.cpu.int8_products import lost_by_split
 from decoder_worker.cpu.work_sharing import claim, finish, wait
 
 _LOWEST = np.float32(-3.4e38)
@@ -108,8 +108,8 @@ def run_likely(
     n_coarse = (n_words + LOGITS - 1) // LOGITS
     n_exact = max(1, (n_vocab - n_words) // LOGITS)  # the last one takes what is over
     end = begin + n_coarse + n_exact
-    rows = begin_product(x, head.tiles)
-    coarse_rows = begin_coarse(x, head.tiles)
+    rows = begin_product(x, head.weight, head.tiles)
+    coarse_rows = begin_product(x, coarse.weight, head.tiles)
     while True:
         unit = claim(counters, end)
         if unit < 0:
@@ -118,7 +118,7 @@ def run_likely(
         if index < n_coarse:
             first = index * LOGITS
             last = min(n_words, first + LOGITS)
-            coarse_product(coarse_rows, coarse, head.tiles, first, last, out)
+            product(coarse_rows, coarse.weight, coarse.scale, head.tiles, first, last, out)
         else:
             first = n_words + (index - n_coarse) * LOGITS
             last = n_vocab if unit + 1 == end else first + LOGITS

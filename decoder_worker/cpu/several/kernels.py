@@ -24,9 +24,9 @@ from decoder_worker.cpu.fused_arrays import (
     HEAD_DIM,
     LOGITS,
     N_PHASES,
-    Head,
     Layers,
     Products,
+    empty_head,
     new_memory,
 )
 from decoder_worker.cpu.fused_kernels import run_head, run_layers
@@ -240,7 +240,7 @@ def build(
     wide, narrow = products(n_mlp, d), products(d, n_mlp)
     layers = Layers(products(3 * d, d), square, square, square, wide, narrow, norms, tiles)
     memory, units = new_memory(1, 1, 1, d, n_mlp), np.ones(N_PHASES, np.int64)
-    vocabulary = Head(np.zeros((n_vocab, d), head), np.zeros(n_vocab, np.float32), tiles)
+    vocabulary = empty_head(n_vocab, d, head, tiles)
     coarse = coarse_head(torch.zeros(n_vocab, d), tiles) if has_coarse else None
     embedding = Embedding(np.zeros((n_vocab, d), own), np.zeros((2, d), own))
     plain, no_ids = np.zeros(n_vocab, np.float32), np.zeros(0, np.int64)

@@ -9,6 +9,7 @@ from cluster.kv.layout_for import kv_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint
+from cluster.model.device import resolve_dtype
 from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.backends import choose_attention, load_decoders, torch_attention
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
@@ -23,7 +24,8 @@ N_NEW_MAX = 64
 class RunnerBench:
     """`n_slots` slots, each with a random window of its own.
 
-    bucketed: on a CPU too, at fixed sizes, as a GPU does. threads: that share out few rows there.
+    dtype: as in DecoderSettings. bucketed: on a CPU too, at fixed sizes, as a GPU does.
+    threads: that share out few rows there.
     """
 
     def __init__(
@@ -39,6 +41,8 @@ class RunnerBench:
         checkpoint = open_checkpoint(str(folder))
         tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
         self.prompts = PromptBuilder(tokenizer, checkpoint.dims)
+        int8 = dtype == "int8"
+        dtype = resolve_dtype(dtype, device)
         layout = kv_layout(checkpoint, 0, dtype, device)
         own = self_kv_layout(checkpoint, dtype)
         cross_pool = PagePool(layout, n_slots * layout.pages_per_window, device)
@@ -59,7 +63,7 @@ class RunnerBench:
         attentions = choose_attention("auto", *pools, threads, packed=packed)
         if bucketed and device == "cpu":
             attentions = torch_attention(*pools, bucketed=True, packed=packed)
-        self.decoders = load_decoders(checkpoint, attentions, *pools, packed=packed)
+        self.decoders = load_decoders(checkpoint, attentions, *pools, int8=int8, packed=packed)
         self.runner = ModelRunner(
             checkpoint, tokenizer, cross_pool, self_pool, n_slots, self.decoders
         )

@@ -67,7 +67,8 @@ class Bench:
         own = pool(4 * MANY_ROWS, OWN_PAGE, dtype)
         self.pools = (own, pool(16, cross_page, cross_dtype or dtype))
         halves = torch.float16 if dtype == torch.bfloat16 and not int8 else None
-        tensors = DecoderTensors.load(checkpoint, dtype, "cpu", dtype if in_tiles else halves)
+        head = dtype if in_tiles and not int8 else halves
+        tensors = DecoderTensors.load(checkpoint, dtype, "cpu", head)
         tiles = tile_config() if in_tiles else None
         layers = stack_layers(
             tensors.by_name, tensors.dims, int8=int8, tiles=tiles, blocks=in_blocks
@@ -252,6 +253,20 @@ def test_weights_in_eight_bits_are_near_those_in_sixteen(checkpoint: Checkpoint)
     (states, logits), (exact_states, exact_logits) = bench.fused(steps(5)), exact.fused(steps(5))
     assert_close("states", states, exact_states, share=0.05)
     assert_close("logits", logits, exact_logits, share=0.05)
+
+
+@IN_TILES
+@pytest.mark.parametrize("n_rows", [1, MAX_ROWS])
+def test_weights_in_eight_bits_give_by_tiles_what_they_give_without(
+    checkpoint: Checkpoint, n_rows: int
+) -> None:
+    in_tiles = Bench(checkpoint, "bfloat16", 2, int8=True, in_tiles=True, in_blocks=True)
+    plain = Bench(checkpoint, "bfloat16", 2, int8=True)
+    (states, logits), (plain_states, plain_logits) = (
+        bench.fused(steps(n_rows)) for bench in (in_tiles, plain)
+    )
+    assert_close("states", states, plain_states, share=0.002)
+    assert_close("logits", logits, plain_logits, share=0.002)
 
 
 def test_a_row_of_nan_stays_one_and_leaves_others_alone(bench: Bench) -> None:

@@ -19,7 +19,7 @@ from tests.support.checkpoints import SHAPES, cached_checkpoint
 from tests.support.workers.model_runners import N_NEW_MAX, RunnerBench
 
 BUILDS_S = 110.0
-DTYPES = ["float32", *(["bfloat16"] if has_native_bfloat16() else [])]
+DTYPES = ["float32", "int8", *(["bfloat16"] if has_native_bfloat16() else [])]
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Products by the CPU's bfloat16 tiles are near the exact ones, for any number of rows."""
+"""Products by the CPU's tiles are near the exact ones, for any number of rows."""
 
 from __future__ import annotations
 
@@ -12,13 +12,20 @@ from torch import Tensor
 
 from cluster.jit.tile_registers import CONFIG_BYTES, has_bfloat16_tiles, tile_config
 from cluster.model.checkpoint import open_checkpoint
-from decoder_worker.cpu.tile_blocks import BLOCK_OUTPUTS, fits_tiles, in_blocks
+from decoder_worker.cpu import int8_products
+from decoder_worker.cpu.tile_blocks import (
+    BLOCK_OUTPUTS,
+    TILES_OF_BLOCK,
+    fits_tiles,
+    in_blocks,
+)
 from tests.support.checkpoints import ModelShape, make_checkpoint
 
+IN_TILES = pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's tiles")
 SHARE = 2**-16  # of a sum's terms, by which splitting a row into two bfloat16 may be off
 
 
-@pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's bfloat16")
+@IN_TILES
 @pytest.mark.parametrize("n_in", [32, 512, 2048])
 @pytest.mark.parametrize("n_out", [BLOCK_OUTPUTS, 4 * BLOCK_OUTPUTS, 2 * BLOCK_OUTPUTS + 25])
 @pytest.mark.parametrize("n_rows", [1, 8, 9])
@@ -59,10 +66,9 @@ def _end_tiles() -> None:
     njit(lambda: end_tiles())()
 
 
-@pytest.mark.parametrize("dtype", [np.uint16, np.int8])
-def test_blocks_hold_each_output_s_inputs_where_a_tile_reads_them(dtype: Any) -> None:
-    n_out, n_in, width = 2 * BLOCK_OUTPUTS, 192, 64 // np.dtype(dtype).itemsize
-    weight = np.random.default_rng(3).integers(0, 100, (n_out, n_in)).astype(dtype)
+def test_blocks_hold_each_output_s_inputs_where_a_tile_reads_them() -> None:
+    n_out, n_in, width = 2 * BLOCK_OUTPUTS, 192, 32
+    weight = np.random.default_rng(3).integers(0, 100, (n_out, n_in)).astype(np.uint16)
     blocks = in_blocks(weight)
     assert blocks.flags.c_contiguous
     assert blocks.shape == (2, n_in // width, BLOCK_OUTPUTS, width)
@@ -70,6 +76,65 @@ def test_blocks_hold_each_output_s_inputs_where_a_tile_reads_them(dtype: Any) ->
         for i in (0, width - 1, width, n_in - 1):
             found = blocks[output // BLOCK_OUTPUTS, i // width, output % BLOCK_OUTPUTS, i % width]
             assert found == weight[output, i]
+
+
+def test_blocks_of_8_bits_hold_four_inputs_of_every_output_side_by_side() -> None:
+    n_out, n_in = BLOCK_OUTPUTS + 10, 192
+    weight = np.random.default_rng(3).integers(-127, 128, (n_out, n_in)).astype(np.int8)
+    blocks = in_blocks(weight)
+    assert blocks.flags.c_contiguous
+    assert blocks.shape == (2, n_in // 64, BLOCK_OUTPUTS, 64)
+    tiles = blocks.reshape(2, n_in // 64, TILES_OF_BLOCK, 16, 16, 4)
+    for output in (0, 17, 63, 64, n_out - 1):
+        block, tile, column = output // 64, output % 64 // 16, output % 16
+        for i in (0, 3, 4, 63, 64, n_in - 1):
+            assert tiles[block, i // 64, tile, i % 64 // 4, column, i % 4] == weight[output, i]
+    assert not tiles[1, :, 1:].any(), "behind the last output"
+
+
+@IN_TILES
+@pytest.mark.parametrize("n_in", [64, 512, 2048])
+@pytest.mark.parametrize("n_out", [BLOCK_OUTPUTS, 2 * BLOCK_OUTPUTS + 25])
+@pytest.mark.parametrize("n_rows", [1, 8, 9])
+def test_products_in_8_bits_are_near_the_exact_ones(n_rows: int, n_out: int, n_in: int) -> None:
+    """Within half of the finest step for each input, and what float32 rounds."""
+    generator = torch.Generator().manual_seed(n_rows * n_out + n_in)
+    weight = torch.randint(-127, 128, (n_out, n_in), generator=generator).to(torch.int8)
+    x = torch.randn(n_rows, n_in, generator=generator)
+    scale = torch.rand(n_out, generator=generator) + 0.5
+    out = _int8_product(x, weight, scale)
+    exact = scale * (x.double() @ weight.double().t())
+    finest = x.abs().amax(1, keepdim=True) / (int8_products.STEPS * int8_products.FINER)
+    bound = scale * weight.double().abs().sum(1) * finest / 2 + 2**-20 * exact.abs() + 1e-3
+    assert ((out - exact).abs() <= bound).all()
+    company = torch.cat([x[-1:], 1000 * x])[:8]
+    assert torch.equal(_int8_product(company, weight, scale)[0], out[-1])
+
+
+@IN_TILES
+def test_rows_in_8_bits_that_are_zero_or_not_finite_leave_others_alone() -> None:
+    generator = torch.Generator().manual_seed(9)
+    weight = torch.randint(-127, 128, (BLOCK_OUTPUTS, 128), generator=generator).to(torch.int8)
+    x, scale = torch.randn(6, 128, generator=generator), torch.ones(BLOCK_OUTPUTS)
+    expected = _int8_product(x, weight, scale)
+    x[1], x[2, 5], x[3, 77], x[4] = 0, torch.nan, -torch.inf, 1e-38
+    out = _int8_product(x, weight, scale)
+    assert not out[[1, 4]].any()
+    assert out[[2, 3]].isnan().all()
+    assert torch.equal(out[[0, 5]], expected[[0, 5]])
+
+
+def _int8_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    from cluster.jit.tile_instructions import begin_tiles
+
+    out = np.full((len(x), len(scale)), np.nan, np.float32)
+    begin_tiles(tile_config())
+    rows = int8_products.split_in_8_bits(x.numpy())
+    int8_products.int8_tile_product(
+        rows, in_blocks(weight.numpy()), scale.numpy(), 0, len(scale), out
+    )
+    _end_tiles()
+    return torch.from_numpy(out)
 
 
 def test_a_configuration_names_eight_whole_tiles() -> None:
