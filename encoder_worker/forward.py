@@ -110,7 +110,7 @@ class WindowEncoder:
         self._may_run: Callable[[], bool] | None = None  # see `beside`
         self._tell_busy: Callable[[bool], None] = lambda busy: None
         if device == "cpu" and torch_dtype in DTYPES:
-            self._kernels = team_kernels(torch_dtype)
+            self._kernels = team_kernels(torch_dtype, int8=int8)
 
     def beside(
         self, may_run: Callable[[], bool], tell_busy: Callable[[bool], None]

@@ -4,14 +4,15 @@
 
 What an encoder worker does with one window, from its samples to the keys and values of
 cross-attention in their pages, in this process: log-mel, encoder, projection. Weights are random,
-in a published shape. Each round has the same clip once in the trimmed context and once in full, in
-changing order, in each precision. The ceiling is how many times fewer floating-point operations the
+in a published shape. Each round has the same clip once in the trimmed context and once in full in
+each precision, in changing order. The ceiling is how many times fewer floating-point operations the
 trimmed window has; attention counts by the square of the length, so it wins the most.
 Prints a table, one JSON line last.
 """
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
 import time
@@ -32,13 +33,14 @@ from cluster.kv.layout_for import kv_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import FRAMES_PER_S, SAMPLE_RATE, Pcm
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.device import use_threads
+from cluster.model.device import resolve_dtype, use_threads
 from cluster.model.encoder_context import FULL, EncoderContext
+from cluster.settings import DType
 from encoder_worker.forward import WindowEncoder
 from tests.support.checkpoints import ModelShape, make_checkpoint
 
 KERNELS_S = 600.0  # to compile them, on cores that other processes have
-PRECISIONS = ("bfloat16", "float32")
+PRECISIONS: tuple[DType, ...] = ("bfloat16", "int8", "float32")
 
 
 def main() -> None:
@@ -55,16 +57,17 @@ def main() -> None:
         parser.error(f"{args.seconds:g} s and {args.slack} positions of slack take all positions")
     samples = np.random.default_rng(0).normal(0, 3000, round(args.seconds * SAMPLE_RATE))
     pcm = samples.astype(np.int16)
-    rows: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(Path(folder), shape)
-        for dtype in PRECISIONS:
-            rows[dtype] = measure(folder, dtype, pcm, context, args.rounds)
+        rows = measure(folder, pcm, context, args.rounds)
     ceiling = times_fewer_operations(shape, context)
     title = f"whisper-{args.shape}, {args.seconds:g} s, {context} positions beside all"
-    table = Table("precision", "full, ms", "trimmed, ms", "times faster", "operations", title=title)
+    columns = ["precision", "full, ms", "trimmed, ms", "times faster", "operations"]
+    beside = [f"{part} beside {PRECISIONS[0]}" for part in ("full", "trimmed")]
+    table = Table(*columns, *beside, title=title)
     for dtype, row in rows.items():
         figures = (row["full_ms"], row["trimmed_ms"], row["times_faster"], ceiling)
+        figures += (row["full_beside_first"], row["trimmed_beside_first"])
         table.add_row(dtype, *(f"{figure:.2f}" for figure in figures))
     console = Console(width=110)
     console.print(f"{ceiling:.2f} times fewer operations in the trimmed window")
@@ -77,26 +80,49 @@ def main() -> None:
     print_result("trimmed", {**cpu_info(), **versions("torch"), **found})
 
 
-def measure(folder: str, dtype: str, pcm: Pcm, context: int, n_rounds: int) -> dict[str, float]:
-    """Medians in ms, and of the ratios within rounds."""
-    checkpoint = open_checkpoint(folder)
-    pool = PagePool(kv_layout(checkpoint, dtype=dtype), 1)
-    encoder = WindowEncoder(checkpoint, dtype, "cpu")
+class Precision:
+    """An encoder and a page to write to."""
+
+    def __init__(self, folder: str, dtype: DType) -> None:
+        checkpoint = open_checkpoint(folder)
+        computes_in = resolve_dtype(dtype, "cpu")
+        self._pool = PagePool(kv_layout(checkpoint, dtype=computes_in), 1)
+        self.encoder = WindowEncoder(checkpoint, computes_in, "cpu", int8=dtype == "int8")
+
+    def time_ms(self, pcm: Pcm, positions: int) -> float:
+        began = time.perf_counter()
+        self.encoder([pcm], self._pool.tensor, [(0,)], context=positions).wait()
+        return 1000 * (time.perf_counter() - began)
+
+
+def measure(folder: str, pcm: Pcm, context: int, n_rounds: int) -> dict[str, dict[str, float]]:
+    """By precision medians in ms, and of the ratios within rounds."""
+    encoders = {dtype: Precision(folder, dtype) for dtype in PRECISIONS}
     wait_for_builds(KERNELS_S)
-    taken: dict[int, list[float]] = {FULL: [], context: []}
+    cases = list(itertools.product(PRECISIONS, (FULL, context)))
+    taken: dict[tuple[str, int], list[float]] = {case: [] for case in cases}
     try:
         for number in range(n_rounds + 2):  # the first two warm up
-            for positions in (FULL, context) if number % 2 else (context, FULL):
-                began = time.perf_counter()
-                encoder([pcm], pool.tensor, [(0,)], context=positions).wait()
+            for dtype, positions in cases if number % 2 else reversed(cases):
+                took_ms = encoders[dtype].time_ms(pcm, positions)
                 if number > 1:
-                    taken[positions].append(1000 * (time.perf_counter() - began))
+                    taken[dtype, positions].append(took_ms)
     finally:
-        encoder.close()
+        for one in encoders.values():
+            one.encoder.close()
     return {
-        "full_ms": round(statistics.median(taken[FULL]), 2),
-        "trimmed_ms": round(statistics.median(taken[context]), 2),
-        "times_faster": round(median_ratio(taken[FULL], taken[context]), 2),
+        dtype: {
+            "full_ms": round(statistics.median(taken[dtype, FULL]), 2),
+            "trimmed_ms": round(statistics.median(taken[dtype, context]), 2),
+            "times_faster": round(median_ratio(taken[dtype, FULL], taken[dtype, context]), 2),
+            "full_beside_first": round(
+                median_ratio(taken[PRECISIONS[0], FULL], taken[dtype, FULL]), 2
+            ),
+            "trimmed_beside_first": round(
+                median_ratio(taken[PRECISIONS[0], context], taken[dtype, context]), 2
+            ),
+        }
+        for dtype in PRECISIONS
     }
 
 

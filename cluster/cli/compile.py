@@ -52,5 +52,6 @@ def _builds(dtypes: tuple[DType, ...]) -> Iterator[Callable[[], Any]]:
 
     for dtype in dtypes:
         computes_in = TORCH_DTYPES[resolve_dtype(dtype, "cpu")]
-        yield partial(team_kernels, computes_in)
-        yield from decoder.all_builds(bfloat16=computes_in == torch.bfloat16, int8=dtype == "int8")
+        int8 = dtype == "int8"
+        yield partial(team_kernels, computes_in, int8=int8)
+        yield from decoder.all_builds(bfloat16=computes_in == torch.bfloat16, int8=int8)

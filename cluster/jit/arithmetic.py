@@ -18,7 +18,9 @@ FLOAT8_UNIT = np.float32(256)  # a float8_e4m3fn's exponent has a bias of 7, a f
 
 
 @intrinsic
-def _as_float(_context: Any, _bits: Any) -> Any:
+def as_float(_context: Any, _bits: Any) -> Any:
+    """The float32 that has these bits, uint32."""
+
     def bitcast(_: Any, builder: Any, __: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
 
@@ -26,7 +28,9 @@ def _as_float(_context: Any, _bits: Any) -> Any:
 
 
 @intrinsic
-def _as_bits(_context: Any, _number: Any) -> Any:
+def as_bits(_context: Any, _number: Any) -> Any:
+    """The bits of a float32, as uint32."""
+
     def bitcast(_: Any, builder: Any, __: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
 
@@ -62,7 +66,7 @@ def number(stored: Any) -> Any:
 @overload(number, inline="always")
 def _number(stored):
     if stored == types.uint16:
-        return lambda stored: _as_float(uint32(stored) << uint32(16))
+        return lambda stored: as_float(uint32(stored) << uint32(16))
     if stored == types.int16:
         return lambda stored: half_number(uint16(stored))
     if stored == types.int8:
@@ -75,15 +79,15 @@ def _number(stored):
 @njit(inline="always")
 def bfloat16_bits(x: Any) -> Any:
     """The nearest bfloat16 (ties away from zero) of a finite float32, as uint16."""
-    return uint16((_as_bits(x) + uint32(0x8000)) >> uint32(16))
+    return uint16((as_bits(x) + uint32(0x8000)) >> uint32(16))
 
 
 @njit(inline="always")
 def nearest_bfloat16(x: Any) -> Any:
     """The nearest bfloat16 of a finite float32 as torch rounds it (ties to even), as float32."""
-    bits = _as_bits(x)
+    bits = as_bits(x)
     odd = (bits >> uint32(16)) & uint32(1)
-    return _as_float(uint32((bits + uint32(0x7FFF) + odd) & uint32(0xFFFF0000)))
+    return as_float(uint32((bits + uint32(0x7FFF) + odd) & uint32(0xFFFF0000)))
 
 
 def stored(x: Any, like: Any) -> Any:
@@ -134,7 +138,7 @@ def exp2(x: Any) -> Any:
     p = p * part + np.float32(0.24022242)
     p = p * part + np.float32(0.693147)
     p = p * part + np.float32(1.0)
-    return p * _as_float(uint32((int32(whole) + int32(127)) << int32(23)))
+    return p * as_float(uint32((int32(whole) + int32(127)) << int32(23)))
 
 
 @njit(inline="always", fastmath=True)

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 MIDDLE = 128  # zero of int8 rows that are held as uint8
 MOST = 127  # of 8 bits with a sign
+LEAST_SCALE = 1e-12  # of a row: one of zeros has this
 # An x86 CPU without VNNI adds two products of a row and a weight in 16 bits, where 2 * 255 * 127
 # does not fit and 2 * 255 * 63 does.
 MOST_WITHOUT_VNNI = 63
@@ -151,17 +152,23 @@ class DynamicInt8:
     def __call__(self, x: Tensor) -> Tensor:
         signed, scale = quantize_rows(x.reshape(-1, x.shape[-1]))
         rows = signed.view(torch.uint8) ^ MIDDLE  # only unsigned rows have a fast kernel
-        # The integers' product times the weights' scale; one scale for all rows, here 1, is all
-        # that the call knows, so the rows' own come after it.
-        out = torch.ops.onednn.qlinear_pointwise(
-            *(rows, 1.0, MIDDLE, self.weight, self.scale, self.zeros, None),
-            *(1.0, 0, x.dtype, "none", [], ""),
-        )
+        out = self.unscaled(rows, x.dtype)
         out *= scale.to(x.dtype)[:, None]
         if self.bias is not None:
             out += self.bias
-        rounded: Tensor = out.view(*x.shape[:-1], -1)
-        return rounded
+        return out.view(*x.shape[:-1], -1)
+
+    def unscaled(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
+        """What rows uint8 [n, n_in], their zero at MIDDLE, give without their scales and the bias.
+
+        The integers' product times the weights' scale, [n, n_out] in `dtype`. One scale for all
+        rows, here 1, is all that oneDNN's call knows, so the rows' own come after it.
+        """
+        found: Tensor = torch.ops.onednn.qlinear_pointwise(
+            *(rows, 1.0, MIDDLE, self.weight, self.scale, self.zeros, None),
+            *(1.0, 0, dtype, "none", [], ""),
+        )
+        return found
 
     def gelu(self, x: Tensor) -> Tensor:
         return F.gelu(self(x))
@@ -172,7 +179,7 @@ class DynamicInt8:
 
 def quantize_rows(x: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
     """Each row of x [n, m] in -most..most with its own scale: int8 [n, m], float32 [n]."""
-    scale = (x.abs().amax(-1).float() / most).clamp_(min=1e-12)
+    scale = (x.abs().amax(-1).float() / most).clamp_(min=LEAST_SCALE)
     return (x * scale.reciprocal()[:, None]).round_().to(torch.int8), scale
 
 

@@ -6,5 +6,12 @@ from pathlib import Path
 
 _FOLDER = Path(__file__).resolve().parent
 KERNEL_SOURCES = tuple(
-    _FOLDER / name for name in ("team_kernels.py", "tile_attention.py", "attention_steps.py")
+    _FOLDER / name
+    for name in (
+        "team_kernels.py",
+        "heads.py",
+        "int8_rows.py",
+        "tile_attention.py",
+        "attention_steps.py",
+    )
 )

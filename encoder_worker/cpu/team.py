@@ -24,10 +24,10 @@ import torch
 from torch import Tensor
 
 from cluster.jit.background import as_array
-from cluster.model.layers import LayerNorm
 from encoder_worker.cpu.attention import Attention, make_attention
+from encoder_worker.cpu.products import Heads, make_products
 from encoder_worker.cpu.team_kernels import TeamKernels
-from encoder_worker.model import AudioEncoder, EncoderLayer, positions_alike
+from encoder_worker.model import AudioEncoder, positions_alike
 
 HELD_S = 0.002  # between two questions whether the next unit may be done
 ROWS = 250  # most of a unit: its hidden rows (1 MB for base) stay in cache between products
@@ -61,6 +61,7 @@ class TeamEncoder:
         dims = encoder.dims
         head_dim = dims.n_audio_state // dims.n_audio_head
         self._attend = make_attention(kernels, encoder.dtype, head_dim)
+        self._products = make_products(encoder, kernels)
         self._changed = threading.Condition()  # guards the windows and the next three
         self._windows: list[_Window] = []  # not yet done, oldest first
         self._idle: list[_Memory] = []  # used again
@@ -165,35 +166,26 @@ class TeamEncoder:
         begin, end = window.memory.units[unit]
         x = window.memory.x[begin:end]
         x.copy_(self._encoder.embed_rows(window.mel, begin, end, window.alike))
-        self._project(window, 0, unit, self._encoder.layers[0].norm(x))
+        self._project(window, 0, unit, self._products.begin(x))
 
-    def _project(self, window: _Window, index: int, unit: int, normed: Tensor) -> None:
-        """Queries, keys and values of one layer, from its normed input [n, d]."""
+    def _project(self, window: _Window, index: int, unit: int, normed: Any) -> None:
+        """Queries, keys and values of one layer, from its rows behind the norm."""
         memory = window.memory
-        qkv = as_array(self._encoder.layers[index].qkv(normed))
         k, v = as_array(memory.k[index % 2]), as_array(memory.v[index % 2])
         q, sums = as_array(memory.q[unit]), memory.key_sums[unit]
-        self._kernels.split(qkv, memory.units[unit][0], q, k, v, sums)
+        self._products.project(index, normed, Heads(memory.units[unit][0], q, k, v, sums))
 
     def _layer(self, window: _Window, index: int, unit: int) -> None:
         memory = window.memory
         begin, end = memory.units[unit]
-        layer: EncoderLayer = self._encoder.layers[index]
-        x = as_array(memory.x[begin:end])
-        normed = torch.empty(end - begin, memory.d, dtype=self._encoder.dtype)
+        x = memory.x[begin:end]
         keys, values = memory.k[index % 2], memory.v[index % 2]
         attended = self._attend(memory.q[unit], keys, values, memory.n)
-        self._add_norm(x, layer.out(attended), layer.mlp.norm, normed)
-        delta = layer.mlp.fc2(layer.mlp.fc1.gelu(normed))
         if index + 1 < len(self._encoder.layers):
-            self._add_norm(x, delta, self._encoder.layers[index + 1].norm, normed)
+            normed = self._products.layer(index, x, attended)
             self._project(window, index + 1, unit, normed)
         else:
-            self._add_norm(x, delta, self._encoder.norm, normed)
-            window.sink(normed, begin)
-
-    def _add_norm(self, x: Any, delta: Tensor, norm: LayerNorm, out: Tensor) -> None:
-        self._kernels.add_norm(x, as_array(delta), *norm.arrays, as_array(out))
+            window.sink(self._products.last_layer(x, attended), begin)
 
 
 class _Memory:

@@ -17,6 +17,9 @@ from cluster.jit.arithmetic import LOG2_E, bfloat16_bits, exp2, number, stored
 from cluster.jit.rows import SUMS, add_norm
 from cluster.jit.tile_registers import tile_config
 from encoder_worker.cpu.attention_steps import HEAD_DIM, KEYS
+from encoder_worker.cpu.heads import split
+from encoder_worker.cpu.int8_rows import Int8Kernels
+from encoder_worker.cpu.int8_rows import build as build_int8
 from encoder_worker.cpu.tile_attention import attend
 
 
@@ -34,6 +37,7 @@ class TeamKernels:
         [H' * n] to columns of out [n, d], both own.
     attend: `tile_attention.attend`, where the CPU has tiles and own is bfloat16; else None. Then
         split's v may be a view of [H, Dh, T].
+    int8: in place of add_norm and split where the encoder's products are of int8; else None.
     """
 
     add_norm: Callable[..., None]
@@ -42,24 +46,7 @@ class TeamKernels:
     softmax: Callable[..., None]
     join: Callable[..., None]
     attend: Callable[..., None] | None = None
-
-
-@njit(fastmath=SUMS, nogil=True, cache=True)
-def _split(qkv: Any, begin: Any, q: Any, k: Any, v: Any, key_sums: Any) -> None:
-    n_head, n, head_dim = q.shape
-    d = n_head * head_dim
-    key_sums[:] = np.float32(0)
-    for r in range(n):
-        for h in range(n_head):
-            first = h * head_dim
-            for c in range(head_dim):
-                q[h, r, c] = qkv[r, first + c]
-            for c in range(head_dim):
-                key = qkv[r, d + first + c]
-                k[h, begin + r, c] = key
-                key_sums[first + c] += number(key)
-            for c in range(head_dim):
-                v[h, begin + r, c] = qkv[r, 2 * d + first + c]
+    int8: Int8Kernels | None = None
 
 
 @njit(fastmath=SUMS, nogil=True, cache=True)
@@ -103,25 +90,27 @@ def _join(mixed: Any, inverse_sums: Any, first_head: Any, out: Any) -> None:
                 out[r, first + c] = stored(number(mixed[h, r, c]) * inverse, out[r, first + c])
 
 
-def build(own: Any, *, tiles: bool = False) -> TeamKernels:
+def build(own: Any, *, tiles: bool = False, int8: bool = False) -> TeamKernels:
     """Compile (or load) the kernels; `own` is uint16 or float32.
 
     tiles: attend by the CPU's tiles, which needs uint16.
+    int8: have those for products of int8 too.
     """
     plain, row = np.zeros(4, np.float32), np.zeros((1, 4), own)
     heads = np.zeros((1, 1, 4), own)
     add_norm(np.zeros((1, 4), np.float32), row, plain, plain, row.copy())
     # Of two heads and rows: numba takes a view of one for contiguous, and compiles for that.
     values = np.zeros((2, 4, 2), own).transpose(0, 2, 1) if tiles else heads.copy()
-    _split(np.zeros((1, 12), own), 0, heads, heads.copy(), values, plain)
+    split(np.zeros((1, 12), own), 0, heads, heads.copy(), values, plain)
+    in_int8 = build_int8(own, values) if int8 else None
     if tiles:
         _build_attend()
-        return TeamKernels(add_norm, _split, _centre, _softmax, _join, attend)
+        return TeamKernels(add_norm, split, _centre, _softmax, _join, attend, in_int8)
     _centre(heads, 0, 1, plain)
     _join(heads, plain, 0, row)
     if own is np.uint16:
         _softmax(row, plain, np.float32(LOG2_E))
-    return TeamKernels(add_norm, _split, _centre, _softmax, _join)
+    return TeamKernels(add_norm, split, _centre, _softmax, _join, int8=in_int8)
 
 
 def _build_attend() -> None:

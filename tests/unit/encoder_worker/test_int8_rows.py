@@ -1,0 +1,212 @@
+"""An encoder in int8 gives on its team what it gives by torch, by whomever its rows are taken."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numba import njit
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.jit.background import as_array
+from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.model.linear import MIDDLE, quantize_rows
+from encoder_worker.cpu.compiled import team_kernels
+from encoder_worker.cpu.int8_rows import Int8Kernels, gelu
+from encoder_worker.cpu.products import Int8Products, PlainProducts, make_products
+from encoder_worker.cpu.team import TeamEncoder
+from encoder_worker.cpu.team_kernels import TeamKernels
+from encoder_worker.mel import LogMel
+from encoder_worker.model import AudioEncoder
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.references.hugging_face import make_pcm
+
+BUILD_S = 100.0
+PATIENCE_S = 60.0
+NATIVE = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a CPU with AVX512"
+)
+DTYPES = pytest.mark.parametrize(
+    "dtype", [torch.float32, pytest.param(torch.bfloat16, marks=NATIVE)], ids=str
+)
+
+
+@pytest.fixture(scope="module")
+def checkpoint() -> Checkpoint:
+    return open_checkpoint(str(cached_checkpoint("tiny")))
+
+
+def make_kernels(dtype: torch.dtype) -> TeamKernels:
+    kernels = team_kernels(dtype, int8=True).wait(BUILD_S)
+    assert kernels is not None
+    return kernels
+
+
+def make_int8(dtype: torch.dtype) -> Int8Kernels:
+    int8 = make_kernels(dtype).int8
+    assert int8 is not None
+    return int8
+
+
+def make_mel(checkpoint: Checkpoint) -> Tensor:
+    pcm = [make_pcm(seconds, seed) for seed, seconds in enumerate((4.0, 30.0))]
+    return LogMel(checkpoint.dims.n_mels)(pcm)
+
+
+def encode(encoder: AudioEncoder, kernels: TeamKernels, n_threads: int, mel: Tensor) -> Tensor:
+    team = TeamEncoder(encoder, kernels, n_threads)
+    states = torch.empty(len(mel), mel.shape[2] // 2, encoder.dims.n_audio_state)
+
+    def put(row: Tensor) -> Any:
+        def sink(rows: Tensor, begin: int) -> None:
+            row[begin : begin + len(rows)] = rows.float()
+
+        return sink
+
+    for future in [team.submit(mel[i : i + 1], put(row)) for i, row in enumerate(states)]:
+        future.result(PATIENCE_S)
+    team.close()
+    return states
+
+
+def off(found: Tensor, expected: Tensor) -> float:
+    return ((found.float() - expected).norm() / expected.norm()).item()
+
+
+@DTYPES
+@torch.inference_mode()
+def test_the_teams_states_are_as_exact_as_torchs(
+    checkpoint: Checkpoint, dtype: torch.dtype
+) -> None:
+    """Through all layers each integer that rounds otherwise changes others, so compare errors."""
+    encoder, kernels = AudioEncoder(checkpoint, dtype, int8=True), make_kernels(dtype)
+    assert isinstance(make_products(encoder, kernels), Int8Products)
+    mel = make_mel(checkpoint)[:, :, :640]
+    found, by_torch = encode(encoder, kernels, 2, mel), encoder(mel)
+    exact = AudioEncoder(checkpoint)(mel)
+    error, theirs = off(found, exact), off(by_torch, exact)
+    print(f"{error:.4f}, torch's {theirs:.4f}, from each other {off(found, by_torch):.4f}")
+    assert 0.005 < error < 1.05 * theirs
+
+
+@DTYPES
+@torch.inference_mode()
+def test_a_layers_products_are_torchs_int8(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
+    """In float32 the same integers, but for few at a tie."""
+    encoder, kernels = AudioEncoder(checkpoint, dtype, int8=True), make_kernels(dtype)
+    generator = torch.Generator().manual_seed(0)
+    n, d = 50, encoder.dims.n_audio_state
+    x, attended = (torch.randn(n, d, generator=generator) for _ in range(2))
+    attended = attended.to(dtype)
+    most = 5e-4 if dtype == torch.float32 else 0.015
+    found, expected = x.clone(), x.clone()
+    by_kernels = Int8Products(encoder, make_int8(dtype))
+    by_torch = PlainProducts(encoder, kernels)
+    normed, expected_normed = (
+        products.layer(0, stream, attended)
+        for products, stream in ((by_kernels, found), (by_torch, expected))
+    )
+    assert off(found - x, expected - x) < most
+    integers, scales = quantize_rows(expected_normed)
+    np.testing.assert_allclose(normed.scales, scales.numpy(), rtol=10 * most)
+    differ = normed.rows.int() - MIDDLE != integers
+    print(f"{differ.float().mean():.4f} of the integers differ")
+    assert differ.float().mean() < (0.02 if dtype == torch.float32 else 0.5)
+    states, expected_states = (
+        products.last_layer(x.clone(), attended) for products in (by_kernels, by_torch)
+    )
+    assert off(states, expected_states.float()) < most
+
+
+@DTYPES
+@torch.inference_mode()
+def test_a_windows_states_do_not_depend_on_company(
+    checkpoint: Checkpoint, dtype: torch.dtype
+) -> None:
+    encoder, mel, kernels = (
+        AudioEncoder(checkpoint, dtype, int8=True),
+        make_mel(checkpoint)[:, :, :640],
+        make_kernels(dtype),
+    )
+    together = encode(encoder, kernels, 3, mel)
+    for i in range(len(mel)):
+        assert torch.equal(encode(encoder, kernels, 1, mel[i : i + 1])[0], together[i])
+
+
+@DTYPES
+def test_rows_are_quantised_as_by_torch(dtype: torch.dtype) -> None:
+    x = torch.randn(5, 70, generator=torch.Generator().manual_seed(0)) * 3
+    x[1], x[2], x[3, 7] = 0.0, x[2] * 1e6, torch.nan
+    x = x.to(dtype)
+    rows, scales = np.empty((5, 70), np.uint8), np.empty(5, np.float32)
+    make_int8(dtype).quantize(as_array(x), rows, scales)
+    expected, expected_scales = quantize_rows(x)
+    numbers = [0, 1, 2, 4]
+    np.testing.assert_array_equal(scales, expected_scales.numpy())
+    found = rows.astype(int) - MIDDLE
+    np.testing.assert_array_equal(found[numbers], expected.numpy()[numbers])
+    assert np.isnan(scales[3]), "a window that the model cannot compute must not look well"
+
+
+def test_gelu_is_the_exact_one() -> None:
+    @njit
+    def apply(x: Any, out: Any) -> None:
+        for i in range(len(x)):
+            out[i] = gelu(x[i])
+
+    x = torch.cat([torch.linspace(-10, 10, 100_001), torch.tensor([-1e4, 1e4])])
+    found = torch.empty_like(x)
+    apply(x.numpy(), found.numpy())
+    exact = F.gelu(x.double())
+    assert (found - exact).abs()[:-2].max() < 1e-5
+    assert found[-1] == x[-1]
+    assert abs(found[-2]) < 1e-6 * 1e4
+    near = (x.abs() < 1) & (x != 0)
+    assert ((found / exact - 1).abs()[near]).max() < 5e-5, "a hundredth of bfloat16's step"
+
+
+@DTYPES
+def test_what_follows_a_product_is_as_by_torch(dtype: torch.dtype) -> None:
+    """Within a half of a step of 8 bits, and what rounding to the dtype takes."""
+    generator = torch.Generator().manual_seed(0)
+    int8, n, d = make_int8(dtype), 37, 64
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    product, scales, bias = draw(n, d).to(dtype), draw(n).abs(), draw(d)
+    x, weight, norm_bias = draw(n, d), draw(d), draw(d)
+    summed = product.float() * scales[:, None] + bias
+    normed = F.layer_norm(x + summed, (d,), weight, norm_bias)
+    own = (as_array(product), scales.numpy(), bias.numpy())
+    norm = (weight.numpy(), norm_bias.numpy())
+    rows, row_scales = torch.empty(n, d, dtype=torch.uint8), torch.empty(n)
+
+    def is_quantised(of: Tensor) -> bool:
+        numbers = (rows.float() - MIDDLE) * row_scales[:, None]
+        return bool(((numbers - of).abs() <= 0.501 * row_scales[:, None] + 1e-5).all())
+
+    stream, out = x.clone(), torch.empty(n, d, dtype=dtype)
+    int8.add_norm(stream.numpy(), *own, *norm, as_array(out))
+    torch.testing.assert_close(stream, x + summed)
+    torch.testing.assert_close(out, normed.to(dtype), atol=1e-5, rtol=0.01)
+    stream = x.clone()
+    int8.add_norm_quantize(stream.numpy(), *own, *norm, rows.numpy(), row_scales.numpy())
+    torch.testing.assert_close(stream, x + summed)
+    assert is_quantised(normed)
+    int8.gelu_quantize(*own, rows.numpy(), row_scales.numpy())
+    assert is_quantised(F.gelu(summed))
+
+
+@torch.inference_mode()
+def test_kernels_for_one_dtype_leave_int8_to_torch(checkpoint: Checkpoint) -> None:
+    encoder = AudioEncoder(checkpoint, int8=True)
+    kernels = team_kernels(torch.float32).wait(BUILD_S)
+    assert kernels is not None
+    assert isinstance(make_products(encoder, kernels), PlainProducts)
+    mel = make_mel(checkpoint)[:, :, :640]
+    exact = AudioEncoder(checkpoint)(mel)
+    assert off(encode(encoder, kernels, 2, mel), exact) < 1.05 * off(encoder(mel), exact)
