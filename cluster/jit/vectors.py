@@ -16,6 +16,7 @@ LANES = 16
 _INT, _POINTER = ir.IntType(32), ir.IntType(8).as_pointer()
 FLOATS, INTS = ir.VectorType(ir.FloatType(), LANES), ir.VectorType(_INT, LANES)
 _WORDS, _HALVES = ir.VectorType(ir.IntType(16), 2 * LANES), ir.VectorType(ir.HalfType(), 2 * LANES)
+_SHORTS = ir.VectorType(ir.IntType(16), LANES)
 _BYTES = ir.VectorType(ir.IntType(8), LANES)
 _ALL_LANES, _THIS_ROUNDING = ir.Constant(ir.IntType(16), -1), ir.Constant(_INT, 4)
 # The polynomial of degree 4 with 1 at 0 whose largest relative error over -0.5..0.5 is least.
@@ -27,6 +28,14 @@ def load(builder: Any, address: Any) -> Any:
     loaded = builder.load(builder.inttoptr(address, FLOATS.as_pointer()))
     loaded.align = 4
     return loaded
+
+
+def load_bfloat16(builder: Any, address: Any) -> Any:
+    """16 bfloat16 from an address, in their order."""
+    loaded = builder.load(builder.inttoptr(address, _SHORTS.as_pointer()))
+    loaded.align = 2
+    wide = builder.zext(loaded, INTS)
+    return builder.bitcast(builder.shl(wide, ir.Constant(INTS, [16] * LANES)), FLOATS)
 
 
 def store(builder: Any, vector: Any, address: Any) -> None:
