@@ -66,7 +66,7 @@ def run_fault(
     if outcome.replaced_s is None:
         outcome.left_over.append(f"not replaced: {target.missing()}")
     _wait(lambda: load.n_in_flight == 0, SETTLE_S)
-    outcome.count(load.sent[n_before:])
+    outcome.count(load.sent[n_before:], fault_s)
     outcome.left_over += target.left_over(files_before)
     if checks_tables:
         outcome.left_over += broken_tables(target)

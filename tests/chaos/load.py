@@ -27,6 +27,7 @@ from tests.support.audio.recordings import lengthened
 CLIPS = ("short", "short", "medium", "short")  # in turn; 5 and 25 seconds of speech
 GIVEN_UP_S = 150.0  # a request without an answer by then is lost; above any deadline of a clip
 REFUSALS = (429, 503)
+STAGE = re.compile(r"(\w+);dur=([\d.]+)")  # of the header `server-timing`, in milliseconds
 N_VARIANTS = 400  # more windows than all encoders keep
 
 Verdict = Literal["right", "wrong", "refused", "lost"]
@@ -37,6 +38,7 @@ class Sent:
     """One request. Times are monotonic; `statuses`: of each try, 0 where no answer came.
 
     n_hits: its windows that an encoder had kept, as the answer says.
+    stages: seconds of each stage of the last try, by the names of the header `server-timing`.
     """
 
     number: int
@@ -47,6 +49,7 @@ class Sent:
     detail: str = ""
     statuses: list[int] = field(default_factory=list)
     n_hits: int = 0
+    stages: dict[str, float] = field(default_factory=dict)
 
     @property
     def retried(self) -> bool:
@@ -74,6 +77,8 @@ async def _note_answer(response: httpx.Response) -> None:
     sent.statuses[-1] = response.status_code
     if found := re.search(r"hits=(\d+)", response.headers.get("x-splitscribe-cache", "")):
         sent.n_hits = int(found[1])
+    timing = response.headers.get("server-timing", "")
+    sent.stages = {name: float(ms) / 1000 for name, ms in STAGE.findall(timing)}
 
 
 class Load:

@@ -11,6 +11,8 @@ from tests.chaos.load import Sent, goodput, verdicts
 SPAN_S = 5.0  # goodput is counted over so much
 SHARE = 0.9  # of the goodput before, at which the service has recovered
 STEP_S = 0.25
+SLOW_S = 3.0  # the table says of a slower answer where its time went
+SHORT_S = 0.05  # a stage that took less is not named
 EDGE = 0.5  # requests: what one more or less in a span does not decide
 
 COLUMNS = (
@@ -25,6 +27,7 @@ COLUMNS = (
     ("slowest", 8),
     ("before", 7),
     ("recovery", 9),
+    ("aim", 5),
     ("replaced", 9),
     ("hits", 5),
     ("evicted", 8),
@@ -38,6 +41,7 @@ class Outcome:
     met_refusal: requests that got a 429 or 503 at any try; refused: at their last.
     recovery_s: from the fault to the first 5 s with 90 % of the goodput before it, after the
         goodput fell; 0 where it never fell, None where it stayed low.
+    limit_s: the recovery to reach, which the table has as "aim".
     replaced_s: until every worker was there again; None: not in time.
     hits: windows that needed no encode. evicted: kept windows that made room for others, without
         those of encoders that are gone.
@@ -53,6 +57,7 @@ class Outcome:
     wrong: int = 0
     lost: int = 0
     slowest_s: float = 0.0
+    slowest: str = ""  # where the time of the slowest answer went
     goodput_before: float = 0.0
     recovery_s: float | None = None
     replaced_s: float | None = None
@@ -66,7 +71,8 @@ class Outcome:
         """No wrong text, no request lost, nothing left over. Speed is for the reader to judge."""
         return not (self.wrong or self.lost or self.left_over) and self.replaced_s is not None
 
-    def count(self, sent: Sequence[Sent]) -> None:
+    def count(self, sent: Sequence[Sent], fault_s: float | None = None) -> None:
+        """fault_s: when the fault was injected, on the clock of the requests."""
         by_verdict = verdicts(sent)
         self.sent = len(sent)
         self.right, self.refused = by_verdict["right"], by_verdict["refused"]
@@ -74,7 +80,9 @@ class Outcome:
         self.retried = sum(one.retried for one in sent)
         self.met_refusal = sum(one.was_refused for one in sent)
         self.hits = sum(one.n_hits for one in sent)
-        self.slowest_s = max((one.took_s for one in sent), default=0.0)
+        slowest = max(sent, key=lambda one: one.took_s, default=None)
+        if slowest is not None:
+            self.slowest_s, self.slowest = slowest.took_s, where_time_went(slowest, fault_s)
         self.details = [
             f"request {one.number} ({one.clip}), tries {one.statuses}: {one.verdict}, {one.detail}"
             for one in sent
@@ -100,6 +108,21 @@ def recovery_s(sent: Sequence[Sent], fault_s: float, until_s: float, before: flo
     return None if fell else 0.0
 
 
+def where_time_went(sent: Sent, fault_s: float | None = None) -> str:
+    """The seconds of each stage of an answer, and those of no stage.
+
+    Those of no stage are waits for a worker that does not answer, pauses before the router tries a
+    window again, and the way between processes; of earlier tries of the client, all.
+    """
+    stages = {name: s for name, s in sent.stages.items() if name != "total" and s >= SHORT_S}
+    elsewhere_s = sent.took_s - sum(s for name, s in sent.stages.items() if name != "total")
+    shares = [f"{name} {s:.1f} s" for name, s in stages.items()]
+    when = "" if fault_s is None else f", sent {sent.began_s - fault_s:+.1f} s from the fault"
+    return f"request {sent.number} ({sent.clip}){when}, tries {sent.statuses}: " + ", ".join(
+        (*shares, f"no stage {elsewhere_s:.1f} s")
+    )
+
+
 def table(outcomes: Sequence[Outcome]) -> str:
     """For a terminal."""
     lines = ["  ".join(name.ljust(width) for name, width in COLUMNS).rstrip()]
@@ -116,12 +139,15 @@ def table(outcomes: Sequence[Outcome]) -> str:
             f"{one.slowest_s:.1f} s",
             f"{one.goodput_before:.1f}/s",
             _seconds(one.recovery_s),
+            f"{one.limit_s:.0f} s",
             _seconds(one.replaced_s),
             one.hits,
             one.evicted,
         )
         cells = (str(v).ljust(width) for v, (_, width) in zip(values, COLUMNS, strict=True))
         lines.append("  ".join(cells).rstrip())
+        if one.slowest_s > SLOW_S:
+            lines.append(f"    slowest: {one.slowest}")
         lines += [f"    left over: {what}" for what in one.left_over]
         lines += [f"    {detail}" for detail in one.details[:5]]
     return "\n".join(lines)

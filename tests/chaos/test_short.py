@@ -11,7 +11,7 @@ from tests.chaos.faults import Both, Fault, Freeze, FullSpool, Kill
 from tests.chaos.kept_load import TIGHT
 from tests.chaos.load import Load, Sent, reference_texts
 from tests.chaos.page_tables import broken_tables
-from tests.chaos.report import Outcome, recovery_s
+from tests.chaos.report import Outcome, recovery_s, table
 from tests.chaos.target import Target, local_target
 from tests.e2e.conftest import wait_until
 
@@ -94,3 +94,18 @@ def test_an_outcome_is_bad_by_one_wrong_text() -> None:
     sent[1].verdict = "wrong"
     outcome.count(sent)
     assert not outcome.is_good
+
+
+def test_the_slowest_answer_says_where_its_time_went() -> None:
+    """Of 20 s, the last try was 6 s in a queue and 1 s at work; the rest was in no stage."""
+    sent = answers([11.0, 30.0])
+    sent[1].began_s, sent[1].statuses = 10.0, [0, 200]
+    sent[1].stages = {"queue": 6.0, "encode": 1.0, "transfer": 0.001, "total": 15.0}
+    outcome = Outcome("a fault", 10.0, replaced_s=1.0)
+    outcome.count(sent, fault_s=12.0)
+    assert outcome.slowest_s == 20.0
+    assert outcome.slowest == (
+        "request 1 (short), sent -2.0 s from the fault, tries [0, 200]: "
+        "queue 6.0 s, encode 1.0 s, no stage 13.0 s"
+    )
+    assert outcome.slowest in table([outcome])
