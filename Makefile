@@ -79,17 +79,20 @@ test: install
 test-unit: install
 	$(BIN)/python -m pytest $(FAST) $(IN_PARALLEL) tests/unit
 
-# Each group but soak is meant to take less than 20 minutes on two cores. A test keeps them complete.
+# Each group but grid and soak is meant to take less than 20 minutes on two cores: grid plays servers'
+# whole loads in real time. A test keeps the groups complete.
 SLOW_unit := tests/unit tests/parity tests/contract
 SLOW_http := tests/e2e/http $(wildcard tests/e2e/test_*.py)
 SLOW_archives := tests/e2e/archives
 SLOW_live := tests/e2e/live
 SLOW_page := tests/e2e/page
-SLOW_operation := tests/e2e/operation
+SLOW_operation := $(filter-out %/test_signals.py %/test_simulated_grid.py,$(wildcard tests/e2e/operation/test_*.py))
+SLOW_signals := tests/e2e/operation/test_signals.py
+SLOW_grid := tests/e2e/operation/test_simulated_grid.py
 SLOW_works-with := tests/e2e/works_with
 SLOW_faults := tests/chaos/test_short.py tests/chaos/test_live.py tests/chaos/test_kept.py
 SLOW_soak := tests/chaos/test_soak.py
-SLOW_GROUPS := unit http archives live page operation works-with faults soak
+SLOW_GROUPS := unit http archives live page operation signals grid works-with faults soak
 GROUP ?= $(SLOW_GROUPS)
 
 test-slow: gpu-check-install
