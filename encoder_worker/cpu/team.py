@@ -25,12 +25,11 @@ from torch import Tensor
 
 from cluster.jit.background import as_array
 from encoder_worker.cpu.attention import Attention, make_attention
-from encoder_worker.cpu.products import Heads, make_products
+from encoder_worker.cpu.products import ROWS, Heads, make_products
 from encoder_worker.cpu.team_kernels import TeamKernels
 from encoder_worker.model import AudioEncoder, positions_alike
 
 HELD_S = 0.002  # between two questions whether the next unit may be done
-ROWS = 250  # most of a unit: its hidden rows (1 MB for base) stay in cache between products
 UNITS = 4  # of a window whose units hold at least so much each, where there are cores to share it
 LEAST_UNITS = 2  # of any: each unit begins its own products, and reads all weights for them
 UNIT_VALUES = 1 << 15  # rows times width; with less, beginning the products takes most of the time
@@ -102,7 +101,8 @@ class TeamEncoder:
             thread.join()
 
     def _new_memory(self) -> _Memory:
-        return _Memory(self._encoder, self._attend, len(self._threads))
+        n_threads, most_rows = len(self._threads), self._products.most_rows
+        return _Memory(self._encoder, self._attend, n_threads, most_rows)
 
     def _main(self) -> None:
         torch.set_num_threads(1)
@@ -197,8 +197,10 @@ class _Memory:
     attend with one layer's, others write the next one's.
     """
 
-    def __init__(self, encoder: AudioEncoder, attention: Attention, n_threads: int) -> None:
-        self._n_threads = n_threads
+    def __init__(
+        self, encoder: AudioEncoder, attention: Attention, n_threads: int, most_rows: int
+    ) -> None:
+        self._n_threads, self._most_rows = n_threads, most_rows
         dims, dtype = encoder.dims, encoder.dtype
         self.d, self._n_head = dims.n_audio_state, dims.n_audio_head
         self._multiple, self._values_by_dim = attention.key_multiple, attention.values_by_dim
@@ -207,14 +209,15 @@ class _Memory:
         self._q = torch.empty(most * self.d, dtype=dtype)
         room = 2 * self._room_for(most) * self.d
         self._k, self._v = (torch.empty(room, dtype=dtype) for _ in range(2))
-        self.key_sums = np.empty((len(units_of(most, self.d, n_threads)), self.d), dtype=np.float32)
+        n_units = len(units_of(most, self.d, n_threads, most_rows))
+        self.key_sums = np.empty((n_units, self.d), dtype=np.float32)
         self.lay_out(most)
 
     def lay_out(self, n: int) -> None:
         """Make room for a window of `n` positions."""
         self.n, d, n_head = n, self.d, self._n_head
         head_dim, room = d // n_head, self._room_for(n)
-        self.units = units_of(n, d, self._n_threads)
+        self.units = units_of(n, d, self._n_threads, self._most_rows)
         self.x = self._x[: n * d].view(n, d)
         self.q = [self._q[b * d : e * d].view(n_head, e - b, head_dim) for b, e in self.units]
         k, v = (flat[: 2 * room * d] for flat in (self._k, self._v))
@@ -230,16 +233,17 @@ class _Memory:
         return -(-n // self._multiple) * self._multiple
 
 
-def units_of(n: int, d: int, n_threads: int) -> list[tuple[int, int]]:
+def units_of(n: int, d: int, n_threads: int, most_rows: int = ROWS) -> list[tuple[int, int]]:
     """The rows of a window of `n` positions, cut into an even number of units of about a size.
 
-    Of at most `ROWS` rows each, and of so few that more than two threads share a short window's
-    too, unless these would be too small: for them 320 positions make 4 units of 80 rows in a model
-    512 wide, and 2 of 160 in one 192 wide.
+    Of at most `most_rows` rows each for one or two threads, and of at most `ROWS` for more. These
+    share a short window's too, unless its units would be too small: for them 320 positions make 4
+    units of 80 rows in a model 512 wide, and 2 of 160 in one 192 wide.
     """
     is_shared = n_threads > LEAST_UNITS and n * d >= UNITS * UNIT_VALUES
     least = UNITS if is_shared else LEAST_UNITS
-    n_units = max(2 * -(-n // (2 * ROWS)), least)
+    most = most_rows if n_threads <= LEAST_UNITS else ROWS
+    n_units = max(2 * -(-n // (2 * most)), least)
     bounds = [n * unit // n_units for unit in range(n_units + 1)]
     return list(itertools.pairwise(bounds))
 

@@ -17,7 +17,8 @@ from cluster.jit.tile_registers import has_bfloat16_tiles
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.encoder_context import FULL, LENGTHS
 from encoder_worker.cpu.attention import Attention, ProductAttention, TileAttention
-from encoder_worker.cpu.team import ROWS, TeamEncoder, units_of
+from encoder_worker.cpu.products import ROWS
+from encoder_worker.cpu.team import TeamEncoder, units_of
 from encoder_worker.cpu.team_kernels import TeamKernels, build
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.mel import LogMel
@@ -130,6 +131,8 @@ def test_units_cover_every_row_once_and_are_shared_evenly() -> None:
         sizes = [end - begin for begin, end in units]
         assert len(units) % 2 == 0
         assert max(sizes) <= min(ROWS, min(sizes) + 1)
+    assert len(units_of(1500, 512, 2, 750)) == 2, "int8 reads all weights once for each thread"
+    assert len(units_of(1500, 512, 8, 750)) == 6, "more threads share it out as ever"
     assert len(units_of(320, 512, 8)) == 4
     assert len(units_of(320, 512, 2)) == 2, "each reads all weights"
     assert len(units_of(320, 192, 8)) == 2, "more units cost more than they share out"
