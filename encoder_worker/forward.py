@@ -24,6 +24,7 @@ from cluster.gpu.kernels import has_triton
 from cluster.jit.background import InBackground
 from cluster.kv.cross_kv import (
     CrossKVProjection,
+    Store,
     Unprojected,
     as_kv_pool,
     is_packed,
@@ -106,6 +107,7 @@ class WindowEncoder:
         self._static: dict[int, StaticEncoder] = {}  # by dimensions of the pool; see `prepare`
         self._whole: WholeWindows | None = None  # then it has the projection's weights
         self._kernels: InBackground[TeamKernels] | None = None
+        self._store_float8: Store | None = None  # of the team's kernels
         self._team: TeamEncoder | None = None  # made where its kernels are first found built
         self._may_run: Callable[[], bool] | None = None  # see `beside`
         self._tell_busy: Callable[[bool], None] = lambda busy: None
@@ -227,6 +229,7 @@ class WindowEncoder:
         if self._team is None and self._kernels is not None and (built := self._kernels.get()):
             from encoder_worker.cpu.team import TeamEncoder  # imports numba's kernels
 
+            self._store_float8 = built.store_float8
             self._team = TeamEncoder(
                 self._plain, built, torch.get_num_threads(), self._may_run, self._tell_busy
             )
@@ -243,7 +246,10 @@ class WindowEncoder:
         n_positions = mel.shape[2] // MEL_PER_POSITION
         if isinstance(projection, CrossKVProjection) and is_packed(pool, self._dims.n_audio_ctx):
             own_pages = [packed_page(pool[own[0]], n_positions) for own in pages]
-            sinks = [partial(projection.write_rows, page) for page in own_pages]
+            write = projection.write_rows
+            if pool.dtype == torch.float8_e4m3fn and self._store_float8 is not None:
+                write = partial(write, store=self._store_float8)
+            sinks = [partial(write, page) for page in own_pages]
             return TeamReady([team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)])
         shape = (len(mel), n_positions, self._dims.n_audio_state)
         states = torch.empty(shape, dtype=TORCH_DTYPES[self.dtype])

@@ -9,7 +9,7 @@ worker where the states themselves travelled. Knows the page layout, not who own
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 
 import torch
@@ -23,6 +23,14 @@ from cluster.model.shapes import cross_kv_shapes
 from cluster.model.weights import load_tensors
 
 WINDOWS_AT_ONCE = 4  # on a GPU: rows enough for a fast product, whose result is 983 MB for large-v3
+
+
+Store = Callable[[Tensor, Tensor], None]
+
+
+def _store(rows: Tensor, block: Tensor) -> None:
+    """rows [n, d] to a block [n, d] of another dtype; one of 8 bits saturates."""
+    block.copy_(stored_as(rows, block.dtype))
 
 
 class CrossKVProjection:
@@ -78,16 +86,17 @@ class CrossKVProjection:
         (product,) = self._products
         return as_loaded(product)
 
-    def write_rows(self, page: Tensor, states: Tensor, begin: int) -> None:
+    def write_rows(self, page: Tensor, states: Tensor, begin: int, store: Store = _store) -> None:
         """Project some frames into a page that holds all of a window's. Mutates `page`.
 
         Args:
             page: [L, 2, T, H, Dh] of `packed_page`.
             states: [n, n_audio_state], of the frames from `begin` on.
+            store: as `_store`, for this page's dtype.
         """
         blocks = page.flatten(0, 1).flatten(2)[:, begin : begin + len(states)]  # [L * 2, n, d]
         for block, one in zip(blocks, self._products, strict=True):
-            block.copy_(stored_as(one(states), page.dtype))
+            store(one(states), block)
 
 
 def cross_kv_parts(

@@ -10,6 +10,7 @@ KERNEL_SOURCES = tuple(
     for name in (
         "team_kernels.py",
         "heads.py",
+        "float8_rows.py",
         "int8_rows.py",
         "tile_attention.py",
         "attention_steps.py",

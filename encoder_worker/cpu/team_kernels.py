@@ -12,10 +12,12 @@ from typing import Any
 
 import numpy as np
 from numba import int32, njit
+from torch import Tensor
 
 from cluster.jit.arithmetic import LOG2_E, bfloat16_bits, exp2, number, stored
 from cluster.jit.rows import SUMS, add_norm
 from cluster.jit.tile_registers import tile_config
+from encoder_worker.cpu import float8_rows
 from encoder_worker.cpu.attention_steps import HEAD_DIM, KEYS
 from encoder_worker.cpu.heads import split
 from encoder_worker.cpu.int8_rows import Int8Kernels
@@ -38,6 +40,7 @@ class TeamKernels:
     attend: `tile_attention.attend`, where the CPU has tiles and own is bfloat16; else None. Then
         split's v may be a view of [H, Dh, T].
     int8: in place of add_norm and split where the encoder's products are of int8; else None.
+    store_float8: `float8_rows.store_float8`, where own is bfloat16; else None.
     """
 
     add_norm: Callable[..., None]
@@ -47,6 +50,7 @@ class TeamKernels:
     join: Callable[..., None]
     attend: Callable[..., None] | None = None
     int8: Int8Kernels | None = None
+    store_float8: Callable[[Tensor, Tensor], None] | None = None
 
 
 @njit(fastmath=SUMS, nogil=True, cache=True)
@@ -103,14 +107,18 @@ def build(own: Any, *, tiles: bool = False, int8: bool = False) -> TeamKernels:
     values = np.zeros((2, 4, 2), own).transpose(0, 2, 1) if tiles else heads.copy()
     split(np.zeros((1, 12), own), 0, heads, heads.copy(), values, plain)
     in_int8 = build_int8(own, values) if int8 else None
+    store = None
+    if own is np.uint16:
+        float8_rows.build()
+        store = float8_rows.store_float8
     if tiles:
         _build_attend()
-        return TeamKernels(add_norm, split, _centre, _softmax, _join, attend, in_int8)
+        return TeamKernels(add_norm, split, _centre, _softmax, _join, attend, in_int8, store)
     _centre(heads, 0, 1, plain)
     _join(heads, plain, 0, row)
     if own is np.uint16:
         _softmax(row, plain, np.float32(LOG2_E))
-    return TeamKernels(add_norm, split, _centre, _softmax, _join, int8=in_int8)
+    return TeamKernels(add_norm, split, _centre, _softmax, _join, None, in_int8, store)
 
 
 def _build_attend() -> None:
