@@ -1,15 +1,16 @@
 """Splitscribe on a CPU, through HTTP, beside other engines on the same weights and the same audio.
 
-    python -m benchmark.cpu                          # base: about 15 minutes on two cores
+    python -m benchmark.cpu                          # base: about 40 minutes on two cores
     python -m benchmark.cpu --shapes tiny base small --wer-utterances 500
     python -m benchmark.cpu --shapes tiny --rounds 1 --wer-utterances 0 --systems splitscribe int8
 
-Ours: `splitscribe serve` with one model for each dtype, its clients in this process; "trimmed" are
-those whose encoder context is as long as the audio and 64 positions. Theirs, each in a process of
-its own and without HTTP: `benchmark.rivals.engines`. Random weights in published
-shapes, whose windows all take the same number of tokens (`benchmark.shared.forced_length`); every
-request is a recording of its own, which no system has had before. In each round the systems take
-the same files in random order, first one at a time, then 8 in flight; all are loaded, and only one
+Ours: `splitscribe serve` with one model, its clients in this process, started for each of its
+turns, so that the others do without what an idle server takes; "trimmed" are those whose encoder
+context is as long as the audio and 64 positions, "float8-KV" those whose KV has 8 bits. Theirs,
+each in a process of its own and without HTTP: `benchmark.rivals.engines`. Random weights in
+published shapes, whose windows all take the same number of tokens
+(`benchmark.shared.forced_length`); every request is a recording of its own. In each round the
+systems take the same files in random order, first one at a time, then 8 in flight, and only one
 works. Ratios are taken within a round.
 
 Beside each speed stands the word error rate of the bundled weights in that dtype, with the same
@@ -26,9 +27,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -54,7 +56,7 @@ from benchmark.cpu.systems import (
     dtype_of,
     our_server,
 )
-from benchmark.rivals.engines import RivalProcess, RivalSpec, rival_specs
+from benchmark.rivals.engines import Heard, RivalProcess, RivalSpec, rival_specs
 from benchmark.shared import command
 from benchmark.shared.clips import UniqueFiles, demo_clips
 from benchmark.shared.demo_speech import CACHE
@@ -67,7 +69,6 @@ from benchmark.shared.machine import (
     usable_cores,
     versions,
 )
-from benchmark.shared.server import BenchServer
 from benchmark.shared.shapes import SHAPES
 from benchmark.shared.word_errors import WordErrors, count_all, total
 from cluster.settings import DType
@@ -80,10 +81,12 @@ KINDS = (
     f"float32 {TRIMMED}",
     f"bfloat16 {TRIMMED}",
     f"bfloat16 {KV_FLOAT8} {TRIMMED}",
+    f"int8 {KV_FLOAT8}",
+    f"int8 {TRIMMED}",
+    f"int8 {KV_FLOAT8} {TRIMMED}",
 )
 SLOW = ("transformers", "openai-whisper")  # take a third of the files
 DEMO = Path(__file__).parents[2] / "cluster/demo/checkpoint"
-IDLE_S = 5.0
 SETTLE_S = 0.5  # other engines' threads spin for a while after their work
 
 
@@ -129,47 +132,58 @@ def word_errors(plan: Plan, n: int) -> dict[str, list[WordErrors]]:
     return found
 
 
-def compare(shape: str, plan: Plan, audio: UniqueFiles) -> tuple[list[Row], float]:
-    """Every system on one shape: its rows, and the cores that our idle server takes."""
+def compare(shape: str, plan: Plan, audio: UniqueFiles) -> list[Row]:
+    """Every system on one shape."""
     weights = plan.cache / f"{shape}-{plan.n_tokens}-tokens"
     checkpoint = forced_checkpoint(weights, SHAPES[shape], plan.n_tokens)
+    warm_up = audio.take(max(IN_FLIGHT))
     with ExitStack() as stack:
         rivals = [RivalProcess(spec, checkpoint) for spec in plan.rivals]
+        rows = {rival.name: Row(rival.name) for rival in rivals}
         for rival in rivals:
             stack.callback(rival.close)
-        ours: list[Splitscribe] = []
-        if plan.dtypes:
-            ours = stack.enter_context(
-                our_server(by_dtype(shape, checkpoint, plan.dtypes), UNDOUBTED)
-            )
-        order: list[System] = [*ours, *rivals]
-        rows = {system.name: Row(system.name) for system in order}
-        # Warm-up, and what one file comes to; ours compiles in the background meanwhile.
-        warm_up = audio.take(max(IN_FLIGHT))
-        for system in order:
-            heard = system.run(warm_up, max(IN_FLIGHT))
-            rows[system.name].n_tokens = heard[0].n_tokens
-            system.run(warm_up[:1], 1)
-        for one in ours:
-            rows[one.name].n_tokens = one.n_tokens(warm_up[0])
-        idle = _idle_cores(ours[0].server) if ours else 0.0
+            rows[rival.name].n_tokens = _warm_up(rival, warm_up)[0].n_tokens
+        turns: list[tuple[str, Callable[[], AbstractContextManager[System]]]]
+        turns = [(rival.name, partial(nullcontext, rival)) for rival in rivals]
+        for kind in plan.dtypes:
+            row = Row(f"{OURS} {kind}")
+            rows[row.system] = row
+            turns.append((row.system, partial(_served, shape, checkpoint, kind, warm_up, row)))
         for number in range(plan.rounds):
-            random.Random(number).shuffle(order)
-            for in_flight in IN_FLIGHT:
-                files = audio.take(plan.n_files)
-                for system in order:
-                    _measure(system, rows[system.name], files, in_flight)
+            random.Random(number).shuffle(turns)
+            files = {in_flight: audio.take(plan.n_files) for in_flight in IN_FLIGHT}
+            for name, loaded in turns:
+                with loaded() as system:
+                    for in_flight in IN_FLIGHT:
+                        _measure(system, rows[name], files[in_flight], in_flight)
             print(f"{shape}: round {number + 1} of {plan.rounds} is done", flush=True)
         for rival in rivals:
             with MemoryWatch([rival.tree]) as watch:
                 rival.run(audio.take(max(IN_FLIGHT)), max(IN_FLIGHT))
             _set_memory(rows[rival.name], watch)
-    for dtype in plan.dtypes:
-        with our_server(by_dtype(shape, checkpoint, (dtype,)), UNDOUBTED) as (alone,):
+    for kind in plan.dtypes:
+        with our_server(by_dtype(shape, checkpoint, (kind,)), UNDOUBTED) as (alone,):
             with MemoryWatch([alone.server.process]) as watch:
                 alone.run(audio.take(2 * max(IN_FLIGHT)), max(IN_FLIGHT))
             _set_memory(rows[alone.name], watch)
-    return list(rows.values()), idle
+    return list(rows.values())
+
+
+@contextmanager
+def _served(
+    shape: str, checkpoint: Path, kind: str, warm_up: Sequence[Path], row: Row
+) -> Iterator[Splitscribe]:
+    """Our server with one model, for a turn: it is at rest in nobody else's."""
+    with our_server(by_dtype(shape, checkpoint, (kind,)), UNDOUBTED) as (ours,):
+        _warm_up(ours, warm_up)
+        row.n_tokens = row.n_tokens or ours.n_tokens(warm_up[0])
+        yield ours
+
+
+def _warm_up(system: System, files: Sequence[Path]) -> list[Heard]:
+    heard = system.run(files, max(IN_FLIGHT))
+    system.run(files[:1], 1)
+    return heard
 
 
 def _measure(system: System, row: Row, files: Sequence[Path], in_flight: int) -> None:
@@ -182,12 +196,6 @@ def _measure(system: System, row: Row, files: Sequence[Path], in_flight: int) ->
     heard = system.run(files[:n], in_flight)
     row.rate.setdefault(in_flight, []).append(n / (time.perf_counter() - began))
     row.wall_ms.setdefault(in_flight, []).extend(1000 * one.latency_s for one in heard)
-
-
-def _idle_cores(server: BenchServer) -> float:
-    before = sum(server.cpu_s().values())
-    time.sleep(IDLE_S)
-    return (sum(server.cpu_s().values()) - before) / IDLE_S
 
 
 def _set_memory(row: Row, watch: MemoryWatch) -> None:
@@ -253,9 +261,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         audio = UniqueFiles(Path(folder), plan.recording)
         for shape in args.shapes:
-            measured, idle = compare(shape, plan, audio)
+            measured = compare(shape, plan, audio)
             print_rows(shape, measured, errors, console)
-            console.print(f"our idle server takes {idle:.2f} cores while the others work")
             found = comparisons(shape, measured)
             for one in found:
                 console.print(comparison_line(one))
