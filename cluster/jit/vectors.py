@@ -67,11 +67,19 @@ def bfloat16_halves(builder: Any, address: Any) -> tuple[Any, Any]:
     return builder.bitcast(even, FLOATS), builder.bitcast(odd, FLOATS)
 
 
-def float8_halves(builder: Any, address: Any) -> tuple[Any, Any, Any, Any]:
+def float8_halves(builder: Any, address: Any) -> list[Any]:
     """64 float8_e4m3fn from an address, each 256 times smaller.
 
-    Those at even places and those at odd ones of the first 32, then of the last 32. They become
-    float16 by a shift, since that has the same bits behind one more of exponent.
+    Those at even places and those at odd ones of the first 32, then of the last 32.
+    """
+    return in_order(builder, *float8_as_float16(builder, address))
+
+
+def float8_as_float16(builder: Any, address: Any) -> tuple[Any, Any]:
+    """64 float8_e4m3fn from an address, each 256 times smaller: at even places, and at odd ones.
+
+    Two vectors of 32 float16, made by a shift, since that has the same bits behind one more of
+    exponent.
     """
     words = builder.load(builder.inttoptr(address, _WORDS.as_pointer()))
     words.align = 1
@@ -82,8 +90,41 @@ def float8_halves(builder: Any, address: Any) -> tuple[Any, Any, Any, Any]:
         kept = builder.and_(moved, ir.Constant(_WORDS, [-0x4080] * 2 * LANES))  # 0xBF80
         found.append(builder.bitcast(kept, _HALVES))
     even, odd = found
+    return even, odd
+
+
+def in_order(builder: Any, even: Any, odd: Any) -> list[Any]:
+    """Two vectors of 32 float16 as four of float32: the first 16 of both, then the last of both."""
     first, last = range(LANES), range(LANES, 2 * LANES)
-    return tuple(_widened(builder, one, part) for part in (first, last) for one in (even, odd))
+    return [_widened(builder, one, part) for part in (first, last) for one in (even, odd)]
+
+
+def widened(builder: Any, halves: Any) -> list[Any]:
+    """A vector of 32 float16 as two of float32."""
+    lanes = range(LANES), range(LANES, 2 * LANES)
+    return [_widened(builder, halves, part) for part in lanes]
+
+
+def load_halves(builder: Any, address: Any) -> Any:
+    """32 float16 from an address, whatever its alignment."""
+    loaded = builder.load(builder.inttoptr(address, _HALVES.as_pointer()))
+    loaded.align = 2
+    return loaded
+
+
+def half_everywhere(builder: Any, number: Any) -> Any:
+    """The nearest float16 of a float32, in each of 32 lanes."""
+    half = builder.fptrunc(number, ir.HalfType())
+    first = builder.insert_element(ir.Constant(_HALVES, ir.Undefined), half, _INT(0))
+    lanes = ir.Constant(ir.VectorType(_INT, 2 * LANES), [0] * 2 * LANES)
+    return builder.shuffle_vector(first, ir.Constant(_HALVES, ir.Undefined), lanes)
+
+
+def multiply_add_halves(builder: Any, x: Any, y: Any, z: Any) -> Any:
+    """x * y + z of 32 float16."""
+    signature = ir.FunctionType(_HALVES, [_HALVES] * 3)
+    fma = builder.module.declare_intrinsic("llvm.fma.v32f16", (), signature)
+    return builder.call(fma, [x, y, z])
 
 
 def _widened(builder: Any, halves: Any, lanes: Any) -> Any:
