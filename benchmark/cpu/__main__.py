@@ -221,7 +221,11 @@ def print_ceilings(shapes: Sequence[str], n_tokens: int, console: Console) -> di
 def make_parser() -> argparse.ArgumentParser:
     parser = command.make_parser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=["base"], choices=list(SHAPES))
-    parser.add_argument("--systems", nargs="+", help="only those with one of these in their name")
+    parser.add_argument(
+        "--systems",
+        nargs="+",
+        help="only those with one of these in their name; '=NAME': only the one",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--files", type=int, default=24, help="in a round, 8 in flight")
     parser.add_argument("--tokens", type=int, default=18, help="of each window")
@@ -234,9 +238,14 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
+def is_meant(name: str, part: str) -> bool:
+    """Whether one of --systems is a part of a system's name, or behind "=" all of it."""
+    return name == part[1:] if part.startswith("=") else part in name
+
+
 def make_plan(args: argparse.Namespace) -> Plan:
     def wanted(name: str) -> bool:
-        return not args.systems or any(part in name for part in args.systems)
+        return not args.systems or any(is_meant(name, part) for part in args.systems)
 
     offered = get_args(DType)
     dtypes = tuple(d for d in KINDS if dtype_of(d) in offered and wanted(f"{OURS} {d}"))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmark.cpu.__main__ import is_meant
 from benchmark.cpu.report import Row, comparisons
 from benchmark.rivals.engines import _by_file, rival_specs
 from benchmark.shared.clips import Clip, UniqueFiles
@@ -44,6 +45,12 @@ def test_a_checkpoint_is_made_again_for_another_length(tmp_path: Path) -> None:
     assert (folder / "model.safetensors").read_bytes() == before
     forced_checkpoint(folder, SMALL, 6)
     assert (folder / "model.safetensors").read_bytes() != before
+
+
+def test_a_system_is_meant_by_a_part_of_its_name_or_by_all_of_it() -> None:
+    assert is_meant("splitscribe int8 trimmed", "splitscribe int8")
+    assert not is_meant("splitscribe int8 trimmed", "=splitscribe int8")
+    assert is_meant("splitscribe int8", "=splitscribe int8")
 
 
 def test_our_best_is_compared_with_each_librarys_best_round_by_round() -> None:
