@@ -21,8 +21,9 @@ from encoder_worker.model import AudioEncoder
 
 ROWS = 250  # most of a unit: its hidden rows (1 MB for base) stay in cache between products
 # Of int8, where one or two threads share a window. Reading a layer's weights takes most of the time
-# of its products, and so many rows read them once: four fifths of the time of ROWS.
-INT8_ROWS = 750
+# of its products, and so many rows read them once: four fifths of the time of ROWS in a model 512
+# wide. Wider ones have fewer, since what must wait for bulk work waits for a unit.
+INT8_VALUES = 750 * 512  # rows times width
 
 Normed = TypeVar("Normed")
 
@@ -142,9 +143,8 @@ class Int8Product:
 class Int8Products:
     """By oneDNN's products of integers; rows are quantised where they are made, in cache."""
 
-    most_rows = INT8_ROWS
-
     def __init__(self, encoder: AudioEncoder, kernels: Int8Kernels) -> None:
+        self.most_rows = max(ROWS, INT8_VALUES // encoder.dims.n_audio_state)
         self._kernels, self._dtype = kernels, encoder.dtype
         self._norms = [*(layer.norm for layer in encoder.layers), encoder.norm]
         self._mlp_norms = [layer.mlp.norm for layer in encoder.layers]
