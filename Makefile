@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KIT_ARGS ?=
 
-.PHONY: help install demo tools gpu-check-install gpu-kernels gpu-kit test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
+.PHONY: help install demo tools resolve gpu-check-install gpu-kernels gpu-kit test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make check            format, lint, types, import rules"
@@ -18,6 +18,7 @@ help:
 	@echo "make test             the fast test suite: unit, parity, contract, end to end"
 	@echo "make test-slow        everything that takes longer; GROUP=live for one group of: $(SLOW_GROUPS)"
 	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
+	@echo "make resolve          whether the pinned versions resolve from PyPI alone (needs the network)"
 	@echo "make gpu-check-install  fetch flashinfer's Python (66 MB), against which tests check our calls"
 	@echo "make gpu-kernels      compile flashinfer's kernels for sm_80, sm_89, sm_90a, without a GPU"
 	@echo "make gpu-kit          wheels for a GPU machine without a network, into dist/gpu-kit (KIT_ARGS=...)"
@@ -52,6 +53,9 @@ tools: install
 	$(AS_ROOT) apt-get update --quiet; \
 	for package in $$packages; do $(APT_INSTALL) $$package || failed="$$failed $$package"; done; \
 	test -z "$$failed" || { echo "Not installed:$$failed"; exit 1; }
+
+resolve: install
+	@$(BIN)/python -m tests.support.resolution
 
 # Without their dependencies, into a folder of their own: see pyproject.toml's extras of these names.
 gpu-check-install: install
