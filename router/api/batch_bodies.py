@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
@@ -23,6 +23,7 @@ MAX_PAIRS = 16  # of metadata
 
 Key = Annotated[str, StringConstraints(max_length=64)]
 Value = Annotated[str, StringConstraints(max_length=512)]
+Body = TypeVar("Body", bound=BaseModel)
 
 
 class ExpiresAfter(BaseModel):
@@ -183,10 +184,10 @@ def parse_upload(pairs: Iterable[tuple[str, str]]) -> UploadFields:
         raise _refusal(error) from None
 
 
-def parse_batch(content: bytes) -> CreateBatchRequest:
-    """Check the document of a new batch. Raises InvalidRequestError."""
+def parse_document(model: type[Body], content: bytes) -> Body:
+    """Check a JSON document against its model. Raises InvalidRequestError."""
     try:
-        return CreateBatchRequest.model_validate_json(content)
+        return model.model_validate_json(content)
     except ValidationError as error:
         raise _refusal(error) from None
 

@@ -20,13 +20,13 @@ from router.api.batch_bodies import (
     CreateBatchRequest,
     RequestCountsResponse,
     expiry_s,
-    parse_batch,
+    parse_document,
 )
 from router.api.openapi import whole_schema
 from router.batches.interface import Batch, BatchBackend, NewBatch, new_id
 from router.http.files import add_files, key_owner
 from router.http.keys import KeyRing
-from router.http.uploads import ClientDisconnectedError, body_chunks
+from router.http.uploads import small_body
 
 MAX_BODY_BYTES = 256 * 1024
 INPUT_PURPOSE = "batch"
@@ -80,7 +80,8 @@ def _add_routes(api: APIRouter, backend: BatchBackend, keys: KeyRing) -> None:
         or `data:` URL), or `input_audio`.
         """
         owner = key_owner(request, keys)
-        asked = parse_batch(await _small_body(request))
+        content = await small_body(request.receive, MAX_BODY_BYTES)
+        asked = parse_document(CreateBatchRequest, content)
         file = await backend.file(owner, asked.input_file_id)
         if file.purpose != INPUT_PURPOSE:
             raise InvalidRequestError(
@@ -117,18 +118,6 @@ def _add_routes(api: APIRouter, backend: BatchBackend, keys: KeyRing) -> None:
     async def cancel_batch(request: Request, batch_id: str) -> BatchResponse:
         """What was transcribed until then is in its output file."""
         return shown(await backend.cancel_batch(key_owner(request, keys), batch_id))
-
-
-async def _small_body(request: Request) -> bytes:
-    content = bytearray()
-    try:
-        async for chunk in body_chunks(request.receive):
-            content += chunk
-            if len(content) > MAX_BODY_BYTES:
-                raise InvalidRequestError(f"the body has more than {MAX_BODY_BYTES} bytes")
-    except ClientDisconnectedError:
-        raise InvalidRequestError("the client left before the end of the body") from None
-    return bytes(content)
 
 
 def shown(batch: Batch) -> BatchResponse:

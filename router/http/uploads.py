@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import InvalidRequestError, OverloadedError
+from cluster.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError
 from router.api.json_fields import AUDIO_FIELD
 from router.audio.headerless import wav_head
 from router.audio.limits import too_large
@@ -203,6 +203,24 @@ async def body_chunks(receive: Receive, stall_s: float = STALL_S) -> AsyncIterat
             yield chunk
         if not message.get("more_body", False):
             return
+
+
+async def small_body(receive: Receive, max_bytes: int, stall_s: float = STALL_S) -> bytes:
+    """A whole body of at most `max_bytes`. FastAPI would read one before it asks for the key.
+
+    Raises:
+        PayloadTooLargeError: it is longer.
+        InvalidRequestError: nothing came for `stall_s`, or the client left before the end.
+    """
+    content = bytearray()
+    try:
+        async for chunk in body_chunks(receive, stall_s):
+            content += chunk
+            if len(content) > max_bytes:
+                raise PayloadTooLargeError(f"the body has more than {max_bytes} bytes")
+    except ClientDisconnectedError:
+        raise InvalidRequestError("the client left before the end of the body") from None
+    return bytes(content)
 
 
 class _Spool:

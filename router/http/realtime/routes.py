@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket
 
+from cluster.errors import InvalidRequestError
+from router.api.batch_bodies import parse_document
+from router.api.openapi import whole_schema
+from router.http.json_body import JSON_TYPE
+from router.http.multipart import media_type
 from router.http.realtime.client_secrets import MAX_S, MIN_S, USUAL_S
 from router.http.realtime.service import RealtimeService
+from router.http.uploads import small_body
+
+MAX_BODY_BYTES = 65_536  # a secret holds at most 6,000 characters, after compression
+
+Body = TypeVar("Body", bound=BaseModel)
 
 
 class ExpiresAfter(BaseModel):
@@ -59,12 +69,15 @@ def add_realtime(app: FastAPI, api: APIRouter, service: RealtimeService) -> None
     async def upgrade_required() -> None:
         raise HTTPException(426, "connect to /v1/realtime by WebSocket", {"upgrade": "websocket"})
 
-    @api.post("/realtime/client_secrets", tags=["realtime"], summary="Make a client secret")
-    async def create_client_secret(
-        request: Request, body: ClientSecretRequest | None = None
-    ) -> ClientSecretResponse:
+    @api.post(
+        "/realtime/client_secrets",
+        tags=["realtime"],
+        summary="Make a client secret",
+        openapi_extra=_described(ClientSecretRequest),
+    )
+    async def create_client_secret(request: Request) -> ClientSecretResponse:
         """A key for a browser: it opens realtime sessions until it expires, and nothing else."""
-        body = body or ClientSecretRequest()
+        body = await _body(request, ClientSecretRequest)
         seconds = (body.expires_after or ExpiresAfter()).seconds
         made = service.create_secret(_owner(request), body.session or {}, seconds)
         return ClientSecretResponse(**made)
@@ -73,16 +86,28 @@ def add_realtime(app: FastAPI, api: APIRouter, service: RealtimeService) -> None
         "/realtime/transcription_sessions",
         tags=["realtime"],
         summary="Make a client secret, in the beta's shape",
+        openapi_extra=_described(BetaSessionRequest),
     )
-    async def create_transcription_session(
-        request: Request, body: BetaSessionRequest | None = None
-    ) -> dict[str, Any]:
+    async def create_transcription_session(request: Request) -> dict[str, Any]:
         """The same for clients of the beta of OpenAI's realtime API."""
-        body = body or BetaSessionRequest()
+        body = await _body(request, BetaSessionRequest)
         wanted = body.client_secret or BetaSecretRequest()
         expiry = wanted.expires_at or wanted.expires_after or ExpiresAfter()
         session = body.model_extra or {}
         return service.create_beta_session(_owner(request), session, expiry.seconds)
+
+
+def _described(model: type[BaseModel]) -> dict[str, Any]:
+    content = {"application/json": {"schema": whole_schema(model)}}
+    return {"requestBody": {"required": False, "content": content}}
+
+
+async def _body(request: Request, model: type[Body]) -> Body:
+    """The body, once the key is known; without one the defaults. Raises SplitscribeError."""
+    content = await small_body(request.receive, MAX_BODY_BYTES)
+    if content and media_type(request.headers) != JSON_TYPE:
+        raise InvalidRequestError("the body must be JSON, with content-type application/json")
+    return parse_document(model, content or b"{}")
 
 
 def _owner(request: Request) -> int | None:

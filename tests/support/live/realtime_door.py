@@ -38,8 +38,9 @@ class Door:
         return connect(self.url(query), compression=None, **options)
 
     async def post(self, path: str, body: Any = None, **options: Any) -> httpx.Response:
+        sent = options if body is None else {"json": body, **options}
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{self.port}") as client:
-            return await client.post(f"/v1/realtime/{path}", json=body, **options)
+            return await client.post(f"/v1/realtime/{path}", **sent)
 
     async def none_left(self) -> None:
         """Every session is closed and forgotten."""

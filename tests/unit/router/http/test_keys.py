@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, cast
 
 import pytest
 
 from cluster.errors import AuthenticationError, RateLimitError
+from router.batches.interface import BatchBackend
+from router.http.batches import BatchAccess
 from router.http.keys import KeyRing
 from router.http.routes import create_app
 from tests.support.router_fakes import (
@@ -127,3 +130,22 @@ async def test_with_keys_only_the_health_is_for_everyone() -> None:
         )
         assert (await client.get("/docs")).status_code == 404
         assert (await client.get("/health")).status_code == 200
+
+
+def test_no_route_lets_the_framework_read_a_body() -> None:
+    """FastAPI reads and parses a declared body, of any length, before it asks for the key."""
+    settings = make_settings(api_key=["one"], asr_webservice=True, page="on")
+    batches = BatchAccess(cast("BatchBackend", None), 1000)
+    app = create_app(make_registry(FakeTranscriber()), settings, batches=batches)
+    found = {route.path: route.body_field for route in all_routes(app.routes)}
+    assert {URL, "/v1/realtime/client_secrets", "/v1/batches", "/v1/files", "/asr"} <= set(found)
+    assert not {path for path, field in found.items() if field is not None}
+
+
+def all_routes(routes: Iterable[Any]) -> Iterator[Any]:
+    """The routes that answer HTTP, those of included routers too."""
+    for route in routes:
+        if included := getattr(route, "original_router", None):
+            yield from all_routes(included.routes)
+        elif hasattr(route, "body_field"):
+            yield route

@@ -23,6 +23,7 @@ from router.http.uploads import (
     UploadedForm,
     check_content_length,
     receive_form,
+    small_body,
     sweep_spool,
 )
 
@@ -248,6 +249,8 @@ async def test_an_upload_that_stalls_is_given_up(tmp_path: Path) -> None:
             raise AssertionError("nothing came")
     assert caught.value.code == "upload_stalled"
     assert is_empty(tmp_path)
+    with pytest.raises(InvalidRequestError, match="stalled"):
+        await small_body(receive, 100, stall_s=0.02)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from cluster.settings import LiveSettings
 from tests.support.live.realtime_door import (
+    ANSWER_S,
     Door,
     opened,
     refused_upgrade,
@@ -115,11 +117,41 @@ async def test_wrong_secrets_are_refused_with_the_fields_name(door: Door) -> Non
     assert answer.json()["error"]["param"] == "session.audio.input.turn_detection.type"
     answer = await door.post("client_secrets", {"expires_after": {"seconds": 5}})
     assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "expires_after.seconds"
     prompt = "".join(chr(0x4E00 + i * 7 % 9999) for i in range(9000))
     answer = await door.post(
         "client_secrets", {"session": {"audio": {"input": {"transcription": {"prompt": prompt}}}}}
     )
     assert answer.json()["error"]["code"] == "string_above_max_length"
+
+
+SECRET_PATHS = ("client_secrets", "transcription_sessions")
+
+
+@pytest.mark.parametrize("path", SECRET_PATHS)
+async def test_the_key_is_asked_for_before_a_byte_of_the_body(path: str) -> None:
+    """Of 60 MB that are announced and never come, the refusal needs none."""
+    async with opened(make_settings(api_key=("sesame",))) as door:
+        reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+        writer.write(
+            f"POST /v1/realtime/{path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: 60000000\r\n\r\n".encode()
+        )
+        async with asyncio.timeout(ANSWER_S):
+            assert (await reader.readline()).split()[1] == b"401"
+        writer.close()
+
+
+@pytest.mark.parametrize("path", SECRET_PATHS)
+async def test_a_body_of_more_than_64_kb_makes_no_secret(door: Door, path: str) -> None:
+    json_type = {"Content-Type": "application/json"}
+    junk = b"[" + 40_000 * b"[]," + b"[]]"
+    answer = await door.post(path, content=junk, headers=json_type)
+    assert (answer.status_code, "65536" in answer.json()["error"]["message"]) == (413, True)
+    answer = await door.post(path, content=junk[:60_000], headers=json_type)
+    assert answer.status_code == 400
+    answer = await door.post(path, content=b"{}", headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 400, "a page of another site can send this without asking"
 
 
 async def test_the_beta_makes_secrets_in_its_own_shape(door: Door) -> None:
