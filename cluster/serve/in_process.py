@@ -29,7 +29,7 @@ from decoder_worker.engine import DecoderEngine
 from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
 from router.audio.pool import AudioPool
-from router.live.activity import SileroBatch, VoiceActivity
+from router.live.activity import VoiceActivity
 from router.live.engine import LiveEngine
 from router.pools import EnginePool
 from router.transcriber import RequestTranscriber
@@ -170,7 +170,7 @@ async def live_engine_over(
     engines: LocalEngines, recorder: Recorder | None = None
 ) -> AsyncIterator[LiveEngine]:
     """Live sessions over engines in this process."""
-    activity = VoiceActivity(SileroBatch())
+    activity = VoiceActivity()
     live = make_live_engine(
         engines.settings,
         engines.checkpoint,

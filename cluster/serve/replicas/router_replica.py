@@ -36,7 +36,7 @@ from router.http.batches import BatchAccess
 from router.http.listener import HttpListener
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
-from router.live.activity import SileroBatch, VoiceActivity
+from router.live.activity import VoiceActivity
 from router.live.engine import LiveEngine
 from router.warm_up import WarmUp
 
@@ -68,7 +68,7 @@ class Router:
         self._settings, self._build = settings, build
         self._audio = AudioPool(settings.router)
         await self._audio.start()
-        self._activity = VoiceActivity(SileroBatch())
+        self._activity = VoiceActivity()
         self._live: list[LiveEngine] = []
         self._warm_up = WarmUp()
         models, first_windows = [], []

@@ -31,7 +31,7 @@ from cluster.planning.simulation.virtual_time import run_virtually, virtual_cloc
 from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.serve.model_parts import make_live_engine
 from cluster.settings import Settings
-from router.live.activity import SileroBatch, VoiceActivity
+from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig, TurnFailed
 from tests.support.live.virtual_sessions import at_once, listen, speak
 
@@ -131,7 +131,7 @@ def hear(background: BackgroundEngines, pcm: Pcm, config: LiveConfig, pools: Lat
 
     async def run() -> Heard:
         clock = virtual_clock()
-        activity = VoiceActivity(SileroBatch(), clock.sleep, at_once)
+        activity = VoiceActivity(sleep=clock.sleep, run=at_once)
         engines = background.engines
         recorder = silent_recorder(ROUTER_METRICS)
         engine = make_live_engine(

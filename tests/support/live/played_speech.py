@@ -30,6 +30,9 @@ from cluster.messages import (
     WorkerStatus,
 )
 from cluster.model.text.tokenizer import WhisperTokenizer
+from router.audio.vad import FRAME_SAMPLES, SpeechDetector, VadOptions
+
+Floats = NDArray[np.float32]
 
 BASE = 1000  # the value of word 0
 STEP = 320  # samples of an encoder position
@@ -66,34 +69,29 @@ def pcm_of_words(words: Sequence[SpokenWord], tail_s: float = 1.0) -> Pcm:
     return pcm
 
 
-class LoudIsSpeech:
-    """An `ActivityModel` that takes whatever is not silent for speech; counts its batches."""
+class LoudIsSpeech(SpeechDetector):
+    """Takes whatever is not silent for speech."""
 
     def __init__(self) -> None:
-        self.batches: list[int] = []
+        self.options = VadOptions()
 
-    def run(
-        self, frames: NDArray[np.float32], state: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        self.batches.append(frames.shape[0])
-        own = frames[:, -512:]  # without the context of the frame before
-        return (np.abs(own) > 0.01).mean(axis=1).round().astype(np.float32), state
+    def run(self, frames: Floats, h: Floats, c: Floats) -> tuple[Floats, Floats, Floats]:
+        own = frames[:, -FRAME_SAMPLES:]  # without the context of the frame before
+        return (np.abs(own) > 0.01).mean(axis=1).round().astype(np.float32), h, c
 
 
 class SlowToHear(LoudIsSpeech):
-    """One that hears speech two frames after it began, as real detectors do; of one stream."""
+    """Hears speech two frames after it began, as real detectors do; of one stream."""
 
     def __init__(self) -> None:
         super().__init__()
         self._before: list[float] = [0.0, 0.0]
 
-    def run(
-        self, frames: NDArray[np.float32], state: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-        heard, state = super().run(frames, state)
-        assert heard.shape == (1,), "one stream only"
+    def run(self, frames: Floats, h: Floats, c: Floats) -> tuple[Floats, Floats, Floats]:
+        heard, h, c = super().run(frames, h, c)
+        assert heard.shape == (1,), "one frame at a time"
         self._before = [*self._before[1:], float(heard[0])]
-        return np.array([min(self._before)], np.float32), state
+        return np.array([min(self._before)], np.float32), h, c
 
 
 class PlayedListeners:

@@ -50,7 +50,7 @@ class PlayedEngine:
     settings: LiveSettings = field(default_factory=LiveSettings)
     recorder: Recorder = field(default_factory=lambda: silent_recorder(ROUTER_METRICS))
     tracer: Tracer = NO_TRACER
-    model: LoudIsSpeech = field(default_factory=LoudIsSpeech)
+    detector: LoudIsSpeech = field(default_factory=LoudIsSpeech)
 
     def __post_init__(self) -> None:
         self.clock: Clock = virtual_clock()
@@ -65,7 +65,7 @@ class PlayedEngine:
             self.clock,
             reuses_kv=False,
         )
-        self.activity = VoiceActivity(self.model, self.clock.sleep, at_once)
+        self.activity = VoiceActivity(lambda: self.detector, self.clock.sleep, at_once)
         self.engine = LiveEngine(
             pipeline,
             tokenizer,

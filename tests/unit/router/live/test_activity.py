@@ -1,4 +1,4 @@
-"""Voice activity of many sessions in one batch is that of each by itself."""
+"""Voice activity of many sessions is that of each by itself."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ from numpy.typing import NDArray
 
 from cluster.planning.simulation.virtual_time import run_virtually
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector
-from router.live.activity import MAX_FRAMES, SileroBatch, VadStream, VoiceActivity
+from router.live.activity import MAX_FRAMES, VadStream, VoiceActivity
 from tests.support.audio.speech import pcm_of
-from tests.support.live.played_speech import LoudIsSpeech
+from tests.support.live.played_speech import Floats, LoudIsSpeech
 from tests.support.live.virtual_sessions import at_once
 
 
-class Broken:
-    def run(
-        self, frames: NDArray[np.float32], state: NDArray[np.float32]
-    ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+class Broken(LoudIsSpeech):
+    def run(self, frames: Floats, h: Floats, c: Floats) -> tuple[Floats, Floats, Floats]:
         raise RuntimeError("broken")
 
 
@@ -39,9 +37,8 @@ async def _all_of(
     return [np.concatenate(heard) for heard in told]
 
 
-def test_a_batch_of_streams_has_the_probabilities_of_each_alone() -> None:
-    """Beside the sequence export that uploads are cut by; pieces of any length, streams of several
-    loudnesses, silence between them."""
+def test_streams_have_the_probabilities_of_each_alone() -> None:
+    """With pieces of any length, streams of several loudnesses, and silence between them."""
     speech = pcm_of("short")
     quiet = (speech // 20).astype(np.int16)
     later = np.concatenate((np.zeros(7_000, np.int16), speech))
@@ -51,7 +48,7 @@ def test_a_batch_of_streams_has_the_probabilities_of_each_alone() -> None:
         [stream[at : at + size] for at in range(0, len(stream), size)]
         for stream, size in zip(streams, sizes, strict=True)
     ]
-    found = run_virtually(_all_of(VoiceActivity(SileroBatch(), run=at_once), pieces))
+    found = run_virtually(_all_of(VoiceActivity(run=at_once), pieces))
     detector = SpeechDetector()
     for stream, probabilities in zip(streams, found, strict=True):
         n_frames = len(stream) // FRAME_SAMPLES
@@ -60,7 +57,7 @@ def test_a_batch_of_streams_has_the_probabilities_of_each_alone() -> None:
             [alone.feed(stream[at : at + 512]) for at in range(0, n_frames * 512, 512)]
         )
         assert probabilities.shape == expected.shape
-        assert float(np.abs(probabilities - expected).max()) < 1e-4
+        assert float(np.abs(probabilities - expected).max()) == 0.0
 
 
 def test_a_pushed_file_leaves_room_for_others() -> None:
@@ -70,14 +67,8 @@ def test_a_pushed_file_leaves_room_for_others() -> None:
     def note(name: str) -> Callable[[NDArray[np.float32]], None]:
         return lambda found: told.append((name, len(found)))
 
-    class Silent:
-        def run(
-            self, frames: NDArray[np.float32], state: NDArray[np.float32]
-        ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-            return np.zeros(len(frames), np.float32), state
-
     async def run() -> None:
-        activity = VoiceActivity(Silent(), run=at_once)
+        activity = VoiceActivity(LoudIsSpeech, run=at_once)
         pushed, spoken = activity.open_stream(note("pushed")), activity.open_stream(note("spoken"))
         activity.feed(pushed, np.ones(4 * MAX_FRAMES * FRAME_SAMPLES, np.int16))
         activity.feed(spoken, np.ones(FRAME_SAMPLES, np.int16))
@@ -92,7 +83,7 @@ def test_a_pushed_file_leaves_room_for_others() -> None:
 def test_a_broken_network_loses_no_speech() -> None:
     async def run() -> list[float]:
         found: list[float] = []
-        activity = VoiceActivity(Broken(), run=at_once)
+        activity = VoiceActivity(Broken, run=at_once)
         stream = activity.open_stream(lambda probabilities: found.extend(probabilities.tolist()))
         activity.feed(stream, np.full(3 * FRAME_SAMPLES, 1000, np.int16))
         await asyncio.sleep(1.0)
@@ -103,7 +94,7 @@ def test_a_broken_network_loses_no_speech() -> None:
 
 
 def test_what_a_track_has_not_completed_waits_for_more() -> None:
-    stream = VadStream(lambda found: None, SpeechDetector().options)
+    stream = VadStream(lambda found: None)
     stream.feed(np.ones(500, np.int16))
     assert stream.n_waiting == 0
     stream.feed(np.ones(12, np.int16))
@@ -112,7 +103,7 @@ def test_what_a_track_has_not_completed_waits_for_more() -> None:
 
 def test_a_session_that_fails_to_listen_does_not_end_the_hearing_of_others() -> None:
     async def run() -> tuple[list[int], list[int]]:
-        activity = VoiceActivity(LoudIsSpeech(), asyncio.sleep, at_once)
+        activity = VoiceActivity(LoudIsSpeech, asyncio.sleep, at_once)
         calls: list[int] = []
         heard: list[int] = []
 

@@ -18,7 +18,7 @@ from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.serve.model_parts import make_live_engine
 from cluster.settings import LivePolicy
 from cluster.settings_sources import load_settings
-from router.live.activity import SileroBatch, VoiceActivity
+from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig, ServerVad, TextDelta, TurnCompleted, TurnSegment
 from tests.support.audio.speech import pcm_of, sentences_of
 from tests.support.live.virtual_sessions import Told
@@ -46,7 +46,7 @@ async def _hear(
     clock = Clock(lambda: now_s, asyncio.sleep, Random(0))
     live = engines.settings.router.live.model_copy(update={"policy": policy})
     router = engines.settings.router.model_copy(update={"live": live})
-    activity = VoiceActivity(SileroBatch())
+    activity = VoiceActivity()
     engine = make_live_engine(
         engines.settings.model_copy(update={"router": router}),
         engines.checkpoint,

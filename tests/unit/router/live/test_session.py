@@ -6,7 +6,6 @@ import asyncio
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 
 from cluster.messages import SAMPLE_RATE
 from router.live.interface import (
@@ -18,7 +17,7 @@ from router.live.interface import (
     TurnSegment,
 )
 from router.live.policies import Policy
-from tests.support.live.played_speech import LoudIsSpeech, pcm_of_words, spoken
+from tests.support.live.played_speech import Floats, LoudIsSpeech, pcm_of_words, spoken
 from tests.support.live.talks import (
     GAP_S,
     MANUAL,
@@ -176,7 +175,7 @@ def test_a_commit_after_the_silence_committed_finds_nothing() -> None:
     virtually(run())
 
 
-def test_sessions_share_batches_and_do_not_mix() -> None:
+def test_sessions_share_a_detector_and_do_not_mix() -> None:
     async def run() -> None:
         words = spoken("left one two three (1.0) right four five six")
         played = PlayedEngine(words)
@@ -216,15 +215,13 @@ def test_audio_of_which_the_detector_is_never_sure_is_not_kept_for_the_word_behi
     """Such as a hum, for seconds: the words behind it are decoded all the same."""
 
     class Hum(LoudIsSpeech):
-        def run(
-            self, frames: NDArray[np.float32], state: NDArray[np.float32]
-        ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-            heard, state = super().run(frames, state)
-            return np.maximum(heard, np.float32(0.4)), state
+        def run(self, frames: Floats, h: Floats, c: Floats) -> tuple[Floats, Floats, Floats]:
+            heard, h, c = super().run(frames, h, c)
+            return np.maximum(heard, np.float32(0.4)), h, c
 
     async def run() -> Told:
         words = spoken("one two three.", at_s=8.0)
-        played = PlayedEngine(words, model=Hum())
+        played = PlayedEngine(words, detector=Hum())
         pcm = pcm_of_words(words)
         pcm[pcm == 0] = 9  # silence itself is not shown to the detector
         told = await say(played, pcm, VAD)

@@ -104,7 +104,7 @@ def test_words_do_not_depend_on_how_long_answers_take(
 
     async def run() -> Told:
         words = spoken(f"one two three ({pause_s}) four five ({pause_s}) six seven eight.")
-        played = PlayedEngine(words, model=SlowToHear())
+        played = PlayedEngine(words, detector=SlowToHear())
         played.pools.encode_s = lambda nth: encode_s
         told = await say(played, pcm_of_words(words), config, commit=True)
         await played.close()
