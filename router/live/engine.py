@@ -18,11 +18,10 @@ from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig
 from router.live.observer import LiveObserver
-from router.live.pace import DEFAULT_DELAY, DELAY_PROFILES, Pace
-from router.live.parts import SessionParts
 from router.live.policies import Policy
+from router.live.schedule import DEFAULT_DELAY, DELAY_PROFILES, Pace
 from router.live.session import Session
-from router.live.update_decoder import UpdateDecoder
+from router.live.update_decoder import SessionParts, UpdateDecoder
 from router.pipeline import Pipeline
 
 RETRY_AFTER_S = 10.0

@@ -16,8 +16,7 @@ from cluster.model.text.splitting import split_tokens
 from cluster.model.text.tokenizer import WhisperTokenizer
 from router.live.interface import TurnSegment
 from router.live.policies import Hypothesis, Policy, confirmed_words
-from router.live.text import ends_sentence
-from router.live.timeline import Utterance, quietest, seconds
+from router.live.timeline import Utterance, ends_sentence, quietest, seconds
 from router.live.update_decoder import UpdateResult
 
 MOST_LOOKED_AT = 16  # boundaries; of the last ones, the quietest is taken

@@ -16,13 +16,11 @@ from cluster.logs import log_fields
 from cluster.messages import Pcm
 from router.live.activity import Probabilities
 from router.live.interface import LiveConfig, LiveEvent
-from router.live.parts import SessionParts
 from router.live.schedule import Schedule
 from router.live.session_events import SessionEvents
-from router.live.text import TurnText, ends_sentence
-from router.live.timeline import AudioBuffer, Turn, seconds
+from router.live.timeline import AudioBuffer, Turn, TurnText, ends_sentence, seconds
 from router.live.turn_detector import TurnDetector
-from router.live.update_runner import UpdateRunner
+from router.live.update_decoder import SessionParts, UpdateRunner
 from router.live.utterance_transcriber import UtteranceTranscriber
 
 logger = logging.getLogger(__name__)

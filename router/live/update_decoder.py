@@ -1,13 +1,17 @@
-"""One update: takes the audio of an utterance through both pools, as one window like any other.
+"""Updates: each takes the audio of an utterance through both pools, as one window like any other.
 
-It makes the window and its decode options from what the session knows, and a `Hypothesis` from the
-result. It knows nothing of policies, of the text of turns, or of when updates are due.
+`UpdateDecoder` makes the window and its decode options from what the session knows, and a
+`Hypothesis` from the result. `UpdateRunner` runs the updates of one session, one at a time, cancels
+one that is no longer worth waiting for, and records how long updates take. Neither knows policies,
+or when updates are due.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.messages import DecodeOptions, DecodeResult, Pcm, QualityGates
@@ -17,8 +21,11 @@ from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.tracing import NO_TRACER, Tracer
 from router.api.params import LADDER, PARALLEL_GATES
 from router.interface import RequestContext
-from router.live.interface import LiveConfig
-from router.live.policies import Hypothesis
+from router.live.activity import VoiceActivity
+from router.live.observer import LiveObserver
+from router.live.policies import Hypothesis, Policy
+from router.live.schedule import DelayProfile, Pace
+from router.live.timeline import Turn
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.text_context import TextContext
 
@@ -40,16 +47,16 @@ class UpdateRequest:
     pcm: the utterance's audio so far, int16 [n_samples].
     prefix_tokens: the confirmed tokens, with which the text is forced to begin.
     new_audio_s: seconds of audio after the last confirmed token.
-    language: of the turn's confirmed text; None if there is none.
     is_final: no more audio follows, so all quality gates and temperatures are used.
+    with_peaks: ask for attention peaks.
     """
 
-    config: LiveConfig
+    turn: Turn
     pcm: Pcm
     prefix_tokens: tuple[int, ...]
     new_audio_s: float
-    language: str | None
     is_final: bool
+    with_peaks: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,53 +94,37 @@ class UpdateDecoder:
         self._clock = clock
 
     async def decode(
-        self,
-        request: UpdateRequest,
-        *,
-        request_id: str,
-        turn: int,
-        number: int,
-        owner: bytes,
-        with_peaks: bool,
-        parent: str = "",
+        self, request: UpdateRequest, *, session_id: str, number: int, owner: bytes
     ) -> UpdateResult:
         """Take one update through both pools. Cancelling the call cancels it in queues and workers.
 
         Args:
-            request_id: the session's id, for logs and traces.
-            turn: number of the turn.
             number: number of the update within the session, from 1 on.
             owner: whose audio it is, as in `RequestContext`.
-            with_peaks: ask for attention peaks.
-            parent: traceparent of the turn's span.
 
         Raises:
             SplitscribeError: as `Pipeline.decode`.
         """
-        time_s = FINAL_TIME_S if request.is_final else UPDATE_TIME_S
-        context = RequestContext.unlimited(request_id, time_s, self._clock)
+        turn, time_s = request.turn, FINAL_TIME_S if request.is_final else UPDATE_TIME_S
+        context = RequestContext.unlimited(session_id, time_s, self._clock)
         context.owner, context.priority = owner, "live"
         with self._tracer.span(
             "live update",
-            parent,
-            request_id=request_id,
-            turn=turn,
+            turn.span.traceparent,
+            request_id=session_id,
+            turn=turn.number,
             update=number,
             is_final=request.is_final,
         ) as span:
             context.span = span
-            return await self._decode(RequestRun(context), request, number, with_peaks)
-
-    async def _decode(
-        self, run: RequestRun, request: UpdateRequest, number: int, with_peaks: bool
-    ) -> UpdateResult:
-        audio = WindowAudio.of_samples(number, request.pcm, self._context_for)
-        options = self._options(request, with_peaks)
-        result = await self._pipeline.decode(run, audio, options)
-        allowed = request.config.languages
-        if options.language is None and allowed and result.language not in allowed:
-            options = replace(options, language=allowed[0])
+            run = RequestRun(context)
+            audio = WindowAudio.of_samples(number, request.pcm, self._context_for)
+            options = self._options(request)
             result = await self._pipeline.decode(run, audio, options)
+            allowed = turn.config.languages
+            if options.language is None and allowed and result.language not in allowed:
+                options = replace(options, language=allowed[0])
+                result = await self._pipeline.decode(run, audio, options)
         return UpdateResult(
             Hypothesis(
                 result.tokens,
@@ -146,8 +137,8 @@ class UpdateDecoder:
             run.encode_s,
         )
 
-    def _options(self, request: UpdateRequest, with_peaks: bool) -> DecodeOptions:
-        config = request.config
+    def _options(self, request: UpdateRequest) -> DecodeOptions:
+        config = request.turn.config
         context = TextContext(
             self._tokenizer,
             self._n_text_ctx,
@@ -162,22 +153,22 @@ class UpdateDecoder:
             room if request.is_final else LEAST_TOKENS + round(TOKENS_PER_S * request.new_audio_s)
         )
         return DecodeOptions(
-            language=self._language(request),
+            language=self._language(request.turn),
             timestamps=True,
             prompt_tokens=prompt,
             temperatures=LADDER if request.is_final else (0.0,),
             max_new_tokens=max(1, min(room, wanted)),
             gates=PARALLEL_GATES if request.is_final else UPDATE_GATES,
             prefix_tokens=request.prefix_tokens,
-            peaks=with_peaks,
+            peaks=request.with_peaks,
         )
 
-    def _language(self, request: UpdateRequest) -> str | None:
+    def _language(self, turn: Turn) -> str | None:
         if not self._tokenizer.is_multilingual:
             return "en"
-        if request.config.language is None and len(request.config.languages) == 1:
-            return request.config.languages[0]
-        return request.language or request.config.language
+        if turn.config.language is None and len(turn.config.languages) == 1:
+            return turn.config.languages[0]
+        return turn.language or turn.config.language
 
     def _is_trusted(self, result: DecodeResult, prefix_tokens: Sequence[int]) -> bool:
         gates = PARALLEL_GATES
@@ -186,3 +177,91 @@ class UpdateDecoder:
         return bool(prefix_tokens) or not is_silence(
             gates, result.avg_logprob, result.no_speech_prob
         )
+
+
+class UpdateRunner:
+    """Runs a session's updates.
+
+    is_running: whether one is being decoded. overtaken: how many were cancelled in a row.
+    """
+
+    def __init__(
+        self, parts: SessionParts, session_id: str, owner: bytes, changed: asyncio.Event
+    ) -> None:
+        """changed: set by others when `is_overtaken` may have changed; it is cleared here."""
+        self._parts = parts
+        self._session_id = session_id
+        self._owner = owner
+        self._changed = changed
+        self._n = 0
+        self.is_running = False
+        self.overtaken = 0
+
+    async def decode(
+        self, request: UpdateRequest, is_overtaken: Callable[[float], bool]
+    ) -> UpdateResult | None:
+        """Decode one update. None if it was overtaken, or its turn was cleared.
+
+        Args:
+            is_overtaken: whether to cancel it after so many seconds.
+
+        Raises:
+            SplitscribeError: as `UpdateDecoder.decode`.
+        """
+        parts, clock = self._parts, self._parts.clock
+        began_s = clock.monotonic()
+        self._n += 1
+        updating = asyncio.ensure_future(
+            parts.update_decoder.decode(
+                request, session_id=self._session_id, number=self._n, owner=self._owner
+            )
+        )
+        self.is_running = True
+        try:
+            while not updating.done():
+                waited_s = clock.monotonic() - began_s
+                if is_overtaken(waited_s):
+                    self.overtaken += 1
+                    parts.observer.update_overtaken()
+                    parts.pace.record(waited_s)
+                    return None
+                await self._change_or(updating)
+            decoded = await updating
+        finally:
+            self.is_running = False
+            if not updating.done():
+                updating.cancel()
+                await asyncio.wait([updating])
+        took_s = clock.monotonic() - began_s
+        self.overtaken = 0
+        parts.pace.record(took_s)
+        parts.observer.update_answered(took_s, decoded.encode_s, parts.pace.hop_s)
+        return None if request.turn.is_cleared else decoded
+
+    async def _change_or(self, task: asyncio.Future[UpdateResult]) -> None:
+        """Wait until the task is done, or `changed` is set."""
+        changed = asyncio.ensure_future(self._changed.wait())
+        try:
+            both: set[asyncio.Future[Any]] = {task, changed}
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+        self._changed.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class SessionParts:
+    """What all live sessions of an engine share.
+
+    delay: for sessions that ask for none. tracer: begins a trace for each turn.
+    """
+
+    activity: VoiceActivity
+    update_decoder: UpdateDecoder
+    tokenizer: WhisperTokenizer
+    policy: Policy
+    pace: Pace
+    observer: LiveObserver
+    clock: Clock
+    delay: DelayProfile
+    tracer: Tracer = NO_TRACER

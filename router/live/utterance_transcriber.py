@@ -18,14 +18,12 @@ from cluster.logs import log_fields
 from cluster.model.encoder_context import SAMPLES_PER_POSITION
 from router.live.interface import LiveConfig
 from router.live.partial_transcript import ConfirmedToken, PartialTranscript
-from router.live.parts import SessionParts
 from router.live.policies import AttentionPeak, Policy
 from router.live.schedule import MAX_UTTERANCE, PAUSE, WORD_END_MARGIN, Schedule
 from router.live.session_events import SessionEvents
 from router.live.timeline import AudioBuffer, Utterance, quietest, samples, seconds
 from router.live.turn_detector import TurnDetector
-from router.live.update_decoder import UpdateRequest, UpdateResult
-from router.live.update_runner import UpdateRunner
+from router.live.update_decoder import SessionParts, UpdateRequest, UpdateResult, UpdateRunner
 
 logger = logging.getLogger(__name__)
 
@@ -170,18 +168,16 @@ class UtteranceTranscriber:
         turn = utterance.turn
         known = utterance.start + partial.attended_to * SAMPLES_PER_POSITION
         request = UpdateRequest(
-            config=turn.config,
+            turn,
             pcm=self._audio.span(utterance.start, end),
             prefix_tokens=partial.prefix_tokens,
             new_audio_s=seconds(end - known),
-            language=turn.language,
             is_final=is_final,
+            with_peaks=self._policy(turn.config).needs_peaks,
         )
         return await runner.decode(
             request,
-            turn,
-            with_peaks=self._policy(turn.config).needs_peaks,
-            is_overtaken=lambda waited_s: self._schedule.is_overtaken(
+            lambda waited_s: self._schedule.is_overtaken(
                 utterance, end, waited_s, runner.overtaken, is_final=is_final
             ),
         )

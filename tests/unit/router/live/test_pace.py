@@ -6,7 +6,7 @@ import pytest
 
 from cluster.clock import Clock
 from cluster.planning.simulation.virtual_time import run_virtually, virtual_clock
-from router.live.pace import FRESH_S, Pace
+from router.live.schedule import FRESH_S, Pace
 
 
 def test_the_first_answer_after_a_pause_stands_for_itself() -> None:
