@@ -30,7 +30,7 @@ from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
 from router.audio.pool import AudioPool
 from router.live.activity import VoiceActivity
-from router.live.engine import LiveEngine
+from router.live.engine import LiveSessions
 from router.pools import EnginePool
 from router.transcriber import RequestTranscriber
 
@@ -168,7 +168,7 @@ async def transcriber_over(
 @asynccontextmanager
 async def live_engine_over(
     engines: LocalEngines, recorder: Recorder | None = None
-) -> AsyncIterator[LiveEngine]:
+) -> AsyncIterator[LiveSessions]:
     """Live sessions over engines in this process."""
     activity = VoiceActivity()
     live = make_live_engine(

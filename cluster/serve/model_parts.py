@@ -18,7 +18,7 @@ from cluster.settings import Settings
 from cluster.tracing import NO_TRACER, Tracer
 from router.http.models import ServedModel
 from router.live.activity import VoiceActivity
-from router.live.engine import LiveEngine
+from router.live.engine import LiveSessions
 from router.live.policies import chosen_policy
 from router.pipeline import Pipeline
 from router.pools import DecoderClient, EncoderClient
@@ -65,7 +65,7 @@ def make_live_engine(
     recorder: Recorder,
     tracer: Tracer = NO_TRACER,
     clock: Clock = SYSTEM_CLOCK,
-) -> LiveEngine:
+) -> LiveSessions:
     """The engine of one model.
 
     Args:
@@ -74,7 +74,7 @@ def make_live_engine(
         activity: of all engines of the process; the caller closes it, after the engine.
     """
     dims = checkpoint.dims
-    return LiveEngine(
+    return LiveSessions(
         # Growing audio never comes again, so that its KV is not kept.
         Pipeline(encoders, decoders, settings.router, recorder, tracer, clock, reuses_kv=False),
         WhisperTokenizer.from_checkpoint(checkpoint),
@@ -117,7 +117,7 @@ def served_model(
     settings: Settings,
     name: str,
     transcriber: RequestTranscriber,
-    live: LiveEngine | None = None,
+    live: LiveSessions | None = None,
 ) -> ServedModel:
     """The model called `name` in `settings.by_model()`: what clients may call it, and more."""
     return ServedModel(

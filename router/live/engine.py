@@ -27,7 +27,7 @@ from router.pipeline import Pipeline
 RETRY_AFTER_S = 10.0
 
 
-class LiveEngine:
+class LiveSessions:
     """Implements `router.live.interface.LiveEngine`."""
 
     def __init__(

@@ -37,7 +37,7 @@ from router.http.listener import HttpListener
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
 from router.live.activity import VoiceActivity
-from router.live.engine import LiveEngine
+from router.live.engine import LiveSessions
 from router.warm_up import WarmUp
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Router:
         self._audio = AudioPool(settings.router)
         await self._audio.start()
         self._activity = VoiceActivity()
-        self._live: list[LiveEngine] = []
+        self._live: list[LiveSessions] = []
         self._warm_up = WarmUp()
         models, first_windows = [], []
         for name, own in settings.by_model().items():

@@ -15,7 +15,7 @@ from cluster.planning.simulation.virtual_time import virtual_clock
 from cluster.settings import LiveSettings, RouterSettings
 from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity
-from router.live.engine import LiveEngine
+from router.live.engine import LiveSessions
 from router.live.interface import (
     LiveConfig,
     LiveEvent,
@@ -66,7 +66,7 @@ class PlayedEngine:
             reuses_kv=False,
         )
         self.activity = VoiceActivity(lambda: self.detector, self.clock.sleep, at_once)
-        self.engine = LiveEngine(
+        self.engine = LiveSessions(
             pipeline,
             tokenizer,
             self.settings,
