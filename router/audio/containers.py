@@ -17,6 +17,8 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import BinaryIO
 
+from cluster.messages import SAMPLE_RATE
+
 HEAD_BYTES = 64  # what `sniff` needs when no ID3 tag comes first
 
 MAX_OGG_PAGE_BYTES = 27 + 255 + 255 * 255
@@ -222,3 +224,21 @@ _CHECKS: dict[Container, Callable[[BinaryIO, int], int]] = {
     Container.MOV: _missing_mov,
     Container.MP3: _missing_mp3,
 }
+
+
+SAMPLE_BYTES = 2
+BYTES_PER_S = SAMPLE_RATE * SAMPLE_BYTES
+UNKNOWN_BYTES = 0xFFFF_FFFF  # as writers to a pipe say it
+
+
+def wav_head() -> bytes:
+    """The 44 bytes of a wav file in front of 16 kHz mono int16 samples, little-endian."""
+    pcm, n_channels, bits = 1, 1, 8 * SAMPLE_BYTES
+    form = (pcm, n_channels, SAMPLE_RATE, BYTES_PER_S, SAMPLE_BYTES, bits)
+    return b"".join(
+        (
+            struct.pack("<4sI4s", b"RIFF", UNKNOWN_BYTES, b"WAVE"),
+            struct.pack("<4sIHHIIHH", b"fmt ", 16, *form),
+            struct.pack("<4sI", b"data", UNKNOWN_BYTES),
+        )
+    )

@@ -1,10 +1,13 @@
-"""What a window is, and by which figures audio is cut into windows."""
+"""What a window is, and by which figures audio is cut into windows or into pieces of 30 s."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from cluster.messages import SAMPLE_RATE, WINDOW_S, Pcm
+import numpy as np
+
+from cluster.messages import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, Pcm
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,3 +90,33 @@ EARLY_CUTS = CutOptions(early_s=6.0)  # text comes soon, where a short window co
 
 def samples(seconds: float) -> int:
     return round(seconds * SAMPLE_RATE)
+
+
+class Pieces:
+    """Takes PCM block by block and yields all of it, in windows of which only the last is short.
+
+    For uploads that the router wants whole (`router.audio.whole`).
+    """
+
+    def __init__(self, max_samples: int = WINDOW_SAMPLES) -> None:
+        self.n_samples = 0  # taken so far
+        self._max_samples = max_samples
+        self._waiting: list[Pcm] = []
+        self._index = 0
+
+    def feed(self, pcm: Pcm) -> Iterator[Window]:
+        while pcm.shape[0]:
+            room = self._max_samples - self.n_samples % self._max_samples
+            self._waiting.append(pcm[:room])
+            self.n_samples += self._waiting[-1].shape[0]
+            pcm = pcm[room:]
+            if self.n_samples % self._max_samples == 0:
+                yield from self.finish()
+
+    def finish(self) -> Iterator[Window]:
+        """Yield what is left, after the last `feed`."""
+        if self._waiting:
+            pcm = np.concatenate(self._waiting)
+            self._waiting.clear()
+            yield Window(self._index, self.n_samples - pcm.shape[0], pcm)
+            self._index += 1

@@ -31,7 +31,6 @@ from router.audio.audio_file import AudioFile
 from router.audio.cutter import WindowCutter
 from router.audio.limits import AudioLimits
 from router.audio.mel_peak import MelPeak
-from router.audio.pieces import Pieces
 from router.audio.protocol import (
     AddCredit,
     Alive,
@@ -49,7 +48,7 @@ from router.audio.protocol import (
     WorkerSocket,
 )
 from router.audio.vad import SpeechDetector
-from router.audio.windows import EARLY_CUTS, CutOptions, Window
+from router.audio.windows import EARLY_CUTS, CutOptions, Pieces, Window
 
 MAX_MESSAGE_CHARS = 500
 FRAME_GRID_S = 0.01  # by which a pause may look shorter on the detector's grid

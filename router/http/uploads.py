@@ -23,7 +23,7 @@ from typing import Any
 
 from cluster.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError
 from router.api.json_fields import AUDIO_FIELD
-from router.audio.headerless import wav_head
+from router.audio.containers import wav_head
 from router.audio.limits import too_large
 from router.http.json_body import GROWTH, JSON_TYPE, JsonReader
 from router.http.multipart import (

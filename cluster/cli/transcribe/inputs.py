@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from cluster.cli.transcribe.job import STDIN
 from cluster.errors import InvalidRequestError
-from router.audio.headerless import wav_head
+from router.audio.containers import wav_head
 
 STDIN_NAME = "stdin"  # its results are stdin.txt and so on
 SUFFIXES = frozenset(  # of the files in a folder that are taken

@@ -18,7 +18,7 @@ from cluster.cli.transcribe.files import check_names
 from cluster.cli.transcribe.inputs import inputs_of
 from cluster.cli.transcribe.run import transcribe_files
 from cluster.errors import InvalidRequestError
-from router.audio.headerless import wav_head
+from router.audio.containers import wav_head
 from tests.unit.cli.transcribe.conftest import MakeJob
 from tests.unit.cli.transcribe.test_run import hears_names, make_files
 

@@ -21,9 +21,9 @@ from cluster.errors import (
     WorkerError,
 )
 from cluster.messages import WINDOW_SAMPLES
-from router.audio.pieces import Pieces
 from router.audio.pool import AudioPool
 from router.audio.whole import PcmFile, WholeAudio
+from router.audio.windows import Pieces
 from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until
 from tests.support.audio.sounds import encode, joined, silence, tone, voice, write_wav
 

@@ -13,7 +13,7 @@ from cluster.errors import InvalidAudioError
 from router.api.params import Chunking
 from router.api.subtitles import PLAIN
 from router.api.whisper_files import WRITERS
-from router.audio.headerless import wav_head
+from router.audio.containers import wav_head
 from router.http.routes import create_app
 from tests.support.router_fakes import (
     AUDIO,
