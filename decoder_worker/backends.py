@@ -4,6 +4,10 @@ Attention runs on flashinfer's kernels on a GPU and on our own on a CPU; torch's
 and what remains where neither fits. The layers around it are torch's operations, or kernels of ours
 that take several of them along: on a CPU the whole forward of a few rows is one compiled program,
 and so is the choice of tokens; on a GPU see `decoder_worker.gpu.layers`.
+
+Torch multiplies fastest by weights in a layout of its own, which the compiled program does not
+read. So a small model has both; of a large one torch takes the program's as they lie there, since
+it computes only what has many rows, and the copy would be as large as the decoder.
 """
 
 from __future__ import annotations
@@ -21,7 +25,9 @@ from cluster.errors import ConfigurationError
 from cluster.gpu.kernels import has_triton
 from cluster.jit.tile_registers import has_bfloat16_tiles, tile_config
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.dims import ModelDims
 from cluster.model.kv_scales import kv_scales
+from cluster.model.layers import MLP, LayerNorm, Linear
 from cluster.settings import Attention
 from decoder_worker.attention.base import (
     AttentionBackend,
@@ -32,18 +38,17 @@ from decoder_worker.attention.base import (
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.cpu.attention import CpuAttention, fits_kernels
 from decoder_worker.cpu.fused import FusedDecoder, fits_layers
-from decoder_worker.cpu.fused_arrays import stack_layers
+from decoder_worker.cpu.fused_arrays import Layers, Products, stack_layers
 from decoder_worker.cpu.sampler import CompiledSampler
 from decoder_worker.cpu.step_team import StepTeam
 from decoder_worker.cpu.tile_blocks import fits_tiles
 from decoder_worker.gpu.decoder import GpuDecoder, takes
-from decoder_worker.gpu.sampler import GpuSampler
-from decoder_worker.model import TextDecoder, TorchDecoder
+from decoder_worker.gpu.greedy import GpuSampler
+from decoder_worker.model import DecoderLayer, TextDecoder, TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampler, TorchSampler
 from decoder_worker.sampling.slots import SlotTable
 from decoder_worker.several_steps import SteppingDecoder
-from decoder_worker.shared_weights import layers_over, shares_weights
 from decoder_worker.tensors import DecoderTensors
 
 logger = logging.getLogger(__name__)
@@ -238,3 +243,44 @@ def _why_no_flashinfer(self_pool: Tensor, cross_pool: Tensor) -> str | None:
     if importlib.util.find_spec("flashinfer") is None:
         return "it is not installed: pip install 'splitscribe[gpu]'"
     return None
+
+
+SHARED_FROM_BYTES = 512 << 20  # base 44 MB, small 198 MB, turbo 184 MB, large-v3 1.5 GB in bfloat16
+
+
+def shares_weights(dims: ModelDims, dtype: torch.dtype, *, int8: bool) -> bool:
+    """Whether a second copy of the layers would be too much; 8-bit ones torch cannot take."""
+    d, n_ffn = dims.n_text_state, dims.n_text_ffn
+    n_weights = dims.n_text_layer * (6 * d * d + 2 * d * n_ffn)
+    return not int8 and n_weights * dtype.itemsize >= SHARED_FROM_BYTES
+
+
+def layers_over(tensors: DecoderTensors, layers: Layers) -> tuple[DecoderLayer, ...]:
+    """Torch's layers whose matrices are views of `layers`, which are in rows.
+
+    Norms and biases are copies.
+    """
+
+    def linear(products: Products, index: int) -> Linear:
+        weight = torch.from_numpy(products.weight[index])
+        if tensors.dtype == torch.bfloat16:
+            weight = weight.view(torch.bfloat16)
+        return Linear(weight, torch.from_numpy(products.bias[index]).to(tensors.dtype))
+
+    def layer(index: int) -> DecoderLayer:
+        prefix = f"decoder.layers.{index}"
+        norm = {
+            name: LayerNorm.load(tensors.by_name, f"{prefix}.{name}_layer_norm")
+            for name in ("self_attn", "encoder_attn", "final")
+        }
+        return DecoderLayer(
+            self_norm=norm["self_attn"],
+            self_qkv=linear(layers.qkv, index),
+            self_out=linear(layers.self_out, index),
+            cross_norm=norm["encoder_attn"],
+            cross_q=linear(layers.cross_q, index),
+            cross_out=linear(layers.cross_out, index),
+            mlp=MLP(norm["final"], linear(layers.fc1, index), linear(layers.fc2, index)),
+        )
+
+    return tuple(layer(index) for index in range(tensors.dims.n_text_layer))

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cluster.batches import run_alone
-from decoder_worker.launched import Launched
 from decoder_worker.model_runner import ModelRunner
+from decoder_worker.readback import Launched
 from decoder_worker.sampling.search import Search, StepOutput
 from decoder_worker.scheduling.sequence import DecodeSequence
 from decoder_worker.stats import Counters

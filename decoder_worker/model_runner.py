@@ -23,16 +23,15 @@ from cluster.messages import TokenAlignment
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.streams import DECODE_PRIORITY, new_stream, on_stream, synchronize, upload
 from cluster.model.text.quality import is_silence
-from cluster.model.text.splitting import split_tokens
 from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.model.text.words import split_tokens
 from decoder_worker.alignment.heads import AlignmentHeads
 from decoder_worker.alignment.peaks import PeakFinder, PeakItem
 from decoder_worker.alignment.token_times import Aligner, AlignmentItem
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import Decoders, choose_sampler
 from decoder_worker.gpu.fixed_sizes import FixedSizes
-from decoder_worker.launched import Launched, launched, outputs_of, read_back
-from decoder_worker.readback import Readback
+from decoder_worker.readback import Launched, Readback, launched, outputs_of, read_back
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import best_of
 from decoder_worker.sampling.search import Row, RowCopy, StepOutput

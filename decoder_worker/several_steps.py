@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from cluster.jit.background import as_array
-from cluster.model.shapes import EMBED_TOKENS
+from cluster.model.dims import EMBED_TOKENS
 from decoder_worker.cpu.coarse_head import LEAST_EXACT, CoarseHead
 from decoder_worker.cpu.compiled import step_kernels
 from decoder_worker.cpu.fused import FusedDecoder

@@ -13,8 +13,7 @@ from cluster.kv.payloads import LANDING_WINDOWS
 from cluster.kv.wires.gpu_memory import RESERVE_BYTES, GpuBudget, pool_windows
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_dtype
-from cluster.model.dims import ModelDims
-from cluster.model.shapes import cross_kv_shapes, decoder_shapes
+from cluster.model.dims import ModelDims, cross_kv_shapes, decoder_shapes
 from cluster.settings import Settings
 from decoder_worker.engine import MOST_GPU_ROWS, auto_batch
 

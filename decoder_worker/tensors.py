@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.dims import ModelDims
+from cluster.model.dims import ModelDims, decoder_shapes
 from cluster.model.kv_scales import KVScales
 from cluster.model.layers import stream_dtype
-from cluster.model.shapes import decoder_shapes
 from cluster.model.weights import load_tensors, output_projection
 
 

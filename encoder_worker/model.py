@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.layers import MLP, LayerNorm, load_qkv
-from cluster.model.linear import Linear, Pack, Projection, packer
-from cluster.model.shapes import encoder_shapes
+from cluster.model.dims import encoder_shapes
+from cluster.model.layers import MLP, LayerNorm, Linear, Pack, Projection, load_qkv, packer
 from cluster.model.weights import load_tensors
 
 # Rows of a product are computed in such steps where only some of a unit's differ: a product of

@@ -13,8 +13,7 @@ from cluster.kv.layout_for import exported_layouts
 from cluster.kv.wires.gpu_memory import GpuBudget, pool_windows
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_dtype
-from cluster.model.dims import ModelDims
-from cluster.model.shapes import cross_kv_shapes, encoder_shapes
+from cluster.model.dims import ModelDims, cross_kv_shapes, encoder_shapes
 from cluster.settings import EncoderSettings, Settings
 from encoder_worker.engine import auto_batch
 from encoder_worker.gpu.fixed_mel import ROW_SAMPLES

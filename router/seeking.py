@@ -18,8 +18,8 @@ from cluster.messages import (
     QualityGates,
 )
 from cluster.model.text.quality import is_silence
-from cluster.model.text.splitting import Split, split_tokens
 from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.model.text.words import Split, split_tokens
 from router.api.params import SequentialOptions
 from router.hallucination import Surroundings, first_hallucination, silence_before_hallucination
 from router.text_context import TextContext

@@ -20,8 +20,8 @@ from cluster.messages import (
     SampledToken,
     Task,
 )
-from cluster.model.text.splitting import split_tokens
 from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.model.text.words import split_tokens
 from router.audio.whole import WholeAudio
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio

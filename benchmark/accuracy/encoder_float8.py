@@ -31,7 +31,7 @@ from benchmark.shared.word_errors import count_all, total
 from cluster.messages import WINDOW_SAMPLES
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import use_threads
-from cluster.model.linear import as_it_is
+from cluster.model.layers import as_it_is
 from encoder_worker.gpu.encoder import GpuEncoder
 from encoder_worker.model import AudioEncoder
 

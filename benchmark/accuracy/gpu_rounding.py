@@ -37,8 +37,7 @@ from cluster.kv.pool import PagePool
 from cluster.messages import WINDOW_SAMPLES, CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import use_threads
-from cluster.model.layers import LayerNorm
-from cluster.model.linear import Linear, PackedLinear, Projection
+from cluster.model.layers import LayerNorm, Linear, PackedLinear, Projection
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.model.weights import TORCH_DTYPES
 from decoder_worker.attention.torch_backend import TorchAttention

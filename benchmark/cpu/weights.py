@@ -61,7 +61,7 @@ def held(role: str, folder: str, dtype: str) -> dict[str, float]:
     from cluster.jit.background import BUILDS_S
     from cluster.kv.payloads import make_exporters, make_handoff_importer
     from cluster.model.checkpoint import open_checkpoint
-    from cluster.model.shapes import cross_kv_shapes, decoder_shapes, encoder_shapes
+    from cluster.model.dims import cross_kv_shapes, decoder_shapes, encoder_shapes
     from cluster.serve.replicas.replica_setup import give_memory_back
     from cluster.settings_sources import load_settings
     from decoder_worker.engine import DecoderEngine

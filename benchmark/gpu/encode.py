@@ -18,7 +18,7 @@ from cluster.gpu.scatter import scatter_pages
 from cluster.kv.cross_kv import CrossKVProjection, Unprojected, as_kv_pool, cross_kv_parts
 from cluster.kv.layout_for import kv_layout
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.linear import Linear
+from cluster.model.layers import Linear
 from cluster.model.streams import ENCODE_PRIORITY, new_stream
 from cluster.model.weights import TORCH_DTYPES
 from encoder_worker.gpu.encoder import Encoder, GpuEncoder

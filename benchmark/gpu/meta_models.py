@@ -15,15 +15,14 @@ from torch import Tensor
 
 from benchmark.shared.shapes import SHAPES
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.dims import ModelDims
+from cluster.model.dims import EMBED_TOKENS, ModelDims, Shape, decoder_shapes
 from cluster.model.encoder_context import MEL_PER_POSITION
-from cluster.model.shapes import EMBED_TOKENS, Shape, decoder_shapes
 from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.attention.append import Places, append_qkv, empty_queries
 from decoder_worker.attention.base import AttentionBatch
 from decoder_worker.attention.operators import append_to_pages, attend_pages
 from decoder_worker.gpu.decoder import GpuDecoder
-from decoder_worker.gpu.sampler import GpuSampler
+from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.model import TextDecoder, TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler

@@ -160,7 +160,7 @@ def _openai_whisper(model_name: str, threads: int) -> Decode:
     import torch
     import whisper
 
-    from cluster.model.locate import locate
+    from cluster.model.tensor_files import locate
     from tests.support.references.openai_whisper import (
         openai_model,
         openai_vocabulary,

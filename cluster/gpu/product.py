@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.gpu.kernels import launcher
-from cluster.model.layers import LAYER_NORM_EPS, LayerNorm
-from cluster.model.linear import Linear
+from cluster.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
 from cluster.model.operators import define, nothing
 
 MAX_ROWS = 64  # more are a matrix product of their own right: cuBLAS's

@@ -34,7 +34,6 @@ SHARED_SOURCES = (  # what both roles' kernels are made of
     _FLOOR / "jit" / "tile_registers.py",
     _FLOOR / "jit" / "vectors.py",
     _FLOOR / "model" / "layers.py",
-    _FLOOR / "model" / "linear.py",
 )
 LOCK = "kernels.lock"  # held by the process that compiles
 MARK = "kernels-"  # and a digest of their sources: the name of an empty file beside what is kept

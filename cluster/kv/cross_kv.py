@@ -17,9 +17,9 @@ from torch import Tensor
 
 from cluster.gpu.scatter import page_table, scatter_pages, stored_as
 from cluster.model.checkpoint import Checkpoint
+from cluster.model.dims import cross_kv_shapes
 from cluster.model.kv_scales import KVScales
-from cluster.model.linear import Linear, as_loaded, packer
-from cluster.model.shapes import cross_kv_shapes
+from cluster.model.layers import Linear, as_loaded, packer
 from cluster.model.weights import load_tensors
 
 WINDOWS_AT_ONCE = 4  # on a GPU: rows enough for a fast product, whose result is 983 MB for large-v3

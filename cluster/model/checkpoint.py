@@ -17,8 +17,13 @@ from typing import Any
 from cluster.errors import CheckpointError
 from cluster.messages import HOP_LENGTH, SAMPLE_RATE
 from cluster.model.dims import ModelDims
-from cluster.model.locate import locate
-from cluster.model.tensor_files import TensorEntry, content_digest, index_tensors, weight_files
+from cluster.model.tensor_files import (
+    TensorEntry,
+    content_digest,
+    index_tensors,
+    locate,
+    weight_files,
+)
 
 # Short-time Fourier transform of every Whisper checkpoint.
 N_FFT = 400  # samples, 25 ms

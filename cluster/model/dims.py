@@ -1,6 +1,10 @@
-"""Shapes of a Whisper checkpoint, read from its Hugging Face `config.json`. No torch.
+"""Shapes of a Whisper checkpoint, by its Hugging Face `config.json`, and all its tensors. No torch.
 
-Nothing is assumed: heads, widths, layers, mel bins and vocabulary all come from the file.
+Nothing is assumed: heads, widths, layers, mel bins and vocabulary all come from the file. Each role
+asks for its own part of the tensors, so that an encoder never reads a decoder's weights; only the
+cross-attention K and V projections are apart, because the encoder worker exports projected KV: a
+decoder reads them where states travel instead. Names are without the `model.` prefix that some
+files have.
 """
 
 from __future__ import annotations
@@ -77,3 +81,80 @@ class ModelDims:
                     f"config.json: d_model {state} does not divide by {heads} heads"
                 )
         return dims
+
+
+Shape = tuple[int, ...]
+
+EMBED_TOKENS = "decoder.embed_tokens.weight"
+PROJ_OUT = "proj_out.weight"  # tied to EMBED_TOKENS in every published checkpoint
+
+
+def encoder_shapes(dims: ModelDims) -> dict[str, Shape]:
+    """The audio encoder, without the cross-attention projections."""
+    d = dims.n_audio_state
+    shapes: dict[str, Shape] = {
+        "encoder.conv1.weight": (d, dims.n_mels, 3),
+        "encoder.conv1.bias": (d,),
+        "encoder.conv2.weight": (d, d, 3),
+        "encoder.conv2.bias": (d,),
+        "encoder.embed_positions.weight": (dims.n_audio_ctx, d),
+    }
+    for layer in range(dims.n_audio_layer):
+        prefix = f"encoder.layers.{layer}"
+        shapes |= _attention(f"{prefix}.self_attn", d)
+        shapes |= _layer_norm(f"{prefix}.self_attn_layer_norm", d)
+        shapes |= _mlp(prefix, d, dims.n_audio_ffn)
+    return shapes | _layer_norm("encoder.layer_norm", d)
+
+
+def cross_kv_shapes(dims: ModelDims) -> dict[str, Shape]:
+    """Each decoder layer's projection of encoder states to cross-attention K and V."""
+    d = dims.n_text_state
+    shapes: dict[str, Shape] = {}
+    for layer in range(dims.n_text_layer):
+        prefix = f"decoder.layers.{layer}.encoder_attn"
+        shapes[f"{prefix}.k_proj.weight"] = (d, dims.n_audio_state)
+        shapes[f"{prefix}.v_proj.weight"] = (d, dims.n_audio_state)
+        shapes[f"{prefix}.v_proj.bias"] = (d,)
+    return shapes
+
+
+def decoder_shapes(dims: ModelDims) -> dict[str, Shape]:
+    """The text decoder, without the cross-attention K and V projections."""
+    d = dims.n_text_state
+    shapes: dict[str, Shape] = {
+        EMBED_TOKENS: (dims.n_vocab, d),
+        "decoder.embed_positions.weight": (dims.n_text_ctx, d),
+    }
+    for layer in range(dims.n_text_layer):
+        prefix = f"decoder.layers.{layer}"
+        shapes |= _attention(f"{prefix}.self_attn", d)
+        shapes |= _layer_norm(f"{prefix}.self_attn_layer_norm", d)
+        for name in ("q_proj", "out_proj"):
+            shapes |= _linear(f"{prefix}.encoder_attn.{name}", d, d)
+        shapes |= _layer_norm(f"{prefix}.encoder_attn_layer_norm", d)
+        shapes |= _mlp(prefix, d, dims.n_text_ffn)
+    return shapes | _layer_norm("decoder.layer_norm", d)
+
+
+def _attention(prefix: str, d: int) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {f"{prefix}.k_proj.weight": (d, d)}  # Whisper's K has no bias
+    for name in ("q_proj", "v_proj", "out_proj"):
+        shapes |= _linear(f"{prefix}.{name}", d, d)
+    return shapes
+
+
+def _mlp(prefix: str, d: int, ffn: int) -> dict[str, Shape]:
+    return (
+        _layer_norm(f"{prefix}.final_layer_norm", d)
+        | _linear(f"{prefix}.fc1", ffn, d)
+        | _linear(f"{prefix}.fc2", d, ffn)
+    )
+
+
+def _linear(prefix: str, n_out: int, n_in: int) -> dict[str, Shape]:
+    return {f"{prefix}.weight": (n_out, n_in), f"{prefix}.bias": (n_out,)}
+
+
+def _layer_norm(prefix: str, d: int) -> dict[str, Shape]:
+    return {f"{prefix}.weight": (d,), f"{prefix}.bias": (d,)}

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.linear import Linear
-from cluster.model.shapes import cross_kv_shapes, encoder_shapes
+from cluster.model.dims import cross_kv_shapes, encoder_shapes
+from cluster.model.layers import Linear
 from cluster.model.weights import load_tensors
 
 MARGIN = 1.02  # states are rounded to 16 bits before they are projected

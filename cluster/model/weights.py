@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 
 from cluster.errors import CheckpointError
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.shapes import EMBED_TOKENS, PROJ_OUT, Shape
+from cluster.model.dims import EMBED_TOKENS, PROJ_OUT, Shape
 
 TORCH_DTYPES = {
     "float32": torch.float32,
@@ -29,7 +29,7 @@ def load_tensors(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> dict[str, torch.Tensor]:
-    """Read the tensors named in `shapes` (from `cluster.model.shapes`), converted to `dtype`.
+    """Read the tensors named in `shapes` (from `cluster.model.dims`), converted to `dtype`.
 
     Returns:
         Name to tensor, contiguous, on `device`.

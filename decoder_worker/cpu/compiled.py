@@ -14,11 +14,11 @@ import numpy as np
 
 from cluster.jit.background import InBackground
 from cluster.jit.tile_registers import has_bfloat16_tiles, tile_config
-from decoder_worker.cpu.sources import KERNEL_SOURCES
 
 if TYPE_CHECKING:
     from decoder_worker.cpu.attention_kernels import AttentionKernels
     from decoder_worker.cpu.fused_kernels import FusedKernels
+from pathlib import Path
 
 
 def attention_kernels(own: Any, cross: Any) -> InBackground[AttentionKernels]:
@@ -127,3 +127,25 @@ def _build_sampling() -> Callable[..., None]:
     from decoder_worker.cpu.sampling_kernels import build
 
     return build()
+
+
+_FOLDER = Path(__file__).resolve().parent
+KERNEL_SOURCES = (
+    _FOLDER / "attention_kernels.py",
+    _FOLDER / "attention_parts.py",
+    _FOLDER / "attention_vectors.py",
+    _FOLDER / "coarse_head.py",
+    _FOLDER / "fused_arrays.py",
+    _FOLDER / "fused_kernels.py",
+    _FOLDER / "fused_parts.py",
+    _FOLDER / "int8_products.py",
+    _FOLDER / "likely_logits.py",
+    _FOLDER / "sampling_kernels.py",
+    _FOLDER / "several" / "arrays.py",
+    _FOLDER / "several" / "kernels.py",
+    _FOLDER / "step_team.py",
+    _FOLDER / "tile_products.py",
+    _FOLDER / "tile_blocks.py",
+    _FOLDER / "work_sharing.py",
+    _FOLDER.parent / "sampling" / "slots.py",
+)

@@ -2,7 +2,7 @@
 
 `decoder_worker.model.TorchDecoder` is the reference, and does what this does not: many rows, odd
 shapes, and all until the kernels are built. Beside torch's weights this holds a plain copy of them,
-which torch shares where the model is large (`decoder_worker.shared_weights`). Bound to the two page
+which torch shares where the model is large (`decoder_worker.tensors`). Bound to the two page
 pools of an engine; for that engine's thread.
 """
 

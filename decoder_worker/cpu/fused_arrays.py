@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cluster.model.dims import ModelDims
-from cluster.model.linear import Linear, quantize_rows
+from cluster.model.layers import Linear, quantize_rows
 from decoder_worker.cpu.tile_blocks import in_blocks
 
 HEAD_DIM = 64  # of every published checkpoint: a constant, so that loops over it unroll

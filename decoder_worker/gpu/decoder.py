@@ -13,7 +13,7 @@ from torch import Tensor
 
 from cluster.gpu.norm import Pending
 from cluster.gpu.product import INNER_MULTIPLE
-from cluster.model.linear import Linear
+from cluster.model.layers import Linear
 from decoder_worker.attention.base import AttentionBatch, ProjectedAttention
 from decoder_worker.gpu.embed import embed
 from decoder_worker.gpu.layers import FewRowsLayer, ManyRowsLayer

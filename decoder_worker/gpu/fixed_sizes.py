@@ -26,10 +26,9 @@ from decoder_worker.gpu.graphs import (
     capture_on,
     few_sizes,
 )
-from decoder_worker.launched import Launched, launched
 from decoder_worker.model import TextDecoder
 from decoder_worker.prompts import SOT_TOKENS
-from decoder_worker.readback import Readback
+from decoder_worker.readback import Launched, Readback, launched
 from decoder_worker.sampling.slots import SlotTable
 from decoder_worker.scheduling.sequence import DecodeSequence
 from decoder_worker.step import DecodeStep

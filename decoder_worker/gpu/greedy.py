@@ -6,7 +6,7 @@ timestamps that are still allowed), the highest logit, its place, and the sum of
 second puts the parts of a row together, decides which spans remain, and writes the row's slot.
 
 Their plain twins are as far as possible written in the same steps; the reference for both is
-`TorchSampler`.
+`TorchSampler`, which also samples rows with noise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor
 
 from cluster.gpu.kernels import launcher
 from cluster.model.operators import define, nothing
-from decoder_worker.sampling.logit_rules import NEVER, Marks
+from decoder_worker.sampling.logit_rules import NEVER, LogitRules, Marks
+from decoder_worker.sampling.sampler import Sampled, Sampler
 from decoder_worker.sampling.slots import (
     BEFORE_IS,
     LAST_IS,
@@ -29,6 +30,8 @@ from decoder_worker.sampling.slots import (
     POSITION,
     TIMED,
     TOKEN,
+    SlotRows,
+    SlotTable,
 )
 
 PART = 4096  # tokens of the vocabulary
@@ -181,3 +184,24 @@ _sample_greedy = define(
     cpu=_plain_sample,
     shapes=nothing,
 )
+
+
+class GpuSampler:
+    """Implements `Sampler`; `reference` samples with noise, and for searches among several."""
+
+    def __init__(self, reference: Sampler, rules: LogitRules, slots: SlotTable) -> None:
+        self._reference = reference
+        self._rules = Rules(rules.suppressed, rules.begin, rules.marks)
+        self._slots = slots
+
+    def __call__(
+        self, logits: Tensor, rows: SlotRows, noisy: Tensor | None, n_top: int = 0
+    ) -> Sampled:
+        if noisy is not None or n_top:
+            return self._reference(logits, rows, noisy, n_top)
+        parts = Parts.empty(logits)
+        tokens = torch.empty_like(rows.index)
+        logprobs = torch.empty(len(rows.index), dtype=torch.float32, device=logits.device)
+        reduce_logits(logits, rows.index, self._slots.table, self._rules, parts)
+        sample_greedy(parts, rows.index, self._slots.table, self._rules, tokens, logprobs)
+        return Sampled(tokens, logprobs)

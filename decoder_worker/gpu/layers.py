@@ -19,8 +19,7 @@ from torch.nn import functional as F
 
 from cluster.gpu.norm import Pending
 from cluster.gpu.product import MAX_ROWS, FewRows
-from cluster.model.layers import LayerNorm
-from cluster.model.linear import Linear, as_loaded
+from cluster.model.layers import LayerNorm, Linear, as_loaded
 from decoder_worker.attention.base import ProjectedAttention
 from decoder_worker.model import DecoderLayer
 

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from cluster.errors import ConfigurationError
 from cluster.gpu.kernels import launcher
 from cluster.gpu.norm import store_scaled
-from cluster.model.linear import Linear
+from cluster.model.layers import Linear
 from cluster.model.operators import define, nothing
 
 FLOAT8 = torch.float8_e4m3fn

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.gpu.norm import Pending, add_norm
-from cluster.model.layers import LayerNorm
-from cluster.model.linear import Linear, as_loaded
+from cluster.model.layers import LayerNorm, Linear, as_loaded
 from encoder_worker.gpu.float8 import Float8Linear, Scaled
 from encoder_worker.model import EncoderLayer, attention
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cluster.model.linear import Linear
+from cluster.model.layers import Linear
 
 PAD = 8  # columns for the bias: products want multiples of 16 bytes
 

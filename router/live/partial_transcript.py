@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from cluster.messages import Pcm
 from cluster.model.encoder_context import SAMPLES_PER_POSITION
-from cluster.model.text.splitting import split_tokens
 from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.model.text.words import split_tokens
 from router.live.interface import TurnSegment
 from router.live.policies import Hypothesis, Policy, confirmed_words
 from router.live.timeline import Utterance, ends_sentence, quietest, seconds

@@ -8,11 +8,10 @@ from torch import Tensor
 
 from cluster.gpu.norm import add_norm
 from cluster.gpu.product import MAX_ROWS, FewRows
-from cluster.model.layers import LayerNorm
-from cluster.model.linear import Linear
+from cluster.model.layers import LayerNorm, Linear
 from decoder_worker.attention.append import Places, append_qkv
 from decoder_worker.gpu.embed import embed
-from decoder_worker.gpu.sampler import GpuSampler
+from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler
 from encoder_worker.gpu.float8 import LEAST_CAPABILITY, Float8Linear, Scaled

@@ -22,9 +22,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from cluster.model.dims import ModelDims
-from cluster.model.shapes import (
+from cluster.model.dims import (
     EMBED_TOKENS,
+    ModelDims,
     Shape,
     cross_kv_shapes,
     decoder_shapes,

@@ -22,8 +22,8 @@ from cluster.planning.simulation.transfer import SimImporter
 from cluster.planning.simulation.worker import SimWorker
 from decoder_worker.build import EngineParts
 from decoder_worker.core import DecoderCore
-from decoder_worker.launched import Launched
 from decoder_worker.prompts import PromptBuilder
+from decoder_worker.readback import Launched
 from decoder_worker.sampling.search import StepOutput
 from decoder_worker.scheduling.scheduler import Scheduler
 from decoder_worker.scheduling.sequence import DecodeSequence

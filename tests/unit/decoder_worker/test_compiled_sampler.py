@@ -12,7 +12,7 @@ import torch
 
 from cluster.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.cpu.sampler import CompiledSampler
-from decoder_worker.gpu.sampler import GpuSampler
+from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampler, TorchSampler
 from decoder_worker.sampling.slots import SlotTable

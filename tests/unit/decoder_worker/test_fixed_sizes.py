@@ -8,7 +8,7 @@ import pytest
 
 from cluster.messages import DecodeResult, QualityGates
 from decoder_worker.gpu.graphs import bucket_sizes, few_sizes
-from decoder_worker.launched import Launched
+from decoder_worker.readback import Launched
 from decoder_worker.scheduling.sequence import DecodeSequence
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.layers import LayerNorm
-from cluster.model.linear import as_it_is
-from cluster.model.shapes import EMBED_TOKENS
+from cluster.model.dims import EMBED_TOKENS
+from cluster.model.layers import LayerNorm, as_it_is
 from decoder_worker import backends
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention

@@ -9,7 +9,7 @@ import torch
 
 from cluster.jit.tile_registers import has_bfloat16_tiles
 from cluster.messages import DecodeOptions
-from decoder_worker import shared_weights
+from decoder_worker import backends
 from decoder_worker.cpu.fused import FusedDecoder
 from decoder_worker.model import TorchDecoder
 from tests.support.checkpoints import ModelShape, make_checkpoint
@@ -30,7 +30,7 @@ def test_shared_weights_give_the_states_of_packed_ones(
     folder: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     benches = [RunnerBench(folder, 2, "cpu", dtype)]
-    monkeypatch.setattr(shared_weights, "SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(backends, "SHARED_FROM_BYTES", 0)
     benches.append(RunnerBench(folder, 2, "cpu", dtype))
     packed, shared = (torch_of(bench) for bench in benches)
     for before, after in zip(packed.layers, shared.layers, strict=True):
@@ -46,7 +46,7 @@ def test_shared_weights_give_the_states_of_packed_ones(
 def test_torch_reads_the_matrices_of_the_compiled_program(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_weights, "SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(backends, "SHARED_FROM_BYTES", 0)
     bench = RunnerBench(folder, 1, "cpu", "bfloat16")
     few, many = compiled_of(bench), bench.decoders.torch
     for index, layer in enumerate(many.layers):
@@ -66,7 +66,7 @@ def test_only_weights_that_torch_does_not_read_lie_in_blocks(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     own = RunnerBench(folder, 1, "cpu", "bfloat16")
-    monkeypatch.setattr(shared_weights, "SHARED_FROM_BYTES", 0)
+    monkeypatch.setattr(backends, "SHARED_FROM_BYTES", 0)
     shared = RunnerBench(folder, 1, "cpu", "bfloat16")
     in_blocks, in_rows = (compiled_of(bench)._layers for bench in (own, shared))
     for blocks, rows in zip(in_blocks[:6], in_rows[:6], strict=True):

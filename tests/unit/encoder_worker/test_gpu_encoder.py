@@ -12,8 +12,7 @@ from cluster.errors import ConfigurationError
 from cluster.gpu.norm import add_norm
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_dtype
-from cluster.model.layers import LayerNorm
-from cluster.model.linear import Linear, as_it_is
+from cluster.model.layers import LayerNorm, Linear, as_it_is
 from cluster.settings_sources import load_settings
 from encoder_worker.gpu.encoder import GpuEncoder
 from encoder_worker.gpu.float8 import FLOAT8, Float8Linear, Scaled, check_float8

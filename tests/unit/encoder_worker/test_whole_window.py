@@ -8,7 +8,7 @@ import torch
 from cluster.kv.cross_kv import CrossKVProjection, cross_kv_parts
 from cluster.kv.layout_for import kv_layout
 from cluster.model.checkpoint import Checkpoint
-from cluster.model.linear import Linear
+from cluster.model.layers import Linear
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu import static_encoder
 from encoder_worker.gpu.static_encoder import StaticEncoder

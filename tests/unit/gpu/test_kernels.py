@@ -11,8 +11,7 @@ from torch.nn import functional as F
 
 from cluster.gpu.norm import add_norm
 from cluster.gpu.product import MAX_ROWS, FewRows
-from cluster.model.layers import LAYER_NORM_EPS, LayerNorm
-from cluster.model.linear import Linear
+from cluster.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
 from decoder_worker.attention.append import Places, append_qkv
 from decoder_worker.gpu.embed import embed
 from decoder_worker.gpu.greedy import Parts, Rules, reduce_logits, sample_greedy

@@ -23,7 +23,7 @@ from cluster.jit.cache import (
     one_builder,
 )
 from cluster.serve.distribution import package_root
-from decoder_worker.cpu import sources as decoder_sources
+from decoder_worker.cpu import compiled as decoder_sources
 from encoder_worker.cpu import sources as encoder_sources
 
 PACKAGES = ("cluster", "encoder_worker", "decoder_worker")

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from cluster.errors import CheckpointError
 from cluster.model.checkpoint import open_checkpoint
-from cluster.model.shapes import EMBED_TOKENS, cross_kv_shapes, decoder_shapes, encoder_shapes
+from cluster.model.dims import EMBED_TOKENS, cross_kv_shapes, decoder_shapes, encoder_shapes
 from cluster.model.weights import load_tensors, output_projection
 from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint, random_tensors
 

@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.layout_for import kv_layout
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.model.dims import encoder_shapes
 from cluster.model.kv_scales import KVScales, kv_scales
 from cluster.model.layers import LayerNorm
-from cluster.model.shapes import encoder_shapes
 from cluster.model.weights import load_tensors
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import load_decoders, torch_attention

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from cluster.errors import ConfigurationError
 from cluster.model.device import resolve_dtype
-from cluster.model.linear import DynamicInt8, Linear, PackedLinear, packer, quantize_rows
+from cluster.model.layers import DynamicInt8, Linear, PackedLinear, packer, quantize_rows
 
 
 def make_linear(n_in: int, n_out: int, dtype: torch.dtype, *, bias: bool = True) -> Linear:

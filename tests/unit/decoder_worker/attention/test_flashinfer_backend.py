@@ -14,12 +14,12 @@ import torch
 
 from cluster.errors import ConfigurationError
 from cluster.messages import DecodeResult, QualityGates
-from cluster.model.linear import as_it_is
+from cluster.model.layers import as_it_is
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import Attentions, choose_attention
 from decoder_worker.gpu.decoder import GpuDecoder
-from decoder_worker.gpu.sampler import GpuSampler
+from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler
 from decoder_worker.sampling.slots import SlotTable
