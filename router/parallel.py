@@ -5,8 +5,9 @@ that none holds pages while another waits. While the language is unknown, window
 another, until one with speech shows it. Where a decoder stopped before a window's end or before
 speech in it, the rest is decoded as a window of its own, so that nothing said is lost (unless the
 client limits the tokens of each window).
-Without fallback a window is decoded only once, so its tokens can be sent one by one, and a rest is
-left out. `router.unsupported_text` decides which text needs the support of the voice detector.
+Where tokens are sent one by one, nothing can be taken back: a window is decoded only once, and its
+last text lasts to its end. `router.unsupported_text` decides which text needs the support of the
+voice detector.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class ParallelRun:
     """One request in parallel mode.
 
     options: their language is set once it is known. logprobs: send those of the tokens as well.
-    by_token: send each token's text at once; only without fallback.
+    by_token: send each token's text at once; only where each window is decoded at one temperature.
     context_for: from a window's content, in mel frames, to the encoder positions that it gets at
         first; None: all.
     """
@@ -102,7 +103,7 @@ class ParallelRun:
             offset_s=start_s,
             duration_s=pcm.shape[0] / SAMPLE_RATE,
             tokenizer=self.tokenizer,
-            keep_tail=len(options.temperatures) == 1,
+            keep_tail=self.by_token,
             trust_start=True,
         )
         return without_hallucinations(part, window, gates)

@@ -109,6 +109,26 @@ async def test_what_a_window_leaves_undecoded_is_decoded_as_its_own(pools: Playe
     assert pools.lengths[1] == [2 * SAMPLE_RATE, 2 * SAMPLE_RATE - SAMPLE_RATE // 2]
 
 
+@pytest.mark.parametrize(
+    "fields", [{"fallback": False}, {"temperature": 0.2}, {"fallback": False, "logprobs": True}]
+)
+async def test_no_speech_is_lost_at_one_temperature(
+    pools: PlayedPools, fields: dict[str, Any]
+) -> None:
+    """What was not sent yet can be decoded on, whether or not there are further temperatures."""
+    pools.breaks_off = lambda window, nth: window == 1 and nth == 1
+    text, _ = await run(pools, params=replace(PARAMS, **fields))
+    assert text == "word0 word1 word1 word2"
+    assert pools.encodes == {0: 1, 1: 2, 2: 1}
+
+
+async def test_what_was_sent_token_by_token_is_not_decoded_again(pools: PlayedPools) -> None:
+    pools.breaks_off = lambda window, nth: window == 1
+    text, _ = await run(pools, params=replace(PARAMS, stream=True, fallback=False))
+    assert pools.encodes == {0: 1, 1: 1, 2: 1}
+    assert text == "word0 word1 lost word2"
+
+
 async def test_a_window_of_so_many_tokens_is_not_decoded_on(pools: PlayedPools) -> None:
     pools.breaks_off = lambda window, nth: window == 1
     text, _ = await run(pools, params=replace(PARAMS, max_completion_tokens=7))
