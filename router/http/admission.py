@@ -4,13 +4,18 @@ A request is admitted as a whole, before the first byte of its answer: first by 
 bytes, then by the length that its container states, so that a client learns of an overload at once
 and not in the middle of a transcript. How much may be pending follows what requests waited for:
 above `MOST_WAIT` of their deadlines they would not be done in time, and to take them in would keep
-the workers busy for nobody. Knows nothing of HTTP; each router replica counts for itself.
+the workers busy for nobody. But a long wait may also come from a cold start or a lost worker, so
+the limit never falls below `LEAST_SHARE` of the setting, and is the whole setting again after
+`QUIET_S + RECOVERY_S` in which nothing waits long. Knows nothing of HTTP; each router replica
+counts for itself.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable
+import math
+import time
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 from cluster.errors import CrowdedError, DeadlineExceededError
@@ -22,17 +27,22 @@ BYTES_PER_AUDIO_S = 16_000  # first guess: 128 kbit/s; speech codecs hold more a
 RETRY_AFTER_S = 5.0
 MAX_REQUESTS = 1024  # at once, however short: each holds a connection and a file
 MOST_WAIT = 0.4  # of its deadline, that a request may wait for others; the rest is for its own work
-GROWTH = 1.05  # of the limit, by a request that waited for less than half of that
-LEAST_LIMIT_S = 60.0  # audio-seconds that may be pending, whatever requests waited for
+LEAST_SHARE = 0.1  # of the setting may be pending, whatever requests waited for
+QUIET_S = 10.0  # without long waits, before the limit begins to grow
+RECOVERY_S = 50.0  # from the least to the whole setting; it grows by the same factor each second
 
 
 class Admission:
     """Counts pending audio-seconds. Not thread-safe: one event loop uses it."""
 
-    def __init__(self, max_pending_audio_s: float) -> None:
+    def __init__(
+        self, max_pending_audio_s: float, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
         """max_pending_audio_s: the limit, until requests wait for too long."""
+        self._monotonic = monotonic
         self._max_pending_s = max_pending_audio_s
-        self._limit_s = max_pending_audio_s
+        self._limit_s = max_pending_audio_s  # when something waited long last
+        self._limited_at_s = monotonic()
         self._pending_s = 0.0
         self._requests = 0
 
@@ -62,26 +72,34 @@ class Admission:
     @property
     def limit_audio_s(self) -> float:
         """Audio-seconds that may be pending now."""
-        return self._limit_s
+        grown_s = self._monotonic() - self._limited_at_s - QUIET_S
+        if grown_s >= RECOVERY_S:
+            return self._max_pending_s
+        growth = math.pow(LEAST_SHARE, -max(0.0, grown_s) / RECOVERY_S)
+        return min(self._max_pending_s, self._limit_s * growth)
 
     def _waited(self, pending_s: float, share: float) -> None:
         """A request waited for `share` of its deadline; `pending_s` was there when it came.
 
         What waits grows with what is pending: so much as would have let it wait `MOST_WAIT` is the
         limit. It is taken from when the request came, so that all that came with it say the same.
+        While requests wait for half as long as they may, the limit does not grow.
         """
+        if share <= MOST_WAIT / 2:
+            return
+        limit_s = self.limit_audio_s
         if share > MOST_WAIT:
-            fits_s = max(LEAST_LIMIT_S, pending_s * MOST_WAIT / share)
-            if fits_s < self._limit_s:
+            least_s = LEAST_SHARE * self._max_pending_s
+            fits_s = max(least_s, pending_s * MOST_WAIT / share)
+            if fits_s < limit_s:
                 logger.info(
-                    "requests wait too long: %.0f s may be pending, not %.0f", fits_s, self._limit_s
+                    "requests wait too long: %.0f s may be pending, not %.0f", fits_s, limit_s
                 )
-                self._limit_s = min(fits_s, self._max_pending_s)
-        elif share < MOST_WAIT / 2 and self._limit_s < self._max_pending_s:
-            self._limit_s = min(self._max_pending_s, self._limit_s * GROWTH)
+                limit_s = fits_s
+        self._limit_s, self._limited_at_s = limit_s, self._monotonic()
 
     def _check(self, others_s: float, others: int, wanted_s: float) -> None:
-        too_long = bool(others) and others_s + wanted_s > self._limit_s
+        too_long = bool(others) and others_s + wanted_s > self.limit_audio_s
         if too_long or others >= MAX_REQUESTS:
             logger.info(
                 "refused: %d requests with %.0f s pending, %.0f s wanted",

@@ -125,7 +125,7 @@ class TranscriptionService:
         spool_dir: Path | None,
         heartbeat_s: float,
     ) -> None:
-        self.admission = Admission(settings.max_pending_audio_s)
+        self.admission = Admission(settings.max_pending_audio_s, clock.monotonic)
         self._deadline = DeadlineRule(
             settings.min_deadline_s, settings.deadline_factor, settings.max_deadline_s
         )

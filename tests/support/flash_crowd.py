@@ -52,7 +52,7 @@ class Crowd:
 
     def __post_init__(self) -> None:
         self._chance = random.Random(self.seed)
-        self._admission = Admission(self.max_pending_audio_s)
+        self._admission = Admission(self.max_pending_audio_s, lambda: self.now_s)
         self._batcher = Batcher(BATCH, 0.005, clock=lambda: self.now_s)
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._number = itertools.count()

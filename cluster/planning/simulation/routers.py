@@ -73,7 +73,7 @@ class SimRouter:
         language_known: bool,
     ) -> None:
         settings = cell.settings.router
-        self.admission = Admission(settings.max_pending_audio_s)
+        self.admission = Admission(settings.max_pending_audio_s, cell.clock.monotonic)
         self.cpu = Server(1)
         self.audio = SimAudio(cell.profile.audio, settings.audio_workers, cell.traffic)
         self._cell = cell

@@ -39,7 +39,7 @@ class PlayedRouter:
     busy_until_s: float
 
     def __post_init__(self) -> None:
-        self.admission = Admission(AUDIO_S)
+        self.admission = Admission(AUDIO_S, self.clock.monotonic)
         parts: Any = (PlayedAudio(3), self.pools, self.pools, self.pools.tokenizer)
         self.transcriber = RequestTranscriber(
             *parts, SETTINGS, dims=CHECKPOINT.dims, clock=self.clock

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import pickle
 import random
+from dataclasses import dataclass
 
 import pytest
 
@@ -14,7 +15,7 @@ from cluster.errors import CrowdedError, DeadlineExceededError
 from cluster.messages import Priority
 from router.http.admission import (
     BYTES_PER_AUDIO_S,
-    LEAST_LIMIT_S,
+    LEAST_SHARE,
     MAX_REQUESTS,
     Admission,
     telling_waits,
@@ -113,8 +114,29 @@ def test_the_deadline_follows_the_audio(audio_s: float, deadline_s: float) -> No
         assert context.audio_s == audio_s
 
 
+@dataclass
+class Timed:
+    """An admission whose time a test passes."""
+
+    max_pending_s: float
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.admission = Admission(self.max_pending_s, lambda: self.now_s)
+
+    @property
+    def limit_s(self) -> float:
+        return self.admission.limit_audio_s
+
+    def request_waits(self, share: float, seconds: float = 1.0) -> None:
+        """One request comes alone, and waits for this share of its deadline."""
+        with self.admission.admit(bytes_of(seconds)) as request:
+            request.waited(share)
+
+
 def test_what_requests_waited_for_says_how_much_may_be_pending() -> None:
-    admission = Admission(10_000.0)
+    timed = Timed(4000.0)
+    admission = timed.admission
     held = [admission.admit(bytes_of(10)) for _ in range(100)]
     held[99].waited(0.8)  # with 1000 s pending: twice as long as it may
     assert admission.limit_audio_s == pytest.approx(500.0)
@@ -125,24 +147,47 @@ def test_what_requests_waited_for_says_how_much_may_be_pending() -> None:
         admission.admit(1)
     for share in held:
         share.__exit__(None, None, None)
-    for _ in range(100):
-        with admission.admit(bytes_of(10)) as share:
-            share.waited(0.01)
-    assert admission.limit_audio_s == 10_000.0
+    timed.now_s += 60.0
+    assert admission.limit_audio_s == 4000.0
 
 
 def test_one_that_was_not_done_in_time_does_not_close_the_door() -> None:
-    """It may have been alone, and long."""
-    admission = Admission(10_000.0)
-    with admission.admit(bytes_of(1)) as share:
-        share.waited(1.0)
-    assert admission.limit_audio_s == LEAST_LIMIT_S
-    with admission.admit(bytes_of(30)), admission.admit(bytes_of(30)):
-        assert admission.requests == 2
-    small = Admission(20.0)
-    with small.admit(bytes_of(1)) as share:
-        share.waited(1.0)
-    assert small.limit_audio_s == 20.0
+    """It may have been alone, and long, or have waited for a pool that had to start."""
+    timed = Timed(28_800.0)
+    for _ in range(20):
+        timed.request_waits(1.0)
+    assert timed.limit_s == pytest.approx(LEAST_SHARE * 28_800.0)
+    with timed.admission.admit(bytes_of(1200)), timed.admission.admit(bytes_of(1200)):
+        assert timed.admission.requests == 2
+
+
+def test_the_door_is_open_again_within_a_minute_whether_or_not_requests_come() -> None:
+    for n_quick in (0, 1, 1000):
+        timed = Timed(28_800.0)
+        timed.request_waits(1.0)
+        seen = [timed.limit_s]
+        for _ in range(6):
+            timed.now_s += 10.0
+            for _ in range(n_quick):
+                timed.request_waits(0.01)
+            seen.append(timed.limit_s)
+        assert seen == sorted(seen)
+        assert seen[0] == pytest.approx(2_880.0)
+        assert seen[3] < 10_000.0, "not all of a crowd at once"
+        assert seen[6] == 28_800.0
+        timed.now_s += 1e9
+        assert timed.limit_s == 28_800.0
+
+
+@pytest.mark.parametrize("share", [1.0, 0.41, 0.3])
+def test_while_requests_wait_long_the_limit_stays(share: float) -> None:
+    """Also where it is just as long as they may."""
+    timed = Timed(28_800.0)
+    timed.request_waits(1.0)
+    for _ in range(100):
+        timed.now_s += 5.0
+        assert timed.limit_s == pytest.approx(2_880.0)
+        timed.request_waits(share, 2_000.0)
 
 
 async def test_a_request_tells_what_it_waited_for_others() -> None:
