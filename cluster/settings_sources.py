@@ -7,6 +7,7 @@ defaults of `cluster.settings`. This is the only module that reads the environme
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from pydantic import BaseModel, ValidationError
 from cluster.errors import ConfigurationError
 from cluster.settings import Settings
 
+Fields = tuple[str, ...]  # that lead to a setting, such as ("router", "port")
+
 ENV_PREFIX = "SPLITSCRIBE_"
 LIST_VARIABLES = (  # texts with commas
     "served_model_names",
@@ -26,6 +29,12 @@ LIST_VARIABLES = (  # texts with commas
     "private_networks",
     "webhook_hosts",
 )
+
+# Kubernetes tells every pod where a Service splitscribe, or splitscribe-*, is.
+_SERVICE_VARIABLE = re.compile(
+    r"SPLITSCRIBE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
+)
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")  # of SPLITSCRIBE_PORT, and the like
 
 
 def load_settings(
@@ -50,12 +59,15 @@ def load_settings(
         if not isinstance(content, dict | None):
             raise ConfigurationError(f"settings file {file} must hold a mapping of fields")
         _merge(merged, content or {})
-    _merge(merged, _from_environ(os.environ if environ is None else environ))
-    _merge(merged, _without_none(flags or {}))
+    variables = _variables(os.environ if environ is None else environ)
+    _merge(merged, _from_variables(variables))
+    given = _without_none(flags or {})
+    _merge(merged, given)
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
-        raise ConfigurationError(_explain(error)) from error
+        names = {path: name for path, (name, _) in variables.items() if not _sets(given, path)}
+        raise ConfigurationError(_explain(error, names)) from error
 
 
 def read_yaml(file: Path, what: str, remedy: str = "") -> Any:
@@ -75,19 +87,47 @@ def read_yaml(file: Path, what: str, remedy: str = "") -> Any:
         raise ConfigurationError(f"{what} {file} is not YAML: {error}") from error
 
 
-def _from_environ(environ: Mapping[str, str]) -> dict[str, Any]:
+def _variables(environ: Mapping[str, str]) -> dict[Fields, tuple[str, str]]:
+    """What the environment sets: name and text of each variable, by the fields that lead there."""
+    return {
+        tuple(name[len(ENV_PREFIX) :].lower().split("__")): (name, text)
+        for name, text in environ.items()
+        if name.startswith(ENV_PREFIX) and not _is_of_service(name, text)
+    }
+
+
+def _is_of_service(name: str, text: str) -> bool:
+    """Whether Kubernetes has set the variable. Two underscores are in no name of a Service."""
+    if "__" in name:
+        return False
+    has_url = name.endswith("_PORT") and _SERVICE_URL.fullmatch(text) is not None
+    return has_url or _SERVICE_VARIABLE.fullmatch(name) is not None
+
+
+def _from_variables(variables: Mapping[Fields, tuple[str, str]]) -> dict[str, Any]:
+    """Raises ConfigurationError where one sets a part of what another one sets as a whole."""
     nested: dict[str, Any] = {}
-    for name, value in environ.items():
-        if not name.startswith(ENV_PREFIX):
-            continue
-        path = name[len(ENV_PREFIX) :].lower().split("__")
+    for path, (name, text) in sorted(variables.items()):  # what sets a whole comes before its parts
         node = nested
-        for part in path[:-1]:
-            node = node.setdefault(part, {})
-        is_list = path[-1] in LIST_VARIABLES
-        texts = tuple(text.strip() for text in value.split(",") if text.strip())
-        node[path[-1]] = texts if is_list else value
+        for depth, group in enumerate(path[:-1], start=1):
+            node = node.setdefault(group, {})
+            if not isinstance(node, dict):
+                whole, _ = variables[path[:depth]]
+                raise ConfigurationError(
+                    f"the variable {name} sets a part of what {whole} sets as a whole; unset one"
+                )
+        texts = tuple(part.strip() for part in text.split(",") if part.strip())
+        node[path[-1]] = texts if path[-1] in LIST_VARIABLES else text
     return nested
+
+
+def _sets(given: Mapping[str, Any], path: Fields) -> bool:
+    """Whether a nested mapping has something at `path`."""
+    for name in path:
+        if not isinstance(given, Mapping) or name not in given:
+            return False
+        given = given[name]
+    return True
 
 
 def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
@@ -109,15 +149,19 @@ def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
             into[name] = value
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, variables: Mapping[Fields, str]) -> str:
+    """What does not fit. variables: the names of those that set something, by its fields."""
     lines = []
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
+        path = tuple(map(str, item["loc"]))
+        where = ".".join(path)
+        names = [variables[path[:n]] for n in range(1, len(path) + 1) if path[:n] in variables]
+        whence = f" (from the variable {names[0]})" if names else ""
         came = item.get("input")
         # A mapping may hold keys, which must not end up in a log.
         hides = isinstance(came, Mapping | BaseModel) or where.endswith("_secret")
         got = "" if hides else f" (got {came!r})"
-        lines.append(f"{where}: {item['msg']}{got}" if where else f"{item['msg']}{got}")
+        lines.append(f"{where}{whence}: {item['msg']}{got}" if where else f"{item['msg']}{got}")
     return "settings do not fit: " + "; ".join(lines)
 
 

@@ -119,6 +119,8 @@ def test_kuberay_takes_the_cluster_and_the_application() -> None:
         assert role.node_labels == types[role.node_labels["pool"]]["labels"]
     for pool in ("encoder", "decoder"):
         assert types[pool]["resources"]["GPU"] == 1
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        assert group["template"]["spec"]["enableServiceLinks"] is False
     key_file = str(settings.router.api_key_file)
     container = cluster["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
     assert any(key_file.startswith(one["mountPath"]) for one in container["volumeMounts"])

@@ -62,6 +62,65 @@ def test_an_unknown_variable_is_refused() -> None:
         load_settings(environ={"SPLITSCRIBE_ROUTER__PROT": "1"})
 
 
+def service_links(service: str, port_name: str) -> dict[str, str]:
+    """The variables that Kubernetes gives to pods for a Service of this name."""
+    name = service.upper().replace("-", "_")
+    port = port_name.upper().replace("-", "_")
+    return {
+        f"{name}_SERVICE_HOST": "10.96.3.7",
+        f"{name}_SERVICE_PORT": "8000",
+        f"{name}_SERVICE_PORT_{port}": "8000",
+        f"{name}_PORT": "tcp://10.96.3.7:8000",
+        f"{name}_PORT_8000_TCP": "tcp://10.96.3.7:8000",
+        f"{name}_PORT_8000_TCP_PROTO": "tcp",
+        f"{name}_PORT_8000_TCP_PORT": "8000",
+        f"{name}_PORT_8000_TCP_ADDR": "10.96.3.7",
+        f"{name}_PORT_53_UDP": "udp://10.96.3.7:53",
+    }
+
+
+@pytest.mark.parametrize(
+    "service",
+    ["splitscribe", "splitscribe-serve-svc", "splitscribe-head-svc", "splitscribe-7xkq9-head-svc"],
+)
+def test_what_kubernetes_tells_of_services_is_no_setting(service: str) -> None:
+    links = service_links(service, "dashboard-agent")
+    assert load_settings(environ=links) == Settings()
+    with_port = load_settings(environ={**links, "SPLITSCRIBE_ROUTER__PORT": "2"})
+    assert with_port.router.port == 2
+
+
+def test_what_only_looks_like_a_service_is_still_refused() -> None:
+    for name, text in (
+        ("SPLITSCRIBE_PORT", "8000"),
+        ("SPLITSCRIBE_ROUTER__PORT", "tcp://10.96.3.7:8000"),
+        ("SPLITSCRIBE_SERVICE", "x"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"from the variable {name}"):
+            load_settings(environ={name: text})
+
+
+def test_a_mistake_names_the_variable_that_made_it(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("encoder: {max_batch: -1}")
+    environ = {"SPLITSCRIBE_PORT": "1", "SPLITSCRIBE_ROUTER__PORT": "2"}
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings(file, {"router": {"port": -3}}, environ)
+    assert "port (from the variable SPLITSCRIBE_PORT): " in str(refused.value)
+    assert "encoder.max_batch: " in str(refused.value)
+    assert "router.port: " in str(refused.value), "a flag is the one that counts"
+
+
+@pytest.mark.parametrize(
+    "names", [("PORT", "PORT__X"), ("PORT__X", "PORT"), ("PORT__X__Y", "port")]
+)
+def test_a_variable_for_a_part_of_another_ones_value_is_refused(names: tuple[str, str]) -> None:
+    environ = {f"SPLITSCRIBE_ROUTER__{name}": "2" for name in names}
+    with pytest.raises(ConfigurationError, match="as a whole") as refused:
+        load_settings(environ=environ)
+    assert all(name in str(refused.value) for name in environ)
+
+
 def test_settings_are_frozen() -> None:
     with pytest.raises(Exception, match="frozen"):
         Settings().model = "other"  # type: ignore[misc]
