@@ -14,6 +14,7 @@ import json
 import sqlite3
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from cluster.errors import ConflictError, NotFoundError, RateLimitError
 from router.batches.database import Database
@@ -141,6 +142,16 @@ class BatchTable:
             for row in rows
         ]
 
+    def begin_check(self, batch_id: str) -> int:
+        """Its input is about to be checked. Returns how many times that was begun."""
+        self._database.run("UPDATE batches SET checks = checks + 1 WHERE id = ?", batch_id)
+        row = self._database.one("SELECT checks FROM batches WHERE id = ?", batch_id)
+        return int(row["checks"])
+
+    def release_check(self, batch_id: str) -> None:
+        """The check was ended on purpose; it does not count."""
+        self._database.run("UPDATE batches SET checks = checks - 1 WHERE id = ?", batch_id)
+
     def refuse(self, batch_id: str, errors: Sequence[InputError], now: int) -> None:
         """Its input is not right."""
         with self._database.transaction():
@@ -257,9 +268,18 @@ def _batch(row: sqlite3.Row) -> Batch:
         model=row["model"],
         output_file_id=row["output_file_id"],
         error_file_id=row["error_file_id"],
-        errors=tuple(InputError(**error) for error in json.loads(row["errors"])),
+        errors=tuple(map(_input_error, json.loads(row["errors"]))),
         total=row["total"],
         completed=row["completed"],
         failed=row["failed"],
         times=json.loads(row["times"]),
     )
+
+
+def _input_error(stored: dict[str, Any]) -> InputError:
+    """Errors quote an input, which may once have had what is no text."""
+    readable: dict[str, Any] = {
+        name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+        for name, value in stored.items()
+    }
+    return InputError(**readable)

@@ -22,7 +22,7 @@ from cluster.errors import ConfigurationError, InsufficientStorageError
 
 FILE_NAME = "batches.sqlite"
 LOCK_NAME = "owner.lock"
-VERSION = 1
+VERSION = 2
 MOUNTS = Path("/proc/self/mountinfo")
 # File systems of which several machines may see different states.
 NETWORKED = (
@@ -67,7 +67,8 @@ CREATE TABLE batches (
     completed INTEGER NOT NULL DEFAULT 0,
     failed INTEGER NOT NULL DEFAULT 0,
     times TEXT NOT NULL DEFAULT '{}',
-    webhook_url TEXT
+    webhook_url TEXT,
+    checks INTEGER NOT NULL DEFAULT 0
 );
 CREATE INDEX batches_by_owner ON batches (owner, seq);
 CREATE INDEX batches_by_status ON batches (status, seq);
@@ -118,6 +119,11 @@ class Database:
             self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             self._connection.executescript(
                 f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
+            )
+        if version == 1:
+            self._connection.executescript(
+                "BEGIN; ALTER TABLE batches ADD COLUMN checks INTEGER NOT NULL DEFAULT 0;"
+                f" PRAGMA user_version = {VERSION}; COMMIT;"
             )
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")  # also after the power was lost

@@ -82,6 +82,7 @@ class HostRules:
         Raises:
             InvalidRequestError: it is no http(s) URL, or leads where it may not.
             OSError: its name is not known.
+            ValueError: its name is none, such as one with a zero byte.
         """
         parts, port = _split(url, param)
         host = (parts.hostname or "").rstrip(".")

@@ -117,11 +117,12 @@ class LineTable:
                 self._count(claim.batch_id, outcome, 1)
         return bool(changed.rowcount)
 
-    def release(self, claim: Claim) -> None:
-        """Give a line back that was not run to its end; the claim does not count."""
+    def release(self, claim: Claim, counts: bool = False) -> None:
+        """Give a line back that was not run to its end. counts: the claim does, too."""
         self._database.run(
-            "UPDATE lines SET state = 'waiting', attempts = attempts - 1"
+            "UPDATE lines SET state = 'waiting', attempts = attempts - ?"
             " WHERE batch_id = ? AND number = ? AND state = 'claimed' AND epoch = ?",
+            int(not counts),
             claim.batch_id,
             claim.number,
             self._database.epoch,

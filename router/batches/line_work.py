@@ -29,7 +29,14 @@ from cluster.logs import request_scope
 from cluster.messages import Task
 from router.api.batch_bodies import ENDPOINTS
 from router.api.formats import RenderedTranscript
-from router.api.json_fields import AUDIO_FIELD, DATA_PART, check_audio, pairs_of
+from router.api.json_fields import (
+    AUDIO_FIELD,
+    DATA_PART,
+    FORMAT_PART,
+    check_audio,
+    pairs_of,
+)
+from router.api.kinds import shown
 from router.api.params import TranscriptionParams
 from router.audio.limits import too_large
 from router.batches.blobs import Blobs
@@ -77,6 +84,9 @@ class BulkTranscriber(Protocol):
 
 class _UnexpectedError(SplitscribeError):
     """A bug of ours; its traceback is in the log."""
+
+    def __init__(self) -> None:
+        super().__init__("The server had an error while processing this line.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +137,17 @@ class LineWork:
                 body = await self._answer(claim, name)
             except InsufficientStorageError:
                 raise
-            except SplitscribeError as error:
-                logger.info("line %d of %s failed: %s", claim.number, claim.batch_id, error.code)
-                status, body = error.status, error_envelope(error)
+            except Exception as error:
+                failure = error if isinstance(error, SplitscribeError) else _UnexpectedError()
+                logger.log(
+                    logging.INFO if failure is error else logging.ERROR,
+                    "line %d of %s failed: %s",
+                    claim.number,
+                    claim.batch_id,
+                    failure.code or type(error).__name__,
+                    exc_info=failure is not error,
+                )
+                status, body = failure.status, error_envelope(failure)
             else:
                 status = 200
         outcome: Outcome = "completed" if status == 200 else "failed"
@@ -174,8 +192,8 @@ class LineWork:
         path = self._blobs.fetched / request_id(claim.batch_id, claim.number)
         try:
             if request.source == AUDIO_FIELD:
-                check_audio({AUDIO_FIELD: {**_object(value), DATA_PART: ""}}, has_data=True)
-                await asyncio.to_thread(self._decode, value.get(DATA_PART), path, request.source)
+                data = _data_of(value)
+                await asyncio.to_thread(self._decode, data, path, request.source)
             elif value[:5].lower() == "data:":
                 head, _, content = value.partition(",")
                 if not head.lower().endswith(";base64"):
@@ -226,13 +244,20 @@ class LineWork:
             except Exception:
                 logger.exception("%s failed", name)
                 if not left:
-                    raise _UnexpectedError(
-                        "The server had an error while processing this line."
-                    ) from None
+                    raise _UnexpectedError from None
             await self._clock.sleep(pause_s * self._clock.random.uniform(0.5, 1.0))
             pause_s *= 2
         raise AssertionError("the last try returned or raised")
 
 
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+def _data_of(value: object) -> object:
+    """What an `input_audio` has as its base64. Raises InvalidRequestError for another shape."""
+    if not isinstance(value, dict):
+        raise InvalidRequestError(
+            f"'{AUDIO_FIELD}' must be an object of '{DATA_PART}', the file's bytes in base64, and "
+            f"'{FORMAT_PART}', not {shown(value)}",
+            param=AUDIO_FIELD,
+            code="invalid_type",
+        )
+    check_audio({AUDIO_FIELD: {**value, DATA_PART: ""}}, has_data=True)
+    return value.get(DATA_PART)

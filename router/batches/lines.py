@@ -104,7 +104,23 @@ def parse_line(content: bytes) -> dict[str, Any]:
         raise BadLineError("invalid_json_line", f"the line is no JSON: {error}") from None
     if not isinstance(document, dict):
         raise BadLineError("invalid_json_line", "the line is no JSON object")
+    if b"\\u" in content:
+        _check_texts(document)
     return document
+
+
+def _check_texts(document: Mapping[str, Any]) -> None:
+    """Refuse halves of surrogate pairs, which JSON can spell and which are no text.
+
+    Nothing that has one can be stored, logged or sent. Raises BadLineError.
+    """
+    try:
+        json.dumps(document, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        found = ascii(error.object[error.start])
+        raise BadLineError(
+            "invalid_json_line", f"the line has half of a surrogate pair, {found}, which is no text"
+        ) from None
 
 
 def source_of(body: Mapping[str, Any]) -> str:

@@ -111,8 +111,8 @@ class Downloads:
                     return await self._follow(url, path, param)
             except TimeoutError:
                 raise _failed(f"it took longer than {self._timeout_s:.0f} s", param) from None
-            except httpx.InvalidURL as error:
-                raise _failed(str(error), param) from None
+            except (httpx.InvalidURL, ValueError, TypeError) as error:  # of what is no URL
+                raise _failed(str(error) or "its URL is none", param) from None
             except (_TryAgainError, httpx.HTTPError, OSError) as error:
                 if isinstance(error, OSError) and is_full(error):
                     raise disk_full() from error

@@ -20,10 +20,10 @@ from cluster.metrics import Recorder
 from router.batches.batch_table import OpenBatch
 from router.batches.blobs import Blobs
 from router.batches.database import DatabaseThread
-from router.batches.interface import StoredFile, new_id
+from router.batches.interface import InputError, StoredFile, new_id
 from router.batches.line_table import Claim, Outcome
 from router.batches.line_work import LineWork
-from router.batches.lines import Models, check_input
+from router.batches.lines import CheckedInput, Models, check_input
 from router.batches.results import file_lines
 from router.batches.tables import Tables
 
@@ -31,6 +31,10 @@ logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0  # longest time between two looks
 ROOM_S = 5.0  # between two looks for room on a full disk
+MAX_CHECKS = 3  # of an input, by owners that died or failed with it; then its batch fails
+NOT_CHECKED = InputError(
+    "input_not_checked", f"The server failed {MAX_CHECKS} times while it checked the input file."
+)
 
 
 class BatchRunner:
@@ -149,17 +153,34 @@ class BatchRunner:
         self._steps[batch.id] = asyncio.create_task(work())
 
     async def _check(self, batch: OpenBatch) -> None:
-        """Read a batch's input."""
+        """Check a batch's input, in at most `MAX_CHECKS` tries, whoever makes them."""
+        batches = self._tables.batches
+        n_begun = await self._thread.call(batches.begin_check, batch.id)
+        try:
+            found = CheckedInput(errors=[NOT_CHECKED])
+            if n_begun <= MAX_CHECKS:
+                found = await self._read_input(batch)
+            await self._note_checked(batch, found)
+        except InsufficientStorageError:  # which is no fault of the input's
+            await self._store(batches.release_check, batch.id)
+            raise
+        except asyncio.CancelledError:
+            await asyncio.shield(self._thread.call(batches.release_check, batch.id))
+            raise
+
+    async def _read_input(self, batch: OpenBatch) -> CheckedInput:
         with self._blobs.reading(batch.input_file_id) as path:
-            found = await asyncio.to_thread(
+            return await asyncio.to_thread(
                 check_input, path, batch.endpoint, self._models, self._max_lines
             )
+
+    async def _note_checked(self, batch: OpenBatch, found: CheckedInput) -> None:
         now = int(self._unix_time())
         if found.errors:
             await self._thread.call(self._tables.batches.refuse, batch.id, found.errors, now)
             self._recorder.add("splitscribe_batches_total", status="failed")
             self._on_end()
-            logger.info("batch %s failed: its input has mistakes", batch.id)
+            logger.info("batch %s failed: %s", batch.id, found.errors[0].code)
             return
         await self._thread.call(self._tables.lines.begin, batch.id, found.lines, found.model, now)
         logger.info("batch %s has %d lines", batch.id, len(found.lines))
@@ -190,10 +211,10 @@ class BatchRunner:
         except asyncio.CancelledError:
             await asyncio.shield(self._thread.call(self._tables.lines.release, claim))
             raise
-        except Exception:
+        except Exception:  # of the database
             logger.exception("line %d of %s cannot go on", claim.number, claim.batch_id)
             await asyncio.sleep(LOOK_S)
-            await self._give_back(claim)
+            await self._store(self._tables.lines.release, claim, True)
         finally:
             task = asyncio.current_task()
             assert task is not None

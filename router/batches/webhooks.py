@@ -139,7 +139,7 @@ class Webhooks:
             )
         try:
             await self._rules.check(url, PARAM)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             raise InvalidRequestError(
                 f"the host of '{PARAM}' is not known: {error}", param=PARAM
             ) from None
@@ -192,10 +192,8 @@ class Webhooks:
                 ) as response:
                     taken = 200 <= response.status_code < 300
                     return "" if taken else f"the host answered {response.status_code}"
-        except (
-            SplitscribeError,
-            httpx.HTTPError,
-            httpx.InvalidURL,
-            OSError,
-        ) as error:  # TimeoutError is an OSError
+        except (SplitscribeError, httpx.HTTPError, OSError) as error:  # TimeoutError is an OSError
+            return str(error) or type(error).__name__
+        except Exception as error:  # such as of what is no URL: it counts as a try, too
+            logger.warning("a webhook of %s cannot be sent", delivery.batch_id, exc_info=True)
             return str(error) or type(error).__name__

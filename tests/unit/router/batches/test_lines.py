@@ -43,6 +43,11 @@ def test_each_line_is_found_where_it_stands(tmp_path: Path) -> None:
         (line("a", file_id="f", model=None), "missing_required_parameter"),
         (line("a", file_id="f", model=7), "missing_required_parameter"),
         (line("a", file_id="f", model="nobody"), "model_not_found"),
+        (line("\ud800", file_id="f"), "invalid_json_line"),
+        (line("a", file_id="f\udfff"), "invalid_json_line"),
+        (line("a", file_id="f", model="\ud83d"), "invalid_json_line"),
+        (line("a", file_id="f", **{"\ud83d": 1}), "invalid_json_line"),
+        (line("a", file_id="f", model="nobody \U0001f600 \\ud800"), "model_not_found"),
         (line("a", file_id=7), "invalid_type"),
         (line("a", file_id="f", url="u"), "invalid_audio_source"),
         (b'{"custom_id":"a","method":"POST","url":"/v1/audio/transcriptions","body":[]}\n',
@@ -53,7 +58,7 @@ def test_what_is_wrong_with_a_line_is_told(tmp_path: Path, content: bytes, code:
     found = checked(tmp_path, line("good", file_id="f"), content)
     [error] = found.errors
     assert (error.line, error.code) == (2, code)
-    assert error.message
+    assert error.message.encode()
 
 
 def test_a_whole_file_may_be_wrong(tmp_path: Path) -> None:

@@ -68,6 +68,17 @@ async def test_a_redirect_to_elsewhere_is_refused(tmp_path: Path, to: str) -> No
         assert len(host.came) == 1
 
 
+@pytest.mark.parametrize("to", ["http://[", "https://x\0y/", "http://store/\0", "http://x\0y/"])
+async def test_what_is_no_url_is_a_failed_download(tmp_path: Path, to: str) -> None:
+    """As it was sent, and where a host leads to it."""
+    with http_host(lambda came, host: Answer(302, headers={"location": to})) as host:
+        urls = [f"{host.url}/"] if "\0" not in to else [to]
+        for url in urls:
+            with pytest.raises(InvalidRequestError) as refused:
+                await fetch(tmp_path, url, "*", host.name)
+            assert (refused.value.code, refused.value.param) == ("download_failed", "url")
+
+
 async def test_redirects_have_an_end(tmp_path: Path) -> None:
     with http_host(lambda came, host: Answer(302, headers={"location": "/"})) as host:
         with pytest.raises(InvalidRequestError, match="redirects"):

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from cluster.errors import InvalidRequestError
+from router.batches.hosts import Destination
 from router.batches.webhooks import DELAYS_S
 from tests.support.batches import Hands, desk, eventually, line
 from tests.support.http_host import Answer, Came, Host, http_host
@@ -112,3 +113,41 @@ async def test_a_host_that_never_takes_it_is_given_up(tmp_path: Path) -> None:
                 hands.pass_s(DELAYS_S[-1])
                 await at.service._webhooks.deliver_due()
             assert not at.service._webhooks._running
+
+
+async def test_what_cannot_be_sent_is_given_up_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each unexpected failure is one of the tries, and delays no other delivery."""
+    hands, tried = Hands(), 0
+
+    async def check(url: str, param: str) -> Destination:
+        nonlocal tried
+        tried += 1
+        raise TypeError("a bug")
+
+    with http_host(lambda came, host: Answer()) as host:
+        async with desk(tmp_path, hands=hands, **allowing(host)) as at:
+            input_id, webhooks = await at.upload(b"{"), at.service._webhooks
+            batch_id = await at.create(input_id, webhook_url=host.url)
+            monkeypatch.setattr(webhooks._rules, "check", check)
+            await at.ended(batch_id)
+            for n in range(1, len(DELAYS_S) + 2):
+                await eventually(lambda n=n: tried == n)
+                await eventually(lambda: not webhooks._running)
+                hands.pass_s(DELAYS_S[-1])
+                await webhooks.deliver_due()
+            assert not webhooks._running
+            monkeypatch.undo()
+            await at.ended(await at.create(input_id, webhook_url=host.url))
+            await eventually(lambda: len(host.came) == 1)
+
+
+async def test_a_webhook_to_what_is_no_host_is_refused_at_once(tmp_path: Path) -> None:
+    settings = {"webhook_hosts": ("*",), "webhook_secret": SECRET}
+    async with desk(tmp_path, **settings) as at:
+        input_id = await at.upload(line("a", **AUDIO))
+        for url in ("https://a\0b/", "http://["):
+            with pytest.raises(InvalidRequestError) as refused:
+                await at.create(input_id, webhook_url=url)
+            assert refused.value.param == "webhook_url"

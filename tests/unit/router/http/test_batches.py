@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -205,6 +206,38 @@ async def test_an_input_with_mistakes_fails_with_their_lines(client: openai.Asyn
         (8, "invalid_audio_source", "body.url"),
     ]
     assert "gpt-9" in str(batch.errors.data[3].message)
+
+
+async def test_what_was_stored_before_is_listed_whatever_it_quotes(tmp_path: Path) -> None:
+    """Errors of an earlier version had halves of surrogate pairs, which no answer can hold."""
+    async with desk(tmp_path) as at:
+        batch_id = await at.create(await at.upload(b"{"))
+        await at.ended(batch_id)
+    errors = [{"code": "model_not_found", "message": "no '\ud800'", "line": 1, "param": "\udfff"}]
+    with sqlite3.connect(tmp_path / "batches.sqlite") as database:
+        database.execute("UPDATE batches SET errors = ?", (json.dumps(errors),))
+        database.execute("ALTER TABLE batches DROP COLUMN checks")
+        database.execute("PRAGMA user_version = 1")
+    async with desk(tmp_path) as at, served(at) as server:
+        client = server.client()
+        [batch] = (await client.batches.list()).data
+        assert batch == await client.batches.retrieve(batch_id)
+        assert batch.errors is not None
+        assert batch.errors.data is not None
+        assert batch.errors.data[0].message == "no '\\ud800'"
+        assert (await create(client, batch.input_file_id)).status == "validating"
+
+
+async def test_a_line_that_is_no_text_fails_its_batch_and_can_be_listed(
+    client: openai.AsyncOpenAI,
+) -> None:
+    lines = line("a", url="x", model="\ud800") + line("\ud800", url="x", **{"\ud800": 1})
+    file = await client.files.create(file=("in.jsonl", lines), purpose="batch")
+    batch = await ended(client, (await create(client, file.id)).id)
+    assert batch.errors is not None
+    assert batch.errors.data is not None
+    assert [one.code for one in batch.errors.data] == ["invalid_json_line"] * 2
+    assert (await client.batches.list()).data == [batch]
 
 
 async def test_what_is_asked_for_wrongly_is_refused(client: openai.AsyncOpenAI) -> None:
