@@ -15,9 +15,9 @@ import socket
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from cluster.errors import WorkerError
+from router.http.protocols import HttpProtocol, WebSocketProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +26,6 @@ KEEP_ALIVE_S = 90.0  # of an idle connection, as Serve's proxy has it
 CLOSE_TIMEOUT_S = 30.0  # for requests in flight when the replica is stopped
 PING_S = 20.0  # keeps what stands between awake; an answer may take as long as audio waits for room
 PONG_S = 60.0
-STUCK_S = 60.0  # in which a WebSocket's client that reads anything at all makes some room
 BIND_S = 5.0  # in which a port that another replica is about to leave becomes free
 BIND_AGAIN_S = 0.25
 FRAME_BYTES = 16 << 20  # of a WebSocket message, at least
@@ -62,7 +61,8 @@ class HttpListener:
             access_log=False,
             timeout_keep_alive=round(KEEP_ALIVE_S),
             timeout_graceful_shutdown=round(CLOSE_TIMEOUT_S),
-            ws=_WebSocketProtocol,
+            http=HttpProtocol,
+            ws=WebSocketProtocol,
             ws_max_size=max(FRAME_BYTES, 2 * max_message_bytes),
             ws_ping_interval=PING_S,
             ws_ping_timeout=PONG_S,
@@ -102,32 +102,6 @@ class _Server(uvicorn.Server):
         except SystemExit:  # which would end the whole process
             raise WorkerError("the application did not start; the log says why") from None
         self.up.set()
-
-
-class _WebSocketProtocol(WebSocketsSansIOProtocol):
-    """Cuts the connection of a client that takes nothing any more.
-
-    The application can only close one, which waits for the client to read what was sent before.
-    """
-
-    _stuck: asyncio.TimerHandle | None = None
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stuck = self.loop.call_later(STUCK_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        self._forget()
-        super().resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget()
-        super().connection_lost(exc)
-
-    def _forget(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
 
 
 async def _bound(host: str, port: int) -> socket.socket:
