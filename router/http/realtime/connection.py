@@ -24,7 +24,8 @@ from cluster.errors import (
     WorkerError,
 )
 from cluster.settings import LiveSettings
-from router.http.realtime.outbox import Outbox, SendRate, SlowReaderError
+from router.http.budget import Budget
+from router.http.realtime.outbox import Outbox, SlowReaderError
 from router.live.protocol.events import Append, ClientEvent, EventWriter, InvalidEvent, read_event
 from router.live.protocol.session_protocol import LiveProtocol, TooManyMistakesError
 
@@ -42,6 +43,7 @@ ROOM_TIMEOUT_S = 30.0  # how long the client is not read while too much of its a
 ROOM_POLL_S = 0.05
 LONG_EVENT = 262_144  # characters; longer events are parsed in a thread
 PIECE_S = 10.0  # longest audio that is taken before other tasks get their turn
+EVENTS_PER_S, EVENTS_AT_ONCE = 200.0, 2000.0  # of a client; audio in real time is 10 to 100/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,12 @@ class Ending:
     reason: str = ""
     error: SplitscribeError | None = None
     drains: bool = False
+
+
+class TooManyEventsError(InvalidRequestError):
+    """The client sends events faster than they may be read, and cannot be read more slowly."""
+
+    default_code = "too_many_events"
 
 
 CLIENT_LEFT = Ending(None, "the client left")
@@ -77,7 +85,8 @@ class RealtimeConnection:
     ) -> None:
         """is_proxied: Ray Serve's proxy is between, which queues both directions without a bound.
 
-        Without it, a client that sends faster than the pools work is read more slowly.
+        Without it, a client that sends faster than the pools work, or more events than it may, is
+        read more slowly.
         """
         self._websocket = websocket
         self._protocol = protocol
@@ -85,8 +94,9 @@ class RealtimeConnection:
         self._settings = settings
         self._clock = clock
         self._is_proxied = is_proxied
-        self._outbox = Outbox(websocket.send_text, clock, SendRate() if is_proxied else None)
+        self._outbox = Outbox(websocket.send_text, clock, is_limited=is_proxied)
         self._started_s = self._last_received_s = clock.monotonic()
+        self._events = Budget(EVENTS_PER_S, EVENTS_AT_ONCE)
         self._draining = asyncio.Event()
 
     def drain(self) -> None:
@@ -123,6 +133,7 @@ class RealtimeConnection:
                 if message["type"] == "websocket.disconnect":
                     return CLIENT_LEFT
                 self._last_received_s = self._clock.monotonic()
+                await self._wait_for_budget()
                 text = message.get("text")
                 event = await self._parsed(message.get("bytes") if text is None else text)
                 for piece in _pieces(event, self._protocol.audio_s(event)):
@@ -132,8 +143,24 @@ class RealtimeConnection:
                     await replaced.close()
         except TooManyMistakesError as error:
             return Ending(POLICY_VIOLATION, "too many wrong events", error)
+        except TooManyEventsError as error:
+            return Ending(POLICY_VIOLATION, "too many events", error)
         except InvalidRequestError as error:  # from `_wait_for_room`
             return Ending(POLICY_VIOLATION, "too much audio waits", error)
+
+    async def _wait_for_budget(self) -> None:
+        """Let other tasks have their turn, though messages wait; read who sends too fast slowly.
+
+        Raises:
+            TooManyEventsError: behind a proxy, which would queue what is not read.
+        """
+        owed_s = self._events.spend(1, self._clock.monotonic())
+        if owed_s and self._is_proxied:
+            raise TooManyEventsError(
+                f"You sent more than {EVENTS_PER_S:.0f} events a second. Send audio in longer "
+                f"pieces."
+            )
+        await self._clock.sleep(owed_s)
 
     async def _parsed(self, sent: str | bytes | None) -> ClientEvent:
         length = 0 if sent is None else len(sent)

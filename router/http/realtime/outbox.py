@@ -12,13 +12,14 @@ import asyncio
 import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 
 from cluster.clock import Clock
+from router.http.budget import Budget
 from router.live.protocol.events import Event
 
 MAX_WAITING_BYTES = 1 << 20
 SEND_TIMEOUT_S = 30.0  # for one event
+BYTES_PER_S, BYTES_AT_ONCE = 65_536.0, 1_048_576.0  # behind a proxy
 
 Send = Callable[[str], Awaitable[None]]
 
@@ -27,29 +28,19 @@ class SlowReaderError(Exception):
     """The client does not read what it is sent."""
 
 
-@dataclass(frozen=True, slots=True)
-class SendRate:
-    """At most `burst_bytes` at once, and `bytes_per_s` over a longer time."""
-
-    bytes_per_s: float = 65_536.0
-    burst_bytes: float = 1_048_576.0
-
-
 class Outbox:
     """The events that wait to be sent on one connection. Used by one event loop."""
 
-    def __init__(self, send: Send, clock: Clock, rate: SendRate | None) -> None:
-        """rate: None if `send` itself waits for the client."""
+    def __init__(self, send: Send, clock: Clock, *, is_limited: bool) -> None:
+        """is_limited: in its rate, since `send` itself does not wait for the client."""
         self._send = send
         self._clock = clock
-        self._rate = rate
+        self._budget = Budget(BYTES_PER_S, BYTES_AT_ONCE) if is_limited else None
         self._waiting: deque[str] = deque()
         self._bytes = 0
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
-        self._credit = rate.burst_bytes if rate else 0.0
-        self._credited_s = clock.monotonic()
 
     def put(self, events: Iterable[Event]) -> None:
         """Take events, to be sent in order.
@@ -79,7 +70,8 @@ class Outbox:
                 self._changed.clear()
                 await self._changed.wait()
             text = self._waiting[0]
-            await self._wait_for_credit(len(text))
+            if self._budget is not None:
+                await self._clock.sleep(self._budget.spend(len(text), self._clock.monotonic()))
             try:
                 async with asyncio.timeout(SEND_TIMEOUT_S):
                     await self._send(text)
@@ -91,13 +83,3 @@ class Outbox:
     async def sent(self) -> None:
         """Wait until all events are sent."""
         await self._idle.wait()
-
-    async def _wait_for_credit(self, wanted: int) -> None:
-        if self._rate is None:
-            return
-        now_s = self._clock.monotonic()
-        earned = (now_s - self._credited_s) * self._rate.bytes_per_s
-        self._credit = min(self._credit + earned, self._rate.burst_bytes) - wanted
-        self._credited_s = now_s
-        if self._credit < 0:
-            await self._clock.sleep(-self._credit / self._rate.bytes_per_s)

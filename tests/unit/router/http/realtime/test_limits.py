@@ -11,6 +11,8 @@ from websockets.exceptions import ConnectionClosed
 
 from cluster.settings import LiveSettings
 from router.http.realtime import connection, outbox
+from router.live.protocol.events import ClientEvent, Event
+from router.live.protocol.session_protocol import LiveProtocol
 from tests.support.live.fake_engine import spoken
 from tests.support.live.realtime_door import (
     ANSWER_S,
@@ -152,6 +154,7 @@ async def test_a_client_that_reads_nothing_costs_its_connection_only(
     monkeypatch.setattr(outbox, "SEND_TIMEOUT_S", 0.5)
     monkeypatch.setattr(connection, "FLUSH_S", 0.2)
     monkeypatch.setattr(connection, "CLOSE_S", 0.2)
+    monkeypatch.setattr(connection, "EVENTS_AT_ONCE", 1e9)
     _, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1024)
     writer.transport.pause_reading()
     head = (
@@ -170,6 +173,67 @@ async def test_a_client_that_reads_nothing_costs_its_connection_only(
                 await asyncio.sleep(0)
     await door.none_left()
     writer.transport.abort()
+
+
+async def test_events_that_come_too_fast_are_read_more_slowly_and_others_have_their_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Valid events, of which one received message holds thousands."""
+    monkeypatch.setattr(connection, "EVENTS_AT_ONCE", 50.0)
+    monkeypatch.setattr(connection, "EVENTS_PER_S", 400.0)
+    async with opened() as door, door.connect() as socket, httpx.AsyncClient() as client:
+        await until(socket, "session.created")
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        for _ in range(250):
+            await send(socket, "input_audio_buffer.clear")
+        assert (await client.get(f"http://127.0.0.1:{door.port}/health")).status_code == 200
+        for _ in range(250):
+            await until(socket, "input_audio_buffer.cleared")
+        assert loop.time() - started_s >= 0.9 * 200 / 400.0
+
+
+async def test_events_that_come_too_fast_are_refused_where_the_proxy_queues_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(connection, "EVENTS_AT_ONCE", 50.0)
+    async with opened(echo_request_id=False) as door, door.connect() as socket:
+        for _ in range(100):
+            await send(socket, "input_audio_buffer.clear")
+        events = await until(socket, "error")
+        assert events[-1]["error"]["code"] == "too_many_events"
+        with pytest.raises(ConnectionClosed):
+            await until(socket, "never")
+        assert socket.close_code == 1008
+        await door.none_left()
+
+
+async def test_other_tasks_have_their_turn_between_messages_that_wait(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, received_in = 0, []
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    def receive(self: LiveProtocol, event: ClientEvent) -> list[Event]:
+        received_in.append(turns)
+        return real(self, event)
+
+    real = LiveProtocol.receive
+    monkeypatch.setattr(LiveProtocol, "receive", receive)
+    clear = b'{"type":"input_audio_buffer.clear"}'
+    async with door.connect() as socket:
+        await until(socket, "session.created")
+        counting = asyncio.create_task(count_turns())
+        socket.transport.write((bytes([0x81, 0x80 | len(clear)]) + bytes(4) + clear) * 300)
+        for _ in range(300):
+            await until(socket, "input_audio_buffer.cleared")
+        counting.cancel()
+    assert len(set(received_in)) == 300
 
 
 async def test_health_counts_the_sessions(door: Door) -> None:

@@ -20,7 +20,13 @@ from openai.types.realtime import RealtimeServerEvent
 
 from cluster.errors import ModelNotFoundError
 from router.live.interface import LiveConfig
-from router.live.protocol.events import EventWriter, ProtocolVersion, read_event
+from router.live.protocol.events import (
+    Append,
+    EventWriter,
+    InvalidEvent,
+    ProtocolVersion,
+    read_event,
+)
 from router.live.protocol.session_config import ModelNames, SessionConfig
 from router.live.protocol.session_protocol import MAX_MISTAKES, LiveProtocol, TooManyMistakesError
 from router.live.protocol.session_updates import updated
@@ -309,3 +315,42 @@ def hold_to_what_clients_rely_on(got: list[dict[str, Any]]) -> None:
                 over.add(item)
             case "failed":
                 over.add(item)
+
+
+JUNK = "[" + "[]," * 30_000 + "[]]"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        '{"type":"input_audio_buffer.append","x":JUNK,"audio":"AAAA"}',
+        '{"type":"input_audio_buffer.append","audio":"AAAA","x":JUNK}',
+        '{"type":"input_audio_buffer.clear","x":JUNK}',
+        '{"type":"input_audio_buffer.append","audio":JUNK}',
+        '{"type":"input_audio_buffer.append","x":"LONG","audio":"AAAA"}',
+        '{"type":"input_audio_buffer.append","audio":"LONG',
+    ],
+)
+def test_a_long_event_is_refused_for_what_is_not_audio_before_it_is_parsed(
+    event: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+    monkeypatch.setattr("router.live.protocol.events.json.loads", parsed.append)
+    read = read_event(event.replace("JUNK", JUNK).replace("LONG", "A" * 100_000))
+    assert isinstance(read, InvalidEvent)
+    assert read.error.code == "event_too_large"
+    assert not parsed
+
+
+@pytest.mark.parametrize("spelling", ["/", "\\/", "\\u002f"])
+@pytest.mark.parametrize("form", ['{"audio" : "%s","type":"%s"}', '{"type":"%s", "audio":"%s"}'])
+def test_a_long_event_is_read_like_a_short_one(form: str, spelling: str) -> None:
+    kind = "input_audio_buffer.append"
+    for n_bytes in (300, 300_000):
+        audio = b"\xff\xff\xff" * (n_bytes // 3)
+        text = base64.b64encode(audio).decode().replace("/", spelling)
+        parts = (text, kind) if form.startswith('{"audio"') else (kind, text)
+        assert read_event(form % parts) == Append(None, audio)
+    nested = json.dumps({"type": kind, "x": {"audio": "A" * 100_000}, "audio": "AAAA"})
+    assert read_event(nested) == Append(None, bytes(3))
+    assert isinstance(read_event('{"audio":"' + "A" * 100_000 + '"]'), InvalidEvent)
