@@ -26,6 +26,9 @@ HEALTH_PERIOD_S = 1.0
 # Three checks in a row without an answer, and a replica is killed: a frozen one after 7 s or so;
 # what waits for it is done by another. A check waits for no engine, only for the event loop.
 HEALTH_TIMEOUT_S = 2.0
+# Of routers and the batch owner: what clients send may keep their event loop busy for seconds, and
+# who kills one loses all that it holds. So they have 16.5 s.
+PATIENT_TIMEOUT_S = 5.5
 STATS_PERIOD_S = 0.5
 TOLD_WORKERS = 16  # in a pool that never has more, every load is told to every router
 PACED_WORKERS = 256  # above it Serve's controller asks and hears each worker less often
@@ -67,8 +70,8 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
         name="router",
         num_replicas=settings.router.replicas,
         max_ongoing_requests=MAX_REQUESTS,
-        **_replica_options(
-            0.0, settings.router.node_labels, settings.router.cpus, settings.router.replicas
+        **_front_options(
+            settings.router.node_labels, settings.router.cpus, settings.router.replicas
         ),
     ).bind(
         settings,
@@ -81,7 +84,7 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
 
 def _batch_owner(deployment: Any, settings: Settings) -> Any:
     """Files and batches: one replica, and a new version begins when the old one has ended."""
-    options = _replica_options(0.0, settings.batches.node_labels)
+    options = _front_options(settings.batches.node_labels)
     return deployment(
         BatchOwner,
         name="batches",
@@ -226,3 +229,11 @@ def _replica_options(
         # cannot start replaces nothing. Not where it would wait for what the old ones claim.
         "max_surge_percent": 0 if gpus or cpus else 1,
     }
+
+
+def _front_options(
+    node_labels: Mapping[str, str], cpus: float = 0.0, most: int = 1
+) -> dict[str, Any]:
+    """Options of what meets clients' bytes."""
+    options = _replica_options(0.0, node_labels, cpus, most)
+    return {**options, "health_check_timeout_s": PATIENT_TIMEOUT_S}

@@ -1,0 +1,43 @@
+"""What the application asks of Ray Serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
+
+from cluster.serve import app
+from cluster.serve.placement import Placement
+from cluster.settings_sources import load_settings
+
+
+def test_routers_and_the_batch_owner_may_be_busy_for_15_s_and_workers_may_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What clients send keeps an event loop busy; who is killed for it loses all that it holds."""
+    options: dict[str, Any] = {}
+    monkeypatch.setattr("ray.serve.deployment", lambda *_, **asked: Deployment(options, asked))
+    settings = load_settings(
+        None, {"model": "demo", "batches": {"folder": str(tmp_path)}}, environ={}
+    )
+    app.build_app(settings, "build", Placement("split", "a test"))
+    failed = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
+    patience_s = {name: failed * asked["health_check_timeout_s"] for name, asked in options.items()}
+    assert patience_s.keys() == {"router", "batches", "encoder", "decoder"}
+    assert min(patience_s["router"], patience_s["batches"]) > 15
+    assert max(patience_s["encoder"], patience_s["decoder"]) <= 6
+
+
+class Deployment:
+    """Notes what a deployment is asked to be."""
+
+    def __init__(self, into: dict[str, Any], asked: dict[str, Any]) -> None:
+        into[asked["name"]] = asked
+
+    def __call__(self, *_: Any) -> Deployment:
+        return self
+
+    def bind(self, *_: Any) -> Deployment:
+        return self
