@@ -1,24 +1,15 @@
-"""The least time that a GPU can take for Whisper, and what is predicted for the code as it is.
-
-    python -m benchmark.gpu.roofline [--launch-us 2.0]
+"""The least time that a GPU can take for Whisper: the ceiling of what `benchmark.gpu` measures.
 
 The least time is operations over the device's rate, or bytes over its bandwidth.
 Counts matrix products and attention of the encoder as operations, weights and KV that a decode step
 reads as bytes; whatever else a kernel does is free. So no program is faster, and the distance to
 it is what there is to gain. The formulas know shapes and two rates, no torch.
-
-The prediction adds up the kernels that `benchmark.gpu.launches` counts in the served code, each
-with the time that a kernel takes however little it does. That time is assumed: 2 us within a CUDA
-graph. Nothing of it has been measured on a GPU. Live sessions follow from both, if each of them
-is spoken into all the time and updated once a second.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from benchmark.shared.command import make_parser
 from benchmark.shared.flops import FRAMES, encoder_flops, projection_flops
 from tests.support.checkpoints import ModelShape
 
@@ -28,19 +19,13 @@ ITEM_BYTES = 2  # of every number: weights and KV are in 16 bit
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """flops: of a dense bf16 matrix product, per second; bytes_per_s: of its memory.
-
-    cached_per_s: bytes of its second-level cache.
-    """
+    """flops: of a dense bf16 matrix product, per second; bytes_per_s: of its memory."""
 
     flops: float
     bytes_per_s: float
-    cached_per_s: float = 5.5e12
 
 
 H200 = Gpu(790e12, 4.3e12)  # as measured, not the data sheet's 989e12 and 4.8e12
-H100 = Gpu(790e12, 3.0e12)  # the same chip with slower memory: the same share of 3.35e12
-LAUNCH_S = 2e-6
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +34,6 @@ class Work:
 
     tokens: int
     batch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Live:
-    """What one update of a live session decodes, as it was counted with a hop of a second.
-
-    forced: tokens that one forward takes, the confirmed ones and the prompt. steps: tokens sampled
-    behind them. rows: updates that are decoded together.
-    """
-
-    forced: float = 11.0
-    steps: float = 3.4
-    rows: int = 32
 
 
 def weight_bytes(shape: ModelShape) -> float:
@@ -95,20 +67,6 @@ def decode_s(shape: ModelShape, gpu: Gpu, work: Work) -> float:
     return work.tokens * step_s(shape, gpu, work) / work.batch
 
 
-def live_update_s(
-    shape: ModelShape, gpu: Gpu, encoder_s: float, one_step_s: float, positions: int, live: Live
-) -> tuple[float, float]:
-    """Seconds of the encoder and of the decoder for one update of a live session.
-
-    Args:
-        encoder_s: of its window, from features to states. one_step_s: of a step of `live.rows`.
-    """
-    projected_s = projection_flops(shape) * positions / FRAMES / gpu.flops
-    forced_s = live.forced * weight_bytes(shape) / gpu.flops  # two operations for two bytes
-    decoder_s = (1 + live.steps) * one_step_s / live.rows + forced_s
-    return encoder_s + projected_s, decoder_s
-
-
 def time_sliced(shape: ModelShape, gpu: Gpu, work: Work) -> float:
     """Windows per second where the halves take turns."""
     return 1 / (encode_s(shape, gpu) + decode_s(shape, gpu, work))
@@ -117,25 +75,3 @@ def time_sliced(shape: ModelShape, gpu: Gpu, work: Work) -> float:
 def overlapped(shape: ModelShape, gpu: Gpu, work: Work) -> float:
     """Windows per second where arithmetic and memory traffic overlap fully."""
     return 1 / max(encode_s(shape, gpu), decode_s(shape, gpu, work))
-
-
-def predicted_s(launches: Iterable[tuple[float, float, float]], gpu: Gpu, launch_s: float) -> float:
-    """Of kernels one after the other: bytes, bytes from the cache, operations of each."""
-    return sum(
-        launch_s + max(n_bytes / gpu.bytes_per_s, cached / gpu.cached_per_s, flops / gpu.flops)
-        for n_bytes, cached, flops in launches
-    )
-
-
-def main() -> None:
-    from benchmark.gpu.predictions import print_predictions  # imports torch
-
-    parser = make_parser(__doc__)
-    parser.add_argument(
-        "--launch-us", type=float, default=1e6 * LAUNCH_S, help="assumed of every kernel"
-    )
-    print_predictions(H200, parser.parse_args().launch_us / 1e6)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,10 +8,7 @@ Each session sends its own synthesised talk over WebSocket at the speed at which
 sessions at once, and notes when each delta comes. The ceiling of a word's delay is the wait for the
 next update, half a hop in the mean, and the audio that a policy holds back; both are printed first.
 A word counts where it was heard right: its delay is from its true end to the delta that ends it.
-The same talks are then sent to the file endpoint, whose word error rate stands beside. Last, in the
-same run, other libraries on the same weights decode two of the talks, one stream alone, updating
-once a second (`live_rival`): their compute for each second of audio bounds their streams, without
-any bound of the delay.
+The same talks are then sent to the file endpoint, whose word error rate stands beside.
 
 Updates and encoder seconds are those of each second of audio, by the server's metrics. The CPU of
 this load generator is told apart from the server's, and so are the cores that other programs took
@@ -30,7 +27,6 @@ import time
 import wave
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +35,6 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.serving.live_rival import Row, rivals
 from benchmark.serving.live_session import speak
 from benchmark.serving.live_words import percentile, word_delays
 from benchmark.shared.command import make_parser, print_result
@@ -52,8 +47,6 @@ from cluster.messages import SAMPLE_RATE
 UPDATES = "ray_splitscribe_live_updates_total"
 ENCODER_S = "ray_splitscribe_encoder_busy_seconds_total"
 EXPORT_S = 12.0  # workers tell their metrics every 10 s
-RIVAL_TALKS = 2
-RIVAL_HOP_S = 1.0
 LIMITS = (1.0, 1.6, 1.0)  # seconds of a word's delay at p50 and p95, points of word error rate
 
 
@@ -181,26 +174,6 @@ def report(rows: Sequence[Mapping[str, Any]], file_wer: float, console: Console)
     console.print(table)
 
 
-def report_rivals(rows: Sequence[Row], console: Console) -> None:
-    if not rows:
-        return
-    table = Table(
-        "one stream at a time", "word p50", "p95", "WER", "s of all cores", "CPU s", "streams"
-    )
-    for row in rows:
-        spent = row.compute_s_per_audio_s
-        table.add_row(
-            row.name,
-            f"{row.word_p50_s:.2f} s",
-            f"{row.word_p95_s:.2f} s",
-            f"{row.wer:.2f} %",
-            f"{spent:.2f}",
-            f"{row.cpu_s_per_audio_s:.2f}",
-            f"{1 / spent:.1f}",
-        )
-    console.print(table)
-
-
 def within_limits(row: Mapping[str, Any], file_wer: float) -> bool:
     p50, p95, points = LIMITS
     in_time = row["word_p50_s"] <= p50 and row["word_p95_s"] <= p95
@@ -222,7 +195,6 @@ def main() -> None:
     )
     parser.add_argument("--min-hop", type=float, default=0.5)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--no-rival", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     console = Console(file=sys.stderr, width=120)
@@ -240,20 +212,13 @@ def main() -> None:
             rows.append(asyncio.run(measure(url, args.model, talks[:n], server)))
             console.print(json.dumps(rows[-1]))
         file_wer = file_errors(url, args.model, talks)
-    n_cores = psutil.cpu_count() or 1
-    others, reasons = (
-        ([], []) if args.no_rival else rivals(talks[:RIVAL_TALKS], args.model, RIVAL_HOP_S, n_cores)
-    )
     report(rows, file_wer, console)
     kept = [row["sessions"] for row in rows if within_limits(row, file_wer)]
-    report_rivals(others, console)
-    for reason in reasons:
-        console.print(f"not measured: {reason}")
     print_result(
         "live",
         {
             **cpu_info(),
-            **versions("splitscribe", "openai-whisper", "faster-whisper", "torch"),
+            **versions("splitscribe", "torch"),
             "context": args.context,
             "policy": args.policy,
             "min_hop_s": args.min_hop,
@@ -261,7 +226,6 @@ def main() -> None:
             "file_wer": file_wer,
             "most_sessions_within_limits": max(kept, default=0),
             "rows": rows,
-            "one_stream_at_a_time": [asdict(row) for row in others],
         },
         args.out,
     )

@@ -6,8 +6,7 @@ Starts `splitscribe serve` on random weights in a published shape. Each round se
 one at a time, and then the same ones again: a miss and a hit of each, as the header
 `x-splitscribe-cache` must say, with the same text. A hit cannot be faster than its miss less the
 encoder's part, which `server-timing` tells: that is the ceiling. Then new clips eight at a time,
-and those again. `benchmark.serving.reuse` measures the same in one process, and what audio pays for
-it that nobody sent before. Prints a table and one JSON line last.
+and those again. Prints a table and one JSON line last.
 """
 
 from __future__ import annotations

@@ -214,8 +214,8 @@ def stream_dtype(device: torch.device | str, dtype: torch.dtype) -> torch.dtype:
 
     On a CPU float32: its sums cost little there, and rounding each of them to bfloat16 is most of
     what bfloat16 changes. On a GPU `dtype`: float32 streams would be read and written through all
-    layers, and emulated they gain nothing once the logits are summed in float32
-    (`benchmark.accuracy.gpu_rounding`).
+    layers, and emulated they gain nothing once the logits are summed in float32: +0.03 points of
+    word error rate of 500 utterances without them, +0.00 to +0.16 with them.
     """
     return torch.float32 if torch.device(device).type == "cpu" else dtype
 

@@ -21,7 +21,7 @@ from decoder_worker.model import TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
 
 # Beyond so many rows every program of `FewRows` reads more of them than the kernels that it saves
-# would take: predicted by `python -m benchmark.gpu.roofline`, not measured on a GPU.
+# would take: predicted by counting kernels and bytes, not measured on a GPU.
 FEW_ROWS = 32
 # `FewRows` rounds rows times a norm's gain before it norms them. Float16 ends at 65,504, which a
 # few numbers of Whisper's residual stream times their gain may pass, so norms come first there.

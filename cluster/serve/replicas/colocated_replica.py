@@ -25,7 +25,7 @@ from cluster.serve.replicas.encoder_replica import EncoderWorker
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.settings import Settings
 
-SWITCH_S = 0.0005  # a step is launched in less; see `benchmark.serving.switch_interval`
+SWITCH_S = 0.0005  # a step is launched in less
 EXPORT_PORTION = 0.25  # of a GPU's room, where the decoder's pool comes after the encoder's
 
 

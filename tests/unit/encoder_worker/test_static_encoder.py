@@ -299,8 +299,7 @@ def test_a_gpu_writes_kv_and_states_each_by_its_graphs(checkpoint: Checkpoint) -
 def test_a_bfloat16_graph_follows_float32_on_the_cpu(shape: str, page_frames: int, n: int) -> None:
     """With heads of 64, whose attention is fused; a second replay gives the same bits.
 
-    The CPU's emulation of it (`benchmark.accuracy.gpu_rounding`) is off by 0.8 % of the KV's size
-    in the mean, by 0.05 at most.
+    An emulation of it on the CPU was off by 0.8 % of the KV's size in the mean, by 0.05 at most.
     """
     checkpoint = open_checkpoint(str(cached_checkpoint(shape)))
     layout = kv_layout(checkpoint, page_frames)
