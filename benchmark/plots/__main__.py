@@ -29,6 +29,7 @@ CROSSOVER = "crossover-h200-2026-11-23"
 # Text stays text, and the same numbers give the same file.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "splitscribe", "font.size": 9}
 OURS_COLOUR, THEIRS_COLOUR = "#0969da", "#8c959f"
+CEILING_COLOURS = ("#bc4c00", "#8250df")
 
 Run = dict[str, Any]
 
@@ -56,10 +57,10 @@ def speed() -> Figure:
         colours = [OURS_COLOUR if name.startswith(OURS) else THEIRS_COLOUR for name in best]
         bars = axes.barh(list(best), list(best.values()), color=colours)
         axes.bar_label(bars, fmt="%.2f", padding=3)
-        for name, ceiling in run["ceilings"].items():
-            axes.axvline(ceiling, color="#bc4c00", linestyle="--", linewidth=1)
-            label = f"ceiling, {name.split()[1]} "
-            axes.text(ceiling, 0, label, rotation=90, ha="right", va="center", size=7)
+        for (name, ceiling), colour in zip(run["ceilings"].items(), CEILING_COLOURS, strict=True):
+            label = f"ceiling in {name.split()[1]}"
+            axes.axvline(ceiling, color=colour, linestyle="--", linewidth=1, label=label)
+        axes.legend(loc="lower right", fontsize=7, bbox_to_anchor=(0.95, 0.0))
         axes.set_title(f"{in_flight} in flight")
         axes.set_xlabel("files/s, more is better")
         axes.set_xlim(0, 1.08 * max(run["ceilings"].values()))
