@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.errors import ConfigurationError
+from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout
-from cluster.kv.payloads import HandoffImporter
 from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_device, resolve_dtype, step_threads
@@ -15,37 +15,45 @@ from cluster.settings import DecoderSettings
 from decoder_worker.backends import choose_attention, load_decoders
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.scheduling.scheduler import Scheduler
+from decoder_worker.states import StatesProjection
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
+    """cross_pool: where KV lies. projection: where encoder states travel, what makes KV of them."""
+
     device: str
     runner: ModelRunner
     scheduler: Scheduler
+    cross_pool: PagePool
     self_pool: PagePool
+    projection: StatesProjection | None
     steps_ahead: int
 
 
 def build_parts(
     checkpoint: Checkpoint,
     tokenizer: WhisperTokenizer,
-    importer: HandoffImporter,
+    importer: KVImporter,
+    kv_pool: PagePool | None,
     settings: DecoderSettings,
     page_tokens: int,
 ) -> EngineParts:
     """Resolve "auto", allocate the self-attention pool, load the weights, capture graphs.
 
+    kv_pool: as in `DecoderEngine`.
+
     Raises:
         ConfigurationError: importer, checkpoint and settings do not fit each other.
         CheckpointError: the weights cannot be loaded.
     """
-    cross_pool = importer.pool
+    cross_pool = kv_pool or importer.pool
     device = cross_pool.device.type
     if settings.device != "auto" and resolve_device(settings.device) != device:
         raise ConfigurationError(
             f"the decoder's device is {settings.device!r}, but its KV pool is on {device!r}"
         )
-    _check_layout(checkpoint, importer)
+    _check_layout(checkpoint, cross_pool)
     layout = self_kv_layout(checkpoint, resolve_dtype(settings.dtype, device), page_tokens)
     # One page more, which the runner takes for the rows that fill up a batch.
     self_pool = PagePool(layout, settings.max_batch * layout.pages_per_window + 1, device)
@@ -61,15 +69,17 @@ def build_parts(
         layout.pages_per_window,
         settings.max_batch,
         settings.bulk_share,
+        landing_pool=None if kv_pool is None else importer.pool,
     )
-    if (landing := importer.landing_pool) is not None:
-        runner.states_projection.load(landing.tensor.dtype)
+    projection = None
+    if kv_pool is not None:
+        projection = StatesProjection(checkpoint, importer.pool, kv_pool)
     steps_ahead = int(device != "cpu") if settings.steps_ahead is None else settings.steps_ahead
-    return EngineParts(device, runner, scheduler, self_pool, steps_ahead)
+    return EngineParts(device, runner, scheduler, cross_pool, self_pool, projection, steps_ahead)
 
 
-def _check_layout(checkpoint: Checkpoint, importer: HandoffImporter) -> None:
-    layout, dims = importer.layout, checkpoint.dims
+def _check_layout(checkpoint: Checkpoint, pool: PagePool) -> None:
+    layout, dims = pool.layout, checkpoint.dims
     if not isinstance(layout, KVLayout):
         raise ConfigurationError("a decoder needs a pool of cross-attention KV, also for states")
     found = (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames)
@@ -79,8 +89,8 @@ def _check_layout(checkpoint: Checkpoint, importer: HandoffImporter) -> None:
             f"the KV pool holds (layers, heads, head size, frames) {found}, "
             f"the checkpoint has {expected}"
         )
-    if importer.pool.n_pages < layout.pages_per_window:
+    if pool.n_pages < layout.pages_per_window:
         raise ConfigurationError(
-            f"the KV pool has {importer.pool.n_pages} pages, one window takes "
+            f"the KV pool has {pool.n_pages} pages, one window takes "
             f"{layout.pages_per_window}: raise decoder.kv_windows"
         )

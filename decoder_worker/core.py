@@ -15,7 +15,7 @@ from functools import partial
 from weakref import ref
 
 from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
-from cluster.kv.payloads import HandoffImporter
+from cluster.kv.importer import KVImporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken, WorkerLoad
 from cluster.settings import DecoderSettings
 from decoder_worker.build import EngineParts
@@ -33,7 +33,7 @@ class DecoderCore:
     def __init__(
         self,
         parts: EngineParts,
-        importer: HandoffImporter,
+        importer: KVImporter,
         prompts: PromptBuilder,
         settings: DecoderSettings,
         wake: Callable[[], object],
@@ -48,6 +48,7 @@ class DecoderCore:
         settings: with the batch's size filled in. clock: monotonic seconds.
         """
         self._importer = importer
+        self._pool = parts.cross_pool
         self._settings = settings
         self._prompts = prompts
         self._wake_up = wake
@@ -57,6 +58,7 @@ class DecoderCore:
             prompts,
             parts.runner,
             parts.scheduler,
+            parts.projection,
             self._post,
             self._on_leave,
             parts.steps_ahead,
@@ -117,8 +119,6 @@ class DecoderCore:
             self._n_live += 1
         try:
             self._importer.accept(request.handle)
-            pool = self._importer.pool_for(request.handle)
-            sequence.landing_pool = pool if pool is not self._importer.pool else None
         except Exception as error:
             self._on_leave(SequenceState.WAITING)
             self._on_leave(SequenceState.FINISHED)
@@ -146,7 +146,7 @@ class DecoderCore:
 
     def load(self) -> WorkerLoad:
         """That of `stats`, without all that makes up the rest: large pools ask for it often."""
-        pool, scheduler = self._importer.pool, self._loop.scheduler
+        pool, scheduler = self._pool, self._loop.scheduler
         return load_of(
             self._n_waiting + scheduler.n_without_slots,
             (pool.n_free, pool.n_pages, pool.layout.pages_per_window),
@@ -154,7 +154,7 @@ class DecoderCore:
         )
 
     def stats(self) -> DecoderStats:
-        pool, scheduler = self._importer.pool, self._loop.scheduler
+        pool, scheduler = self._pool, self._loop.scheduler
         read_ahead = scheduler.n_without_slots
         return DecoderStats(
             waiting=self._n_waiting + read_ahead,
@@ -162,7 +162,7 @@ class DecoderCore:
             running=scheduler.n_running,
             pages_free=pool.n_free,
             pages_total=pool.n_pages,
-            pages_quarantined=pool.n_quarantined,
+            pages_quarantined=self._importer.pool.n_quarantined,
             pages_per_window=pool.layout.pages_per_window,
             slots_free=scheduler.n_free_slots,
             slots_total=self._settings.max_batch,
@@ -174,8 +174,6 @@ class DecoderCore:
         if self._n_live:
             raise RuntimeError(f"{self._n_live} sequences are live")
         self._loop.scheduler.check_integrity()
-        if landing := self._importer.landing_pool:
-            landing.check_integrity()
 
     def _check(self, options: DecodeOptions, on_token: OnToken | None) -> None:
         self._prompts.check(options)

@@ -16,7 +16,8 @@ from functools import partial
 
 from cluster.errors import WorkerDrainingError
 from cluster.jit.background import wait_for_builds
-from cluster.kv.payloads import HandoffImporter
+from cluster.kv.importer import KVImporter
+from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import let_encoder_go_first, use_step_threads
 from cluster.model.text.tokenizer import WhisperTokenizer
@@ -46,9 +47,10 @@ class DecoderEngine(DecoderCore):
     def __init__(
         self,
         checkpoint: Checkpoint,
-        importer: HandoffImporter,
+        importer: KVImporter,
         settings: DecoderSettings,
         *,
+        kv_pool: PagePool | None = None,
         page_tokens: int = 0,
         kernels_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
@@ -59,6 +61,8 @@ class DecoderEngine(DecoderCore):
 
         Args:
             importer: stays its owner's, who closes it after the engine.
+            kv_pool: for KV that is projected here, where the importer reads encoder states; None:
+                it reads the KV itself, into its own pool.
             page_tokens: positions in a page of self-attention KV; 0 takes what suits the device.
             kernels_s: how long to wait for a CPU's compiled kernels before that.
             clock: monotonic seconds, of deadlines and of what is measured.
@@ -73,7 +77,7 @@ class DecoderEngine(DecoderCore):
             rows = auto_batch(importer.pool.device.type)
             settings = settings.model_copy(update={"max_batch": rows})
         tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
-        parts = build_parts(checkpoint, tokenizer, importer, settings, page_tokens)
+        parts = build_parts(checkpoint, tokenizer, importer, kv_pool, settings, page_tokens)
         self.device = parts.device
         self.transport = importer.transport
         prompts = PromptBuilder(tokenizer, checkpoint.dims)
@@ -121,7 +125,7 @@ class DecoderEngine(DecoderCore):
             return  # its graphs were captured, which is a first call too
         if kernels_s:
             wait_for_builds(kernels_s)
-        warm_up(parts.runner, self._prompts, self._importer.pool, parts.self_pool)
+        warm_up(parts.runner, self._prompts, parts.cross_pool, parts.self_pool)
 
     def _main(self, prepare: Callable[[], None], started: Future[None]) -> None:
         use_step_threads(self._settings.threads)

@@ -25,7 +25,7 @@ from cluster.errors import (
     SplitscribeError,
     TransferTimeoutError,
 )
-from cluster.kv.payloads import HandoffImporter
+from cluster.kv.importer import KVImporter
 from cluster.kv.transfer_config import FetchStats
 from cluster.messages import DecodeResult, SampledToken
 from cluster.model.text.quality import compression_ratio
@@ -37,7 +37,7 @@ from decoder_worker.scheduling.answers import finished_result, language_result
 from decoder_worker.scheduling.fallback import is_doubted, is_final
 from decoder_worker.scheduling.scheduler import Scheduler
 from decoder_worker.scheduling.sequence import Attempt, DecodeSequence, SequenceState
-from decoder_worker.states.landing import Landing
+from decoder_worker.states import Landing, StatesProjection
 from decoder_worker.stats import Counters
 
 logger = logging.getLogger(__name__)
@@ -55,6 +55,7 @@ Call = Callable[[], None]
 class DecodeLoop:
     """One worker's sequences, from their arrival to their answer.
 
+    projection: where encoder states travel, what makes KV of them; else None.
     post: has a call made on this thread, before the next step.
     on_leave: called when a sequence is no longer waiting, and again when it is gone.
     steps_ahead: decode steps launched before the last one's results are read, 0 or 1.
@@ -66,10 +67,11 @@ class DecodeLoop:
 
     def __init__(
         self,
-        importer: HandoffImporter,
+        importer: KVImporter,
         prompts: PromptBuilder,
         runner: ModelRunner,
         scheduler: Scheduler,
+        projection: StatesProjection | None,
         post: Callable[[Call], None],
         on_leave: Callable[[SequenceState], None],
         steps_ahead: int = 0,
@@ -89,9 +91,7 @@ class DecodeLoop:
         self._told: list[DecodeSequence] = []  # their languages were found, their prompts not run
         self._on_leave = on_leave
         self._clock = clock
-        self._landing = Landing(
-            runner.states_projection, scheduler.release_landing, self._fail, self._retire
-        )
+        self._landing = Landing(projection, scheduler.release_landing, self._fail, self._retire)
         self._launches = LaunchQueue(
             runner, steps_ahead, self.counters, self._take, self._fail, self._retire, clock
         )
@@ -112,7 +112,6 @@ class DecodeLoop:
         self._start_loading()
         self._landing.step()
         was_landing = len(self._landing) > 0
-        self._importer.projection_s = self._runner.states_projection.projection_s
         started = self.scheduler.start_running()
         if started or self._told:
             self._prefill(started)
@@ -212,7 +211,7 @@ class DecodeLoop:
         self.counters.transfer_s += stats.seconds
         if sequence.resolved:  # cancelled, or past its deadline, while its KV was in flight
             self._retire(sequence)
-        elif sequence.landing_pool is not None:
+        elif sequence.landing_pages:
             self._landing.add(sequence)
 
     def _prefill(self, started: list[DecodeSequence]) -> None:

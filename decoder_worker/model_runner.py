@@ -38,7 +38,6 @@ from decoder_worker.sampling.search import Row, RowCopy, StepOutput
 from decoder_worker.sampling.slots import SlotTable
 from decoder_worker.scheduling.fallback import chosen_attempt
 from decoder_worker.scheduling.sequence import DecodeSequence
-from decoder_worker.states.projection import StatesProjection
 from decoder_worker.step import DecodeStep
 
 MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms: openai/whisper's max_initial_timestamp of 1.0 s
@@ -109,7 +108,6 @@ class ModelRunner:
             checkpoint, tokenizer, decoders.ragged, heads, cross_pool, self_pool
         )
         self._peak_finder = PeakFinder(heads, cross_pool, self_pool)
-        self.states_projection = StatesProjection(checkpoint, cross_pool)
         self._language_tokens = torch.tensor(
             list(tokenizer.special.languages.values()), dtype=torch.int64, device=self._device
         )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 
+from cluster.kv.connect import LANDING_WINDOWS
 from cluster.kv.layout import ITEM_BYTES, window_bytes
-from cluster.kv.layout_for import served_kv_layout, served_states_layout
-from cluster.kv.payloads import LANDING_WINDOWS
+from cluster.kv.layout_for import served_kv_layout, served_layout
 from cluster.kv.wires.gpu_memory import RESERVE_BYTES, GpuBudget, pool_windows
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_dtype
@@ -37,7 +37,7 @@ def sized(
     if budget is not None:
         dtype = resolve_dtype(role.dtype, device)
         needs["weights"] = weight_bytes(checkpoint.dims, dtype)
-        if settings.handoff != "cross_kv":
+        if settings.handoff == "encoder_states":
             needs["encoder states"] = landing_bytes(settings, checkpoint, device)
         if not role.max_batch:
             room = budget.free_bytes - RESERVE_BYTES - sum(needs.values())
@@ -69,7 +69,7 @@ def weight_bytes(dims: ModelDims, dtype: str) -> int:
 
 def landing_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
     """The landing pool at its largest, and the weights that make KV of what lands."""
-    layout = served_states_layout(checkpoint, settings, device)
+    layout = served_layout(checkpoint, settings, device)
     weights = sum(math.prod(shape) for shape in cross_kv_shapes(checkpoint.dims).values())
     return LANDING_WINDOWS * window_bytes(layout) + weights * ITEM_BYTES[layout.dtype]
 

@@ -11,10 +11,10 @@ from functools import partial
 from weakref import ref
 
 from cluster.errors import WorkerDrainingError
+from cluster.kv.exporter import KVExporter
 from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, WorkerLoad
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import check_request
-from encoder_worker.export_pages import Exports
 from encoder_worker.lanes import Lane
 from encoder_worker.loop import EncodeLoop
 from encoder_worker.reuse import KVReuse
@@ -26,7 +26,7 @@ class EncoderCore:
 
     def __init__(
         self,
-        exports: Exports,
+        exporter: KVExporter,
         batcher: Batcher,
         reuse: KVReuse,
         loop: EncodeLoop,
@@ -34,7 +34,7 @@ class EncoderCore:
         bulk: Lane | None = None,
     ) -> None:
         """n_audio_ctx: encoder positions of the checkpoint. bulk: None: the others' lane."""
-        self._exports = exports
+        self._exporter = exporter
         self._batcher = batcher
         self._reuse = reuse
         self._loop = loop
@@ -79,7 +79,7 @@ class EncoderCore:
 
     def revoke(self, handle: CrossKVHandle) -> bool:
         """Free the pages of a reply that nobody will use; False when they are free already."""
-        return self._exports.revoke(handle)
+        return self._exporter.revoke(handle.lease)
 
     def load(self) -> WorkerLoad:
         """That of `stats`, without all that makes up the rest: large pools ask for it often."""
@@ -90,16 +90,18 @@ class EncoderCore:
     def stats(self) -> EncoderStats:
         counts = total([lane.loop.counts for lane in self._lanes])
         queues = [lane.batcher for lane in self._lanes]
+        exporter = self._exporter
+        per_window, n_pages = exporter.layout.pages_per_window, exporter.pool.n_pages
         return EncoderStats(
             queued=sum(queue.n_distinct for queue in queues),
             queued_audio_s=sum(queue.queued_audio_s for queue in queues),
             running=sum(queue.n_in_flight for queue in queues),
             slack_s=min(queue.slack_s for queue in queues),
-            leases=self._exports.n_leases,
-            read=self._exports.n_read,
-            pages_free=self._exports.n_free_pages,
-            pages_total=self._exports.n_pages,
-            windows_exported=self._exports.n_windows,
+            leases=exporter.active_leases(),
+            read=exporter.published.n_read_pages / per_window,
+            pages_free=exporter.n_free_pages,
+            pages_total=n_pages,
+            windows_exported=n_pages // per_window,
             batches=counts.batches,
             windows=counts.windows,
             failed=counts.failed,
@@ -108,13 +110,12 @@ class EncoderCore:
             window_s=counts.window_s,
             work=sum(queue.work for queue in queues),
             queued_work=sum(queue.queued_work for queue in queues),
-            sends_states=self._exports.next().layout.payload == "encoder_states",
             reuse=self._reuse.stats(),
         )
 
     def healthy(self) -> str | None:
         """None when well, else why not."""
-        return self._failure or self._exports.healthy()
+        return self._failure or self._exporter.healthy()
 
     def begin_drain(self) -> None:
         """Take nothing new from now on."""
@@ -123,7 +124,8 @@ class EncoderCore:
     def is_idle(self) -> bool:
         """Nothing is queued, encoded or leased."""
         queues = [lane.batcher for lane in self._lanes]
-        return not (any(len(one) or one.n_in_flight for one in queues) or self._exports.n_leases)
+        is_busy = any(len(one) or one.n_in_flight for one in queues)
+        return not (is_busy or self._exporter.active_leases())
 
 
 def _drop_cancelled(

@@ -23,8 +23,8 @@ from cluster.model.device import resolve_device, resolve_dtype, usable_cores, us
 from cluster.model.encoder_context import FILE, EncoderContext, chosen_context, unused_settings
 from cluster.settings import EncoderSettings
 from encoder_worker.batcher import Batcher
+from encoder_worker.checks import check_layout
 from encoder_worker.core import EncoderCore
-from encoder_worker.export_pages import Exports
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.lanes import Lane
 from encoder_worker.loop import EncodeLoop
@@ -48,7 +48,7 @@ def auto_batch(device: str) -> int:
 class EncoderEngine(EncoderCore):
     """Encodes windows on its own thread and publishes their KV, or states, by an exporter.
 
-    Exporters belong to the caller, who closes them after the engine.
+    The exporter belongs to the caller, who closes it after the engine.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class EncoderEngine(EncoderCore):
         exporter: KVExporter,
         settings: EncoderSettings,
         recorder: Recorder | None = None,
-        other: KVExporter | None = None,
         *,
         kernels_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
@@ -68,7 +67,6 @@ class EncoderEngine(EncoderCore):
 
         Args:
             exporter: its pool's payload is what is published.
-            other: of the other payload; given both, the measured links say which a batch takes.
             kernels_s: how long to wait for a CPU's compiled kernels before that.
             clock: monotonic seconds, of deadlines and of what is measured.
             may_run_bulk: asked on a CPU before each unit of a bulk window.
@@ -77,7 +75,7 @@ class EncoderEngine(EncoderCore):
         Raises:
             ConfigurationError: checkpoint, device or layout do not fit each other.
         """
-        exports = Exports(checkpoint, exporter, other)
+        check_layout(checkpoint, exporter)
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
         rule = chosen_context(checkpoint, settings)
@@ -86,8 +84,8 @@ class EncoderEngine(EncoderCore):
             checkpoint,
             self.dtype,
             self.device,
-            projects=exports.has_kv,
-            kv_dtype=exports.kv_dtype,
+            payload=exporter.layout.payload,
+            kv_dtype=exporter.pool.tensor.dtype,
             int8=settings.dtype == "int8",
             contexts=() if rule is None else rule.lengths(checkpoint.dims.n_audio_ctx),
             float8=settings.dtype == "float8",
@@ -97,19 +95,19 @@ class EncoderEngine(EncoderCore):
         make_queue = partial(Batcher, max_batch, settings.batch_wait_ms / 1000, clock=clock)
         batcher = make_queue(bulk_at_once=settings.bulk_windows)
         recorder = recorder or silent_recorder(ENCODER_METRICS)
-        reuse = KVReuse(exports, f"{self.dtype} {settings.dtype}", settings.cache)
-        loop = EncodeLoop(batcher, exports, reuse, forward, max_batch, recorder, clock)
+        reuse = KVReuse(exporter, f"{self.dtype} {settings.dtype}", settings.cache)
+        loop = EncodeLoop(batcher, exporter, reuse, forward, max_batch, recorder, clock)
         bulk: Lane | None = None
         if self.device == "cpu":
             # One more, of which cores take units while those of the last become few.
             queue = make_queue(bulk_at_once=settings.bulk_windows + 1)
             cores = settings.threads or usable_cores()
             beside = forward.beside(may_run_bulk, lambda busy: tell_bulk(cores if busy else 0))
-            bulk_loop = EncodeLoop(queue, exports, reuse, beside, max_batch, recorder, clock)
+            bulk_loop = EncodeLoop(queue, exporter, reuse, beside, max_batch, recorder, clock)
             bulk = Lane(queue, bulk_loop, self._begin_bulk)
         self._bulk_thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        super().__init__(exports, batcher, reuse, loop, checkpoint.dims.n_audio_ctx, bulk)
+        super().__init__(exporter, batcher, reuse, loop, checkpoint.dims.n_audio_ctx, bulk)
         started: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(started, kernels_s), name="encoder-engine", daemon=True

@@ -30,7 +30,7 @@ from cluster.kv.cross_kv import (
     is_packed,
     packed_page,
 )
-from cluster.messages import FileMel
+from cluster.messages import FileMel, Payload
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.encoder_context import FULL, MEL_PER_POSITION
 from cluster.model.kv_scales import kv_scales
@@ -39,7 +39,6 @@ from cluster.model.streams import (
     default_stream,
     new_stream,
     on_stream,
-    synchronize,
 )
 from cluster.model.weights import TORCH_DTYPES
 from encoder_worker.cpu.compiled import DTYPES, team_kernels
@@ -57,7 +56,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 HELD_S = 0.002  # between two questions whether bulk work may go on
-TIMED_PROJECTIONS = 3  # of which the fastest counts
 
 
 class WindowEncoder:
@@ -69,7 +67,7 @@ class WindowEncoder:
         dtype: str,
         device: str,
         *,
-        projects: bool = True,
+        payload: Payload = "cross_kv",
         int8: bool = False,
         contexts: Sequence[int] = (),
         kv_dtype: torch.dtype | None = None,
@@ -77,7 +75,7 @@ class WindowEncoder:
     ) -> None:
         """Load onto `device` ("cpu" or "cuda"), computing in `dtype`, a key of TORCH_DTYPES.
 
-        projects: whether K/V will be asked for; the weights for it are large.
+        payload: what is written to pages: K/V, whose weights are large, or states as they are.
         int8: hold the encoder's weights in 8 bits (CPU).
         kv_dtype: of the pool that K/V go to; None: no 8-bit one.
         contexts: positions below the full number that windows may have; on a GPU, with graphs.
@@ -99,13 +97,12 @@ class WindowEncoder:
         self._encoder: Encoder = self._plain
         if device == "cuda" and has_triton():
             self._encoder = GpuEncoder(self._plain, float8=float8)
-        self._projection: CrossKVProjection | None = None
-        if projects:
+        self._output: CrossKVProjection | Unprojected | None = Unprojected()
+        if payload == "cross_kv":
             scales = None if kv_dtype is None else kv_scales(checkpoint, kv_dtype)
-            self._projection = CrossKVProjection(checkpoint, torch_dtype, device, scales)
+            self._output = CrossKVProjection(checkpoint, torch_dtype, device, scales)
         self._stream = new_stream(device, ENCODE_PRIORITY)
-        self._static: dict[int, StaticEncoder] = {}  # by dimensions of the pool; see `prepare`
-        self._whole: WholeWindows | None = None  # then it has the projection's weights
+        self._static: StaticEncoder | None = None  # see `prepare`; then it has the output
         self._kernels: InBackground[TeamKernels] | None = None
         self._store_float8: Store | None = None  # of the team's kernels
         self._team: TeamEncoder | None = None  # made where its kernels are first found built
@@ -137,25 +134,22 @@ class WindowEncoder:
         return self._contexts if self._team is not None else ()
 
     def prepare(self, pool: Tensor, max_batch: int) -> None:
-        """On a GPU: capture the graphs that write to `pool`. Call on the thread that will call.
-
-        There may be one pool of K/V and one of states.
-        """
+        """On a GPU: capture the graphs that write to `pool`. Call on the thread that will call."""
         if self._stream is None:
             return
         if not has_triton():
             logger.warning("Triton does not load: the encoder runs without CUDA graphs")
             return
-        output: CrossKVProjection | Unprojected | WholeWindows
-        output, paged = self._output(pool)
+        output: CrossKVProjection | Unprojected | WholeWindows | None = self._output
+        assert output is not None
+        self._output = None  # a product's weights go, once `WholeWindows` has its own
         if isinstance(output, CrossKVProjection) and self._takes_whole_windows(pool):
-            output = self._whole = WholeWindows(output.fused(), pool, max_batch)
-            self._projection = None
-        static = StaticEncoder(
-            self._mel, self._encoder, output, paged, max_batch, self._stream, self._contexts
+            output = WholeWindows(output.fused(), pool, max_batch)
+        paged, stream, contexts = _as_paged(pool), self._stream, self._contexts
+        self._static = StaticEncoder(
+            self._mel, self._encoder, output, paged, max_batch, stream, contexts
         )
-        self._static[pool.dim()] = static
-        logger.info("%d CUDA graphs of the encoder", len(static.graphs.captured))
+        logger.info("%d CUDA graphs of the encoder", len(self._static.graphs.captured))
 
     def _takes_whole_windows(self, pool: Tensor) -> bool:
         """Whether a product can write K/V to these pages; else they are scattered."""
@@ -186,9 +180,10 @@ class WindowEncoder:
         """
         if self._may_run is not None:
             wait_until(self._may_run)
-        if static := self._static.get(pool.dim()):
-            return static(windows, pages, file_mels, context)
-        projection, paged = self._output(pool)
+        if self._static is not None:
+            return self._static(windows, pages, file_mels, context)
+        assert self._output is not None
+        projection, paged = self._output, _as_paged(pool)
         n_frames = MEL_PER_POSITION * (context or self._dims.n_audio_ctx)
         if self._stream is None:
             mel = self._mel(windows, file_mels)[:, :, :n_frames]
@@ -201,23 +196,6 @@ class WindowEncoder:
             mel = self._mel(windows, file_mels)[:, :, :n_frames]
             projection.write(self._encoder(mel), paged, pages)
         return EventReady(self._stream)
-
-    @torch.inference_mode()
-    def time_projection(self, pool: Tensor, pages: Sequence[int]) -> float:
-        """Seconds that the K/V of one window take on an idle device. Overwrites `pages`."""
-        shape = (1, self._dims.n_audio_ctx, self._dims.n_audio_state)
-        states = torch.zeros(shape, dtype=TORCH_DTYPES[self.dtype], device=self.device)
-        seconds = []
-        for _ in range(TIMED_PROJECTIONS):
-            begun = time.perf_counter()
-            if self._whole is None:
-                self._output(pool)[0].write(states, pool, [pages])
-            else:
-                self._whole.keep(states)
-                self._whole.write([pages[0]], self._dims.n_audio_ctx)
-            synchronize(self.device)
-            seconds.append(time.perf_counter() - begun)
-        return min(seconds)
 
     def close(self) -> None:
         """End the threads; no call may follow."""
@@ -257,12 +235,10 @@ class WindowEncoder:
         futures = [team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)]
         return TeamReady(futures, partial(projection.write, states, pool, pages))
 
-    def _output(self, pool: Tensor) -> tuple[CrossKVProjection | Unprojected, Tensor]:
-        """What turns states into what `pool` holds, and the pool as that writes to it."""
-        if pool.dim() == 3:
-            return Unprojected(), as_kv_pool(pool)
-        assert self._projection is not None
-        return self._projection, pool
+
+def _as_paged(pool: Tensor) -> Tensor:
+    """The pool as what turns states into its content writes to it."""
+    return as_kv_pool(pool) if pool.dim() == 3 else pool
 
 
 def wait_until(may_run: Callable[[], bool]) -> None:

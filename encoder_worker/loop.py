@@ -19,13 +19,13 @@ import numpy as np
 from cluster.batches import run_alone
 from cluster.errors import ConfigurationError, DeadlineExceededError
 from cluster.kv.exporter import KVExporter
+from cluster.kv.pool import Pages
 from cluster.messages import WINDOW_SAMPLES, EncodeTimings
 from cluster.metrics import Recorder
 from cluster.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.priorities import leaves_room
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error
-from encoder_worker.export_pages import Exports, Pages, give_back_surplus, reserve
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu.static_encoder import Ready
 from encoder_worker.publisher import Publisher
@@ -43,9 +43,12 @@ PAGE_WAIT_S = 0.05  # how long it waits for pages before it looks for expired wi
 
 @dataclass(frozen=True, slots=True)
 class _Batch:
-    """Windows of one context, and the pages of `exporter` that each of them will fill."""
+    """Windows of one context, and the pages that each of them will fill.
 
-    exporter: KVExporter
+    n_frames: encoder positions that each of them gets.
+    """
+
+    n_frames: int
     windows: list[QueuedWindow]
     reserved: list[Pages]
 
@@ -54,18 +57,13 @@ class _Batch:
         return self.windows[0].request.context
 
     @property
-    def n_frames(self) -> int:
-        """Encoder positions that each of them gets."""
-        return self.context or self.exporter.layout.n_frames
-
-    @property
     def work(self) -> float:
         """In windows of all positions."""
         return sum(window.request.work for window in self.windows)
 
     def one_by_one(self) -> list[_Batch]:
         pairs = zip(self.windows, self.reserved, strict=True)
-        return [_Batch(self.exporter, [window], [pages]) for window, pages in pairs]
+        return [_Batch(self.n_frames, [window], [pages]) for window, pages in pairs]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class EncodeLoop:
     def __init__(
         self,
         batcher: Batcher,
-        exports: Exports,
+        exporter: KVExporter,
         reuse: KVReuse,
         forward: WindowEncoder,
         max_batch: int,
@@ -99,8 +97,8 @@ class EncodeLoop:
         self.counts = Counts()
         self.forward = forward
         self._batcher = batcher
-        self._exports = exports
-        self._publisher = Publisher(batcher, exports, reuse, self.counts, recorder, clock)
+        self._exporter = exporter
+        self._publisher = Publisher(batcher, exporter, reuse, self.counts, recorder, clock)
         self._max_batch = max_batch
         self._recorder = recorder
         self._clock = clock
@@ -116,20 +114,18 @@ class EncodeLoop:
         Products are chosen by their shapes: so one of each usual context, too.
         """
         silence = np.zeros(WINDOW_SAMPLES, dtype=np.int16)
-        for exporter in self._exports:
-            pool, reserved = exporter.pool.tensor, reserve(exporter, 1, PAGE_WAIT_S)
-            if not reserved:
-                raise ConfigurationError("the export pool has no free page at start")
-            try:
-                self.forward.prepare(pool, self._max_batch)
-                self.forward([silence], pool, reserved).wait()
-                self._warm_contexts(exporter, reserved[0])
-                if self._exports.wants_choice and exporter.layout.payload == "cross_kv":
-                    self._exports.choose_by(self.forward.time_projection(pool, reserved[0]))
-            finally:
-                exporter.abandon(reserved[0])
+        pool, reserved = self._exporter.pool.tensor, self._reserve(1, PAGE_WAIT_S)
+        if not reserved:
+            raise ConfigurationError("the export pool has no free page at start")
+        try:
+            self.forward.prepare(pool, self._max_batch)
+            self.forward([silence], pool, reserved).wait()
+            self._warm_contexts(reserved[0])
+        finally:
+            self._exporter.abandon(reserved[0])
 
-    def _warm_contexts(self, exporter: KVExporter, pages: Pages) -> None:
+    def _warm_contexts(self, pages: Pages) -> None:
+        exporter = self._exporter
         for context in self.forward.contexts_to_warm:
             if context in USUAL_CONTEXTS:
                 n_heard = (context - USUAL_SLACK) * SAMPLES_PER_POSITION
@@ -192,28 +188,45 @@ class EncodeLoop:
 
     def _take(self, n_windows: int, page_wait_s: float) -> _Launched | None:
         """Launch the next windows, as many as there are pages for; None when that is none."""
-        exporter = self._exports.next()
-        reserved = reserve(exporter, n_windows, page_wait_s)
+        exporter = self._exporter
+        reserved = self._reserve(n_windows, page_wait_s)
         windows = self._without_published(self._batcher.pop(len(reserved)))
         for surplus in reserved[len(windows) :]:  # windows were cancelled meanwhile
             exporter.abandon(surplus)
         if not windows:
             return None
         self._running += windows
-        batch = _Batch(exporter, windows, reserved[: len(windows)])
-        for index, pages in enumerate(batch.reserved):
-            batch.reserved[index] = give_back_surplus(exporter, pages, batch.n_frames)
+        n_frames = windows[0].request.context or exporter.layout.n_frames
+        own = [self._without_surplus(pages, n_frames) for pages in reserved[: len(windows)]]
+        batch = _Batch(n_frames, windows, own)
         try:
             return self._launch(batch)
         except Exception as error:
             self._encode_alone(batch, error)
             return None
 
+    def _reserve(self, n_windows: int, wait_s: float) -> list[Pages]:
+        """Pages for as many windows as there is room for; waits for the first."""
+        n_pages = self._exporter.layout.pages_per_window
+        reserved: list[Pages] = []
+        while len(reserved) < n_windows:
+            pages = self._exporter.reserve(n_pages, 0.0 if reserved else wait_s)
+            if pages is None:
+                break
+            reserved.append(pages)
+        return reserved
+
+    def _without_surplus(self, pages: Pages, n_frames: int) -> Pages:
+        """Of a whole window's pages those that `n_frames` take; the others are free again."""
+        n_pages = self._exporter.layout.pages_for(n_frames)
+        if surplus := pages[n_pages:]:
+            self._exporter.abandon(surplus)
+        return pages[:n_pages]
+
     def _leaves_room(self) -> bool:
         """Whether a bulk window may take pages; those that nobody reads must not fill the pool."""
-        exports = self._exports
-        wanted = exports.n_pages // max(1, exports.n_windows)
-        return leaves_room(exports.n_pages - exports.n_free_pages, wanted, exports.n_pages)
+        n_pages, wanted = self._exporter.pool.n_pages, self._exporter.layout.pages_per_window
+        return leaves_room(n_pages - self._exporter.n_free_pages, wanted, n_pages)
 
     def _without_published(self, windows: list[QueuedWindow]) -> list[QueuedWindow]:
         """Answer those whose KV was published between their arrival and now; the others."""
@@ -225,7 +238,7 @@ class EncodeLoop:
         started_s = self._clock()
         pcm = [window.request.pcm for window in batch.windows]
         file_mels = [window.request.file_mel for window in batch.windows]
-        pool = batch.exporter.pool.tensor
+        pool = self._exporter.pool.tensor
         ready = self.forward(pcm, pool, batch.reserved, file_mels, batch.context)
         return _Launched(batch, started_s, ready)
 
@@ -250,7 +263,7 @@ class EncodeLoop:
 
     def _give_up(self, batch: _Batch, error: Exception) -> None:
         for window, pages in zip(batch.windows, batch.reserved, strict=True):
-            batch.exporter.abandon(pages)
+            self._exporter.abandon(pages)
             self._publisher.fail(window, as_worker_error(error))
         self._finish(batch.windows)
 
@@ -265,7 +278,7 @@ class EncodeLoop:
             queue_s = launched.started_s - window.arrived_s
             self._recorder.observe("splitscribe_encoder_queue_seconds", queue_s)
             timings = EncodeTimings(queue_s, encode_s, len(batch.windows))
-            self._publisher.publish(batch.exporter, window, pages, timings)
+            self._publisher.publish(window, pages, timings)
         self._finish(batch.windows)
 
     def _finish(self, windows: list[QueuedWindow]) -> None:

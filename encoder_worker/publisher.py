@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from cluster.errors import KVLostError, WorkerError
 from cluster.kv.exporter import KVExporter
+from cluster.kv.pool import Pages
 from cluster.messages import EncodeReply, EncodeTimings
 from cluster.metrics import Recorder
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.checks import as_worker_error
-from encoder_worker.export_pages import Exports, Pages
 from encoder_worker.reuse import KVReuse
 from encoder_worker.stats import Counts
 
@@ -27,29 +27,27 @@ class Publisher:
     def __init__(
         self,
         batcher: Batcher,
-        exports: Exports,
+        exporter: KVExporter,
         reuse: KVReuse,
         counts: Counts,
         recorder: Recorder,
         clock: Callable[[], float],
     ) -> None:
         self._batcher = batcher
-        self._exports = exports
+        self._exporter = exporter
         self._reuse = reuse
         self._counts = counts
         self._recorder = recorder
         self._clock = clock
 
-    def publish(
-        self, exporter: KVExporter, window: QueuedWindow, pages: Pages, timings: EncodeTimings
-    ) -> None:
+    def publish(self, window: QueuedWindow, pages: Pages, timings: EncodeTimings) -> None:
         """Publish written pages and answer the window, and those that waited for its KV."""
         if window.key:
             self._reuse.missed()
         try:
-            reply = self._lease_or_keep(exporter, window, pages, timings)
+            reply = self._lease_or_keep(window, pages, timings)
         except Exception as error:
-            exporter.abandon(pages)
+            self._exporter.abandon(pages)
             self.fail(window, as_worker_error(error))
             return  # those that waited are encoded in their turn
         for duplicate in self._batcher.take_duplicates(window.key):
@@ -85,10 +83,10 @@ class Publisher:
             window.future.set_exception(error)
 
     def _lease_or_keep(
-        self, exporter: KVExporter, window: QueuedWindow, pages: Pages, timings: EncodeTimings
+        self, window: QueuedWindow, pages: Pages, timings: EncodeTimings
     ) -> EncodeReply | None:
         """None if the window was cancelled: its duplicates wait, or its client may come again."""
-        request, key = window.request, window.key
+        exporter, request, key = self._exporter, window.request, window.key
         # Whisper attends to the padding too, as far as it was encoded.
         frames = request.context or exporter.layout.n_frames
         if window.future.cancelled():
@@ -111,4 +109,4 @@ class Publisher:
         if window.future.set_running_or_notify_cancel():
             window.future.set_result(reply)
         else:
-            self._exports.revoke(reply.handle)
+            self._exporter.revoke(reply.handle.lease)

@@ -11,8 +11,8 @@ import hashlib
 import threading
 from dataclasses import dataclass
 
+from cluster.kv.exporter import KVExporter
 from cluster.messages import EncodeReply, EncodeRequest, EncodeTimings
-from encoder_worker.export_pages import Exports
 
 KEY_BYTES = 32
 
@@ -35,11 +35,11 @@ class ReuseStats:
 class KVReuse:
     """Finds published KV for windows. Thread-safe."""
 
-    def __init__(self, exports: Exports, dtype: str, enabled: bool) -> None:
+    def __init__(self, exporter: KVExporter, dtype: str, enabled: bool) -> None:
         """dtype: that the encoder computes in, as the settings say it ("int8" included)."""
-        self._exports = exports
+        self._exporter = exporter
         self._enabled = enabled
-        worker = "\0".join((dtype, *(one.layout.hash for one in exports)))
+        worker = f"{dtype}\0{exporter.layout.hash}"
         self._worker = hashlib.blake2b(worker.encode(), digest_size=KEY_BYTES).digest()
         self._lock = threading.Lock()
         self._hits = 0
@@ -60,7 +60,9 @@ class KVReuse:
         """
         if not key or request.fresh:
             return None
-        handle = self._exports.publish_again(key, request)
+        handle = self._exporter.publish_again(
+            key, request_id=request.request_id, window=request.window, attempt=request.attempt
+        )
         if handle is None:
             return None
         with self._lock:
@@ -73,10 +75,8 @@ class KVReuse:
             self._misses += 1
 
     def stats(self) -> ReuseStats:
-        kept = kept_bytes = evicted = 0
-        for one in self._exports:
-            kept += one.published.n_kept
-            kept_bytes += one.published.n_kept_pages * one.pool.page_bytes
-            evicted += one.published.n_evicted
+        published = self._exporter.published
+        kept_bytes = published.n_kept_pages * self._exporter.pool.page_bytes
         with self._lock:
-            return ReuseStats(kept, kept_bytes, self._hits, self._misses, evicted)
+            hits, misses = self._hits, self._misses
+        return ReuseStats(published.n_kept, kept_bytes, hits, misses, published.n_evicted)

@@ -9,7 +9,7 @@ import math
 
 from cluster.kv.cross_kv import WINDOWS_AT_ONCE
 from cluster.kv.layout import ITEM_BYTES, window_bytes
-from cluster.kv.layout_for import exported_layouts
+from cluster.kv.layout_for import served_layout
 from cluster.kv.wires.gpu_memory import GpuBudget, pool_windows
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_dtype
@@ -60,17 +60,15 @@ def taken_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
 
 
 def _window_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
-    """A window's room in all export pools."""
-    return sum(map(window_bytes, exported_layouts(checkpoint, settings, device)))
+    return window_bytes(served_layout(checkpoint, settings, device))
 
 
 def _needs(settings: Settings, dims: ModelDims, device: str) -> dict[str, int]:
     role = settings.encoder
     dtype, max_batch = resolve_dtype(role.dtype, device), _max_batch(role, device)
-    n_graphs = 2 if settings.handoff == "auto" else 1  # of each size: for KV and for states
     needs = {
         "weights": weight_bytes(dims, dtype),
-        f"batches of {max_batch}": n_graphs * working_bytes(dims, dtype, max_batch),
+        f"batches of {max_batch}": working_bytes(dims, dtype, max_batch),
     }
     if settings.page_frames == dims.n_audio_ctx:
         needs["whole-window pages"] = whole_window_bytes(dims, dtype, max_batch)

@@ -34,7 +34,6 @@ class EncoderStats:
     window_s: float  # of that for one window of all positions, of late
     work: float  # of the queued and running windows, as in `WorkerLoad`
     queued_work: float  # of the queued ones
-    sends_states: bool  # the next batch is handed over as encoder states
     reuse: ReuseStats
 
     @property
@@ -66,7 +65,6 @@ class EncoderStats:
             queued=self.queued,
             running=self.running,
             extra={
-                "sends_states": float(self.sends_states),
                 "cached_windows": float(self.reuse.kept),
                 "cache_hits": float(self.reuse.hits),
                 "cache_misses": float(self.reuse.misses),

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from benchmark.gpu import roofline
 from benchmark.shared.shapes import SHAPES
-from cluster.kv.payloads import make_exporters, make_handoff_importer
+from cluster.kv.connect import make_exporter, make_importer, make_kv_pool
 from cluster.kv.wires.gpu_memory import gpu_budget
 from cluster.messages import (
     SAMPLE_RATE,
@@ -263,19 +263,20 @@ class Rig:
         )
         budget = gpu_budget(self.device)
         settings = encoder_sizing.sized(settings, checkpoint, self.device, budget, 0.25)
-        exporters = make_exporters(checkpoint, settings, self.device, "encoder")
-        encodes = EncoderEngine(checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
+        exporter = make_exporter(checkpoint, settings, self.device, "encoder")
+        encodes = EncoderEngine(checkpoint, exporter, settings.encoder)
         budget = gpu_budget(self.device)
         settings = decoder_sizing.sized(settings, checkpoint, self.device, budget)
-        importer = make_handoff_importer(checkpoint, settings, self.device, "decoder")
-        decoder = DecoderEngine(checkpoint, importer, settings.decoder)
+        importer = make_importer(checkpoint, settings, self.device, "decoder")
+        kv_pool = make_kv_pool(checkpoint, settings, self.device)
+        decoder = DecoderEngine(checkpoint, importer, settings.decoder, kv_pool=kv_pool)
         try:
             prepare_s = time.perf_counter() - begun
-            yield Pair(checkpoint, exporters[0], importer, encodes, decoder, prepare_s)
+            yield Pair(checkpoint, exporter, importer, encodes, decoder, prepare_s)
         finally:
-            for part in (encodes, decoder, importer, *exporters):
+            for part in (encodes, decoder, importer, exporter):
                 part.close()
-            del encodes, decoder, importer, exporters
+            del encodes, decoder, importer, exporter, kv_pool
             if self.device == "cuda":
                 torch.cuda.empty_cache()
 

@@ -29,11 +29,11 @@ from benchmark.gpu.rig import (
     greedy,
 )
 from benchmark.gpu.roofline import Work
+from cluster.kv.connect import available_transport, make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout_for import kv_layout
 from cluster.kv.transfer_config import TransferConfig
-from cluster.kv.wires.connect import available_transport, make_wire
 from cluster.messages import DecodeRequest
 
 WARM_UP_SHARE = 0.25  # of a load point, on top of it

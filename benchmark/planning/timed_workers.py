@@ -22,7 +22,7 @@ from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.planning.profile.model import Profile
 from cluster.planning.profile.shipped import load_profile
 from cluster.planning.scenario.arrivals import Traffic
-from cluster.planning.simulation.decoders import WaitingProjection, WaitingRunner
+from cluster.planning.simulation.decoders import WaitingRunner
 from cluster.planning.simulation.device import Device
 from cluster.planning.simulation.encoders import WaitingForward
 from cluster.planning.simulation.parts import surfaces
@@ -76,7 +76,6 @@ class TimedDecoder(DecoderReplica):
         tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(settings.model, weights=False))
         runner: Any = WaitingRunner.__new__(WaitingRunner)
         device = Device()
-        runner.states_projection = WaitingProjection(0.0, profile.shape.n_audio_ctx, device, clock)
         runner._steps, runner._prefills = steps, prefills
         runner._device, runner._clock = device, clock
         runner._texts = Texts(tokenizer, Traffic(tokens_per_s=TOKENS_PER_S))

@@ -35,11 +35,11 @@ from rich.table import Table
 
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.rounds import median_ratio
+from cluster.kv.connect import make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
 from cluster.kv.transfer_config import TransferConfig
-from cluster.kv.wires.connect import make_wire
 from cluster.messages import CrossKVHandle
 
 # A round is never cut short by the expiry of a lease.
@@ -146,13 +146,14 @@ def serve_encoder(connection: Connection) -> None:
         if name == "open":
             if exporter is not None:
                 exporter.close()
-            layout = args[0]
-            n_pages = layout.pages_per_window
+            layout, n_windows = args[0], args[1] if len(args) > 1 else 1
+            n_pages = n_windows * layout.pages_per_window
             exporter = KVExporter(layout, n_pages, CONFIG, make_wire(CONFIG))
-            exporter.pool.tensor.copy_(make_kv(layout))
+            for window in exporter.pool.tensor.split(layout.pages_per_window):
+                window.copy_(make_kv(layout))
             connection.send(None)
         else:
-            pages = exporter.reserve(exporter.pool.n_pages, timeout_s=60.0)
+            pages = exporter.reserve(layout.pages_per_window, timeout_s=60.0)
             connection.send(
                 exporter.publish(pages, request_id="b", window=0, attempt=0, frames=1500)
             )

@@ -81,7 +81,7 @@ def _attention() -> list[Row]:
 
 
 def _transport() -> list[Row]:
-    from cluster.kv.wires.connect import available_transport
+    from cluster.kv.connect import available_transport
 
     transport = available_transport()
     if transport == "nixl":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cluster.errors import WorkerDrainingError
 from cluster.kv.generations import GenerationCounters
@@ -20,7 +20,7 @@ from cluster.kv.leases import LeaseTable
 from cluster.kv.notifications import parse_notification
 from cluster.kv.pool import PagePool
 from cluster.kv.published import PublishedWindows
-from cluster.kv.transfer_config import ReadReport, TransferConfig
+from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wires.wire import Wire
 from cluster.kv.wires.wire_thread import MakeThread, WireThread
 from cluster.messages import CrossKVHandle
@@ -62,7 +62,6 @@ class KVExporter:
         self.layout = layout
         self.pool = PagePool(layout, n_pages, config.device)
         self.transport = wire.transport
-        self.on_read: Callable[[ReadReport], None] | None = None  # called on the wire's thread
         self._layout_hash = self.pool.layout_hash
         self._cluster_key = config.cluster_key
         self._wire = wire
@@ -237,10 +236,7 @@ class KVExporter:
             elif message.kind == "REN":
                 self._leases.renew(message.leases)
             elif (pages := self._leases.end(message.leases[0])) is not None:
-                of_page = self.pool.filled_bytes(self.published.frames_in(pages))
                 self._close(pages)
-                if message.times_s is not None and self.on_read is not None:
-                    self.on_read(ReadReport(len(pages) * of_page, *message.times_s))
 
     def _open(self) -> None:
         self._wire.open(self.pool, self._counters.array)

@@ -68,23 +68,6 @@ class KVImporter:
         """What moves the bytes; more precise once the first peer was read from."""
         return self._wire.transport
 
-    @property
-    def projection_s(self) -> float:
-        """Set by the decoder, and told to exporters with each release; see `ReadReport`."""
-        return self._reader.projection_s
-
-    @projection_s.setter
-    def projection_s(self, seconds: float) -> None:
-        self._reader.projection_s = seconds
-
-    def check_signature(self, handle: CrossKVHandle) -> None:
-        """Raise HandleRefusedError, and count it, when the signature of `handle` is wrong."""
-        try:
-            verify(handle, self._cluster_key)
-        except HandleRefusedError:
-            self._held.count_refusal("signature")
-            raise
-
     def accept(self, handle: CrossKVHandle) -> None:
         """Verify `handle` and keep its lease alive until it is fetched or dropped.
 
@@ -95,7 +78,11 @@ class KVImporter:
                 is overdue.
             WorkerDrainingError: the importer is closed.
         """
-        self.check_signature(handle)
+        try:
+            verify(handle, self._cluster_key)
+        except HandleRefusedError:
+            self._held.count_refusal("signature")
+            raise
         self._check_layout(handle)
         self._held.hold(handle)
         if not self._submit(partial(self._reader.connect, handle)):

@@ -12,7 +12,7 @@ GPU_PAGE_FRAMES = 125  # 12 pages a window: flashinfer splits long KV by pages
 
 
 def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> KVLayout:
-    """Layout of the KV that a cluster with these settings hands over.
+    """Layout of the KV that decoders of a cluster with these settings read.
 
     Args:
         device: resolved; both roles are on the same kind.
@@ -28,20 +28,10 @@ def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) ->
     return kv_layout(checkpoint, settings.page_frames, dtype, device)
 
 
-def exported_layouts(
-    checkpoint: Checkpoint, settings: Settings, device: str
-) -> tuple[PageLayout, ...]:
-    """One for each payload that an encoder may publish; it begins with the first."""
-    layouts: list[PageLayout] = []
-    if settings.handoff != "encoder_states":
-        layouts.append(served_kv_layout(checkpoint, settings, device))
-    if settings.handoff != "cross_kv":
-        layouts.append(served_states_layout(checkpoint, settings, device))
-    return tuple(layouts)
-
-
-def served_states_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> StatesLayout:
-    """Layout of the encoder states that a cluster with these settings hands over."""
+def served_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> PageLayout:
+    """Layout of what a cluster with these settings hands over."""
+    if settings.handoff == "cross_kv":
+        return served_kv_layout(checkpoint, settings, device)
     return states_layout(checkpoint, resolve_dtype(settings.encoder.dtype, device))
 
 

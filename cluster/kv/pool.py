@@ -19,6 +19,8 @@ import torch
 
 from cluster.kv.layout import FLOAT8, PageLayout
 
+Pages = tuple[int, ...]  # of one window, in frame order
+
 _FREE, _USED, _QUARANTINED = 0, 1, 2
 _TORCH_DTYPE = {
     "float32": torch.float32,

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-Pages = tuple[int, ...]
+from cluster.kv.pool import Pages
 
 
 @dataclass(slots=True, eq=False)
@@ -97,11 +97,6 @@ class PublishedWindows:
                 window.readers += 1
                 self._kept.pop(key, None)
             return window
-
-    def frames_in(self, pages: Sequence[int]) -> int:
-        """Frames of the window in these pages, which somebody reads."""
-        with self._lock:
-            return self._by_page[pages[0]].frames
 
     def close(self, pages: Sequence[int]) -> Pages:
         """Count one reader of these pages less; the pages to be freed, if any.

@@ -27,7 +27,7 @@ from cluster.errors import (
 )
 from cluster.kv.generations import COUNTER_BYTES
 from cluster.kv.held_handles import HeldHandles
-from cluster.kv.notifications import read_message
+from cluster.kv.notifications import release_message
 from cluster.kv.peers import Peer, Peers
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import FetchStats, TransferConfig
@@ -86,7 +86,6 @@ class Reader:
         # Where counters land, by the first page of the fetch; the last is for warming reads.
         self._landing = np.zeros(pool.n_pages + 1, dtype=np.uint64)
         self._peers = Peers(wire, held, config)
-        self.projection_s = 0.0  # set by any thread; see `ReadReport`
         self._reads: list[Read] = []
         self._fetches: set[Fetch] = set()  # whose futures are not resolved yet
         self._closed = False
@@ -181,7 +180,7 @@ class Reader:
         """After the payload: read the counter, which releases the lease."""
         handle, slot = fetch.handle, fetch.pages[0]
         self._landing[slot] = handle.generation ^ 0xFFFF  # anything but what is expected
-        message = read_message(handle.lease, self._clock() - fetch.posted, self.projection_s)
+        message = release_message(handle.lease)
         self._held.let_go(handle.lease)  # a renewal after the release would be for nothing
         here, there = self._landing_address(slot), handle.counter_address
         read = partial(self._wire.read_counter, peer.agent, here, there, message)

@@ -55,16 +55,3 @@ class FetchStats:
     n_bytes: int
     seconds: float
     transport: str
-
-
-@dataclass(frozen=True, slots=True)
-class ReadReport:
-    """What a reader's release tells about the link: `n_bytes` of payload were read in `read_s`.
-
-    projection_s: how long the reader's worker takes to project one window's states; 0.0 as long
-        as it has not projected any.
-    """
-
-    n_bytes: int
-    read_s: float
-    projection_s: float

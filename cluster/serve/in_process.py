@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from cluster.errors import ConfigurationError
 from cluster.jit.background import longest_wait_s
-from cluster.kv.payloads import make_exporters, make_handoff_importer
+from cluster.kv.connect import make_exporter, make_importer, make_kv_pool
 from cluster.kv.wires.gpu_memory import gpu_budget
 from cluster.messages import Role, WorkerStatus
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
@@ -97,14 +97,14 @@ async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
     own = settings.model_copy(update={"transport": "memory", "cluster_key": os.urandom(32).hex()})
     # Each part is closed after those that use it, also where a later one does not start.
     async with AsyncExitStack() as started:
-        exporters = await _made(started, make_exporters, checkpoint, own, device, "encoder")
-        importer = await _made(started, make_handoff_importer, checkpoint, own, device, "decoder")
-        parts = (checkpoint, exporters[0], settings.encoder, None, *exporters[1:])
-        encoder = await _made(started, EncoderEngine, *parts)
+        exporter = await _made(started, make_exporter, checkpoint, own, device, "encoder")
+        importer = await _made(started, make_importer, checkpoint, own, device, "decoder")
+        encoder = await _made(started, EncoderEngine, checkpoint, exporter, settings.encoder)
+        kv_pool = make_kv_pool(checkpoint, own, device)
         kernels_s = longest_wait_s(settings.kernels)  # for those of both roles, once
         decoder = await _made(
             started,
-            partial(DecoderEngine, kernels_s=kernels_s),
+            partial(DecoderEngine, kernels_s=kernels_s, kv_pool=kv_pool),
             checkpoint,
             importer,
             settings.decoder,
@@ -113,7 +113,7 @@ async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
 
 
 async def _made(started: AsyncExitStack, make: Callable[..., _T], *args: Any) -> _T:
-    """Make a part, or several, in a thread, since that reads weights for seconds.
+    """Make a part in a thread, since that reads weights for seconds.
 
     `started` closes what was made, also where the caller was cancelled while it was being made.
     """
@@ -122,9 +122,8 @@ async def _made(started: AsyncExitStack, make: Callable[..., _T], *args: Any) ->
     async def close() -> None:
         await asyncio.wait([making])
         if making.exception() is None:
-            made: Any = making.result()
-            for part in made if isinstance(made, Sequence) else (made,):
-                await asyncio.to_thread(part.close)
+            part: Any = making.result()
+            await asyncio.to_thread(part.close)
 
     started.push_async_callback(close)
     return await asyncio.shield(making)

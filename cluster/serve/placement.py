@@ -69,7 +69,7 @@ def _count_gpus() -> int:
 
 def joined_machine(n_gpus: float, environ: Mapping[str, str] = os.environ) -> Machine:
     """A Ray cluster with so many GPUs; this host stands for all in whether MPS runs there."""
-    from cluster.kv.wires.connect import available_transport
+    from cluster.kv.connect import available_transport
 
     return Machine(int(n_gpus), n_gpus > 0 and mps_runs(environ), available_transport() == "nixl")
 

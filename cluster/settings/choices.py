@@ -7,7 +7,7 @@ from typing import Literal
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 EncoderDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8"]
-Handoff = Literal["cross_kv", "encoder_states", "auto"]
+Handoff = Literal["cross_kv", "encoder_states"]
 KVDType = Literal["auto", "float32", "bfloat16", "float16", "float8"]
 Transport = Literal["auto", "nixl", "memory"]
 PlacementName = Literal["auto", "split", "colocated"]

@@ -76,8 +76,8 @@ class Settings(FrozenModel):
     )
     handoff: Handoff = Field(
         "cross_kv",
-        description="what an encoder hands to a decoder: cross_kv, encoder_states (less to move, "
-        "the decoder projects), or auto (by the link's bandwidth)",
+        description="what an encoder hands to a decoder: cross_kv, or encoder_states (a fraction "
+        "of the bytes, and the decoder projects: for GPUs without NVLink)",
     )
     kv_dtype: KVDType = Field(
         "auto",

@@ -44,11 +44,14 @@ class Scheduler:
         self_pages: int,
         max_batch: int,
         bulk_share: float = BULK_SHARE,
+        landing_pool: PagePool | None = None,
     ) -> None:
+        """landing_pool: where encoder states land; None where KV itself travels."""
         self.holds_bulk = self.gathers_bulk = False
         self._bulk_share = bulk_share
         self._cross_pool = cross_pool
         self._self_pool = self_pool
+        self._landing_pool = landing_pool
         self._self_pages = self_pages
         self._n_foreign = self_pool.n_used
         self._max_batch = max_batch
@@ -158,7 +161,7 @@ class Scheduler:
         cross = self._cross_pool.allocate(self._n_cross_pages(sequence))
         if cross is None:
             return False
-        if (landing := sequence.landing_pool) is not None:
+        if (landing := self._landing_pool) is not None:
             landed = landing.allocate(landing.layout.pages_per_window)
             if landed is None:
                 self._cross_pool.release(cross)
@@ -169,7 +172,7 @@ class Scheduler:
 
     def _n_cross_pages(self, sequence: DecodeSequence) -> int:
         """As many as its KV lies in at the encoder; of states as many as theirs will take."""
-        if sequence.landing_pool is None:
+        if self._landing_pool is None:
             return len(sequence.request.handle.addresses)
         return self._cross_pool.layout.pages_for(sequence.n_positions)
 
@@ -277,8 +280,8 @@ class Scheduler:
 
     def release_landing(self, sequence: DecodeSequence) -> None:
         """Take back the pages that its states landed in; idempotent."""
-        if sequence.landing_pool is not None and sequence.landing_pages:
-            sequence.landing_pool.release(sequence.landing_pages)
+        if self._landing_pool is not None and sequence.landing_pages:
+            self._landing_pool.release(sequence.landing_pages)
         sequence.landing_pages = ()
 
     def expired(self, now: float) -> list[DecodeSequence]:
@@ -323,3 +326,5 @@ class Scheduler:
             raise RuntimeError(f"{len(self._free_slots)} of {self._max_batch} slots are free")
         self._cross_pool.check_integrity()
         self._self_pool.check_integrity(self._n_foreign)
+        if self._landing_pool is not None:
+            self._landing_pool.check_integrity()

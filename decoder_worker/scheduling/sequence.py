@@ -17,7 +17,6 @@ from enum import Enum
 from functools import partial
 from weakref import ref
 
-from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import FetchStats
 from cluster.messages import (
     DecodeOptions,
@@ -58,7 +57,6 @@ class DecodeSequence:
     n_new_max: tokens that may be sampled.
     on_token: called with each token as it is sampled, on the engine's thread; None: no caller
         wants them.
-    landing_pool: where its encoder states land; None where its KV itself travels.
     cross_pages, landing_pages: set by the scheduler at admission; rows: when it begins to run. All
         are taken back by its `release`; landing pages once their states are projected.
     reading: a READ may still write to its pages, which stay held while it is True.
@@ -80,7 +78,6 @@ class DecodeSequence:
     on_token: Callable[[SampledToken], None] | None = None
     state: SequenceState = SequenceState.WAITING
     rows: list[Row] = field(default_factory=list)
-    landing_pool: PagePool | None = None
     cross_pages: tuple[int, ...] = ()
     landing_pages: tuple[int, ...] = ()
     reading: bool = False
@@ -128,14 +125,14 @@ class DecodeSequence:
     @property
     def fetched_pages(self) -> tuple[int, ...]:
         """What the READ writes to: landing pages for states, else its cross-attention pages."""
-        return self.cross_pages if self.landing_pool is None else self.landing_pages
+        return self.landing_pages or self.cross_pages
 
     def forget_fetched(self) -> None:
         """The importer quarantined what the READ writes to, and gives it back itself."""
-        if self.landing_pool is None:
-            self.cross_pages = ()
-        else:
+        if self.landing_pages:
             self.landing_pages = ()
+        else:
+            self.cross_pages = ()
 
     @property
     def live(self) -> list[Row]:

@@ -18,7 +18,6 @@ from cluster.errors import (
     StaleGenerationError,
 )
 from cluster.kv.handles import sign
-from cluster.kv.layout import window_bytes
 from cluster.kv.transfer_config import LEASE_S
 from tests.support.kv.host import (
     DEADLINE_S,
@@ -69,8 +68,6 @@ def test_a_trimmed_window_moves_only_what_it_fills(
     untouched = sorted(set(range(pool.n_pages)) - set(pages))
     assert pages_of(importer, untouched).isnan().all()
     wait_for(lambda: host.state().n_windows_free == 4, "all pages free after the release")
-    wait_for(lambda: len(host.state().reports) == 1, "a report")
-    assert host.state().reports[0].n_bytes == stats.n_bytes
     pool.release(pages)
     pool.check_integrity()
 
@@ -174,22 +171,6 @@ def test_renewals_keep_a_lease_and_a_drop_ends_it(
         importer.fetch(unused, allocate(importer)).result(DEADLINE_S)
     with pytest.raises(StaleGenerationError):
         take(importer, lost)
-
-
-def test_a_release_tells_how_the_read_went(make_host: MakeHost, make_reader: MakeHost) -> None:
-    """Who does not read has nothing to tell."""
-    host, importer = make_host(), make_reader()
-    dropped, first, second = (host.publish(seed) for seed in range(3))
-    importer.accept(dropped)
-    importer.drop(dropped)
-    take(importer, first)
-    importer.projection_s = 0.25
-    take(importer, second)
-    wait_for(lambda: len(host.state().reports) == 2, "two reports")
-    unknown, known = host.state().reports
-    assert unknown.n_bytes == known.n_bytes == window_bytes(importer.layout)
-    assert (unknown.projection_s, known.projection_s) == (0.0, 0.25)
-    assert all(0.0 <= report.read_s < DEADLINE_S for report in (unknown, known))
 
 
 def test_a_stale_generation_is_detected(make_host: MakeHost, make_reader: MakeHost) -> None:

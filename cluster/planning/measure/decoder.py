@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from cluster.jit.background import wait_for_builds
-from cluster.kv.payloads import HandoffImporter
+from cluster.kv.importer import KVImporter
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import use_step_threads
@@ -31,13 +31,13 @@ class StepTimer:
     def __init__(
         self,
         checkpoint: Checkpoint,
-        importer: HandoffImporter,
+        importer: KVImporter,
         settings: DecoderSettings,
         kernels_s: float,
     ) -> None:
         """settings: with the batch's size filled in."""
         tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
-        self.parts: EngineParts = build_parts(checkpoint, tokenizer, importer, settings, 0)
+        self.parts: EngineParts = build_parts(checkpoint, tokenizer, importer, None, settings, 0)
         self._prompts = PromptBuilder(tokenizer, checkpoint.dims)
         self._cross_pool = importer.pool
         use_step_threads(settings.threads)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cluster.kv.exporter import KVExporter
-from cluster.kv.payloads import HandoffImporter
+from cluster.kv.importer import KVImporter
 from cluster.planning.profile.model import LinkProfile
 
 READ_S = 30.0
@@ -14,7 +14,7 @@ LEAST_LATENCY_S = 1e-6
 
 
 def time_reads(
-    exporter: KVExporter, importer: HandoffImporter, rounds: int, tell: Callable[[str], None]
+    exporter: KVExporter, importer: KVImporter, rounds: int, tell: Callable[[str], None]
 ) -> LinkProfile:
     """Latency and rate, of the line through a short window's READ and a whole one's."""
     layout = exporter.layout
@@ -38,7 +38,7 @@ def time_reads(
     return LinkProfile(transport=importer.transport, latency_s=latency_s, bytes_per_s=rate)
 
 
-def _read_s(exporter: KVExporter, importer: HandoffImporter, frames: int) -> float:
+def _read_s(exporter: KVExporter, importer: KVImporter, frames: int) -> float:
     n_pages = exporter.layout.pages_for(frames)
     pages = exporter.reserve(n_pages, READ_S)
     target = importer.pool.allocate(n_pages, READ_S)

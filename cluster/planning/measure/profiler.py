@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from cluster.jit.background import longest_wait_s
-from cluster.kv.payloads import make_exporters, make_handoff_importer
+from cluster.kv.connect import make_exporter, make_importer
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import usable_cores
 from cluster.planning.measure.decoder import StepTimer
@@ -82,9 +82,9 @@ def measure(asked: Asked, tell: Tell) -> Profile:
     contexts = [*(context for context in CONTEXTS if context < n_audio_ctx), n_audio_ctx]
     with ExitStack() as stack:
         began = time.monotonic()
-        exporter = make_exporters(checkpoint, own, device, "encoder")[0]
+        exporter = make_exporter(checkpoint, own, device, "encoder")
         stack.callback(exporter.close)
-        importer = make_handoff_importer(checkpoint, own, device, "decoder")
+        importer = make_importer(checkpoint, own, device, "decoder")
         stack.callback(importer.close)
         kernels_s = longest_wait_s(own.kernels)
         timer = StepTimer(checkpoint, importer, own.decoder, kernels_s)

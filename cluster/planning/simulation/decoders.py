@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cluster.kv.payloads import LANDING_WINDOWS
+from cluster.kv.connect import LANDING_WINDOWS
 from cluster.kv.pool import PagePool
 from cluster.messages import DecodeRequest, DecodeResult, Location, WorkerLoad
 from cluster.planning.simulation.device import Device, WorkerClock
@@ -43,9 +43,6 @@ class WaitingRunner:
     """In the place of `ModelRunner`."""
 
     def __init__(self, cell: CellParts, device: Device, clock: WorkerClock, texts: Texts) -> None:
-        self.states_projection = WaitingProjection(
-            cell.profile.decoder.projection_s, cell.profile.shape.n_audio_ctx, device, clock
-        )
         self._steps, self._prefills = cell.step_surface, cell.prefill_surface
         self._device = device
         self._clock = clock
@@ -136,9 +133,6 @@ class WaitingProjection:
         done_s = self._device.launch(self._clock.now(), windows * self.projection_s)
         return [WaitingProjected(self._clock, done_s)] * len(sequences)
 
-    def note(self, projected: WaitingProjected) -> None:
-        """The profile's time stands."""
-
 
 class SimDecoder(SimWorker):
     """One decoder. `device` is another role's too where both are in one process."""
@@ -147,23 +141,29 @@ class SimDecoder(SimWorker):
         super().__init__(name, location, cell.profile.router.hop_s, device)
         profile, settings = cell.profile, cell.settings.decoder
         self._pool = _pool(profile.kv_layout(), settings.kv_windows)
-        landing = None
+        landing: PagePool | None = None
+        projection: Any = None
         if cell.settings.handoff == "encoder_states":
             landing = _pool(profile.states_layout(), min(settings.kv_windows, LANDING_WINDOWS))
-        importer: Any = SimImporter(
-            self._pool, landing, cell.links, location.node, self.clock.now, settings.fetch_timeout_s
-        )
+            projection = WaitingProjection(
+                profile.decoder.projection_s, profile.shape.n_audio_ctx, device, self.clock
+            )
+        now, read_s = self.clock.now, settings.fetch_timeout_s
+        importer: Any = SimImporter(landing or self._pool, cell.links, location.node, now, read_s)
         self_layout = profile.self_layout()
         self_pool = PagePool(self_layout, settings.max_batch + 1, "meta")
-        scheduler = Scheduler(self._pool, self_pool, 1, settings.max_batch, settings.bulk_share)
+        scheduler = Scheduler(
+            self._pool, self_pool, 1, settings.max_batch, settings.bulk_share, landing
+        )
         prompts = PromptBuilder(cell.tokenizer, as_checkpoint(profile).dims)
         texts = Texts(cell.tokenizer, cell.traffic)
         runner: Any = WaitingRunner(cell, device, self.clock, texts)
         steps_ahead = settings.steps_ahead
         if steps_ahead is None:
             steps_ahead = profile.decoder.steps_ahead
-        parts = EngineParts("meta", runner, scheduler, self_pool, steps_ahead)
-        now = self.clock.now
+        parts = EngineParts(
+            "meta", runner, scheduler, self._pool, self_pool, projection, steps_ahead
+        )
         self.core = DecoderCore(parts, importer, prompts, settings, self.wake, now)
 
     def submit(self, request: DecodeRequest) -> Future[DecodeResult]:

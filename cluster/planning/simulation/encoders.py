@@ -19,13 +19,12 @@ from cluster.messages import EncodeReply, EncodeRequest, Location, WorkerLoad
 from cluster.metrics import ENCODER_METRICS, silent_recorder
 from cluster.planning.profile.curves import Surface
 from cluster.planning.simulation.device import Device, WorkerClock
-from cluster.planning.simulation.parts import CellParts, as_checkpoint
+from cluster.planning.simulation.parts import CellParts
 from cluster.planning.simulation.transfer import Exported, NobodysWire, NoThread
 from cluster.planning.simulation.worker import SimWorker
 from cluster.serve.replicas.busy_share import BusyShare
 from encoder_worker.batcher import Batcher
 from encoder_worker.core import EncoderCore
-from encoder_worker.export_pages import Exports
 from encoder_worker.loop import IDLE_WAIT_S, PAGE_WAIT_S, EncodeLoop
 from encoder_worker.reuse import KVReuse
 
@@ -77,14 +76,13 @@ class SimEncoder(SimWorker):
         states = cell.settings.handoff == "encoder_states"
         layout: PageLayout = profile.states_layout() if states else profile.kv_layout()
         self._exporter = _exporter(name, layout, settings.export_windows, now, cell.random)
-        exports = Exports(as_checkpoint(profile), self._exporter, None)
         self._batcher = Batcher(
             settings.max_batch,
             settings.batch_wait_ms / 1000,
             clock=now,
             bulk_at_once=settings.bulk_windows,
         )
-        reuse = KVReuse(exports, profile.kv_dtype, settings.cache)
+        reuse = KVReuse(self._exporter, profile.kv_dtype, settings.cache)
         forward: Any = WaitingForward(
             cell.encode_surface,
             profile.shape.n_audio_ctx,
@@ -95,7 +93,7 @@ class SimEncoder(SimWorker):
         recorder = silent_recorder(ENCODER_METRICS)
         self._loop = EncodeLoop(
             self._batcher,
-            exports,
+            self._exporter,
             reuse,
             forward,
             settings.max_batch,
@@ -104,7 +102,7 @@ class SimEncoder(SimWorker):
             blocks=False,
         )
         n_audio_ctx = profile.shape.n_audio_ctx
-        self.core = EncoderCore(exports, self._batcher, reuse, self._loop, n_audio_ctx)
+        self.core = EncoderCore(self._exporter, self._batcher, reuse, self._loop, n_audio_ctx)
         self._busy = BusyShare(clock=now)
         self._waits_for_pages = False
         self._expiring = False

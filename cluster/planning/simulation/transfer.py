@@ -16,7 +16,7 @@ from typing import Any
 from cluster.errors import KVLostError, PeerLostError
 from cluster.kv.exporter import KVExporter
 from cluster.kv.held_handles import HeldHandles
-from cluster.kv.notifications import read_message, release_message, renewal_messages
+from cluster.kv.notifications import release_message, renewal_messages
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import RENEW_S, FetchStats
 from cluster.messages import CrossKVHandle, Location
@@ -143,24 +143,21 @@ class Links:
 
 
 class SimImporter:
-    """In the place of `HandoffImporter`; the pools are real ones without memory."""
+    """In the place of `KVImporter`; the pool is a real one without memory."""
 
     transport = "simulated"
 
     def __init__(
         self,
         pool: PagePool,
-        landing_pool: PagePool | None,
         links: Links,
         node: str,
         clock: Callable[[], float],
         fetch_timeout_s: float,
     ) -> None:
-        """clock: of the worker's thread. landing_pool: where encoder states land; None: none do."""
+        """clock: of the worker's thread."""
         self.pool = pool
         self.layout = pool.layout
-        self.landing_pool = landing_pool
-        self.projection_s = 0.0
         self._links = links
         self._node = node
         self._clock = clock
@@ -168,13 +165,6 @@ class SimImporter:
         self._held = HeldHandles(clock)
         self._loop = asyncio.get_running_loop()
         self._renewing = False
-
-    def pool_for(self, handle: CrossKVHandle) -> PagePool:
-        """As `HandoffImporter.pool_for`."""
-        if handle.payload == "cross_kv":
-            return self.pool
-        assert self.landing_pool is not None
-        return self.landing_pool
 
     def accept(self, handle: CrossKVHandle) -> None:
         """Hold a handle, and renew its lease from here on."""
@@ -193,7 +183,7 @@ class SimImporter:
             return arrival
         source = self._links.exported[handle.agent]
         now_s = self._clock()
-        n_bytes = len(pages) * self.pool_for(handle).filled_bytes(handle.frames)
+        n_bytes = len(pages) * self.pool.filled_bytes(handle.frames)
         seconds = self._links.read_s(n_bytes, source.location.node, self._node, now_s)
         if seconds > self._timeout_s:
             self._loop.call_at(now_s + self._timeout_s, self._give_up, handle, arrival)
@@ -224,7 +214,7 @@ class SimImporter:
             arrival.end(None, PeerLostError(f"exporter {handle.agent} is gone"))
             return
         self._held.let_go(handle.lease)
-        self._tell(handle.agent, read_message(handle.lease, seconds, self.projection_s))
+        self._tell(handle.agent, release_message(handle.lease))
         arrival.end(FetchStats(n_bytes, seconds, self.transport))
 
     def _give_up(self, handle: CrossKVHandle, arrival: Arrival) -> None:

@@ -40,7 +40,7 @@ class DecoderWorker(PoolWorker):
     def __init__(self, settings: Settings, build: str) -> None:
         self._start(settings, build)
         from cluster.jit.background import longest_wait_s
-        from cluster.kv.payloads import make_handoff_importer
+        from cluster.kv.connect import make_importer, make_kv_pool
         from cluster.kv.wires.gpu_memory import gpu_budget
         from cluster.model.device import resolve_device, step_threads
         from decoder_worker.engine import DecoderEngine
@@ -51,11 +51,12 @@ class DecoderWorker(PoolWorker):
         budget = gpu_budget(device, gpu_share())
         settings = sized(settings, checkpoint, device, budget)
         role = settings.decoder
-        self._importer = make_handoff_importer(checkpoint, settings, device, self._name)
+        self._importer = make_importer(checkpoint, settings, device, self._name)
         self._engine = DecoderEngine(
             checkpoint,
             self._importer,
             role,
+            kv_pool=make_kv_pool(checkpoint, settings, device),
             kernels_s=longest_wait_s(settings.kernels),
             may_run_bulk=BulkGate(self._urgent.leaves_cores) if device == "cpu" else lambda: True,
             more_bulk=self._urgent.bulk_is_encoded if device == "cpu" else lambda: False,

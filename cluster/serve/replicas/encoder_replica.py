@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import Counter
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -47,7 +46,7 @@ class EncoderWorker(PoolWorker):
         """
         self._start(settings, build)
         from cluster.jit.background import longest_wait_s
-        from cluster.kv.payloads import make_exporters
+        from cluster.kv.connect import make_exporter
         from cluster.kv.wires.gpu_memory import gpu_budget
         from cluster.model.device import resolve_device, usable_cores
         from encoder_worker.engine import EncoderEngine
@@ -58,13 +57,12 @@ class EncoderWorker(PoolWorker):
         budget = gpu_budget(device, gpu_share())
         settings = sized(settings, checkpoint, device, budget, portion)
         role = settings.encoder
-        self._exporters = make_exporters(checkpoint, settings, device, self._name)
+        self._exporter = make_exporter(checkpoint, settings, device, self._name)
         self._engine = EncoderEngine(
             checkpoint,
-            self._exporters[0],
+            self._exporter,
             role,
             self._recorder,
-            *self._exporters[1:],
             kernels_s=longest_wait_s(settings.kernels) if waits else 0.0,
             may_run_bulk=BulkGate(self._urgent.leaves_process),
             tell_bulk=self._urgent.encode_bulk,
@@ -124,11 +122,10 @@ class EncoderWorker(PoolWorker):
         return asdict(stats.signals(self._busy.share(stats.encode_s)))
 
     def _transport(self) -> str:
-        return self._exporters[0].transport
+        return self._exporter.transport
 
     def _close_transport(self) -> None:
-        for exporter in self._exporters:
-            exporter.close()
+        self._exporter.close()
 
     def _report(self) -> None:
         stats, recorder = self._engine.stats(), self._recorder
@@ -147,12 +144,8 @@ class EncoderWorker(PoolWorker):
         recorder.total("splitscribe_cache_evictions_total", stats.reuse.evicted)
         recorder.set("splitscribe_cache_kept_windows", stats.reuse.kept)
         recorder.set("splitscribe_cache_kept_bytes", stats.reuse.kept_bytes)
-        expired, refused = 0, Counter[str]()
-        for exporter in self._exporters:
-            expired += exporter.n_expired
-            refused.update(exporter.refused())
-        recorder.total("splitscribe_expired_leases_total", expired)
-        for reason, total in refused.items():
+        recorder.total("splitscribe_expired_leases_total", self._exporter.n_expired)
+        for reason, total in self._exporter.refused().items():
             recorder.total("splitscribe_refused_notifications_total", total, reason=reason)
 
 

@@ -16,7 +16,7 @@ from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import PageLayout
 from cluster.kv.layout_for import kv_layout, states_layout
-from cluster.kv.payloads import HandoffImporter
+from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wires.memory_wire import MemoryWire
 from cluster.kv.wires.wire import Descriptor
@@ -139,28 +139,26 @@ def engines(
         def config(name: str) -> TransferConfig:
             return TransferConfig(KEY, name, "memory", device=device)
 
-        def importer(layout: PageLayout, n_windows: int) -> KVImporter:
-            one = config("decoder")
-            wire = MemoryWire(one) if remote is None else remote.wire(one)
-            return KVImporter(layout, n_windows * layout.pages_per_window, one, wire)
-
-        exported = kv if handoff == "cross_kv" else states
+        exported: PageLayout = kv if handoff == "cross_kv" else states
         one = config("encoder")
         exporter = KVExporter(
             exported, EXPORT_WINDOWS * exported.pages_per_window, one, MemoryWire(one)
         )
         stack.callback(exporter.close)
-        importers = HandoffImporter(importer(kv, KV_WINDOWS), lambda: importer(states, 2))
-        stack.callback(importers.close)
-        if handoff == "encoder_states":
-            importers.open_landing()
+        one = config("decoder")
+        wire = MemoryWire(one) if remote is None else remote.wire(one)
+        n_pages = KV_WINDOWS * kv.pages_per_window
+        importer = KVImporter(exported, n_pages if exported is kv else 2, one, wire)
+        stack.callback(importer.close)
+        kv_pool = None if exported is kv else PagePool(kv, n_pages, device)
         role: dict[str, Any] = {"device": device, "dtype": dtype, "threads": 1}
         encoder = EncoderEngine(checkpoint, exporter, EncoderSettings(**role, max_batch=2))
         stack.callback(encoder.close)
         decoder = DecoderEngine(
             checkpoint,
-            importers,
+            importer,
             DecoderSettings(**role, max_batch=2, kv_windows=KV_WINDOWS),
+            kv_pool=kv_pool,
             page_tokens=PAGE_TOKENS,
         )
         stack.callback(decoder.close)

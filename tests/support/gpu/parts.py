@@ -18,7 +18,7 @@ from cluster.model.checkpoint import open_checkpoint
 from cluster.model.streams import new_stream, on_stream, synchronize
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 from decoder_worker.scheduling.sequence import DecodeSequence
-from decoder_worker.states.projection import Projected, StatesProjection
+from decoder_worker.states import Projected, StatesProjection
 from encoder_worker.forward import WindowEncoder
 from tests.support.gpu.fences import Fence
 from tests.support.gpu.one_gpu import (
@@ -58,16 +58,6 @@ def encoder_without_graphs(without: Fence | None = None) -> Outcome:
     with watched(without) as outcome, patch("encoder_worker.forward.has_triton", lambda: False):
         encoder, pool = _encoder()
         encoder.prepare(pool, 1)
-        encoder([make_pcm(1.0)], pool, [(0, 1)]).wait()
-    return outcome
-
-
-def projection_timed(without: Fence | None = None) -> Outcome:
-    """A batch into the pages on which the projection was just timed."""
-    with watched(without) as outcome:
-        encoder, pool = _encoder()
-        encoder.prepare(pool, 1)
-        encoder.time_projection(pool, (0, 1))
         encoder([make_pcm(1.0)], pool, [(0, 1)]).wait()
     return outcome
 
@@ -119,8 +109,7 @@ def _projected(without: Fence | None, until: Callable[[Projected], object]) -> O
         kv = PagePool(kv_layout(checkpoint, PAGE_FRAMES, "bfloat16", "cuda"), 4, "cuda")
         landing = PagePool(states_layout(checkpoint, "bfloat16"), 2, "cuda")
         landing.tensor.zero_()
-        projection = StatesProjection(checkpoint, kv)
-        projection.load(torch.bfloat16)
+        projection = StatesProjection(checkpoint, landing, kv)
         handle = CrossKVHandle("r", 0, 0, "agent", b"", "", (), 0, 1500, 0, 0, "lease", 1.0)
         sequence = DecodeSequence(
             DecodeRequest("r", 0, 0, handle, DecodeOptions(), 1.0),
@@ -131,7 +120,6 @@ def _projected(without: Fence | None, until: Callable[[Projected], object]) -> O
             language="en",
             cross_pages=(0, 1),
             landing_pages=(1,),
-            landing_pool=landing,
         )
         (projected,) = projection.project([sequence])
         until(projected)

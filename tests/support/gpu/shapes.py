@@ -103,6 +103,6 @@ def make_encoder(
         checkpoint, DTYPE, "cuda", contexts=(350, 700), kv_dtype=pool.dtype, float8=float8
     )
     encoder.prepare(pool, max_batch)
-    (static,) = encoder._static.values()
-    graphs = static.graphs
+    assert encoder._static is not None
+    graphs = encoder._static.graphs
     return encoder, len(graphs._sizes) * len(graphs._contexts)

@@ -20,11 +20,11 @@ from typing import Any
 import pytest
 import torch
 
+from cluster.kv.connect import make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
-from cluster.kv.transfer_config import ReadReport, TransferConfig
-from cluster.kv.wires.connect import make_wire
+from cluster.kv.transfer_config import TransferConfig
 from cluster.messages import CrossKVHandle
 
 KEY = b"the cluster's key"
@@ -110,8 +110,6 @@ class ExporterService:
         config = TransferConfig(KEY, "encoder", transport, device(), lease_s=lease_s)  # type: ignore[arg-type]
         self.wire: Any = make_wire(config)
         self.exporter = KVExporter(layout, n_windows * self._window, config, self.wire)
-        self._reports: list[ReadReport] = []
-        self.exporter.on_read = self._reports.append
 
     def publish(self, seed: int, key: bytes = b"") -> CrossKVHandle:
         """Reserve a window's pages, write the KV of `seed`, publish; under `key`, to be kept."""
@@ -167,7 +165,6 @@ class ExporterService:
             n_evicted=exporter.published.n_evicted,
             n_ignored=exporter.refused()["unknown_lease"],
             n_malformed=exporter.refused()["malformed"],
-            reports=tuple(self._reports[-10:]),
             rss_bytes=rss_pages * os.sysconf("SC_PAGE_SIZE"),
             n_files=len(os.listdir("/proc/self/fd")),
         )

@@ -13,8 +13,9 @@ from unittest.mock import patch
 
 import torch
 
+from cluster.kv.importer import KVImporter
 from cluster.kv.layout_for import kv_layout, states_layout
-from cluster.kv.payloads import HandoffImporter
+from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import DecoderSettings
@@ -32,7 +33,7 @@ class Stand:
 
     checkpoint: Checkpoint
     exporter: MemoryExporter
-    importer: HandoffImporter
+    importer: KVImporter
     engine: DecoderEngine
 
     def publish(self, seed: int, kv: torch.Tensor | None = None) -> CrossKVHandle:
@@ -102,7 +103,7 @@ def make_stand(
     export_windows: int = 8,
     landing_windows: int = 4,
     fetch_timeout_s: float = 10.0,
-    expects_states: bool = False,
+    reads_states: bool = False,
     bucketed: bool = False,
     device: str = "cpu",
     more_bulk: Callable[[], bool] = lambda: False,
@@ -110,6 +111,7 @@ def make_stand(
 ) -> Iterator[Stand]:
     """Everything is closed at the end, and every page must be back by then.
 
+    reads_states: the exporter publishes encoder states, which land in `landing_windows` pages.
     bucketed: run decode steps at fixed sizes, as a GPU does. device: of both pools; on a GPU the
     settings choose the attention.
     """
@@ -117,7 +119,8 @@ def make_stand(
         **{"max_batch": 4, "kv_windows": 4, "threads": 1, "dtype": "float32", **settings}
     )
     checkpoint = open_checkpoint(str(folder))
-    layout = kv_layout(checkpoint, page_frames, kv_dtype, device)
+    kv = kv_layout(checkpoint, page_frames, kv_dtype, device)
+    layout = states_layout(checkpoint) if reads_states else kv
     n_pages = layout.pages_per_window
     exporter = MemoryExporter(layout, export_windows * n_pages, cluster_key=KEY, device=device)
     options: dict[str, Any] = {
@@ -125,16 +128,20 @@ def make_stand(
         "device": device,
         "fetch_timeout_s": fetch_timeout_s,
     }
-    importer = HandoffImporter(
-        memory_importer(layout, chosen.kv_windows * n_pages, **options),
-        lambda: memory_importer(states_layout(checkpoint), landing_windows, **options),
-    )
-    if expects_states:
-        importer.open_landing()
+    n_windows = landing_windows if reads_states else chosen.kv_windows
+    importer = memory_importer(layout, n_windows * n_pages, **options)
+    kv_pool = None
+    if reads_states:
+        kv_pool = PagePool(kv, chosen.kv_windows * kv.pages_per_window, device)
     choose = choose_attention if device != "cpu" else partial(_torch_attention, bucketed)
     with patch("decoder_worker.build.choose_attention", choose):
         engine = DecoderEngine(
-            checkpoint, importer, chosen, page_tokens=page_tokens, more_bulk=more_bulk
+            checkpoint,
+            importer,
+            chosen,
+            kv_pool=kv_pool,
+            page_tokens=page_tokens,
+            more_bulk=more_bulk,
         )
     try:
         yield Stand(checkpoint, exporter, importer, engine)

@@ -18,8 +18,7 @@ from cluster.errors import (
     UnsupportedValueError,
     WorkerDrainingError,
 )
-from cluster.kv.layout_for import kv_layout
-from cluster.kv.payloads import HandoffImporter
+from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.messages import DecodeResult, SampledToken
 from cluster.model.checkpoint import open_checkpoint
 from cluster.settings import DecoderSettings
@@ -232,8 +231,12 @@ def test_parts_that_do_not_fit_are_refused_at_start() -> None:
     layout = kv_layout(open_checkpoint(str(cached_checkpoint("tiny"))))
     other = memory_importer(layout, 1, cluster_key=KEY)
     small = memory_importer(kv_layout(checkpoint, 100), 3, cluster_key=KEY)
-    for kv, word in ((other, "checkpoint"), (small, "kv_windows")):
-        importer = HandoffImporter(kv, lambda kv=kv: kv)
+    states = memory_importer(states_layout(checkpoint), 1, cluster_key=KEY)
+    for importer, word in (
+        (other, "checkpoint"),
+        (small, "kv_windows"),
+        (states, "also for states"),
+    ):
         with pytest.raises(ConfigurationError, match=word):
             DecoderEngine(checkpoint, importer, DecoderSettings())
         importer.close()

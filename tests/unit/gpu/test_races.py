@@ -31,7 +31,7 @@ STAGING = "encoder_worker/gpu/staging.py Staging"
 TABLES = "decoder_worker/attention/flashinfer_tables.py"
 RUNNER = "decoder_worker/model_runner.py ModelRunner"
 FORWARD = "encoder_worker/forward.py WindowEncoder"
-PROJECTION = "decoder_worker/states/projection.py"
+PROJECTION = "decoder_worker/states.py"
 STATIC = "encoder_worker/gpu/static_encoder.py"
 
 # What misses each fence: parts of the product where they suffice, else both engines at work.
@@ -41,7 +41,6 @@ MISSED_BY: dict[str, Scenario] = {
     f"{STAGING}._upload: wait_event (2)": parts.batches_without_waits,
     f"{STATIC} StaticEncoder.__init__: synchronize": parts.batches_without_waits,
     f"{FORWARD}.__call__: wait_stream": parts.encoder_without_graphs,
-    f"{FORWARD}.time_projection: synchronize": parts.projection_timed,
     f"{TABLES} PrefillTable.plan: synchronize": parts.ragged_plans,
     f"{TABLES} StepTable.plan: synchronize": parts.step_plans,
     f"{STATIC} EventReady.wait: synchronize": parts.colocated,
@@ -49,7 +48,7 @@ MISSED_BY: dict[str, Scenario] = {
     "decoder_worker/readback.py Readback.wait: synchronize": parts.colocated,
     f"{RUNNER}.__init__: synchronize": parts.colocated,
     f"{RUNNER}.__init__: synchronize (2)": parts.colocated,
-    f"{PROJECTION} StatesProjection.load: synchronize": parts.states_projected,
+    f"{PROJECTION} StatesProjection.__init__: synchronize": parts.states_projected,
     f"{PROJECTION} Projected.wait: synchronize": parts.states_projected,
     f"{PROJECTION} Projected.is_done: has_come": parts.states_found_projected,
 }
@@ -98,7 +97,6 @@ def test_without_a_fence_there_is_a_race(name: str) -> None:
             for scenario in (
                 parts.batches_without_waits,
                 parts.encoder_without_graphs,
-                parts.projection_timed,
                 parts.ragged_plans,
                 parts.states_projected,
                 parts.states_found_projected,

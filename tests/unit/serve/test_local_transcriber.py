@@ -44,7 +44,7 @@ def fails_when_made(*args: Any, **options: Any) -> NoReturn:
 @pytest.mark.parametrize(
     ("part", "failing"),
     [
-        ("make_handoff_importer", fails_when_made),
+        ("make_importer", fails_when_made),
         ("EncoderEngine", fails_when_made),
         ("DecoderEngine", fails_when_made),
         ("AudioPool.start", fails),

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cluster.errors import (
-    HandleRefusedError,
+    LayoutMismatchError,
     SequenceFailedError,
     StaleGenerationError,
     TransferTimeoutError,
@@ -22,12 +22,11 @@ from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeRequest, DecodeResult
-from cluster.model.checkpoint import open_checkpoint
+from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.kv_scales import kv_scales
-from decoder_worker.states.projection import StatesProjection
+from decoder_worker.states import StatesProjection
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.kv.ends import MemoryExporter
-from tests.support.workers.decoder_engines import ANSWER_S, KEY, Stand, make_stand, wait_until
+from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
 
 # Windows that differ in what they ask for, in the order of their seeds.
 REQUESTS: tuple[dict[str, Any], ...] = (
@@ -39,22 +38,30 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 
 
 class LandingStand:
-    """A decoder to which both payloads may come, and the exporters of both."""
+    """A decoder to which encoder states come, or the KV that is made of them."""
 
-    def __init__(self, stand: Stand, states: MemoryExporter) -> None:
+    def __init__(self, stand: Stand) -> None:
         self.stand = stand
         self.engine = stand.engine
-        self.states = states
-        self.importer = stand.importer
-        scales = kv_scales(stand.checkpoint, stand.importer.pool.tensor.dtype)
+        self.states = stand.exporter
+        self.landing = stand.importer.pool
+        self.cross = stand.engine._pool
+        scales = kv_scales(stand.checkpoint, self.cross.tensor.dtype)
         self._projection = CrossKVProjection(stand.checkpoint, scales=scales)
 
-    def request(self, seed: int, payload: str = "encoder_states", **changes: Any) -> DecodeRequest:
-        """Window `seed` in one payload or the other; the same KV either way."""
+    def request(self, seed: int, **changes: Any) -> DecodeRequest:
+        """Window `seed` in the payload that the decoder reads; the same KV either way."""
         options = REQUESTS[seed % len(REQUESTS)]
-        made = random_states(self.states, seed)
-        handle = self.publish(seed, made) if payload == "encoder_states" else self._kv(seed, made)
+        states = random_states(self.stand.checkpoint, seed)
+        reads_states = self.states.layout.payload == "encoder_states"
+        handle = self.publish(seed, states) if reads_states else self._kv(seed, states)
         return self.stand.request(seed, handle=handle, **{**options, **changes})
+
+    @property
+    def projection(self) -> StatesProjection:
+        found = self.engine._loop._landing._projection
+        assert found is not None
+        return found
 
     def publish(self, seed: int, states: torch.Tensor) -> CrossKVHandle:
         pages = self.states.reserve(1, ANSWER_S)
@@ -75,26 +82,18 @@ class LandingStand:
 
     def assert_all_returned(self) -> None:
         self.stand.assert_all_returned()
-        wait_until(lambda: self.states.active_leases() == 0, "leases of states are held")
-        assert self.states.pool.n_used == 0
 
 
-def random_states(exporter: MemoryExporter, seed: int) -> torch.Tensor:
-    return torch.randn(exporter.layout.page_shape, generator=torch.Generator().manual_seed(seed))
+def random_states(checkpoint: Checkpoint, seed: int) -> torch.Tensor:
+    shape = (checkpoint.dims.n_audio_ctx, checkpoint.dims.n_audio_state)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @contextmanager
-def make_landing(*, expects_states: bool = True, **options: Any) -> Iterator[LandingStand]:
-    """As `make_stand`, with an exporter of states beside it."""
-    folder = cached_checkpoint()
-    layout = states_layout(open_checkpoint(str(folder)))
-
-    states = MemoryExporter(layout, 8, cluster_key=KEY)
-    try:
-        with make_stand(folder, expects_states=expects_states, **options) as stand:
-            yield LandingStand(stand, states)
-    finally:
-        states.close()
+def make_landing(*, reads_states: bool = True, **options: Any) -> Iterator[LandingStand]:
+    """As `make_stand`."""
+    with make_stand(cached_checkpoint(), reads_states=reads_states, **options) as stand:
+        yield LandingStand(stand)
 
 
 def content(result: DecodeResult) -> tuple[Any, ...]:
@@ -106,18 +105,17 @@ def content(result: DecodeResult) -> tuple[Any, ...]:
     [{}, {"page_frames": 100, "page_tokens": 16}, {"kv_dtype": "float8_e4m3fn", "page_frames": 50}],
 )
 def test_states_give_what_their_kv_gives(options: dict[str, Any]) -> None:
-    """Alone, and in one batch with windows whose KV came."""
-    payloads = ("cross_kv", "encoder_states")
+    """Alone, and in one batch."""
+    seeds = range(len(REQUESTS))
+    with make_landing(reads_states=False, **options) as of_kv:
+        expected = [of_kv.decode(of_kv.request(seed))[0] for seed in seeds]
     with make_landing(**options) as made:
-        seeds = range(len(REQUESTS))
-        expected = [made.decode(made.request(seed, payloads[0]))[0] for seed in seeds]
         alone = [made.decode(made.request(seed))[0] for seed in seeds]
-        mixed = made.decode(*(made.request(seed, payloads[seed % 2]) for seed in seeds))
+        together = made.decode(*(made.request(seed) for seed in seeds))
         assert [content(r) for r in alone] == [content(r) for r in expected]
-        assert [content(r) for r in mixed] == [content(r) for r in expected]
+        assert [content(r) for r in together] == [content(r) for r in expected]
         bytes_moved = alone[0].timings.transfer_bytes
         assert bytes_moved == made.states.layout.page_bytes
-        assert made.importer.projection_s > 0
         made.assert_all_returned()
 
 
@@ -142,18 +140,16 @@ def test_a_batch_is_projected_into_its_own_pages(
     pages = [tuple(order[:n]), tuple(order[n : n + of_short]), tuple(order[2 * n :])]
     sequences: Any = [
         SimpleNamespace(
-            landing_pool=landing_pool,
             landing_pages=(page,),
             cross_pages=own,
             n_positions=length,
         )
         for page, own, length in zip((3, 1, 2), pages, lengths, strict=True)
     ]
-    landing = StatesProjection(checkpoint, cross)
+    landing = StatesProjection(checkpoint, landing_pool, cross)
     for projected in landing.project(sequences):
         projected.wait()
-        landing.note(projected)
-    assert (landing.n_projected, landing.projection_s > 0) == (3, True)
+    assert landing.n_projected == 3
     expected = torch.full((3 * n, *layout.page_shape), -7.0).to(cross.tensor.dtype)
     with torch.inference_mode():
         scales = kv_scales(checkpoint, cross.tensor.dtype)
@@ -166,20 +162,20 @@ def test_a_batch_is_projected_into_its_own_pages(
     assert largest <= (0.0 if device == "cpu" else 1e-3), f"beyond the tolerance by {largest}"
 
 
-def test_a_decoder_that_expects_none_takes_states_all_the_same() -> None:
-    with make_landing(expects_states=False) as made:
-        assert made.importer.landing_pool is None
-        (expected,) = made.decode(made.request(0, "cross_kv"))
-        assert made.importer.landing_pool is None
-        forged = made.request(1)
-        forged = replace(forged, handle=replace(forged.handle, frames=7))
-        with pytest.raises(HandleRefusedError):
-            made.decode(forged)
-        assert made.importer.landing_pool is None
-        assert made.states.revoke(forged.handle.lease)
+@pytest.mark.parametrize("reads_states", [True, False])
+def test_the_other_payload_is_refused(reads_states: bool) -> None:
+    """Both roles have one setting; what comes of another one is told, and harms nobody."""
+    with (
+        make_landing(reads_states=reads_states) as made,
+        make_landing(reads_states=not reads_states) as other,
+    ):
+        (expected,) = made.decode(made.request(0))
+        foreign = other.request(1)
+        with pytest.raises(LayoutMismatchError, match="different models or settings"):
+            made.decode(foreign)
+        assert other.states.revoke(foreign.handle.lease)
         (found,) = made.decode(made.request(0))
         assert content(found) == content(expected)
-        assert made.importer.landing_pool is not None
         made.assert_all_returned()
 
 
@@ -190,7 +186,7 @@ def test_an_attempt_after_the_first_projects_nothing_again() -> None:
         gates = replace(tried.options.gates, avg_logprob=0.0, no_speech_prob=None)
         (result,) = made.decode(replace(tried, options=replace(tried.options, gates=gates)))
         assert made.engine.stats().fallbacks == 2
-        assert made.engine._loop._runner.states_projection.n_projected == 1
+        assert made.projection.n_projected == 1
         assert result.tokens
         made.assert_all_returned()
 
@@ -217,7 +213,7 @@ def test_windows_in_flight_have_states_in_turn_however_few_pages_there_are() -> 
 def test_a_projection_that_raises_costs_only_the_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
     with make_landing() as made:
         expected = made.decode(made.request(0), made.request(1))
-        landing = made.engine._loop._runner.states_projection
+        landing = made.projection
         project = landing.project
 
         def poisoned(sequences: Any) -> Any:
@@ -259,15 +255,14 @@ def test_nobody_waits_for_a_projection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that run go on, and the sequence begins once its KV is there."""
     with make_landing(max_batch=2, kv_windows=2) as made:
         (expected,) = made.decode(made.request(0))
-        slow = Slow(made.engine._loop._runner.states_projection, monkeypatch)
-        running = made.engine.submit(made.request(1, "cross_kv", max_new_tokens=200))
+        running = made.engine.submit(made.request(1, max_new_tokens=200))
         wait_until(lambda: made.engine.stats().running == 1, "not running")
+        slow = Slow(made.projection, monkeypatch)
         landed = made.engine.submit(made.request(0))
         assert slow.launched.wait(ANSWER_S)
         assert running.result(ANSWER_S).tokens
         assert not landed.done()
-        landing = made.importer.landing_pool
-        assert landing is not None
+        landing = made.landing
         assert landing.n_used == 1
         slow.end()
         assert content(landed.result(ANSWER_S)) == content(expected)
@@ -278,21 +273,20 @@ def test_pages_are_held_until_a_projection_that_nobody_wants_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with make_landing() as made:
-        slow = Slow(made.engine._loop._runner.states_projection, monkeypatch)
+        slow = Slow(made.projection, monkeypatch)
         future = made.engine.submit(made.request(0))
         assert slow.launched.wait(ANSWER_S)
         assert future.cancel()
         slow.end()
         made.assert_all_returned()
-        landing = made.importer.landing_pool
-        assert landing is not None
+        landing = made.landing
         assert landing.n_used == 0
 
 
 def test_states_that_are_no_numbers_fail_their_sequence_alone() -> None:
     with make_landing() as made:
         (expected,) = made.decode(made.request(0))
-        broken = random_states(made.states, 1)
+        broken = random_states(made.stand.checkpoint, 1)
         broken[7, 3] = torch.nan
         bad = made.engine.submit(made.stand.request(1, handle=made.publish(1, broken)))
         (good,) = made.decode(made.request(0))
@@ -308,12 +302,10 @@ def test_a_late_read_quarantines_landing_pages_and_frees_the_others() -> None:
         future = made.engine.submit(made.request(0))
         with pytest.raises(TransferTimeoutError):
             future.result(ANSWER_S)
-        landing = made.importer.landing_pool
-        assert landing is not None
-        wait_until(lambda: made.stand.importer.pool.n_free == 2, "cross pages are held")
+        landing = made.landing
+        wait_until(lambda: made.cross.n_free == 2, "cross pages are held")
         assert (landing.n_quarantined, landing.n_used) == (1, 0)
         made.engine.check_integrity()
-        made.decode(made.request(1, "cross_kv"))  # the KV's exporter is another peer, and well
         made.states.thaw()
         wait_until(lambda: landing.n_free == landing.n_pages, "still in quarantine")
         made.assert_all_returned()
@@ -336,8 +328,7 @@ def test_cancelled_while_its_states_are_in_flight() -> None:
         wait_until(lambda: made.engine.stats().loading == 1, "not loading")
         assert future.cancel()
         wait_until(lambda: made.engine.stats().cancelled == 1, "not cancelled")
-        landing = made.importer.landing_pool
-        assert landing is not None
+        landing = made.landing
         assert landing.n_used == 1  # the READ may still write
         made.states.thaw()
         made.assert_all_returned()
@@ -350,7 +341,7 @@ def test_states_that_were_reused_are_never_projected() -> None:
         assert made.states.revoke(request.handle.lease)
         with pytest.raises(StaleGenerationError):
             made.decode(request)
-        assert made.engine._loop._runner.states_projection.n_projected == 0
+        assert made.projection.n_projected == 0
         made.assert_all_returned()
 
 

@@ -1,0 +1,159 @@
+"""Encoder states that land in a decoder, and the cross-attention KV that is made of them here.
+
+The decoder's half of the `encoder_states` hand-off: what the encoder worker does otherwise, on the
+decoder's device and, on a GPU, on a stream of its own, so that decode steps go on and the host
+waits for nothing. The states of all that have arrived are projected together; a sequence begins to
+run once the device is done with its KV. For the thread that runs the decoder.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cluster.batches import run_batch
+from cluster.kv.cross_kv import CrossKVProjection
+from cluster.kv.pool import PagePool
+from cluster.model.checkpoint import Checkpoint
+from cluster.model.kv_scales import kv_scales
+from cluster.model.streams import (
+    PROJECT_PRIORITY,
+    has_come,
+    new_event,
+    new_stream,
+    on_stream,
+    synchronize,
+    upload,
+)
+from decoder_worker.scheduling.sequence import DecodeSequence
+
+
+class Landing:
+    """Launches projections and sees them to their end.
+
+    Until then kernels may write to a sequence's pages, so it counts as in flight.
+
+    projection: None where KV itself travels; then nothing is ever added.
+    release: takes back the pages that a sequence's states landed in. fail: gets one whose
+    projection raised though it ran alone. retire: gets one that has its answer already.
+    """
+
+    def __init__(
+        self,
+        projection: StatesProjection | None,
+        release: Callable[[DecodeSequence], None],
+        fail: Callable[[DecodeSequence, Exception], None],
+        retire: Callable[[DecodeSequence], None],
+    ) -> None:
+        self._projection = projection
+        self._release = release
+        self._fail = fail
+        self._retire = retire
+        self._arrived: list[DecodeSequence] = []
+        self._in_flight: deque[tuple[DecodeSequence, Projected]] = deque()
+
+    def __len__(self) -> int:
+        """Sequences whose projection was launched and not seen to its end."""
+        return len(self._in_flight)
+
+    def add(self, sequence: DecodeSequence) -> None:
+        """Its READ has ended well."""
+        self._arrived.append(sequence)
+
+    def step(self) -> None:
+        """Launch what has arrived, and settle what the device is done with."""
+        arrived = [s for s in self._arrived if s.landing_pages and not s.resolved]
+        self._arrived = []
+        if arrived:
+            assert self._projection is not None
+            for sequence, projected in run_batch(arrived, self._projection.project, self._fail):
+                sequence.n_in_flight += 1
+                self._in_flight.append((sequence, projected))
+        while self._in_flight and self._in_flight[0][1].is_done():
+            self._settle()
+
+    def wait(self) -> None:
+        """Wait for the oldest projection in flight, where there is one."""
+        if self._in_flight:
+            self._in_flight[0][1].wait()
+            self._settle()
+
+    def finish(self) -> None:
+        """Wait for all."""
+        while self._in_flight:
+            self.wait()
+
+    def _settle(self) -> None:
+        sequence, _ = self._in_flight.popleft()
+        sequence.n_in_flight -= 1
+        self._release(sequence)
+        if sequence.resolved:
+            self._retire(sequence)
+
+
+class StatesProjection:
+    """Projects states into KV. Owns no page.
+
+    landing_pool: of states; its pages may be taken back once what `project` returned is done.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, landing_pool: PagePool, cross_pool: PagePool
+    ) -> None:
+        """Raises CheckpointError where the weights cannot be loaded."""
+        self._landing_pool = landing_pool
+        self._cross_pool = cross_pool
+        self._stream = new_stream(cross_pool.device, PROJECT_PRIORITY)
+        dtype, scales = landing_pool.tensor.dtype, kv_scales(checkpoint, cross_pool.tensor.dtype)
+        self._projection = CrossKVProjection(checkpoint, dtype, cross_pool.device, scales)
+        synchronize(cross_pool.device)  # the weights were loaded on another stream than reads them
+        self.n_projected = 0
+
+    @torch.inference_mode()
+    def project(self, sequences: Sequence[DecodeSequence]) -> list[Projected]:
+        """Launch the projection of sequences whose states have landed.
+
+        Mutates their cross-attention pages. Until it is done, nobody may read these, nor write to
+        the landing pages.
+        """
+        self.n_projected += len(sequences)
+        event = None
+        if self._stream is None:
+            for sequence in sequences:  # views, without a gather
+                page = self._landing_pool.tensor[sequence.landing_pages[0]]
+                self._write(page[None, : sequence.n_positions], [sequence])
+        else:
+            with on_stream(self._stream):
+                self._project_alike(sequences)
+                event = new_event(blocking=True)
+                event.record(self._stream)
+        return [Projected(event)] * len(sequences)
+
+    def _project_alike(self, sequences: Sequence[DecodeSequence]) -> None:
+        """Those of one length together."""
+        pool = self._landing_pool
+        for n_positions in sorted({sequence.n_positions for sequence in sequences}):
+            alike = [one for one in sequences if one.n_positions == n_positions]
+            landed = upload([s.landing_pages[0] for s in alike], torch.int64, pool.device)
+            self._write(pool.tensor[landed, :n_positions], alike)
+
+    def _write(self, states: torch.Tensor, sequences: Sequence[DecodeSequence]) -> None:
+        pages = [sequence.cross_pages for sequence in sequences]
+        self._projection.write(states, self._cross_pool.tensor, pages)
+
+
+class Projected:
+    """A projection that was launched; without an event it was done when the launch returned."""
+
+    def __init__(self, event: torch.cuda.Event | None) -> None:
+        self._event = event
+
+    def is_done(self) -> bool:
+        return self._event is None or has_come(self._event)
+
+    def wait(self) -> None:
+        """Return when the KV is in the pages; raises what went wrong on the device."""
+        if self._event is not None:
+            self._event.synchronize()
