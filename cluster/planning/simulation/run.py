@@ -27,11 +27,7 @@ from cluster.planning.simulation.routers import SimRouter
 from cluster.planning.simulation.scaling import PERIOD_S, Scaler
 from cluster.planning.simulation.transfer import Links
 from cluster.planning.simulation.transfer import Traffic as LinkTraffic
-from cluster.planning.simulation.virtual_time import (
-    SimulationLoop,
-    run_virtually,
-    virtual_clock,
-)
+from cluster.planning.simulation.virtual_time import run_virtually, virtual_clock
 from cluster.serve.app import STATS_PERIOD_S
 from cluster.settings import BUNDLED_MODEL
 
@@ -63,7 +59,7 @@ def simulate(
     """
     tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(BUNDLED_MODEL, weights=False))
     with _quiet_and_quick():
-        return run_virtually(_run(scenario, profile, tokenizer, on_progress), SimulationLoop)
+        return run_virtually(_run(scenario, profile, tokenizer, on_progress))
 
 
 async def _run(

@@ -13,7 +13,7 @@ from cluster.clock import Clock
 from cluster.errors import DeadlineExceededError, OverloadedError
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.planning.simulation.virtual_time import run_virtually, virtual_clock
+from cluster.planning.simulation.virtual_time import STANDS_STILL, run_virtually, virtual_clock
 from cluster.settings import RouterSettings
 from router.api.params import TranscriptionParams
 from router.http.admission import BYTES_PER_AUDIO_S, Admission
@@ -98,3 +98,8 @@ def test_a_request_ends_at_its_deadline_and_makes_room_for_the_next(
         assert seconds == pytest.approx(200.0 - DEADLINE.min_s, abs=3.0)
 
     run_virtually(work())
+
+
+def test_waiting_for_nothing_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=STANDS_STILL):
+        run_virtually(asyncio.Event().wait())
