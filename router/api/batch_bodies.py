@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from cluster.errors import InvalidRequestError
-from router.api.spellings import repeated
+from router.api.documents import refusal, repeated
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 PURPOSES: tuple[str, ...] = get_args(Purpose)
@@ -23,7 +23,6 @@ MAX_PAIRS = 16  # of metadata
 
 Key = Annotated[str, StringConstraints(max_length=64)]
 Value = Annotated[str, StringConstraints(max_length=512)]
-Body = TypeVar("Body", bound=BaseModel)
 
 
 class ExpiresAfter(BaseModel):
@@ -181,25 +180,4 @@ def parse_upload(pairs: Iterable[tuple[str, str]]) -> UploadFields:
     try:
         return UploadFields.model_validate(fields)
     except ValidationError as error:
-        raise _refusal(error) from None
-
-
-def parse_document(model: type[Body], content: bytes) -> Body:
-    """Check a JSON document against its model. Raises InvalidRequestError."""
-    try:
-        return model.model_validate_json(content)
-    except ValidationError as error:
-        raise _refusal(error) from None
-
-
-def _refusal(error: ValidationError) -> InvalidRequestError:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"] if part != "[key]")[:128]
-    if first["type"] == "missing":
-        return InvalidRequestError(
-            f"you must provide '{where}'", param=where, code="missing_required_parameter"
-        )
-    code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
-    return InvalidRequestError(
-        f"'{where}': {first['msg']}" if where else first["msg"], param=where or None, code=code
-    )
+        raise refusal(error) from None

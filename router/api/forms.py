@@ -13,10 +13,11 @@ from typing import Any
 
 from cluster.errors import InvalidRequestError
 from cluster.messages import QualityGates, Task
+from router.api.documents import repeated
 from router.api.params import TranscriptionParams
 from router.api.request_fields import FIELDS, NOT_OFFERED, fields_of
 from router.api.rules import check_fields, check_model
-from router.api.spellings import collect, repeated
+from router.api.spellings import collect
 
 Pairs = Iterable[tuple[str, str]]
 

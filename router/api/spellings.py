@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from cluster.errors import InvalidRequestError, UnsupportedValueError
+from router.api.documents import repeated
 from router.api.kinds import SHOWN, shown
 from router.api.request_field import RequestField
 
@@ -48,10 +49,6 @@ def collect(
         else:
             raise _unknown(raw_name, fields)
     return sent
-
-
-def repeated(name: str) -> InvalidRequestError:
-    return InvalidRequestError(f"'{name}' was sent more than once; send it once", param=name)
 
 
 def _items(text: str) -> list[Any]:

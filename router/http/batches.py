@@ -20,8 +20,8 @@ from router.api.batch_bodies import (
     CreateBatchRequest,
     RequestCountsResponse,
     expiry_s,
-    parse_document,
 )
+from router.api.documents import parse_document
 from router.api.openapi import whole_schema
 from router.batches.interface import Batch, BatchBackend, NewBatch, new_id
 from router.http.files import add_files, key_owner

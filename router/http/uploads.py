@@ -25,7 +25,7 @@ from cluster.errors import InvalidRequestError, OverloadedError, PayloadTooLarge
 from router.api.json_fields import AUDIO_FIELD
 from router.audio.containers import wav_head
 from router.audio.limits import too_large
-from router.http.json_body import GROWTH, JSON_TYPE, JsonReader
+from router.http.json_body import GROWTH, JSON_TYPE, decoded, read_document
 from router.http.multipart import (
     FILE_FIELD,
     FORM_TYPE,
@@ -134,20 +134,38 @@ async def receive_form(
     boundary = _boundary(headers, shape)
     spool = _Spool(spool_dir, wav_head() if shape.is_headerless else b"")
     try:
-        form = (
-            JsonReader(spool, max_upload_bytes)
-            if boundary is None
-            else FormReader(boundary, spool, max_upload_bytes, shape.file_field)
-        )
-        async for chunk in body_chunks(receive, stall_s):
-            form.feed(chunk)
-            if spool.buffered >= WRITE_BYTES:
-                await spool.flush()
-        fields = form.finish()
+        if boundary is None:
+            filename = ""
+            fields = await _receive_json(receive, spool, max_upload_bytes, stall_s)
+        else:
+            form = FormReader(boundary, spool, max_upload_bytes, shape.file_field)
+            async for chunk in body_chunks(receive, stall_s):
+                form.feed(chunk)
+                await spool.flush(WRITE_BYTES)
+            fields, filename = form.finish(), form.filename
         await spool.flush()
-        yield UploadedForm(fields, spool.path, form.filename, spool.size_bytes)
+        yield UploadedForm(fields, spool.path, filename, spool.size_bytes)
     finally:
         spool.delete()
+
+
+async def _receive_json(
+    receive: Receive, spool: _Spool, max_upload_bytes: int, stall_s: float
+) -> tuple[tuple[str, str], ...]:
+    """Read a JSON body whole, its audio into the spool. Returns the other fields."""
+    limit = round(GROWTH * max_upload_bytes) + MAX_FRAMING_BYTES
+    content = bytearray()
+    async for chunk in body_chunks(receive, stall_s):
+        content += chunk
+        if len(content) > limit:
+            raise too_large(max_upload_bytes, len(content))
+    fields, text = await asyncio.to_thread(read_document, bytes(content), max_upload_bytes)
+    for piece in decoded(text):
+        spool.append(piece)
+        if spool.size_bytes > max_upload_bytes:
+            raise too_large(max_upload_bytes, len(content))
+        await spool.flush(WRITE_BYTES)
+    return fields
 
 
 def _boundary(headers: Mapping[str, str], shape: BodyShape) -> bytes | None:
@@ -243,7 +261,10 @@ class _Spool:
         self.buffered += len(piece)
         self.size_bytes += len(piece)
 
-    async def flush(self) -> None:
+    async def flush(self, at_least: int = 1) -> None:
+        """Write what is there, if it is so many bytes."""
+        if self.buffered < at_least:
+            return
         pieces, self._pieces, self.buffered = self._pieces, [], 0
         if pieces:
             # Shielded: the descriptor must not be closed under a thread that writes to it.

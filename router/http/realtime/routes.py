@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket
 
 from cluster.errors import InvalidRequestError
-from router.api.batch_bodies import parse_document
+from router.api.documents import parse_document
 from router.api.openapi import whole_schema
 from router.http.json_body import JSON_TYPE
 from router.http.multipart import media_type

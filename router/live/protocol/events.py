@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from cluster.errors import InvalidRequestError, SplitscribeError
+from cluster.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
+from router.api.documents import read_json
 from router.transcript import TokenLogprob
 
 Event = dict[str, Any]
@@ -25,9 +24,7 @@ ProtocolVersion = Literal["ga", "beta"]
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 _ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _ID_LENGTH = 21  # letters, which make 125 random bits
-MAX_BESIDE_AUDIO = 65_536  # characters of an event that are not its audio
-_AUDIO_BEGINS = re.compile(r'"audio"\s*:\s*"')
-_AUDIO_PLACE = "(its audio)"  # stands for it while the rest is read
+MAX_BESIDE_AUDIO = 65_536  # bytes of an event that are not its audio
 _MAX_EVENT_ID = 512  # characters of a client's event id that an error repeats
 
 
@@ -75,11 +72,14 @@ def read_event(text: str | bytes | None) -> ClientEvent:
     if not isinstance(text, str):
         return InvalidEvent(None, _wrong("Send events as text messages, not as binary ones."))
     try:
-        sent = _loaded(text)
-    except (ValueError, RecursionError):
+        sent = read_json(text.encode(), ("audio",), MAX_BESIDE_AUDIO)
+    except PayloadTooLargeError:
+        message = f"The event has more than {MAX_BESIDE_AUDIO} bytes beside its audio."
+        return InvalidEvent(None, _wrong(message, code="event_too_large"))
+    except InvalidRequestError as error:
+        return InvalidEvent(None, _wrong(error.message, code="invalid_json"))
+    except ValueError:
         return InvalidEvent(None, _wrong("The event is not JSON.", code="invalid_json"))
-    except InvalidRequestError as error:  # whose frames hold the text
-        return InvalidEvent(None, error.with_traceback(None))
     if not isinstance(sent, dict):
         return InvalidEvent(None, _wrong("The event is not a JSON object.", code="invalid_json"))
     event_id = sent.get("event_id")
@@ -87,29 +87,7 @@ def read_event(text: str | bytes | None) -> ClientEvent:
     try:
         return _read(sent, event_id)
     except InvalidRequestError as error:
-        return InvalidEvent(event_id, error.with_traceback(None))
-
-
-def _loaded(text: str) -> Any:
-    """The document. Of a long one its audio, which is most of it, is read as a text alone.
-
-    Raises:
-        InvalidRequestError: all but the audio is long.
-        ValueError: it is not JSON.
-    """
-    if len(text) <= MAX_BESIDE_AUDIO:
-        return json.loads(text)
-    start = found.end() if (found := _AUDIO_BEGINS.search(text)) else 0
-    end = text.find('"', start) if found else 0
-    if end < 0 or len(text) - (end - start) > MAX_BESIDE_AUDIO:
-        raise _wrong(
-            f"The event has more than {MAX_BESIDE_AUDIO} characters beside its audio.",
-            code="event_too_large",
-        )
-    sent = json.loads(f"{text[:start]}{_AUDIO_PLACE}{text[end:]}")
-    if isinstance(sent, dict) and sent.get("audio") == _AUDIO_PLACE:
-        sent["audio"] = json.loads(text[start - 1 : end + 1])
-    return sent
+        return InvalidEvent(event_id, error.with_traceback(None))  # whose frames hold the text
 
 
 def _read(sent: Mapping[str, Any], event_id: str | None) -> ClientEvent:

@@ -1,0 +1,119 @@
+"""Clients' JSON, bounded before it is parsed: its bytes, its depth, and how many values it holds.
+
+A parser makes twenty bytes of objects of each byte of `[],[],`, and holds Python's lock meanwhile.
+What is long in an honest document is one text, the base64 of audio: it is cut out, and all else is
+short. Knows nothing of HTTP and of WebSockets.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Sequence
+from typing import Any, NoReturn, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from cluster.errors import InvalidRequestError, PayloadTooLargeError
+
+MAX_DEPTH = 16
+MAX_VALUES = 10_000
+_MAX_QUOTES = 2 * MAX_VALUES
+# To the end where the last quote is missing: a search from each quote in it would take for ever.
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+_NO_BRACKETS = bytes(code for code in range(256) if chr(code) not in "[]{}")
+_PLACE = secrets.token_hex(16)  # stands for the text that was cut out; nobody can send it
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def read_json(content: bytes, long_text: Sequence[str], max_bytes: int) -> Any:
+    """The document; if it is long, one text of it may be what is long.
+
+    Args:
+        long_text: the path of keys to that text.
+        max_bytes: of all but that text.
+
+    Raises:
+        PayloadTooLargeError: something else is long.
+        InvalidRequestError: a key came twice, it is nested too deeply, or holds too many values.
+        ValueError: it is not JSON.
+    """
+    if len(content) <= max_bytes:
+        return _loaded(content)
+    parts = content.split(b'"', _MAX_QUOTES)
+    longest = max(parts, key=len)
+    rest_bytes = len(content) - len(longest)
+    if rest_bytes > max_bytes or len(parts) > _MAX_QUOTES or b"[" in longest or b"{" in longest:
+        raise PayloadTooLargeError(f"more than {max_bytes} bytes are not '{'.'.join(long_text)}'")
+    document = _loaded(content.replace(longest, _PLACE.encode(), 1))
+    node = document
+    for key in long_text[:-1]:
+        node = node.get(key) if isinstance(node, dict) else None
+    if not isinstance(node, dict) or node.get(long_text[-1]) != _PLACE:
+        raise PayloadTooLargeError(f"more than {max_bytes} bytes are not '{'.'.join(long_text)}'")
+    node[long_text[-1]] = json.loads(b'"%b"' % longest)
+    return document
+
+
+def parse_document(model: type[Body], content: bytes) -> Body:
+    """Check a short document against its model. Raises InvalidRequestError."""
+    _check_shape(content)
+    try:
+        return model.model_validate_json(content)
+    except ValidationError as error:
+        raise refusal(error) from None
+
+
+def refusal(error: ValidationError) -> InvalidRequestError:
+    """pydantic's first complaint in OpenAI's terms."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"] if part != "[key]")[:128]
+    if first["type"] == "missing":
+        return InvalidRequestError(
+            f"you must provide '{where}'", param=where, code="missing_required_parameter"
+        )
+    code = "unknown_parameter" if first["type"] == "extra_forbidden" else "invalid_value"
+    return InvalidRequestError(
+        f"'{where}': {first['msg']}" if where else first["msg"], param=where or None, code=code
+    )
+
+
+def repeated(name: str) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"'{name[:64]}' was sent more than once; send it once", param=name[:64]
+    )
+
+
+def _loaded(content: bytes) -> Any:
+    _check_shape(content)
+    try:
+        return json.loads(content, object_pairs_hook=_unique, parse_constant=_no_such_number)
+    except RecursionError as error:  # deeper than any bound, where quotes hid it
+        raise ValueError(str(error)) from None
+
+
+def _check_shape(content: bytes) -> None:
+    """Raises InvalidRequestError: too deep, or too many values."""
+    bare = _STRINGS.sub(b"", content)
+    brackets = bare.translate(None, _NO_BRACKETS)
+    if bare.count(b",") + len(brackets) > MAX_VALUES:
+        raise InvalidRequestError(f"the JSON holds more than {MAX_VALUES} values")
+    depth = 0
+    for bracket in brackets:
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MAX_DEPTH:
+            raise InvalidRequestError(f"the JSON is nested deeper than {MAX_DEPTH} levels")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise repeated(next(name for name in names if names.count(name) > 1))
+    return found
+
+
+def _no_such_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is no number of JSON")
