@@ -1,13 +1,15 @@
-"""What a request field may hold. Each kind reads what a client sent and describes itself.
+"""What a field may hold: of forms, JSON bodies and batch lines, and of realtime sessions.
 
-`parse` turns the text of a field into a value, or raises an error that names the field; `schema`
-says the same as JSON schema. A kind knows nothing of the field's meaning, nor of other fields.
+Each kind reads what a client sent, a text or one of JSON's own values, and describes itself:
+`parse` makes a value of it, or raises an error that names the field; `schema` says the same as JSON
+schema. A kind knows nothing of the field's meaning, nor of other fields.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -24,8 +26,8 @@ OFF = ("none", "null")  # how a threshold is turned off
 class Kind(ABC):
     """A kind of values.
 
-    shape: what the form holds, and so what `parse` takes: a text, a list of items, or an object's
-        parts by name. The file never comes here.
+    shape: what `parse` takes: a text or a plain value, a list of items, or an object's parts by
+        name. The file never comes here.
     """
 
     shape: ClassVar[Shape] = "text"
@@ -51,9 +53,22 @@ class AudioFile(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Text(Kind):
-    examples: tuple[str, ...] = ()
+    """longest: in characters; 0: whoever read the body has bounded it."""
 
-    def parse(self, name: str, sent: str) -> str:
+    examples: tuple[str, ...] = ()
+    longest: int = 0
+
+    def parse(self, name: str, sent: Any) -> str:
+        if not isinstance(sent, str):
+            raise _refusal(name, "a text", sent)
+        if self.longest and len(sent) > self.longest:
+            raise InvalidRequestError(
+                f"'{name}' has {len(sent)} characters; at most {self.longest} are allowed",
+                param=name,
+                code="string_above_max_length",
+            )
+        if not sent.isascii() and any("\ud800" <= letter <= "\udfff" for letter in sent):
+            raise _refusal(name, "valid Unicode, without half of a surrogate pair", sent)
         return sent
 
     def schema(self) -> Schema:
@@ -63,8 +78,8 @@ class Text(Kind):
 class Language(Kind):
     """A code or an English name, read as the code."""
 
-    def parse(self, name: str, sent: str) -> str:
-        code = language_code(sent)
+    def parse(self, name: str, sent: Any) -> str:
+        code = language_code(sent) if isinstance(sent, str) else None
         if code is None:
             raise InvalidRequestError(
                 f"{shown(sent)} is no language that is known here; send an ISO-639-1 code such as "
@@ -96,10 +111,10 @@ class Number(Kind):
     low: float
     high: float
 
-    def parse(self, name: str, sent: str) -> float:
+    def parse(self, name: str, sent: Any) -> float:
         try:
-            found = float(sent)
-        except ValueError:
+            found = math.nan if isinstance(sent, bool) else float(sent)
+        except (ValueError, TypeError, OverflowError):
             found = math.nan
         if not self.low <= found <= self.high:
             raise _refusal(name, f"a number from {self.low:g} to {self.high:g}", sent)
@@ -141,8 +156,10 @@ class Integer(Kind):
     low: int
     high: int
 
-    def parse(self, name: str, sent: str) -> int:
-        digits = sent.strip()
+    def parse(self, name: str, sent: Any) -> int:
+        if isinstance(sent, float) and sent.is_integer():
+            sent = int(sent)  # JavaScript's numbers are all of one kind
+        digits = str(sent).strip()
         is_number = len(digits) <= len(str(self.high)) and digits.isascii() and digits.isdigit()
         if not is_number or not self.low <= int(digits) <= self.high:
             raise _refusal(name, f"a whole number from {self.low} to {self.high}", sent)
@@ -159,8 +176,8 @@ class Choice(Kind):
     choices: tuple[str, ...]
     unsupported: tuple[str, ...] = ()
 
-    def parse(self, name: str, sent: str) -> str:
-        value = sent.strip()
+    def parse(self, name: str, sent: Any) -> str:
+        value = sent.strip() if isinstance(sent, str) else ""
         if value in self.unsupported:
             raise UnsupportedValueError(
                 f"{name} '{value}' is not supported by this server", param=name
@@ -180,15 +197,24 @@ class Choice(Kind):
 
 @dataclass(frozen=True, slots=True)
 class ListOf(Kind):
-    """Texts, each of them read as `item`."""
+    """Texts, each of them read as `item`. most: of them; 0: whoever read the body bounded it."""
 
     item: Kind
+    most: int = 0
     shape = "list"
 
-    def parse(self, name: str, sent: list[Any]) -> tuple[Any, ...]:
+    def parse(self, name: str, sent: Any) -> tuple[Any, ...]:
+        if not isinstance(sent, list):
+            raise _refusal(name, "a list of texts", sent)
         for text in sent:
             if not isinstance(text, str):
                 raise _refusal(name, "a list of texts", text)
+        if self.most and len(sent) > self.most:
+            raise InvalidRequestError(
+                f"'{name}' has {len(sent)} items; at most {self.most} are allowed",
+                param=name,
+                code="array_above_max_length",
+            )
         return tuple(self.item.parse(name, text) for text in sent)
 
     def schema(self) -> Schema:
@@ -211,6 +237,13 @@ class Times(Kind):
 
     def schema(self) -> Schema:
         return {"type": "array", "items": Number(0, self.high).schema()}
+
+
+def as_object(name: str, sent: object) -> Mapping[str, Any]:
+    """Raises InvalidRequestError: it is none of JSON's objects."""
+    if not isinstance(sent, Mapping):
+        raise _refusal(name, "an object", sent)
+    return sent
 
 
 def shown(value: object) -> str:

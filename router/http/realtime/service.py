@@ -26,8 +26,12 @@ from router.http.realtime.connection import RealtimeConnection
 from router.http.realtime.session_slots import SessionSlot, SessionSlots
 from router.live.interface import LiveConfig, LiveSession
 from router.live.protocol.events import EventWriter, ProtocolVersion, new_id
-from router.live.protocol.session_config import ModelNames, SessionConfig
-from router.live.protocol.session_objects import as_beta_session, as_session
+from router.live.protocol.session_config import (
+    ModelNames,
+    SessionConfig,
+    as_beta_session,
+    as_session,
+)
 from router.live.protocol.session_protocol import LiveProtocol
 from router.live.protocol.session_updates import updated
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
 from cluster.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
 from router.api.documents import read_json
-from router.transcript import TokenLogprob
 
 Event = dict[str, Any]
 ProtocolVersion = Literal["ga", "beta"]
@@ -191,9 +190,3 @@ def error_fields(error: SplitscribeError) -> dict[str, Any]:
         "message": error.message,
         "param": error.param,
     }
-
-
-def written_logprobs(logprobs: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    return [
-        {"token": one.token, "logprob": one.logprob, "bytes": list(one.bytes)} for one in logprobs
-    ]

@@ -1,15 +1,16 @@
-"""The configuration of a realtime session, and the model names that it may use; values only.
+"""The configuration of a realtime session, the model names that it may use, and how it is written.
 
-`router.live.protocol.session_updates` reads them from a client's update, and
-`router.live.protocol.session_objects` writes them into answers.
+`router.live.protocol.session_updates` reads it from a client's update. It is written in the shape
+of the current protocol and in the beta's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from router.live.interface import LiveConfig
+from router.live.interface import LiveConfig, ServerVad, TurnDetection
 from router.live.protocol.audio_format import G711_RATE, AudioFormat
 
 LOGPROBS = "item.input_audio_transcription.logprobs"
@@ -52,3 +53,65 @@ class ModelNames:
     languages: Callable[[str], Collection[str]]
     are_one: Callable[[str, str], bool]
     without_vad: Collection[str] = ()
+
+
+def as_session(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
+    """The session object in the current protocol's shape."""
+    return {
+        "type": "transcription",
+        "object": "realtime.transcription_session",
+        "id": session_id,
+        "expires_at": expires_at,
+        "audio": {
+            "input": {
+                "format": _written_format(config.audio),
+                "noise_reduction": _written_noise(config),
+                "transcription": _written_transcription(config.live),
+                "turn_detection": _written_turns(config.live.turn_detection),
+            }
+        },
+        "include": [LOGPROBS] if config.live.logprobs else None,
+    }
+
+
+def as_beta_session(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
+    """The same session in the beta's flat shape."""
+    by_format = {form: name for name, form in BETA_FORMATS.items()}
+    return {
+        "object": "realtime.transcription_session",
+        "id": session_id,
+        "expires_at": expires_at,
+        "modalities": ["text"],
+        "input_audio_format": by_format.get(config.audio, f"pcm16 at {config.audio.rate} Hz"),
+        "input_audio_noise_reduction": _written_noise(config),
+        "input_audio_transcription": _written_transcription(config.live),
+        "turn_detection": _written_turns(config.live.turn_detection),
+        "include": [LOGPROBS] if config.live.logprobs else None,
+    }
+
+
+def _written_format(form: AudioFormat) -> dict[str, Any]:
+    if form.encoding == "pcm":
+        return {"type": "audio/pcm", "rate": form.rate}
+    return {"type": f"audio/{form.encoding}"}
+
+
+def _written_noise(config: SessionConfig) -> dict[str, Any] | None:
+    return None if config.noise_reduction is None else {"type": config.noise_reduction}
+
+
+def _written_transcription(live: LiveConfig) -> dict[str, Any]:
+    always = {"model": live.model, "language": live.language, "prompt": live.prompt}
+    sometimes = {
+        "languages": list(live.languages),
+        "keywords": list(live.keywords),
+        "delay": live.delay,
+    }
+    return always | {name: value for name, value in sometimes.items() if value}
+
+
+def _written_turns(detection: TurnDetection) -> dict[str, Any] | None:
+    if detection is None:
+        return None
+    kind = "server_vad" if isinstance(detection, ServerVad) else "semantic_vad"
+    return {"type": kind, **asdict(detection)}

@@ -16,6 +16,7 @@ from typing import Any
 
 from cluster.errors import InvalidRequestError, SplitscribeError
 from cluster.messages import SAMPLE_RATE, Pcm
+from router.api.formats import logprob_bodies
 from router.live.interface import (
     IdleTimeout,
     LiveConfig,
@@ -40,10 +41,13 @@ from router.live.protocol.events import (
     InvalidEvent,
     SessionUpdate,
     error_fields,
-    written_logprobs,
 )
-from router.live.protocol.session_config import ModelNames, SessionConfig
-from router.live.protocol.session_objects import as_beta_session, as_session
+from router.live.protocol.session_config import (
+    ModelNames,
+    SessionConfig,
+    as_beta_session,
+    as_session,
+)
 from router.live.protocol.session_updates import updated
 
 HELD_S = 1.0  # so much audio is held back at most until the session is configured
@@ -317,4 +321,4 @@ class LiveProtocol:
         return self._writer.event(f"input_audio_buffer.{kind}", item_id=item.item_id, **fields)
 
     def _logprobs(self, logprobs: Any) -> dict[str, Any]:
-        return {"logprobs": written_logprobs(logprobs)} if self.config.live.logprobs else {}
+        return {"logprobs": logprob_bodies(logprobs)} if self.config.live.logprobs else {}

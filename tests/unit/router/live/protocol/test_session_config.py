@@ -9,8 +9,7 @@ import pytest
 from cluster.errors import InvalidRequestError, ModelNotFoundError, SplitscribeError
 from router.live.interface import LiveConfig, SemanticVad, ServerVad
 from router.live.protocol.audio_format import AudioFormat
-from router.live.protocol.session_config import SessionConfig
-from router.live.protocol.session_objects import as_beta_session, as_session
+from router.live.protocol.session_config import SessionConfig, as_beta_session, as_session
 from router.live.protocol.session_updates import updated
 from tests.unit.router.live.protocol.test_protocol import NAMES
 
