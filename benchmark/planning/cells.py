@@ -28,9 +28,9 @@ from rich.table import Table
 
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
-from cluster.planning.profile.shipped import load_profile
-from cluster.planning.report.summary import summary
-from cluster.planning.scenario.model import make_scenario
+from cluster.planning.profile import load_profile
+from cluster.planning.report import summary
+from cluster.planning.scenario import make_scenario
 from cluster.planning.simulation.run import Outcome, simulate
 
 BLOCK_S = 1.0

@@ -27,11 +27,10 @@ from typing import Any
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import versions
 from cluster.planning.plan.design import Costs, Design, Payload, costs_of, sample
-from cluster.planning.plan.loads import CellLoads, trial_seconds
-from cluster.planning.plan.order import NodeKind, Objective, Order
-from cluster.planning.plan.trial import Size, run_trial, scenario_of
-from cluster.planning.profile.shipped import load_profile
-from cluster.planning.scenario.model import Lengths, Load
+from cluster.planning.plan.order import CellLoads, NodeKind, Objective, Order, trial_seconds
+from cluster.planning.plan.search import Size, run_trial, scenario_of
+from cluster.planning.profile import load_profile
+from cluster.planning.scenario import Lengths, Load
 
 MODELS = ("large-v3", "large-v3-turbo")
 CLIPS: dict[str, tuple[Lengths, float]] = {  # and the limit of their p95

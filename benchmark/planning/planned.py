@@ -28,7 +28,7 @@ import psutil
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from cluster.planning.plan.order import parse_objectives
-from cluster.planning.report.summary import percentile
+from cluster.planning.report import percentile
 from cluster.serve.distribution import package_root
 from tests.support.hosts import NETWORK, Host, hosts, missing_for_hosts
 

@@ -39,7 +39,7 @@ from benchmark.planning.timed_load import PROBE_S, probed, real, simulated
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, process_kind, serving
-from cluster.planning.profile.model import (
+from cluster.planning.profile import (
     AudioProfile,
     DecoderProfile,
     EncodePoint,
@@ -50,9 +50,9 @@ from cluster.planning.profile.model import (
     Shape,
     StartProfile,
     StepPoint,
+    save_profile,
 )
-from cluster.planning.profile.shipped import save_profile
-from cluster.planning.scenario.model import Lengths, Load
+from cluster.planning.scenario import Lengths, Load
 
 ENCODE_S = 0.4  # of a window: one encoder does 2.5 a second
 STEP_S, ROW_S = 0.05, 0.0005

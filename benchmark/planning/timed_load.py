@@ -24,10 +24,9 @@ from benchmark.shared.openai_client import Client, Upload, form_fields
 from cluster.demo.recipe.speech.wav import wav_bytes
 from cluster.demo.samples import sample_path
 from cluster.messages import SAMPLE_RATE
-from cluster.planning.profile.model import Profile
-from cluster.planning.report.summary import percentile as nearest
-from cluster.planning.scenario.arrivals import arrivals
-from cluster.planning.scenario.model import Load, Slo, make_scenario
+from cluster.planning.profile import Profile
+from cluster.planning.report import percentile as nearest
+from cluster.planning.scenario import Load, Slo, arrivals, make_scenario
 from cluster.planning.simulation.run import simulate
 
 SLO = Slo(latency_s=2.0, per_audio_s=0.2)  # 3 s for a clip of 5 s

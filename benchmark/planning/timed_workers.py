@@ -19,14 +19,13 @@ from typing import Any
 from benchmark.shared.command import make_parser
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.planning.profile.model import Profile
-from cluster.planning.profile.shipped import load_profile
-from cluster.planning.scenario.arrivals import Traffic
+from cluster.planning.profile import Profile, load_profile
+from cluster.planning.scenario import Traffic
 from cluster.planning.simulation.decoders import WaitingRunner
-from cluster.planning.simulation.device import Device
 from cluster.planning.simulation.encoders import WaitingForward
 from cluster.planning.simulation.parts import surfaces
-from cluster.planning.simulation.texts import Texts
+from cluster.planning.simulation.routers import Texts
+from cluster.planning.simulation.worker import Device
 from cluster.serve.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, replica_choice
 from cluster.serve.placement import Placement
 from cluster.serve.replicas.decoder_replica import DecoderReplica

@@ -81,8 +81,13 @@ def plan(
     Example: splitscribe plan --rate 500/s --slo "p95 < 1 s" --gpus h200:1.9,l40s:0.6
     --links 400gbps -o plan; splitscribe up plan/cluster.yaml --serve plan/serve.yaml
     """
-    from cluster.planning.plan.loads import CellLoads
-    from cluster.planning.plan.order import Order, parse_kinds, parse_link, parse_objectives
+    from cluster.planning.plan.order import (
+        CellLoads,
+        Order,
+        parse_kinds,
+        parse_link,
+        parse_objectives,
+    )
     from cluster.planning.plan.planner import make_plan
     from cluster.planning.plan.report import figures_of, lines_of
 
@@ -118,9 +123,8 @@ def plan(
 
 
 def _load(rate: str | None, lengths: str, kind: str, trace: Path | None) -> Any:
-    from cluster.planning.plan.loads import rate_of_trace
-    from cluster.planning.plan.order import parse_rate
-    from cluster.planning.scenario.model import NAMED_LENGTHS, Load
+    from cluster.planning.plan.order import parse_rate, rate_of_trace
+    from cluster.planning.scenario import NAMED_LENGTHS, Load
 
     if trace is not None:
         if rate is not None:

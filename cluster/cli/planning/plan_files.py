@@ -21,7 +21,7 @@ from cluster.cli.shipped import shipped_config
 from cluster.errors import ConfigurationError
 from cluster.planning.plan.nodes import NodeRow, Nodes, nodes_of, on_cpu
 from cluster.planning.plan.planner import Planned
-from cluster.planning.profile.shipped import save_profile
+from cluster.planning.profile import save_profile
 
 HEAD = ipaddress.ip_address("10.0.0.10")  # examples; the operator writes the real ones
 MODELS = {

@@ -40,7 +40,7 @@ def profile(
     """
     settings = load_settings(config_file, {"model": model})
     from cluster.planning.measure.profiler import Asked, measure
-    from cluster.planning.profile.shipped import save_profile
+    from cluster.planning.profile import save_profile
 
     asked = Asked(name or output.stem, settings, url, api_key, rounds)
     found = measure(asked, lambda line: err.print(line, markup=False))

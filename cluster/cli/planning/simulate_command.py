@@ -74,7 +74,7 @@ def simulate(
 
     Example: splitscribe simulate --rate 12 --encoders 2 --html report.html
     """
-    from cluster.planning.profile.shipped import load_profile, shipped_profiles
+    from cluster.planning.profile import load_profile, shipped_profiles
 
     if profiles:
         for name in shipped_profiles():
@@ -82,7 +82,7 @@ def simulate(
             kind = "predicted" if one.predicted else "measured"
             out.print(f"{name}: {one.model}, {kind}: {one.source}", markup=False)
         return
-    from cluster.planning.scenario.model import NAMED_LENGTHS, make_scenario, read_scenario
+    from cluster.planning.scenario import NAMED_LENGTHS, make_scenario, read_scenario
 
     fields = read_scenario(scenario) if scenario is not None else {}
     load_fields = {
@@ -115,9 +115,8 @@ def simulate(
 
 
 def _run(scenario: Any, json_file: Path | None, html_file: Path | None) -> None:
-    from cluster.planning.profile.shipped import load_profile
-    from cluster.planning.report.page import page
-    from cluster.planning.report.summary import summary
+    from cluster.planning.profile import load_profile
+    from cluster.planning.report import page, summary
     from cluster.planning.simulation.run import simulate as run
 
     found = load_profile(scenario.profile)

@@ -22,11 +22,9 @@ from cluster.jit.background import longest_wait_s
 from cluster.kv.connect import make_exporter, make_importer
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import usable_cores
-from cluster.planning.measure.decoder import StepTimer
-from cluster.planning.measure.encoder import time_batches
-from cluster.planning.measure.handoff import time_reads
+from cluster.planning.measure.engines import StepTimer, time_batches, time_reads
 from cluster.planning.measure.server import time_server
-from cluster.planning.profile.model import (
+from cluster.planning.profile import (
     AudioProfile,
     DecoderProfile,
     EncoderProfile,

@@ -18,7 +18,7 @@ import psutil
 
 from cluster.demo.samples import sample_path
 from cluster.errors import ConfigurationError
-from cluster.planning.profile.model import AudioProfile, RouterProfile
+from cluster.planning.profile import AudioProfile, RouterProfile
 
 SAMPLE_S = {"short": 5.0, "medium": 25.0}  # about; the rate is taken between the two
 FIRST = 3  # requests that warm up

@@ -15,9 +15,8 @@ from typing import Literal
 
 from cluster.kv.layout import window_bytes
 from cluster.planning.plan.order import NodeKind, Order, Placement
-from cluster.planning.profile.model import Profile
-from cluster.planning.scenario.arrivals import TIMESTAMPS, LoadRequest, arrivals
-from cluster.planning.scenario.model import Load
+from cluster.planning.profile import Profile
+from cluster.planning.scenario import TIMESTAMPS, Load, LoadRequest, arrivals
 from cluster.planning.simulation.parts import surfaces
 
 SAMPLES = 2000  # requests of the load from which means are taken

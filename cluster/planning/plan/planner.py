@@ -13,12 +13,10 @@ from dataclasses import dataclass, replace
 
 from cluster.errors import ConfigurationError
 from cluster.planning.plan.design import Costs, Design, designs
-from cluster.planning.plan.loads import CellLoads
 from cluster.planning.plan.nodes import nodes_of
-from cluster.planning.plan.order import Order
-from cluster.planning.plan.search import Found, Search, Tell
-from cluster.planning.plan.trial import Size, Trial, run_trial, scenario_of
-from cluster.planning.scenario.model import Load, Scenario
+from cluster.planning.plan.order import CellLoads, Order
+from cluster.planning.plan.search import Found, Search, Size, Tell, Trial, run_trial, scenario_of
+from cluster.planning.scenario import Load, Scenario
 
 CHECK_SEED, LOSS_SEED = 1001, 2002
 MOST_CORRECTIONS = 6  # of a plan that the check refused

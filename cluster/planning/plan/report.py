@@ -13,8 +13,7 @@ from typing import Any
 from cluster.planning.plan.nodes import nodes_of
 from cluster.planning.plan.order import Order
 from cluster.planning.plan.planner import Planned, price
-from cluster.planning.plan.search import Found
-from cluster.planning.plan.trial import Trial
+from cluster.planning.plan.search import Found, Trial
 
 PERCENTILES = (50, 95, 99)
 GBIT = 1e9 / 8

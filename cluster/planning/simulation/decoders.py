@@ -15,11 +15,10 @@ from typing import Any
 from cluster.kv.connect import LANDING_WINDOWS
 from cluster.kv.pool import PagePool
 from cluster.messages import DecodeRequest, DecodeResult, Location, WorkerLoad
-from cluster.planning.simulation.device import Device, WorkerClock
 from cluster.planning.simulation.parts import CellParts, as_checkpoint
-from cluster.planning.simulation.texts import Texts
+from cluster.planning.simulation.routers import Texts
 from cluster.planning.simulation.transfer import SimImporter
-from cluster.planning.simulation.worker import SimWorker
+from cluster.planning.simulation.worker import Device, SimWorker, WorkerClock
 from decoder_worker.build import EngineParts
 from decoder_worker.core import DecoderCore
 from decoder_worker.prompts import PromptBuilder

@@ -17,11 +17,10 @@ from cluster.kv.layout import PageLayout
 from cluster.kv.transfer_config import TransferConfig
 from cluster.messages import EncodeReply, EncodeRequest, Location, WorkerLoad
 from cluster.metrics import ENCODER_METRICS, silent_recorder
-from cluster.planning.profile.curves import Surface
-from cluster.planning.simulation.device import Device, WorkerClock
+from cluster.planning.profile import Surface
 from cluster.planning.simulation.parts import CellParts
 from cluster.planning.simulation.transfer import Exported, NobodysWire, NoThread
-from cluster.planning.simulation.worker import SimWorker
+from cluster.planning.simulation.worker import Device, SimWorker, WorkerClock
 from cluster.serve.replicas.busy_share import BusyShare
 from encoder_worker.batcher import Batcher
 from encoder_worker.core import EncoderCore

@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
+from heapq import heapify, heapreplace
 from pathlib import Path
-from typing import Any
+from random import Random
+from typing import Any, Self
+
+import numpy as np
 
 from cluster.errors import SplitscribeError
-from cluster.messages import Role
+from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, Role
 from cluster.metrics import ROUTER_METRICS, MetricSpec, Recorder
 from cluster.model.dims import ModelDims
 from cluster.model.encoder_context import EncoderContext
-from cluster.planning.scenario.arrivals import LoadRequest
-from cluster.planning.simulation.parts import CellParts, as_checkpoint
+from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.planning.profile import AudioProfile
+from cluster.planning.scenario import LoadRequest, Traffic
+from cluster.planning.simulation.parts import CellParts, Records, as_checkpoint
 from cluster.planning.simulation.pools import (
     Choice,
     SimHandle,
@@ -27,12 +33,13 @@ from cluster.planning.simulation.pools import (
     by_load,
     of_two,
 )
-from cluster.planning.simulation.records import Records
-from cluster.planning.simulation.uploads import Server, SimAudio
 from cluster.serve.app import TOLD_WORKERS
 from cluster.serve.serve_pool import ServePool
 from cluster.serve.worker_choice import WorkLedger
+from decoder_worker.sampling.search import Row, StepOutput
+from decoder_worker.scheduling.sequence import DecodeSequence
 from router.api.params import TranscriptionParams
+from router.audio.windows import Window
 from router.http.admission import BYTES_PER_AUDIO_S, Admission, telling_waits
 from router.interface import DeadlineRule, RequestContext
 from router.transcriber import RequestTranscriber
@@ -160,3 +167,129 @@ def _handle(
     most = max(len(pool.replicas), getattr(cell.settings, role).most)
     choice = Choice(ledger, cell.random, cell.clock.monotonic, asks=most > TOLD_WORKERS)
     return SimHandle(pool, role, by_load(choice), choice)
+
+
+_SILENCE = np.zeros(WINDOW_SAMPLES, np.int16)
+_SILENCE.flags.writeable = False
+
+
+class Server:
+    """Processes that work on what comes, first come first served. busy_s: of all of them."""
+
+    def __init__(self, n_processes: int) -> None:
+        self.busy_s = 0.0
+        self._free_at_s = [0.0] * n_processes
+        heapify(self._free_at_s)
+
+    def take(self, now_s: float, seconds: float) -> float:
+        """When work that comes now is done."""
+        done_s = max(now_s, self._free_at_s[0]) + seconds
+        heapreplace(self._free_at_s, done_s)
+        self.busy_s += seconds
+        return done_s
+
+
+class SimStream:
+    """In the place of `AudioStream`."""
+
+    def __init__(self, request: LoadRequest, begun_s: float, cpu_s: float, spread_s: float) -> None:
+        self.expected_s: float | None = request.audio_s
+        self.duration_s = request.audio_s
+        self.decode_s = cpu_s
+        self._cuts_s = request.cuts_s
+        self._begun_s = begun_s
+        self._spread_s = spread_s
+        self._next = 0
+        self._loop = asyncio.get_running_loop()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Nothing is open."""
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Window:
+        """A window is found when the audio is decoded so far."""
+        index = self._next
+        if index == len(self._cuts_s):
+            raise StopAsyncIteration
+        self._next += 1
+        start_s = self._cuts_s[index - 1] if index else 0.0
+        end_s = self._cuts_s[index]
+        found_s = self._begun_s + self._spread_s * end_s / self.duration_s
+        wait_s = found_s - self._loop.time()
+        if wait_s > 0:
+            await asyncio.sleep(wait_s)
+        first, last = round(start_s * SAMPLE_RATE), round(end_s * SAMPLE_RATE)
+        return Window(index, first, _SILENCE[: max(1, last - first)])
+
+
+class SimAudio:
+    """In the place of `AudioPool`."""
+
+    def __init__(self, profile: AudioProfile, n_workers: int, traffic: Traffic) -> None:
+        self.server = Server(n_workers)
+        self._profile = profile
+        self._traffic = traffic
+        self._loop = asyncio.get_running_loop()
+
+    def open(self, upload: Path, *, request_id: str, **_: Any) -> SimStream:
+        """The upload waits for a worker, which then decodes it from its beginning to its end."""
+        request = self._traffic.requests[request_id]
+        spread_s = self._profile.audio_second_s * request.audio_s
+        cpu_s = self._profile.request_s + spread_s
+        done_s = self.server.take(self._loop.time(), cpu_s)
+        return SimStream(request, done_s - spread_s, cpu_s, spread_s)
+
+
+LOGPROB = -0.1
+LANGUAGE = "en"
+CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
+N_WORDS, LONGEST_WORD = 400, 4  # a window has at most 224 tokens; syllables
+MEL_PER_STEP = 2  # mel frames in a timestamp's step of 20 ms
+
+
+@cache
+def _words() -> str:
+    """Made-up words, the same ones each time."""
+    chance = Random(0)
+
+    def word() -> str:
+        syllables = chance.randint(1, LONGEST_WORD)
+        return "".join(chance.choice(CONSONANTS) + chance.choice(VOWELS) for _ in range(syllables))
+
+    return "".join(f" {word()}" for _ in range(N_WORDS))
+
+
+class Texts:
+    """What each row of one decoder gets next."""
+
+    def __init__(self, tokenizer: WhisperTokenizer, traffic: Traffic) -> None:
+        self._traffic = traffic
+        self._n_tokens: dict[int, int] = {}  # of the sequence that holds a slot
+        special = tokenizer.special
+        language = special.languages.get(LANGUAGE, special.eot)
+        self.language = StepOutput(language, LOGPROB)
+        self._begin = StepOutput(special.timestamp_begin, LOGPROB)
+        self._end = StepOutput(special.eot, LOGPROB)
+        self._words = [StepOutput(token, LOGPROB) for token in tokenizer.encode(_words())]
+        self._stamps = [StepOutput(special.timestamp_begin + n, LOGPROB) for n in range(1501)]
+
+    def next_output(self, sequence: DecodeSequence, row: Row) -> StepOutput:
+        """One of `n_tokens` in all, or the end behind them."""
+        n_given, slot = len(row.tokens), sequence.rows[0].slot
+        if n_given == 0:
+            request = sequence.request
+            n_text = self._traffic.tokens_of(request.request_id, request.content_frames)
+            self._n_tokens[slot] = min(n_text, sequence.n_new_max)
+        n_tokens = self._n_tokens[slot]
+        if n_given >= n_tokens:
+            return self._end
+        if n_given == 0:
+            return self._begin
+        if n_given == n_tokens - 1:
+            return self._stamps[sequence.request.content_frames // MEL_PER_STEP]
+        return self._words[n_given % len(self._words)]

@@ -17,14 +17,11 @@ from random import Random
 from cluster.messages import Role
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.planning.profile.model import LinkProfile, Profile
-from cluster.planning.scenario.arrivals import LoadRequest, Traffic, arrivals
-from cluster.planning.scenario.model import Kill, RackLoss, Scenario
-from cluster.planning.simulation.crew import Crew
-from cluster.planning.simulation.parts import CellParts, settings_for, surfaces
-from cluster.planning.simulation.records import Moment, Records
+from cluster.planning.profile import LinkProfile, Profile
+from cluster.planning.scenario import Kill, LoadRequest, RackLoss, Scenario, Traffic, arrivals
+from cluster.planning.simulation.crew import PERIOD_S, Crew, Scaler
+from cluster.planning.simulation.parts import CellParts, Moment, Records, settings_for, surfaces
 from cluster.planning.simulation.routers import SimRouter
-from cluster.planning.simulation.scaling import PERIOD_S, Scaler
 from cluster.planning.simulation.transfer import Links
 from cluster.planning.simulation.transfer import Traffic as LinkTraffic
 from cluster.planning.simulation.virtual_time import run_virtually, virtual_clock

@@ -20,7 +20,7 @@ from cluster.kv.notifications import release_message, renewal_messages
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import RENEW_S, FetchStats
 from cluster.messages import CrossKVHandle, Location
-from cluster.planning.profile.model import LinkProfile
+from cluster.planning.profile import LinkProfile
 
 LOST_AFTER_S = 0.005  # until a READ from a dead process fails: 0.2 to 31 ms, 1 in the median
 

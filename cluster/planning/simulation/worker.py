@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from typing import Any
@@ -17,7 +18,6 @@ from ray.exceptions import RayActorError
 
 from cluster.errors import SplitscribeError
 from cluster.messages import Location, WorkerLoad
-from cluster.planning.simulation.device import Device, WorkerClock
 
 Answer = asyncio.Future[Any]
 
@@ -152,3 +152,37 @@ class SimWorker(ABC):
 def _fail(answer: Answer, error: Exception) -> None:
     if not answer.done():
         answer.set_exception(error)
+
+
+class WorkerClock:
+    """Monotonic seconds of one thread of a worker."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        """now: the time of the event loop."""
+        self._loop_now = now
+        self._ahead_to_s = 0.0
+
+    def now(self) -> float:
+        now_s, ahead_to_s = self._loop_now(), self._ahead_to_s
+        return now_s if now_s > ahead_to_s else ahead_to_s  # quicker than max()
+
+    def wait_until(self, at_s: float) -> None:
+        """The thread waits for the device until then."""
+        self._ahead_to_s = max(self._ahead_to_s, at_s)
+
+
+class Device:
+    """Does one thing after another, in the order in which they are launched.
+
+    busy_s: of all that was launched. The roles of a colocated worker have one device together.
+    """
+
+    def __init__(self) -> None:
+        self.busy_s = 0.0
+        self._free_at_s = 0.0
+
+    def launch(self, now_s: float, seconds: float) -> float:
+        """When something is done that is launched now and takes so long."""
+        self._free_at_s = max(now_s, self._free_at_s) + seconds
+        self.busy_s += seconds
+        return self._free_at_s

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.planning.measure.profiler import USUAL_AUDIO, USUAL_ROUTER
-from cluster.planning.profile.shipped import load_profile
+from cluster.planning.profile import load_profile
 from tests.e2e.conftest import SPLITSCRIBE, Server
 
 MEASURE_S = 500.0

@@ -14,9 +14,9 @@ from cluster.cli.operate.serve_file import read_serve_file
 from cluster.cli.planning.plan_files import aws, onprem, rows_of_cell, write_plan
 from cluster.errors import ConfigurationError
 from cluster.planning.plan.design import Design, costs_of, least_workers, sample
-from cluster.planning.plan.loads import CellLoads, rate_of_trace
 from cluster.planning.plan.nodes import nodes_of
 from cluster.planning.plan.order import (
+    CellLoads,
     NodeKind,
     Objective,
     Order,
@@ -24,10 +24,11 @@ from cluster.planning.plan.order import (
     parse_link,
     parse_objectives,
     parse_rate,
+    rate_of_trace,
 )
 from cluster.planning.plan.planner import Planned, make_plan
 from cluster.planning.plan.report import figures_of, lines_of
-from cluster.planning.scenario.model import Lengths, Load
+from cluster.planning.scenario import Lengths, Load
 from tests.unit.planning.test_simulation import ENCODE_S, make_profile
 
 CLIPS = Lengths(median_s=5.0, sigma=0.0)

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import ConfigurationError
-from cluster.planning.profile.curves import Surface
-from cluster.planning.profile.shipped import load_profile, save_profile, shipped_profiles
+from cluster.planning.profile import Surface, load_profile, save_profile, shipped_profiles
 
 PREDICTED = {
     f"{model}-{gpu}" for model in ("large-v3", "large-v3-turbo") for gpu in ("h100", "h200", "l40s")

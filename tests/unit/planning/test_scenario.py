@@ -11,8 +11,14 @@ import pytest
 
 from cluster.errors import ConfigurationError
 from cluster.messages import WINDOW_S
-from cluster.planning.scenario.arrivals import arrivals, rate_at
-from cluster.planning.scenario.model import NAMED_LENGTHS, Load, make_scenario, read_scenario
+from cluster.planning.scenario import (
+    NAMED_LENGTHS,
+    Load,
+    arrivals,
+    make_scenario,
+    rate_at,
+    read_scenario,
+)
 
 
 def test_a_poisson_load_has_its_rate_and_its_median() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.planning.profile.model import (
+from cluster.planning.profile import (
     AudioProfile,
     DecoderProfile,
     EncodePoint,
@@ -18,9 +18,8 @@ from cluster.planning.profile.model import (
     StartProfile,
     StepPoint,
 )
-from cluster.planning.report.page import page
-from cluster.planning.report.summary import summary
-from cluster.planning.scenario.model import make_scenario
+from cluster.planning.report import page, summary
+from cluster.planning.scenario import make_scenario
 from cluster.planning.simulation.run import Outcome, simulate
 
 ENCODE_S = 0.1  # of a window: an encoder does ten a second

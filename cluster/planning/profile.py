@@ -2,15 +2,19 @@
 
 A profile is one JSON file. It holds seconds and bytes and no decisions: what is done with them is
 the business of `cluster.planning.simulation`. `splitscribe profile` writes one; several come with
-the package (`cluster.planning.profile.shipped`).
+the package (`shipped_profiles`).
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from cluster.errors import ConfigurationError
 from cluster.kv.layout import KVLayout, StatesLayout
 from cluster.model.dims import ModelDims
 
@@ -154,3 +158,83 @@ class Profile(_Frozen):
             page_frames=shape.n_text_ctx,
             dtype=self.kv_dtype,
         )
+
+
+Knot = tuple[float, float]  # size, seconds
+
+
+class Surface:
+    """Seconds by a size (windows or rows) and a length (encoder positions)."""
+
+    def __init__(self, points: Iterable[tuple[int, int, float]]) -> None:
+        """points: size, length, seconds; at least one. For each length its own sizes."""
+        by_length: dict[int, list[Knot]] = {}
+        for size, length, seconds in points:
+            by_length.setdefault(length, []).append((size, seconds))
+        self._lines = [(length, sorted(knots)) for length, knots in sorted(by_length.items())]
+        self._least_s = min(seconds for _, knots in self._lines for _, seconds in knots)
+        self._known: dict[tuple[int, int], float] = {}
+
+    def at(self, size: int, length: int) -> float:
+        """Seconds for this size at this length."""
+        key = (size, length)
+        found = self._known.get(key)
+        if found is None:
+            knots = [(float(at), _on_line(line, size)) for at, line in self._lines]
+            found = self._known[key] = max(self._least_s, _on_line(knots, length))
+        return found
+
+
+def _on_line(knots: list[Knot], x: float) -> float:
+    if len(knots) == 1:
+        return knots[0][1]
+    upper = min(max(1, bisect_left(knots, (x, float("-inf")))), len(knots) - 1)
+    (x0, y0), (x1, y1) = knots[upper - 1], knots[upper]
+    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+
+
+FOLDER = Path(__file__).parent / "profiles"
+
+
+def shipped_profiles() -> dict[str, Path]:
+    """The profiles of the package, by name."""
+    return {file.stem: file for file in sorted(FOLDER.glob("*.json"))}
+
+
+def load_profile(name: str) -> Profile:
+    """A shipped profile by its name, or any by the path of its file.
+
+    Raises:
+        ConfigurationError: there is none, or the file is no profile.
+    """
+    file = shipped_profiles().get(name, Path(name))
+    try:
+        return Profile.model_validate_json(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, IsADirectoryError) as error:
+        names = ", ".join(shipped_profiles())
+        raise ConfigurationError(
+            f"no profile is called {name!r}, and it is no file; the package has: {names}"
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read the profile {name}: {error}") from error
+    except ValidationError as error:
+        raise ConfigurationError(f"{name} is not a profile: {first_problem(error)}") from error
+
+
+def save_profile(profile: Profile, file: Path) -> None:
+    """Write a profile, over what was there.
+
+    Raises:
+        ConfigurationError: the file cannot be written.
+    """
+    try:
+        file.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise ConfigurationError(f"cannot write {file}: {error}") from error
+
+
+def first_problem(error: ValidationError) -> str:
+    """The first of pydantic's complaints, with the place of the field that it is about."""
+    problem = error.errors()[0]
+    place = ".".join(str(part) for part in problem["loc"]) or "the file"
+    return f"{place}: {problem['msg']}"
