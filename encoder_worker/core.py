@@ -97,7 +97,7 @@ class EncoderCore:
             queued_audio_s=sum(queue.queued_audio_s for queue in queues),
             running=sum(queue.n_in_flight for queue in queues),
             slack_s=min(queue.slack_s for queue in queues),
-            leases=exporter.active_leases(),
+            leases=exporter.published.n_leases,
             read=exporter.published.n_read_pages / per_window,
             pages_free=exporter.n_free_pages,
             pages_total=n_pages,
@@ -125,7 +125,7 @@ class EncoderCore:
         """Nothing is queued, encoded or leased."""
         queues = [lane.batcher for lane in self._lanes]
         is_busy = any(len(one) or one.n_in_flight for one in queues)
-        return not (is_busy or self._exporter.active_leases())
+        return not (is_busy or self._exporter.published.n_leases)
 
 
 def _drop_cancelled(

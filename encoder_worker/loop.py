@@ -190,12 +190,13 @@ class EncodeLoop:
         """Launch the next windows, as many as there are pages for; None when that is none."""
         exporter = self._exporter
         reserved = self._reserve(n_windows, page_wait_s)
-        windows = self._without_published(self._batcher.pop(len(reserved)))
+        popped = self._batcher.pop(len(reserved))
+        self._running += popped  # from here on `fail_all` knows them
+        windows = self._without_published(popped)
         for surplus in reserved[len(windows) :]:  # windows were cancelled meanwhile
             exporter.abandon(surplus)
         if not windows:
             return None
-        self._running += windows
         n_frames = windows[0].request.context or exporter.layout.n_frames
         own = [self._without_surplus(pages, n_frames) for pages in reserved[: len(windows)]]
         batch = _Batch(n_frames, windows, own)
@@ -231,7 +232,7 @@ class EncodeLoop:
     def _without_published(self, windows: list[QueuedWindow]) -> list[QueuedWindow]:
         """Answer those whose KV was published between their arrival and now; the others."""
         answered = [window for window in windows if self._publisher.share(window)]
-        self._batcher.finish(answered)
+        self._finish(answered)
         return [window for window in windows if window not in answered]
 
     def _launch(self, batch: _Batch) -> _Launched:

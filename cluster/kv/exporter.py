@@ -13,13 +13,11 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from cluster.errors import WorkerDrainingError
-from cluster.kv.generations import GenerationCounters
 from cluster.kv.handles import sign
 from cluster.kv.layout import PageLayout
-from cluster.kv.leases import LeaseTable
 from cluster.kv.notifications import parse_notification
-from cluster.kv.pool import PagePool
-from cluster.kv.published import PublishedWindows
+from cluster.kv.pool import PagePool, Pages
+from cluster.kv.published import Lease, PublishedWindows
 from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wires.wire import Wire
 from cluster.kv.wires.wire_thread import MakeThread, WireThread
@@ -65,19 +63,12 @@ class KVExporter:
         self._layout_hash = self.pool.layout_hash
         self._cluster_key = config.cluster_key
         self._wire = wire
-        self._counters = GenerationCounters(n_pages, config.randbits)
-        self._leases = LeaseTable(config.lease_s, config.clock, config.randbits)
-        self.published = PublishedWindows()
+        self.published = PublishedWindows(n_pages, config.lease_s, config.clock, config.randbits)
         self._n_malformed = 0
         self._closing = threading.Event()
         self._woken = threading.Event()
         wire.on_notification = self._woken.set
         self._thread = make_thread("exporter", self._open, self._run, self._end)
-
-    @property
-    def n_expired(self) -> int:
-        """Leases that ended because nobody renewed or released them."""
-        return self._leases.n_expired
 
     @property
     def n_free_pages(self) -> int:
@@ -89,7 +80,7 @@ class KVExporter:
 
         A few of the latter are nobody's fault: a release that comes after the lease's end.
         """
-        return {"malformed": self._n_malformed, "unknown_lease": self._leases.n_ignored}
+        return {"malformed": self._n_malformed, "unknown_lease": self.published.n_ignored}
 
     def reserve(self, n_pages: int, timeout_s: float = 0.0) -> tuple[int, ...] | None:
         """Take `n_pages` free pages, waiting up to `timeout_s`; None when they are not free.
@@ -102,7 +93,7 @@ class KVExporter:
         self._refuse_closed()
         pages = self.pool.allocate(n_pages, timeout_s, self._evict)
         if pages is not None:
-            self._counters.bump(pages)
+            self.published.bump(pages)
         return pages
 
     def abandon(self, pages: Sequence[int]) -> None:
@@ -134,8 +125,11 @@ class KVExporter:
             RuntimeError: the pages are not reserved.
             WorkerDrainingError: the exporter is closed.
         """
-        self._add(pages, frames, key, n_readers=1)
-        return self._lease(pages, frames, request_id, window, attempt)
+        self._check(pages, frames)
+        lease, outdated = self.published.publish(pages, frames, key)
+        if outdated:
+            self._free(outdated)
+        return self._handle(lease, request_id, window, attempt)
 
     def publish_again(
         self, key: bytes, *, request_id: str, window: int, attempt: int
@@ -146,17 +140,17 @@ class KVExporter:
             WorkerDrainingError: the exporter is closed.
         """
         self._refuse_closed()
-        found = self.published.open(key)
-        if found is None:
-            return None
-        return self._lease(found.pages, found.frames, request_id, window, attempt)
+        lease = self.published.open(key)
+        return None if lease is None else self._handle(lease, request_id, window, attempt)
 
     def keep(self, pages: Sequence[int], *, frames: int, key: bytes) -> None:
         """Publish written pages without a reader, for `publish_again`; raises as `publish`."""
-        self._add(pages, frames, key, n_readers=0)
+        self._check(pages, frames)
+        if outdated := self.published.keep(pages, frames, key):
+            self._free(outdated)
         self.pool.wake()
 
-    def _add(self, pages: Sequence[int], frames: int, key: bytes, n_readers: int) -> None:
+    def _check(self, pages: Sequence[int], frames: int) -> None:
         self._refuse_closed()
         if not 1 <= frames <= self.layout.n_frames:
             raise ValueError(f"frames {frames} is not in 1..{self.layout.n_frames}")
@@ -166,17 +160,11 @@ class KVExporter:
                 f"{self.layout.pages_for(frames)} to {self.layout.pages_per_window}"
             )
         self.pool.check_used(pages)
-        if outdated := self.published.add(pages, frames, key, n_readers):
-            self._free(outdated)
 
-    def _lease(
-        self, pages: Sequence[int], frames: int, request_id: str, window: int, attempt: int
-    ) -> CrossKVHandle:
-        """The handle of a reader who is counted already."""
-        generation = self._counters.value(pages[0])
-        lease = self._leases.open(pages)
-        if len(self._leases) == 1:
+    def _handle(self, lease: Lease, request_id: str, window: int, attempt: int) -> CrossKVHandle:
+        if self.published.n_leases == 1:
             self._woken.set()  # ends the idle wait, since releases are to come
+        pages = lease.window.pages
         unsigned = CrossKVHandle(
             request_id=request_id,
             window=window,
@@ -186,33 +174,27 @@ class KVExporter:
             layout_hash=self._layout_hash,
             addresses=self.pool.addresses(pages),
             page_bytes=self.pool.page_bytes,
-            frames=frames,
-            counter_address=self._counters.address(pages[0]),
-            generation=generation,
+            frames=lease.window.frames,
+            counter_address=self.published.counter_address(pages[0]),
+            generation=lease.generation,
             lease=lease.id,
-            remaining_s=self._leases.lease_s,
+            remaining_s=self.published.lease_s,
             payload=self.layout.payload,
         )
         return sign(unsigned, self._cluster_key)
 
     def revoke(self, lease: str) -> bool:
         """End a lease now; False when it is not (or no longer) known."""
-        pages = self._leases.end(lease)
-        if pages is None:
-            return False
-        self._close(pages)
-        return True
-
-    def active_leases(self) -> int:
-        return len(self._leases)
+        freed = self.published.end(lease)
+        if freed is not None:
+            self._take_back(freed)
+        return freed is not None
 
     def check_integrity(self, n_leases: int = 0, n_reserved: int = 0) -> None:
         """Raise RuntimeError unless so many leases and reserved pages are out, and all else agrees.
 
         With the defaults this holds whenever a worker is idle: every page is free or kept.
         """
-        if len(self._leases) != n_leases:
-            raise RuntimeError(f"{len(self._leases)} leases are open, expected {n_leases}")
         self.published.check_integrity(n_leases)
         self.pool.check_integrity(self.published.n_pages + n_reserved)
 
@@ -234,17 +216,17 @@ class KVExporter:
             if message is None:
                 self._n_malformed += 1
             elif message.kind == "REN":
-                self._leases.renew(message.leases)
-            elif (pages := self._leases.end(message.leases[0])) is not None:
-                self._close(pages)
+                self.published.renew(message.leases)
+            else:
+                self.revoke(message.leases[0])
 
     def _open(self) -> None:
-        self._wire.open(self.pool, self._counters.array)
+        self._wire.open(self.pool, self.published.counters)
 
     def _run(self) -> None:
         looked = time.monotonic()
         while not self._closing.is_set():
-            self._woken.wait(POLL_S if len(self._leases) else IDLE_POLL_S)
+            self._woken.wait(POLL_S if self.published.n_leases else IDLE_POLL_S)
             self._woken.clear()
             # Renewals before expiry: a process that was stopped for a while must not end leases
             # whose renewals have already arrived. Nor may it end those whose readers could not
@@ -252,27 +234,23 @@ class KVExporter:
             self.handle_notifications(self._wire.drain())
             before, looked = looked, time.monotonic()
             if looked - before > STALL_S:
-                self._leases.extend_all(looked - before)
+                self.published.extend_all(looked - before)
             self.expire()
 
     def expire(self) -> None:
         """End the leases that ran out. On the wire's thread."""
-        self._close_all(self._leases.expire())
+        for freed in self.published.expire():
+            self._take_back(freed)
 
     def _end(self) -> None:
-        for kept in self.published.forget_all():
-            self._free(kept)
-        self._close_all(self._leases.end_all())
+        for freed in self.published.end_all():
+            self._take_back(freed)
         self._wire.close()
 
-    def _close_all(self, page_sets: Iterable[Sequence[int]]) -> None:
-        for pages in page_sets:
-            self._close(pages)
-
-    def _close(self, pages: Sequence[int]) -> None:
-        """A lease on these pages has ended."""
-        if ended := self.published.close(pages):
-            self._free(ended)
+    def _take_back(self, freed: Pages) -> None:
+        """A lease has ended; `freed` is empty where the window is still read, or kept."""
+        if freed:
+            self._free(freed)
         else:
             self.pool.wake()  # what is kept without a reader can be evicted
 
@@ -285,7 +263,7 @@ class KVExporter:
     def _free(self, pages: Sequence[int]) -> None:
         """The one way back. Counters go first: a free page may be written by its next owner."""
         self.pool.check_used(pages)
-        self._counters.bump(pages)
+        self.published.bump(pages)
         self.pool.release(pages)
 
     def _refuse_closed(self) -> None:

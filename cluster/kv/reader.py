@@ -25,13 +25,12 @@ from cluster.errors import (
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.kv.generations import COUNTER_BYTES
 from cluster.kv.held_handles import HeldHandles
 from cluster.kv.notifications import release_message
 from cluster.kv.peers import Peer, Peers
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import FetchStats, TransferConfig
-from cluster.kv.wires.wire import Wire, descriptors
+from cluster.kv.wires.wire import COUNTER_BYTES, Wire, descriptors
 from cluster.logs import log_fields
 from cluster.messages import CrossKVHandle
 

@@ -25,10 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.errors import HandleRefusedError, PeerLostError
-from cluster.kv.generations import COUNTER_BYTES
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import TransferConfig
-from cluster.kv.wires.wire import Descriptor
+from cluster.kv.wires.wire import COUNTER_BYTES, Descriptor
 from cluster.model.streams import DECODE_PRIORITY, new_event, new_stream, on_stream
 
 

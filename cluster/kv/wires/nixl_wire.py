@@ -18,12 +18,11 @@ import torch
 from numpy.typing import NDArray
 
 from cluster.errors import HandleRefusedError, PeerLostError
-from cluster.kv.generations import COUNTER_BYTES
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wires.gpu_memory import check_allocator
 from cluster.kv.wires.nixl_agent import make_agent, ucx_log, warn_if_slow
-from cluster.kv.wires.wire import Descriptor
+from cluster.kv.wires.wire import COUNTER_BYTES, Descriptor
 
 logger = logging.getLogger(__name__)
 

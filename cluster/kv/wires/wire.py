@@ -16,6 +16,8 @@ from numpy.typing import NDArray
 
 from cluster.kv.pool import PagePool
 
+COUNTER_BYTES = 8  # of a page's generation
+
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:

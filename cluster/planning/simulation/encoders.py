@@ -171,7 +171,7 @@ class SimEncoder(SimWorker):
         if self.is_dead:
             return
         self._exporter.expire()
-        if self._exporter.active_leases():
+        if self._exporter.published.n_leases:
             self._watch_leases()
         self._on_release()
 

@@ -144,7 +144,7 @@ class EncoderWorker(PoolWorker):
         recorder.total("splitscribe_cache_evictions_total", stats.reuse.evicted)
         recorder.set("splitscribe_cache_kept_windows", stats.reuse.kept)
         recorder.set("splitscribe_cache_kept_bytes", stats.reuse.kept_bytes)
-        recorder.total("splitscribe_expired_leases_total", self._exporter.n_expired)
+        recorder.total("splitscribe_expired_leases_total", self._exporter.published.n_expired)
         for reason, total in self._exporter.refused().items():
             recorder.total("splitscribe_refused_notifications_total", total, reason=reason)
 

@@ -160,7 +160,7 @@ class ExporterService:
         rss_pages = int(Path("/proc/self/statm").read_text().split()[1])
         return SimpleNamespace(
             n_windows_free=exporter.n_free_pages / self._window,
-            n_leases=exporter.active_leases(),
+            n_leases=exporter.published.n_leases,
             n_kept=exporter.published.n_kept,
             n_evicted=exporter.published.n_evicted,
             n_ignored=exporter.refused()["unknown_lease"],

@@ -183,3 +183,18 @@ def test_a_death_in_the_middle_of_a_batch_fails_its_windows_too(
         with pytest.raises(WorkerError, match="no more counting"):
             future.result(PATIENCE_S)
     assert "no more counting" in (b.engine.healthy() or "")
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_death_while_published_windows_are_looked_for_fails_the_popped_one(
+    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = bench()
+
+    def broken(window: object) -> bool:
+        raise MemoryError("a bug")
+
+    monkeypatch.setattr(b.engine._loop._publisher, "share", broken)
+    future = b.submit(make_pcm(0.2))
+    with pytest.raises(WorkerDrainingError, match="a bug"):
+        future.result(PATIENCE_S)

@@ -87,10 +87,10 @@ def test_untrusted_notifications_change_nothing(exporter: MemoryExporter) -> Non
     exporter.handle_notifications(
         [b"", b"\xff" * 9000, b"REL:" + b"0" * 32, b"REN:" + b"1" * 32, b"REL:" + lease[:-1]]
     )
-    assert exporter.active_leases() == 1
+    assert exporter.published.n_leases == 1
     assert exporter.refused() == {"malformed": 3, "unknown_lease": 2}
     exporter.handle_notifications([b"REL:" + lease, b"REL:" + lease, b"REN:" + lease])
-    assert exporter.active_leases() == 0
+    assert exporter.published.n_leases == 0
     assert exporter.refused() == {"malformed": 3, "unknown_lease": 4}
     exporter.check_integrity()
 
@@ -143,10 +143,10 @@ def test_leases_run_on_the_clock_that_it_is_given() -> None:
     now[0] += 3599.0
     exporter.handle_notifications([b"REN:" + handle.lease.encode()])
     now[0] += 3599.0
-    assert exporter.active_leases() == 1
+    assert exporter.published.n_leases == 1
     now[0] += 1.0
-    wait_until(lambda: exporter.n_expired == 1)
-    assert exporter.active_leases() == 0
+    wait_until(lambda: exporter.published.n_expired == 1)
+    assert exporter.published.n_leases == 0
     exporter.close()
 
 
@@ -171,12 +171,12 @@ def test_no_lease_ends_for_a_time_in_which_the_exporter_was_held_up(
     goes_on.set()
     entered.clear()
     assert entered.wait(20.0), "it has looked since then"
-    assert exporter.active_leases() == 1
+    assert exporter.published.n_leases == 1
     for _ in range(44):  # as it goes on, time counts again
         entered.clear()
         now[0] += 0.25
         assert entered.wait(20.0)
-    wait_until(lambda: exporter.n_expired == 1)
+    wait_until(lambda: exporter.published.n_expired == 1)
     exporter.close()
     exporter.check_integrity()
 

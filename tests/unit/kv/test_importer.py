@@ -170,7 +170,7 @@ def test_a_handle_that_points_outside_the_pool_reads_nothing() -> None:
     with pytest.raises(Exception, match="no page"):
         importer.fetch(wrong, target).result(DEADLINE_S)
     importer.pool.release(target)
-    wait_until(lambda: exporter.active_leases() == 0)
+    wait_until(lambda: exporter.published.n_leases == 0)
     importer.close()
     exporter.close()
 

@@ -44,7 +44,7 @@ def found(exporter: MemoryExporter, handle: CrossKVHandle) -> tuple[int, float]:
     pages = [exporter.pool.page_at(address) for address in handle.addresses]
     values = exporter.pool.tensor[pages].unique().tolist()
     assert len(values) == 1, "pages of one handle hold two windows"
-    return exporter._counters.value(pages[0]), values[0]
+    return int(exporter.published.counters[pages[0]]), values[0]
 
 
 def test_the_same_key_is_leased_again_without_being_written() -> None:
@@ -205,7 +205,11 @@ class KeptWindows(RuleBasedStateMachine):
     @rule()
     def leases_run_out(self) -> None:
         self.now += 61.0
-        until(lambda: not self.exporter.active_leases() and not self.exporter.published.n_read)
+        until(
+            lambda: (
+                not self.exporter.published.n_leases and not self.exporter.published.n_read_pages
+            )
+        )
         for one in self.issued:
             one.is_open = False
 
@@ -216,9 +220,8 @@ class KeptWindows(RuleBasedStateMachine):
         read = {address for one in self.open for address in one.handle.addresses}
         assert self.exporter.n_free_pages == N_PAGES - n_reserved - len(read)
         for one in self.issued:
-            generation = self.exporter._counters.value(
-                self.exporter.pool.page_at(one.handle.addresses[0])
-            )
+            page = self.exporter.pool.page_at(one.handle.addresses[0])
+            generation = int(self.exporter.published.counters[page])
             assert generation == one.handle.generation or not one.is_open
             if generation == one.handle.generation:
                 assert found(self.exporter, one.handle)[1] == one.value

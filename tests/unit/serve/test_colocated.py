@@ -109,15 +109,15 @@ async def test_what_goes_wrong_is_counted(
         await worker.encode(EncodeRequest("r", 1, 1, make_pcm(1.0), -1.0))
     with pytest.raises(DeadlineExceededError):
         await worker.decode(DecodeRequest("r", 0, 1, reply.handle, options, -1.0))
-    (exporter,) = encode._exporters
+    exporter = encode._exporter
     assert isinstance(exporter, KVExporter)
     exporter.handle_notifications([b"nonsense", b"REL:" + b"0" * 32])
     lost = exporter.reserve(exporter.layout.pages_per_window)
     assert lost is not None
-    exporter._leases.lease_s = 0.0
+    exporter.published.lease_s = 0.0
     exporter.publish(lost, request_id="r", window=2, attempt=1, frames=1500)
     async with asyncio.timeout(30.0):
-        while not exporter.n_expired:  # noqa: ASYNC110 - another thread is waited for
+        while not exporter.published.n_expired:  # noqa: ASYNC110 - another thread is waited for
             await asyncio.sleep(0.01)
     for _ in range(2):  # telling again counts nothing twice
         encode._report()
