@@ -30,7 +30,7 @@ from benchmark.accuracy.forced_text import ForcedText
 from benchmark.shared.clips import clips_of
 from benchmark.shared.command import print_result
 from benchmark.shared.word_errors import WordErrors, count_all, total
-from cluster.demo.recipe.served import transcribe_served
+from cluster.demo.recipe.evaluate import transcribe_served
 from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.layout import window_bytes
 from cluster.kv.layout_for import served_kv_layout

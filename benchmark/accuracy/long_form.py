@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmark.shared.command import make_parser, print_result
-from cluster.demo.recipe.word_errors import WordErrors, total
+from benchmark.shared.word_errors import WordErrors, total
 from cluster.messages import Pcm
 from cluster.model.checkpoint import open_checkpoint
 from router.api.params import SequentialOptions, TranscriptionParams

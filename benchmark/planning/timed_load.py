@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmark.shared.clips import Clip
 from benchmark.shared.openai_client import Client, Upload, form_fields
-from cluster.demo.recipe.speech.wav import wav_bytes
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.demo.samples import sample_path
 from cluster.messages import SAMPLE_RATE
 from cluster.planning.profile import Profile

@@ -30,7 +30,7 @@ from benchmark.shared.clips import Clip
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, process_kind, serving
-from cluster.demo.recipe.speech.wav import wav_bytes
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.demo.samples import sample_path
 from cluster.demo.showcase import parse_server_timing
 

@@ -42,8 +42,8 @@ from benchmark.shared import command
 from benchmark.shared.bare_server import bare_server
 from benchmark.shared.clips import Clip, add_clip_flags, clips_of
 from benchmark.shared.openai_client import ENDPOINT, Client, Outcome, Upload, form_fields
+from benchmark.shared.speech.wav import wav_bytes
 from benchmark.shared.word_errors import count_all, interval, total
-from cluster.demo.recipe.speech.wav import wav_bytes
 from cluster.messages import SAMPLE_RATE
 
 BACKEND = "openai-audio"

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.shared.clips import Clip
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.archives.transcriber import unlimited_engine
 from cluster.cli.batch.application import joined_cluster
-from cluster.demo.recipe.speech.wav import wav_bytes
 from cluster.demo.samples import SAMPLES, sample_path
 from cluster.idle_threads import run_when_idle
 from cluster.messages import SAMPLE_RATE

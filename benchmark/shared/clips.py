@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.shared.demo_speech import CACHE, demo_clip_files
-from cluster.demo.recipe.speech.wav import wav_bytes
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.demo.samples import SAMPLES, sample_path, sample_text
 from cluster.messages import SAMPLE_RATE
 

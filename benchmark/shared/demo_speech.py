@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.demo.recipe.speech.wav import to_pcm, wav_bytes
+from benchmark.shared.speech.wav import to_pcm, wav_bytes
 
 if TYPE_CHECKING:
-    from cluster.demo.recipe.examples import Example
+    from benchmark.shared.speech.examples import Example
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "splitscribe/benchmark"
 FOLDERS = {
@@ -39,7 +39,7 @@ def demo_clip_files(name: str, n: int, cache: Path) -> list[Path]:
 
 
 def _make(name: str, files: list[Path]) -> None:
-    from cluster.demo.recipe.speech.synthesis import SynthesisError
+    from benchmark.shared.speech.synthesis import SynthesisError
 
     print(f"making {len(files)} demo recordings in {files[0].parent}", flush=True)
     files[0].parent.mkdir(parents=True, exist_ok=True)
@@ -55,9 +55,9 @@ def _make(name: str, files: list[Path]) -> None:
 
 def _maker(name: str) -> Callable[[int], Example]:
     """What makes recording 0, 1, 2, ... of a set, in this order."""
-    from cluster.demo.recipe.examples import ExampleMaker
-    from cluster.demo.recipe.speech import corpus
-    from cluster.demo.recipe.speech.synthesis import UNHEARD_VOICES
+    from benchmark.shared.speech import corpus
+    from benchmark.shared.speech.examples import ExampleMaker
+    from benchmark.shared.speech.synthesis import UNHEARD_VOICES
 
     if name == "long":
         several = ExampleMaker("several")

@@ -44,7 +44,7 @@ def make_talks(n: int, seconds: float, seed: int = 0, voices: tuple[str, ...] = 
     Raises:
         SystemExit: espeak-ng is missing.
     """
-    from cluster.demo.recipe.speech.synthesis import (
+    from benchmark.shared.speech.synthesis import (
         ESPEAK_VOICES,
         UNHEARD_VOICES,
         SynthesisError,
@@ -60,8 +60,8 @@ def make_talks(n: int, seconds: float, seed: int = 0, voices: tuple[str, ...] = 
 
 
 def _talk(synthesizer: object, rng: Random, seconds: float, voice: str) -> Talk:
-    from cluster.demo.recipe.speech import corpus
-    from cluster.demo.recipe.speech.synthesis import FRAME_S, Synthesizer, draw_manner
+    from benchmark.shared.speech import corpus
+    from benchmark.shared.speech.synthesis import FRAME_S, Synthesizer, draw_manner
 
     assert isinstance(synthesizer, Synthesizer)
     manner = draw_manner(rng, (voice,))

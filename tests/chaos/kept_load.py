@@ -14,7 +14,7 @@ import numpy as np
 import openai
 
 from benchmark.shared.clips import Clip
-from cluster.demo.recipe.speech.wav import wav_bytes
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.demo.samples import sample_path
 from cluster.messages import HOP_LENGTH, SAMPLE_RATE
 from tests.chaos.faults import Both, Burst, Fault, Freeze, KillAmidBurst

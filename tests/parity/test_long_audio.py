@@ -16,7 +16,7 @@ import pytest_asyncio
 from rich.console import Console
 from rich.table import Table
 
-from cluster.demo.recipe.word_errors import WordErrors, total
+from benchmark.shared.word_errors import WordErrors, total
 from cluster.messages import Pcm
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.cutter import WindowCutter

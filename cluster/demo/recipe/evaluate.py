@@ -1,148 +1,189 @@
 """Measure a demo checkpoint on new speech, in the served shape: every window padded to 30 s.
 
-    python -m cluster.demo.recipe.evaluate [--checkpoint DIR] [--state FILE] [--json FILE]
+    python -m cluster.demo.recipe.evaluate [--checkpoint DIR] [--scale 1.0] [--json FILE]
 
 The sets are from a seed that training never used: made sentences, words in free order, both by
 voices that training never heard, sentences of shapes that the corpus cannot make (`shapes.txt`),
 windows of 20 to 30 s with several sentences, and windows without speech. Word error rates are on
-normalised text: lowercase, no punctuation. Each set is decoded greedily by the model alone, with
-timestamps and without, and then as it is served: through audio workers, encoder and decoder, with
-the server's defaults. Segment times are the served ones. --state keeps each set once it is done,
-and a later run with the same checkpoint and scale goes on there.
+normalised text: lowercase, no punctuation. Each set is decoded greedily by the model alone, by
+transformers, with timestamps and without, and then as it is served: through audio workers, encoder
+and decoder, with the server's defaults. Segment times are the served ones.
 """
 
 import argparse
-import hashlib
+import asyncio
 import json
-import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import track
 from rich.table import Table
+from transformers import WhisperFeatureExtractor, WhisperForConditionalGeneration, WhisperTokenizer
 
-from cluster.demo.recipe.alone import LoneModel
-from cluster.demo.recipe.examples import Example, ExampleMaker, make_sets
-from cluster.demo.recipe.export import CHECKPOINT
-from cluster.demo.recipe.scores import Score
-from cluster.demo.recipe.speech import corpus
-from cluster.demo.recipe.speech.wav import to_pcm, wav_bytes
+from benchmark.shared.speech import corpus
+from benchmark.shared.speech.examples import Example, ExampleMaker
+from benchmark.shared.speech.synthesis import UNHEARD_VOICES
+from benchmark.shared.speech.wav import to_pcm, wav_bytes
+from benchmark.shared.word_errors import WordErrors, count_errors
+from cluster.demo.recipe.train import CHECKPOINT
+from cluster.demo.samples import words_of
+from cluster.messages import SAMPLE_RATE
+from cluster.serve.in_process import local_transcriber
+from cluster.settings import Settings
 from cluster.settings_sources import load_settings
+from router.api.params import TranscriptionParams
+from router.interface import RequestContext
+from router.transcript import Transcript
 
-Sets = dict[str, list[Example]]
+SHAPES = Path(__file__).parent / "shapes.txt"
+BATCH = 8
+AT_ONCE = 4  # files in flight
+NO_DEADLINE_S = 24 * 3600.0
 
 
-def score(model: LoneModel, examples: list[Example], timestamps: bool) -> Score:
-    """What the model alone makes of a set."""
+@dataclass(slots=True)
+class Score:
+    """Errors over one set.
+
+    answered: windows whose text is not empty; matched: windows with as many segments as there were
+    sentences; gaps_s: distances of their starts and of their ends from the true ones.
+    """
+
+    errors: WordErrors = field(default_factory=WordErrors)
+    answered: int = 0
+    matched: int = 0
+    gaps_s: list[tuple[float, float]] = field(default_factory=list)
+
+    def add(self, example: Example, heard: Transcript | str) -> None:
+        """Count one window; its segments are compared with the sentences in order, one by one."""
+        text = heard if isinstance(heard, str) else heard.text
+        self.errors += errors_of(example.text, text)
+        self.answered += bool(words_of(text))
+        segments = () if isinstance(heard, str) else heard.segments
+        if segments and len(segments) == len(example.segments):
+            self.matched += 1
+            for one, (start, end, _) in zip(segments, example.segments, strict=True):
+                self.gaps_s.append((abs(one.start - start), abs(one.end - end)))
+
+
+def errors_of(said: str, heard: str) -> WordErrors:
+    """Word errors of the demo model's text: in lowercase, without punctuation."""
+    return count_errors(" ".join(words_of(said)), " ".join(words_of(heard)))
+
+
+def score(examples: Sequence[Example], heard: Iterable[Transcript | str]) -> Score:
+    """What was heard in a set."""
     found = Score()
-    texts = model.transcribe([example.audio for example in examples], timestamps)
-    for example, text in zip(examples, texts, strict=True):
-        found.add(example, text)
+    for example, one in zip(examples, heard, strict=True):
+        found.add(example, one)
     return found
 
 
-def score_served(checkpoint: Path, sets: Sets, on_window: Callable[[], None]) -> dict[str, Score]:
-    """Send every window as a file through the whole path."""
-    from cluster.demo.recipe.served import transcribe_served  # Ray's and the router's imports
-    from router.api.params import TranscriptionParams
+class LoneModel:
+    """A checkpoint by transformers, in float32, greedily: its figures do not depend on ours."""
 
-    named = [(name, example) for name, examples in sets.items() for example in examples]
+    def __init__(self, checkpoint: Path) -> None:
+        model: Any = WhisperForConditionalGeneration
+        self._model = model.from_pretrained(checkpoint, dtype=torch.float32).eval()
+        self._extract: Any = WhisperFeatureExtractor.from_pretrained(checkpoint)
+        self._tokenizer: Any = WhisperTokenizer.from_pretrained(checkpoint)
+
+    @torch.inference_mode()
+    def transcribe(self, examples: Sequence[Example], timestamps: bool) -> list[str]:
+        """Texts of windows of up to 30 s."""
+        texts: list[str] = []
+        for i in range(0, len(examples), BATCH):
+            audio = [example.audio for example in examples[i : i + BATCH]]
+            mel = self._extract(audio, sampling_rate=SAMPLE_RATE, return_tensors="pt")
+            rows = self._model.generate(
+                mel.input_features,
+                language="en",
+                task="transcribe",
+                return_timestamps=timestamps,
+                max_new_tokens=220,
+            )
+            texts += self._tokenizer.batch_decode(rows, skip_special_tokens=True)
+        return texts
+
+
+def transcribe_served(
+    settings: Settings, params: TranscriptionParams, files: Sequence[bytes]
+) -> list[Transcript]:
+    """Audio files through the whole served path in this process; KV is moved in memory."""
+
+    async def transcribe_all() -> list[Transcript]:
+        slots = asyncio.Semaphore(AT_ONCE)
+        async with local_transcriber(settings) as transcriber:
+
+            async def send(content: bytes, file: Path) -> Transcript:
+                async with slots:
+                    await asyncio.to_thread(file.write_bytes, content)
+                    context = RequestContext.unlimited(file.name, NO_DEADLINE_S)
+                    return (await transcriber.transcribe(file, params, context)).transcript
+
+            with tempfile.TemporaryDirectory(prefix="splitscribe-demo-") as folder:
+                paths = [Path(folder) / str(index) for index in range(len(files))]
+                return await asyncio.gather(*map(send, files, paths))
+
+    return asyncio.run(transcribe_all())
+
+
+def hear_served(checkpoint: Path, examples: Sequence[Example]) -> list[Transcript]:
+    """Windows as the server hears them, by its defaults."""
     settings = load_settings(None, {"model": str(checkpoint)}, environ={})
-    files = [wav_bytes(to_pcm(example.audio)) for _, example in named]
-    params = TranscriptionParams(model="demo", seed=0)
-    heard = transcribe_served(settings, params, files, on_window)
-    scores = {name: Score() for name in sets}
-    for (name, example), transcript in zip(named, heard, strict=True):
-        spans = [(segment.start, segment.end) for segment in transcript.segments]
-        scores[name].add(example, transcript.text, spans)
-    return scores
+    files = [wav_bytes(to_pcm(example.audio)) for example in examples]
+    return transcribe_served(settings, TranscriptionParams(model="demo", seed=0), files)
 
 
-def quick_sets(n: int = 24) -> Sets:
-    """A few windows, to look at while a model is trained."""
-    maker = ExampleMaker("quick")
-    return {
-        "made": [maker.alone(corpus.made_sentence) for _ in range(n)],
-        "free": [maker.alone(corpus.free_order) for _ in range(n)],
-        "long": [maker.several(corpus.sentence) for _ in range(n // 4)],
+def make_sets(scale: float = 1.0) -> dict[str, list[Example]]:
+    """The evaluation's sets; `scale` below 1 makes smaller ones for a quick look."""
+    n, few = (max(1, round(count * scale)) for count in (500, 100))
+    shapes = SHAPES.read_text().splitlines()
+    made, free = ExampleMaker("made"), ExampleMaker("free")
+    unheard, other = ExampleMaker("unheard"), ExampleMaker("shapes")
+    several, empty = ExampleMaker("several"), ExampleMaker("empty")
+    sets = {
+        "made sentences": [made.alone(corpus.made_sentence) for _ in range(n)],
+        "free order": [free.alone(corpus.free_order) for _ in range(n)],
     }
+    for voice in UNHEARD_VOICES:
+        for name, source in (("made", corpus.made_sentence), ("free", corpus.free_order)):
+            sets[f"unheard {voice}, {name}"] = [unheard.alone(source, (voice,)) for _ in range(few)]
+    sets["other shapes"] = [
+        other.alone(lambda _, text=text: text)  # type: ignore[misc]
+        for text in shapes[: max(1, round(len(shapes) * scale))]
+    ]
+    sets["20 to 30 s"] = [several.several(corpus.sentence) for _ in range(few)]
+    sets["no speech"] = [empty.empty() for _ in range(few)]
+    return sets
 
 
-def quick_check(checkpoint: Path, sets: Sets) -> str:
-    """One line per set, for the log of a training."""
+def evaluate(checkpoint: Path, scale: float, console: Console) -> dict[str, dict[str, float]]:
+    """Measure every set, print the table, and return it.
+
+    Word error rates in percent; gaps over windows that have as many segments as sentences.
+    """
     model = LoneModel(checkpoint)
-    lines = []
-    for name, examples in sets.items():
-        timed, plain = score(model, examples, True), score(model, examples, False)
-        wrong = "".join(f"\n    said {a}\n    got  {b}" for a, b in timed.wrong[:2])
-        rates = f"WER {timed.errors.wer:.1f} %, plain {plain.errors.wer:.1f} %"
-        lines.append(f"check {name}: {rates}{wrong}")
-    return "\n".join(lines)
-
-
-def evaluate(
-    checkpoint: Path, scale: float, console: Console, state: Path | None = None
-) -> dict[str, dict[str, float]]:
-    """Measure every set that `state` does not hold yet, print the table, and return it."""
-    rows = KeptRows(state, {"checkpoint": digest_of(checkpoint), "scale": scale})
-    with Progress(console=console, transient=True) as bar:
-        making = bar.add_task("speaking", total=None)
-        sets = make_sets(scale)
-        bar.remove_task(making)
-        task = bar.add_task("windows", total=sum(map(len, sets.values())))
-        model: LoneModel | None = None
-        for name, examples in sets.items():
-            bar.update(task, description=name)
-            if name not in rows.by_set:
-                model = model or LoneModel(checkpoint)
-                timed, plain = score(model, examples, True), score(model, examples, False)
-                served = score_served(checkpoint, {name: examples}, lambda: bar.advance(task))
-                rows.add(name, _row(timed, plain, served[name]))
-            else:
-                bar.advance(task, len(examples))
-    results = {name: rows.by_set[name] for name in sets}
+    results = {}
+    for name, examples in track(make_sets(scale).items(), "measuring", console=console):
+        timed = score(examples, model.transcribe(examples, True))
+        plain = score(examples, model.transcribe(examples, False))
+        served = score(examples, hear_served(checkpoint, examples))
+        results[name] = {"windows": len(examples), **_row(timed, plain, served)}
     console.print(_table(results))
     return results
 
 
-def digest_of(checkpoint: Path) -> str:
-    """SHA-256 of a checkpoint's weights and of what it declares, in hexadecimal digits."""
-    digest = hashlib.sha256()
-    for file in sorted(checkpoint.glob("*.safetensors")) + sorted(checkpoint.glob("*.json")):
-        digest.update(file.name.encode() + b"\0" + file.read_bytes())
-    return digest.hexdigest()
-
-
-class KeptRows:
-    """Rows of sets that are done, in a JSON file; the file also says what they are rows of."""
-
-    def __init__(self, file: Path | None, measured: dict[str, Any]) -> None:
-        """Raises SystemExit where the file holds another checkpoint's rows or another scale's."""
-        self._file = file
-        self._measured = measured
-        self.by_set: dict[str, dict[str, float]] = {}
-        if file is not None and file.is_file():
-            content = json.loads(file.read_text())
-            if content["measured"] != measured:
-                raise SystemExit(f"{file} is of {content['measured']}: name another file")
-            self.by_set = content["sets"]
-
-    def add(self, name: str, row: dict[str, float]) -> None:
-        """Keep a set's row, at once."""
-        self.by_set[name] = row
-        if self._file is not None:
-            part = self._file.with_name(self._file.name + ".part")
-            part.write_text(json.dumps({"measured": self._measured, "sets": self.by_set}))
-            part.replace(self._file)
-
-
 def _row(timed: Score, plain: Score, served: Score) -> dict[str, float]:
+    start_gaps_s, end_gaps_s = np.array(served.gaps_s or [(0.0, 0.0)]).T.tolist()
     return {
-        "windows": served.windows,
         "words": served.errors.words,
         "wer_timestamps": round(timed.errors.wer, 2),
         "wer_plain": round(plain.errors.wer, 2),
@@ -150,27 +191,16 @@ def _row(timed: Score, plain: Score, served: Score) -> dict[str, float]:
         "answered": timed.answered,
         "answered_served": served.answered,
         "matched": served.matched,
-        "median_start_gap_s": round(median(served.start_gaps_s or [0.0]), 3),
-        "median_end_gap_s": round(median(served.end_gaps_s or [0.0]), 3),
+        "median_start_gap_s": round(median(start_gaps_s), 3),
+        "median_end_gap_s": round(median(end_gaps_s), 3),
     }
 
 
 def _table(results: dict[str, dict[str, float]]) -> Table:
-    """Word error rates in percent; gaps over windows that have as many segments as sentences."""
-    columns = ("set", "windows", "timestamps", "none", "served", "segments right", "start", "end")
-    table = Table(*columns, title="Word error rate; segment start and end, median distance")
+    names = list(next(iter(results.values())))
+    table = Table("set", *(name.replace("_", " ") for name in names))
     for name, row in results.items():
-        if not row["words"]:
-            answered = (
-                f"{row['answered']:.0f} answered",
-                "",
-                f"{row['answered_served']:.0f} answered",
-            )
-            table.add_row(name, f"{row['windows']:.0f}", *answered, "", "", "")
-            continue
-        rates = (f"{row[key]:.1f} %" for key in ("wer_timestamps", "wer_plain", "wer_served"))
-        gaps = (f"{row[key]:.2f} s" for key in ("median_start_gap_s", "median_end_gap_s"))
-        table.add_row(name, f"{row['windows']:.0f}", *rates, f"{row['matched']:.0f}", *gaps)
+        table.add_row(name, *(f"{row[column]:g}" for column in names))
     return table
 
 
@@ -179,16 +209,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--scale", type=float, default=1.0, help="below 1: smaller sets")
-    parser.add_argument("--state", type=Path, metavar="FILE", help="keep what is done, and go on")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
-    parser.add_argument("--threads", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    results = evaluate(arguments.checkpoint, arguments.scale, Console(), arguments.state)
-    line = json.dumps(results)
+    results = evaluate(arguments.checkpoint, arguments.scale, Console())
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=2) + "\n")
-    print(line)
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

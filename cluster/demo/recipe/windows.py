@@ -6,18 +6,20 @@ of the frame. Silence, gain and noise are made here, afresh for every window.
 """
 
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from random import Random
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from cluster.demo.recipe.speech import lexicon
-from cluster.demo.recipe.speech.store import SpeechStore, Utterance
-from cluster.demo.recipe.speech.synthesis import EDGE_FRAMES, FRAME_SAMPLES
-from cluster.demo.recipe.text_tokens import TextTokens
+from benchmark.shared.speech import lexicon
+from benchmark.shared.speech.synthesis import EDGE_FRAMES, FRAME_SAMPLES
+from cluster.demo.recipe.store import SpeechStore, Utterance
 from cluster.model.checkpoint import N_FFT
 from encoder_worker.mel import LogMel, scaled
 
@@ -26,7 +28,6 @@ N_MELS = 80
 WRONG_WORDS = 0.12  # of the words given to the decoder, in most windows
 IGNORED = -100  # a target that does not count
 MAX_MISSES = 12  # utterances drawn in vain before a window counts as full
-TRIMMED_LONG = 500  # steps from which a trimmed context is called long
 _TIMESTAMP_BAND = (12, 6)  # frames around a boundary that a timestamp's attention may use
 _WORD_BAND = (2, 2)
 
@@ -45,19 +46,12 @@ class WindowShape:
     lone: bool = False
     slack: int | None = None
 
-    @property
-    def label(self) -> str:
-        """For a log: trimmed contexts together, of short and of long windows."""
-        if self.slack is not None:
-            return "trimmed short" if self.frames < TRIMMED_LONG else "trimmed long"
-        return f"{self.frames}{' lone' if self.lone else ''}"
-
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """One utterance in a window: its text and its first and last sound, in frames of the slice."""
+class Placed:
+    """One utterance in a window: its first and last sound, in frames of the slice."""
 
-    text: str
+    utterance: Utterance
     start: int
     end: int
 
@@ -95,7 +89,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Canvas:
-    """The audio of a slice while it is filled, with its per-frame labels and segments.
+    """The audio of a slice while it is filled, with its per-frame labels.
 
     content: frames before the digital silence that a trimmed context has at its end.
     """
@@ -103,10 +97,39 @@ class Canvas:
     audio: npt.NDArray[np.float32]
     sounds: npt.NDArray[np.int64]
     words: npt.NDArray[np.int64]
-    segments: list[Segment]
-    utterances: list[Utterance]
+    placed: list[Placed]
     end: int  # frames used so far
     content: int
+
+
+class TextTokens:
+    """Ids of words and special tokens, from a checkpoint's tokenizer."""
+
+    def __init__(self, folder: Path) -> None:
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self.eot = self.special("<|endoftext|>")
+        self.sot = self.special("<|startoftranscript|>")
+        self.english = self.special("<|en|>")
+        self.transcribe = self.special("<|transcribe|>")
+        self.translate = self.special("<|translate|>")
+        self.languages = range(self.sot + 1, self.translate)
+        self.sot_prev = self.special("<|startofprev|>")
+        self.no_speech = self.special("<|nospeech|>")
+        self.no_timestamps = self.special("<|notimestamps|>")
+        self.timestamp_begin = self.special("<|0.00|>")
+        self.full_stop = self._tokenizer.encode(".").ids[0]
+
+    def special(self, token: str) -> int:
+        """The id of a token that must exist."""
+        token_id = self._tokenizer.token_to_id(token)
+        if token_id is None:
+            raise KeyError(token)
+        return int(token_id)
+
+    @cache  # noqa: B019 - a closed vocabulary, one instance per process
+    def word(self, word: str) -> tuple[int, ...]:
+        """Ids of one word of a sentence, its leading space and any full stop included."""
+        return tuple(self._tokenizer.encode(" " + word).ids)
 
 
 class WindowMaker:
@@ -119,7 +142,6 @@ class WindowMaker:
         self.noise_rng = np.random.default_rng(self.rng.getrandbits(64))
         self.log_mel = LogMel(N_MELS)
         self.word_ids = [i for w in lexicon.all_words() for i in tokens.word(w)]
-        self.full_stop = tokens.encode(".")[0]
         self.word_codes = {w.lower(): i + 1 for i, w in enumerate(lexicon.all_words())}
 
     def batch(self, shape: WindowShape) -> Batch:
@@ -156,7 +178,7 @@ class WindowMaker:
         """A slice of nothing."""
         zeros = np.zeros(frames, dtype=np.int64)
         audio = np.zeros(frames * FRAME_SAMPLES, np.float32)
-        return Canvas(audio, zeros, zeros.copy(), [], [], 0, frames)
+        return Canvas(audio, zeros, zeros.copy(), [], 0, frames)
 
     def fill(self, shape: WindowShape) -> Canvas:
         """Utterances one after the other, with silence before, between and after."""
@@ -170,7 +192,7 @@ class WindowMaker:
             limit = 0
             self._place_longest(canvas)
         misses = 0
-        while len(canvas.segments) < limit and misses < MAX_MISSES:
+        while len(canvas.placed) < limit and misses < MAX_MISSES:
             utterance = self.store.draw(rng)
             if canvas.end + len(utterance.sounds) > canvas.content:
                 misses += 1
@@ -198,8 +220,7 @@ class WindowMaker:
         spoken = utterance.text[:-1].lower().split()
         for word, (start, end) in zip(spoken, utterance.word_frames.tolist(), strict=True):
             canvas.words[at + start : at + end] = self.word_codes[word]
-        canvas.segments.append(Segment(utterance.text, at + EDGE_FRAMES, at + n - EDGE_FRAMES))
-        canvas.utterances.append(utterance)
+        canvas.placed.append(Placed(utterance, at + EDGE_FRAMES, at + n - EDGE_FRAMES))
         canvas.end = at + n
 
     def add_noise(self, canvas: Canvas) -> None:
@@ -207,8 +228,8 @@ class WindowMaker:
         rng = self.rng
         n = len(canvas.audio)
         end = canvas.content * FRAME_SAMPLES
-        if canvas.segments and rng.random() < 0.6:
-            last = canvas.segments[-1].end * FRAME_SAMPLES
+        if canvas.placed and rng.random() < 0.6:
+            last = canvas.placed[-1].end * FRAME_SAMPLES
             end = min(end, last + rng.randint(0, 16_000))
         shift = rng.randint(0, 159)  # the audio need not fall on the grid of frames
         canvas.audio[shift:] = canvas.audio[: n - shift].copy()
@@ -218,14 +239,14 @@ class WindowMaker:
         if rng.random() < 0.4:
             noise[1:] += rng.uniform(0.5, 0.95) * noise[:-1]
             noise[1:] += rng.uniform(0.0, 0.9) * noise[:-1]
-        level_db = rng.uniform(-70, -38) if canvas.segments else rng.uniform(-80, -20)
+        level_db = rng.uniform(-70, -38) if canvas.placed else rng.uniform(-80, -20)
         canvas.audio[:end] += noise * np.float32(10 ** (level_db / 20))
 
     def row(self, canvas: Canvas, offset: int) -> _Row:
         """Tokens of a window, with timestamps or without, now and then behind a prompt."""
         ids, rng = self.tokens, self.rng
         row = _Row()
-        if canvas.segments and rng.random() < 0.12:
+        if canvas.placed and rng.random() < 0.12:
             row.add(ids.sot_prev)
             for _ in range(rng.choice((1, 1, 2, 3, 5, 8))):
                 for word in self.store.draw(rng).text.split():
@@ -238,28 +259,31 @@ class WindowMaker:
         timed = rng.random() < 0.5
         if not timed:
             row.add(ids.no_timestamps)
-        elif not canvas.segments:
+        elif not canvas.placed:
             row.add(ids.timestamp_begin)
-        for segment, utterance in zip(canvas.segments, canvas.utterances, strict=True):
+        for one in canvas.placed:
             if timed:
                 early, late = _TIMESTAMP_BAND
-                at = segment.start
-                row.add(ids.timestamp_begin + offset + at, at - early, at + late)
-            base = segment.start - EDGE_FRAMES
-            spans = utterance.word_frames.tolist()
-            for word, (start, end) in zip(segment.text.split(), spans, strict=True):
-                early, late = _WORD_BAND
-                for i, token in enumerate(ids.word(word)):
-                    if i and token == self.full_stop:
-                        row.add(token)
-                    else:
-                        row.add(token, base + start - early, base + end + late)
+                row.add(
+                    ids.timestamp_begin + offset + one.start, one.start - early, one.start + late
+                )
+            self._add_words(row, one)
             if timed:
                 late, early = _TIMESTAMP_BAND
-                at = segment.end
-                row.add(ids.timestamp_begin + offset + at, at - early, at + late)
+                row.add(ids.timestamp_begin + offset + one.end, one.end - early, one.end + late)
         row.add(ids.eot)
         return row
+
+    def _add_words(self, row: _Row, placed: Placed) -> None:
+        early, late = _WORD_BAND
+        base = placed.start - EDGE_FRAMES
+        words, spans = placed.utterance.text.split(), placed.utterance.word_frames.tolist()
+        for word, (start, end) in zip(words, spans, strict=True):
+            for i, token in enumerate(self.tokens.word(word)):
+                if i and token == self.tokens.full_stop:
+                    row.add(token)
+                else:
+                    row.add(token, base + start - early, base + end + late)
 
     def _pad(self, rows: list[_Row], frames: int) -> tuple[Tensor, Tensor, Tensor]:
         n = max(len(row.tokens) for row in rows) - 1
@@ -284,7 +308,7 @@ class WindowMaker:
         """Some words given to the decoder are wrong ones: what comes next must be heard."""
         if self.rng.random() < 0.3:
             return tokens
-        own = [t for t in tokens if t < self.tokens.eot and t != self.full_stop]
+        own = [t for t in tokens if t < self.tokens.eot and t != self.tokens.full_stop]
         misled = []
         for token in tokens:
             if token < self.tokens.eot and self.rng.random() < WRONG_WORDS:

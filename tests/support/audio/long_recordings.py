@@ -1,6 +1,6 @@
 """Recordings of minutes by the demo model's own voices, with what is said when; and word errors.
 
-Stretches of 20 to 30 s (`cluster.demo.recipe.examples`) one after the other: with the recipe's
+Stretches of 20 to 30 s (`benchmark.shared.speech.examples`) one after the other: with the recipe's
 pauses, or glued, so that nobody pauses between two sentences and cuts have to fall into speech. A
 process that makes the same ones in the same order, with the same espeak-ng and flite, makes the
 same samples.
@@ -15,17 +15,17 @@ from itertools import accumulate
 import jiwer
 import numpy as np
 
-from cluster.demo.recipe.examples import Example, ExampleMaker
-from cluster.demo.recipe.speech import corpus
-from cluster.demo.recipe.speech.synthesis import (
+from benchmark.shared.speech import corpus
+from benchmark.shared.speech.examples import Example, ExampleMaker
+from benchmark.shared.speech.synthesis import (
     EDGE_FRAMES,
     FRAME_S,
     Manner,
     SynthesisError,
     Synthesizer,
 )
-from cluster.demo.recipe.speech.wav import to_pcm
-from cluster.demo.recipe.word_errors import WordErrors
+from benchmark.shared.speech.wav import to_pcm
+from benchmark.shared.word_errors import WordErrors
 from cluster.demo.samples import words_of
 from cluster.messages import SAMPLE_RATE, Pcm
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmark.shared.clips import Clip
-from cluster.demo.recipe.speech.wav import wav_bytes
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.demo.samples import sample_path
 
 

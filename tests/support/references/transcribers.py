@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import whisper
 
-from cluster.demo.recipe.speech.wav import wav_bytes
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.messages import Pcm
 from cluster.serve.in_process import local_transcriber
 from cluster.settings_sources import load_settings

@@ -19,7 +19,7 @@ from benchmark.serving.load_metrics import Sent, parse_goodput, report_lines, su
 from benchmark.shared.bare_server import TEXT, bare_server
 from benchmark.shared.clips import Clip
 from benchmark.shared.openai_client import Outcome, Upload
-from cluster.demo.recipe.speech.wav import wav_bytes
+from benchmark.shared.speech.wav import wav_bytes
 
 
 @pytest.fixture(scope="module")

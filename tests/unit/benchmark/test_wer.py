@@ -12,8 +12,8 @@ import pytest
 from benchmark.accuracy import wer
 from benchmark.shared.bare_server import TEXT, bare_server
 from benchmark.shared.clips import folder_clips
+from benchmark.shared.speech.wav import wav_bytes
 from benchmark.shared.word_errors import WordErrors, count, difference, interval, normaliser, total
-from cluster.demo.recipe.speech.wav import wav_bytes
 
 HALF = "a line that is nothing of the kind"
 

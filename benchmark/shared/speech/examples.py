@@ -5,20 +5,17 @@ By the recipe's voices, gains, silences and noise, from a seed that training nev
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 
 import numpy as np
 import numpy.typing as npt
 
-from cluster.demo.recipe.speech import corpus
-from cluster.demo.recipe.speech.synthesis import (
+from benchmark.shared.speech.synthesis import (
     EDGE_FRAMES,
     ESPEAK_VOICES,
     FLITE_VOICES,
     FRAME_S,
     FRAME_SAMPLES,
-    UNHEARD_VOICES,
     Spoken,
     SynthesisError,
     Synthesizer,
@@ -27,7 +24,6 @@ from cluster.demo.recipe.speech.synthesis import (
 from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
 
 SEED = "evaluation"
-SHAPES = Path(__file__).parent / "shapes.txt"
 TextSource = Callable[[Random], str]
 
 
@@ -68,16 +64,22 @@ class ExampleMaker:
         lead = self.rng.randint(0, 45)
         return self._finish([(lead, self.speak(source, voices))])
 
-    def several(self, source: TextSource, gaps_s: tuple[float, float] = (0.1, 0.9)) -> Example:
-        """As many utterances as 20 to 30 s hold."""
+    def several(
+        self,
+        source: TextSource,
+        gaps_s: tuple[float, float] = (0.1, 0.9),
+        length_s: tuple[float, float] = (20.0, 30.0),
+        voices: tuple[str, ...] | None = None,
+    ) -> Example:
+        """As many utterances as a length drawn of `length_s` holds."""
         rng = self.rng
-        limit = rng.randint(1000, 1500)
+        limit = rng.randint(*(round(bound / FRAME_S) for bound in length_s))
         at = rng.randint(0, 20)
         placed: list[tuple[int, Spoken]] = []
         while True:
-            spoken = self.speak(source)
-            if at + len(spoken.sounds) > limit:
-                return self._finish(placed)
+            spoken = self.speak(source, voices)
+            if placed and at + len(spoken.sounds) > limit:
+                return self._finish(placed, round(length_s[1] * SAMPLE_RATE))
             placed.append((at, spoken))
             at += len(spoken.sounds) + round(rng.uniform(*gaps_s) / FRAME_S)
 
@@ -89,10 +91,12 @@ class ExampleMaker:
             audio += level * self.noise.standard_normal(len(audio), np.float32)
         return Example(audio, [])
 
-    def _finish(self, placed: list[tuple[int, Spoken]]) -> Example:
+    def _finish(
+        self, placed: list[tuple[int, Spoken]], most_samples: int = WINDOW_SAMPLES
+    ) -> Example:
         rng = self.rng
         last = max(at + len(spoken.sounds) for at, spoken in placed)
-        n_samples = min(WINDOW_SAMPLES, last * FRAME_SAMPLES + rng.randint(0, SAMPLE_RATE))
+        n_samples = min(most_samples, last * FRAME_SAMPLES + rng.randint(0, SAMPLE_RATE))
         audio = np.zeros(n_samples, np.float32)
         segments = []
         for at, spoken in placed:
@@ -105,27 +109,3 @@ class ExampleMaker:
             level = 10 ** (rng.uniform(-70, -38) / 20)
             audio += level * self.noise.standard_normal(n_samples, np.float32)
         return Example(audio, segments)
-
-
-def make_sets(scale: float = 1.0) -> dict[str, list[Example]]:
-    """The evaluation's sets; `scale` below 1 makes smaller ones for a quick look."""
-    n = max(1, round(500 * scale))
-    few = max(1, round(100 * scale))
-    shapes = SHAPES.read_text().splitlines()
-    made, free = ExampleMaker("made"), ExampleMaker("free")
-    unheard, other = ExampleMaker("unheard"), ExampleMaker("shapes")
-    several, empty = ExampleMaker("several"), ExampleMaker("empty")
-    sets = {
-        "made sentences": [made.alone(corpus.made_sentence) for _ in range(n)],
-        "free order": [free.alone(corpus.free_order) for _ in range(n)],
-    }
-    for voice in UNHEARD_VOICES:
-        for name, source in (("made", corpus.made_sentence), ("free", corpus.free_order)):
-            sets[f"unheard {voice}, {name}"] = [unheard.alone(source, (voice,)) for _ in range(few)]
-    sets["other shapes"] = [
-        other.alone(lambda _, text=text: text)  # type: ignore[misc]
-        for text in shapes[: max(1, round(len(shapes) * scale))]
-    ]
-    sets["20 to 30 s"] = [several.several(corpus.sentence) for _ in range(few)]
-    sets["no speech"] = [empty.empty() for _ in range(few)]
-    return sets

@@ -5,11 +5,10 @@ templates, so half of what `sentence` draws is free: the model must listen. All 
 `random.Random`, so one seed gives one corpus.
 """
 
-from collections.abc import Callable
-from itertools import pairwise
+from collections.abc import Callable, Mapping
 from random import Random
 
-from cluster.demo.recipe.speech import lexicon as lex
+from benchmark.shared.speech import lexicon as lex
 
 KINDS = {"made": 0.35, "free": 0.30, "woven": 0.35}  # of all sentences
 MAX_WORDS = 14
@@ -17,15 +16,14 @@ MAX_WORDS = 14
 
 def sentence(rng: Random) -> str:
     """A sentence of any kind, as written."""
-    return written(spoken_sentence(rng)[1])
+    return written(spoken_sentence(rng))
 
 
-def spoken_sentence(rng: Random) -> tuple[str, str]:
-    """A kind of `KINDS` and a sentence of it, with the commas and marks that a voice obeys."""
-    kind = rng.choices(list(KINDS), list(KINDS.values()))[0]
-    if kind == "woven":
-        return kind, woven_sentence(rng)
-    return kind, made_sentence(rng) if kind == "made" else free_sentence(rng)
+def spoken_sentence(rng: Random, shares: Mapping[str, float] = KINDS) -> str:
+    """A sentence of a kind of `KINDS`, with the commas and marks that a voice obeys."""
+    kind = rng.choices(list(shares), list(shares.values()))[0]
+    makers = {"made": made_sentence, "free": free_sentence, "woven": woven_sentence}
+    return makers[kind](rng)
 
 
 def written(text: str) -> str:
@@ -77,23 +75,6 @@ def woven_sentence(rng: Random) -> str:
 def free_order(rng: Random) -> str:
     """Only words drawn one by one: the stricter half of the free text, for the evaluation."""
     return finish(_free_words(rng, _free_length(rng)))
-
-
-def made_pairs(n_sentences: int = 40_000) -> frozenset[tuple[str, str]]:
-    """Neighbouring words that the grammar makes; free text has many that are not among them."""
-    rng = Random("pairs")
-    pairs: set[tuple[str, str]] = set()
-    for _ in range(n_sentences):
-        words = made_sentence(rng)[:-1].lower().split()
-        pairs.update(pairwise(words))
-    return frozenset(pairs)
-
-
-def surprises(text: str, pairs: frozenset[tuple[str, str]]) -> bool:
-    """Whether a grammar's listener could not guess it: a fifth of its word pairs are new to it."""
-    words = text[:-1].lower().split()
-    new = sum(pair not in pairs for pair in pairwise(words))
-    return len(words) < 3 or 5 * new > len(words)
 
 
 def finish(words: list[str]) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import soxr
 
-from cluster.demo.recipe.speech import corpus
+from benchmark.shared.speech import corpus
 from cluster.messages import SAMPLE_RATE
 
 FRAME_S = 0.02  # one encoder position; all times are kept on this grid

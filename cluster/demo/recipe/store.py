@@ -1,16 +1,12 @@
 """Spoken utterances on disk: shards of int16 audio with their text, word times and sounds.
 
 One shard is made by one process from one seed, so that shards are made in parallel, in any order,
-and an interrupted run repeats only the unfinished ones. A reader takes what exists: training starts
-on the first shards while the others are made. Knows nothing of windows, noise or tokens.
-
-    python -m cluster.demo.recipe.speech.store --out DIR --shards 20 --jobs 2
+and an interrupted run repeats only the unfinished ones. Knows nothing of windows, noise or tokens.
 """
 
-import argparse
 import json
 import multiprocessing
-import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -19,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.progress import track
 
-from cluster.demo.recipe.speech import corpus, lexicon
-from cluster.demo.recipe.speech.synthesis import (
+from benchmark.shared.speech import corpus, lexicon
+from benchmark.shared.speech.synthesis import (
     ESPEAK_VOICES,
     FLITE_VOICES,
     FRAME_SAMPLES,
@@ -31,7 +27,7 @@ from cluster.demo.recipe.speech.synthesis import (
     draw_manner,
 )
 
-DRAW_SHARES = {"made": 0.25, "free": 0.40, "woven": 0.35}
+KINDS = {"made": 0.25, "free": 0.40, "woven": 0.35}  # of all sentences that are trained on
 SHARD_SIZE = 2_000  # utterances, about 1.6 hours
 
 
@@ -44,63 +40,40 @@ class Utterance:
     """
 
     text: str
-    voice: str
     samples: npt.NDArray[np.int16]
     word_frames: npt.NDArray[np.int32]
     sounds: npt.NDArray[np.int16]
 
 
 class SpeechStore:
-    """Reads the finished shards of a folder; `rescan` picks up those made since."""
+    """The finished shards of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self.sounds: list[str] = json.loads((folder / "sounds.json").read_text())
-        self._names: list[str] = []
-        self._pairs = corpus.made_pairs()
-        self._kinds: dict[str, list[Utterance]] = {}
-        self.rescan()
-
-    def __len__(self) -> int:
-        return sum(len(utterances) for utterances in self._kinds.values())
-
-    def rescan(self) -> None:
-        """Open the shards finished since the last call."""
-        for path in sorted(self.folder.glob("shard-*.json")):
-            if path.stem not in self._names:
-                self._names.append(path.stem)
-                for kind, utterance in _read_shard(path):
-                    if kind == "made" and corpus.surprises(utterance.text, self._pairs):
-                        kind = "free"
-                    self._kinds.setdefault(kind, []).append(utterance)
+        shards = sorted(folder.glob("shard-*.json"))
+        self.utterances = [utterance for path in shards for utterance in _read_shard(path)]
 
     def draw(self, rng: Random) -> Utterance:
-        """One utterance; what the grammar would not guess more often than it was made."""
-        kinds = list(self._kinds)
-        kind = rng.choices(kinds, [DRAW_SHARES[k] for k in kinds])[0]
-        return rng.choice(self._kinds[kind])
+        """Any utterance."""
+        return rng.choice(self.utterances)
 
 
-def _read_shard(path: Path) -> list[tuple[str, Utterance]]:
+def _read_shard(path: Path) -> Iterator[Utterance]:
     meta = json.loads(path.read_text())
     audio = np.memmap(path.with_suffix(".i16"), dtype=np.int16, mode="r")
     arrays = np.load(path.with_suffix(".npz"))
     words, sounds = arrays["words"], arrays["sounds"]
-    utterances, word, frame = [], 0, 0
-    columns = (meta[name] for name in ("kinds", "texts", "voices", "frames"))
-    for kind, text, voice, n_frames in zip(*columns, strict=True):
+    word = frame = 0
+    for text, n_frames in zip(meta["texts"], meta["frames"], strict=True):
         n_words = len(text.split())
-        utterance = Utterance(
+        yield Utterance(
             text,
-            voice,
             audio[frame * FRAME_SAMPLES : (frame + n_frames) * FRAME_SAMPLES],
             words[word : word + n_words],
             sounds[frame : frame + n_frames],
         )
-        utterances.append((kind, utterance))
         word += n_words
         frame += n_frames
-    return utterances
 
 
 def sound_inventory() -> list[str]:
@@ -113,7 +86,7 @@ def sound_inventory() -> list[str]:
     return ["", "?", *sorted(names - {""})]
 
 
-def write_shard(folder: Path, index: int, seed: int, size: int = SHARD_SIZE) -> None:
+def write_shard(folder: Path, index: int, seed: int, size: int) -> None:
     """Make shard `index` unless it exists. The .json comes last: it marks the shard as finished."""
     base = folder / f"shard-{index:04d}"
     if base.with_suffix(".json").exists():
@@ -122,14 +95,11 @@ def write_shard(folder: Path, index: int, seed: int, size: int = SHARD_SIZE) -> 
     rng = Random(f"{seed}/{index}")
     speaker = Synthesizer()
     made: list[Spoken] = []
-    kinds: list[str] = []
     while len(made) < size:
         # The voice is drawn first, so that a voice that refuses a text does not become rarer.
         manner = draw_manner(rng, FLITE_VOICES if rng.random() < 0.5 else ESPEAK_VOICES)
         try:
-            kind, text = corpus.spoken_sentence(rng)
-            made.append(speaker.speak(text, manner))
-            kinds.append(kind)
+            made.append(speaker.speak(corpus.spoken_sentence(rng, KINDS), manner))
         except SynthesisError:
             continue
     np.concatenate([spoken.samples for spoken in made]).tofile(base.with_suffix(".i16"))
@@ -140,9 +110,7 @@ def write_shard(folder: Path, index: int, seed: int, size: int = SHARD_SIZE) -> 
         sounds=np.array(sounds, dtype=np.int16),
     )
     meta = {
-        "kinds": kinds,
         "texts": [spoken.text for spoken in made],
-        "voices": [spoken.voice for spoken in made],
         "frames": [len(spoken.sounds) for spoken in made],
     }
     part = base.with_suffix(".part")
@@ -150,30 +118,14 @@ def write_shard(folder: Path, index: int, seed: int, size: int = SHARD_SIZE) -> 
     part.rename(base.with_suffix(".json"))
 
 
-def make_store(folder: Path, shards: int, seed: int, jobs: int) -> None:
+def make_store(folder: Path, shards: int, seed: int, jobs: int, size: int = SHARD_SIZE) -> None:
     """Make every missing shard with `jobs` processes."""
     folder.mkdir(parents=True, exist_ok=True)
     inventory = folder / "sounds.json"
     if not inventory.exists():
         inventory.write_text(json.dumps(sound_inventory()))
-    tasks = [(folder, index, seed) for index in range(shards)]
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs, maxtasksperchild=4) as pool:
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=4) as pool:
+        tasks = [(folder, index, seed, size) for index in range(shards)]
         results = [pool.apply_async(write_shard, task) for task in tasks]
         for result in track(results, description="speaking"):
             result.get()
-
-
-def main() -> None:
-    """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--shards", type=int, default=20)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    arguments = parser.parse_args()
-    make_store(arguments.out, arguments.shards, arguments.seed, arguments.jobs)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,159 @@
+"""The recipe: windows for contexts of random length, a training taken up again, what is counted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from benchmark.shared.speech.examples import Example
+from benchmark.shared.speech.synthesis import FRAME_SAMPLES
+from cluster.demo.recipe.evaluate import score
+from cluster.demo.recipe.store import SpeechStore
+from cluster.demo.recipe.train import (
+    CHECKPOINT,
+    CONTEXT,
+    FROM_NOTHING,
+    SLACK,
+    Schedule,
+    Stage,
+    Trainer,
+    context_shape,
+    encode,
+    mixed_shape,
+)
+from cluster.demo.recipe.windows import TextTokens, WindowMaker, WindowShape
+from cluster.model.checkpoint import open_checkpoint
+from router.transcript import Transcript
+from tests.support.router_fakes import make_segment
+
+TEXTS = ("The dog reads.", "Anna reads a book.", "Seven garden.", "The old door opens slowly.")
+SMALL = WindowShape(frames=120, batch=2, slack=SLACK)
+
+
+def make_speech(folder: Path) -> Path:
+    """A shard of noise with the texts' word times: 20 steps a word."""
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    n_words = [len(text.split()) for text in TEXTS]
+    frames = [20 * n + 4 for n in n_words]
+    (folder / "sounds.json").write_text(json.dumps(["", "?", "a"]))
+    samples = rng.integers(-3000, 3000, sum(frames) * FRAME_SAMPLES, dtype=np.int16)
+    samples.tofile(folder / "shard-0000.i16")
+    words = [(2 + 20 * i, 22 + 20 * i) for n in n_words for i in range(n)]
+    np.savez(
+        folder / "shard-0000.npz",
+        words=np.array(words, np.int32),
+        sounds=np.full(sum(frames), 2, np.int16),
+    )
+    (folder / "shard-0000.json").write_text(json.dumps({"texts": TEXTS, "frames": frames}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_speech(tmp_path_factory.mktemp("work") / "speech")
+
+
+@pytest.fixture
+def maker(speech: Path) -> WindowMaker:
+    return WindowMaker(SpeechStore(speech), TextTokens(CHECKPOINT), "test")
+
+
+@pytest.mark.parametrize("lone", [False, True])
+def test_a_trimmed_window_begins_the_frame_and_ends_in_digital_silence(
+    maker: WindowMaker, lone: bool
+) -> None:
+    shape = WindowShape(frames=200, batch=1, lone=lone, slack=60)
+    for _ in range(50):
+        canvas = maker.fill(shape)
+        maker.add_noise(canvas)
+        assert 140 <= canvas.content <= 200
+        assert maker.offset(shape) == 0
+        assert all(placed.end <= canvas.content for placed in canvas.placed)
+        assert len(canvas.placed) <= (1 if lone else 99)
+        # Audio is shifted by less than 10 ms against the grid.
+        assert not canvas.audio[canvas.content * FRAME_SAMPLES + 160 :].any()
+
+
+def test_contexts_of_every_length_are_drawn_beside_full_ones() -> None:
+    rng = Random(0)
+    shapes = [context_shape(rng, 0.0) for _ in range(400)]
+    trimmed = [shape.frames for shape in shapes if shape.slack == SLACK]
+    full = [shape for shape in shapes if shape.slack is None]
+    assert min(trimmed) < 150
+    assert max(trimmed) > 1400
+    assert {shape.frames for shape in full} == {1500}
+    assert {shape.lone for shape in full} == {False, True}
+
+
+def test_a_schedule_begins_with_short_windows_and_ends_mostly_with_full_ones() -> None:
+    rng = Random(0)
+    first, last = ([mixed_shape(rng, done).frames for _ in range(400)] for done in (0.0, 1.0))
+    assert 1500 not in first
+    assert last.count(1500) > 200
+
+
+def test_a_training_goes_on_where_it_ended_and_leaves_a_checkpoint_of_the_same_kind(
+    speech: Path, tmp_path: Path
+) -> None:
+    stage = Stage(lambda _rng, _done: SMALL, CONTEXT.losses, CONTEXT.warmup_steps, muon=False)
+    console = Console(quiet=True)
+    Trainer(tmp_path, speech, stage, Schedule(2, 2e-4), CHECKPOINT).run(console)
+    longer = Trainer(tmp_path, speech, stage, Schedule(3, 2e-4), CHECKPOINT)
+    assert longer.step_number == 2
+    longer.run(console)
+    state = Trainer(tmp_path, speech, stage, Schedule(3, 2e-4), CHECKPOINT).average.state_dict()
+    for name, value in longer.average.state_dict().items():
+        assert torch.equal(value, state[name]), name
+    assert Trainer(tmp_path, speech, stage, Schedule(3, 2e-4, again=True), None).step_number == 0
+    ours, theirs = open_checkpoint(str(tmp_path / "checkpoint")), open_checkpoint(str(CHECKPOINT))
+    assert ours.dims == theirs.dims
+    for name in ("tokenizer.json", "generation_config.json", "preprocessor_config.json"):
+        assert (tmp_path / "checkpoint" / name).read_text() == (CHECKPOINT / name).read_text()
+
+
+@pytest.mark.parametrize("stage", [FROM_NOTHING, CONTEXT])
+def test_a_step_changes_the_weights_and_leaves_the_positional_table(
+    speech: Path, tmp_path: Path, stage: Stage
+) -> None:
+    trainer = Trainer(tmp_path, speech, stage, Schedule(10, 2e-4), CHECKPOINT)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    maker = WindowMaker(trainer.store, trainer.tokens, "step")
+    losses = trainer.step(maker.batch(SMALL))
+    after = trainer.model.state_dict()
+    assert set(losses) == set(stage.losses)
+    fixed = "model.encoder.embed_positions.weight"
+    assert torch.equal(before[fixed], after[fixed])
+    for name in before:
+        if name not in (fixed, "model.decoder.embed_positions.weight") and "bias" not in name:
+            assert not torch.equal(before[name], after[name]), name
+
+
+def test_the_whole_frame_is_encoded_as_transformers_does(maker: WindowMaker, speech: Path) -> None:
+    trainer = Trainer(speech.parent, speech, CONTEXT, Schedule(10, 2e-4), CHECKPOINT)
+    batch = maker.batch(WindowShape(frames=1500, batch=1))
+    with torch.inference_mode():
+        ours = encode(trainer.model.model.encoder, batch)
+        theirs = trainer.model.model.encoder(batch.mel).last_hidden_state
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_errors_and_segment_times_are_counted_over_a_set() -> None:
+    said = Example(np.zeros(16_000, np.float32), [(0.0, 1.0, "Anna reads."), (1.5, 2.0, "No.")])
+    silent = Example(np.zeros(16_000, np.float32), [])
+    segments = (make_segment(0, " Anna reads."), make_segment(1, " Now."))
+    heard = Transcript("transcribe", "en", 3.0, "Anna reads. Now.", segments)
+    found = score([said, silent], [heard, ""])
+    assert (found.errors.words, found.errors.errors) == (3, 1)
+    assert (found.answered, found.matched) == (1, 1)
+    gaps = [
+        (abs(one.start - start), abs(one.end - end))
+        for one, (start, end, _) in zip(segments, said.segments, strict=True)
+    ]
+    assert found.gaps_s == gaps
