@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.api.request_field import RequestField
-from router.api.request_fields import NOT_OFFERED, SECTIONS
+from router.api.request_fields import NOT_OFFERED, SECTIONS, RequestField
 
 _REFUSED = ", ".join(f"`{name}`" for name in NOT_OFFERED)
 HEADER = f"""\

@@ -13,11 +13,10 @@ from typing import get_args
 
 from cluster.errors import InvalidRequestError, UnsupportedValueError
 from cluster.messages import Task
-from router.api.forms import Pairs, parse_transcription
+from router.api.formats import WRITERS
+from router.api.forms import Pairs, check_model, parse_transcription
 from router.api.kinds import Choice, Schema, shown
 from router.api.params import TranscriptionParams
-from router.api.rules import check_model
-from router.api.whisper_files import WRITERS
 
 TASKS: tuple[Task, ...] = get_args(Task)
 OUTPUTS = tuple(WRITERS)

@@ -3,20 +3,21 @@
 Knows the shapes of OpenAI's API (`router.api.responses` documents them), nothing of HTTP beyond the
 media type. Bodies are built from plain dicts: validating them again would cost more than
 writing them. Subtitles are whole segments, one cue each, so that a stream of cues and a whole
-file are the same text.
+file are the same text. `WRITERS` make the files of openai/whisper's command, for our own and for
+`/asr`.
 """
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cluster.model.text.languages import language_name
 from router.api.params import ResponseFormat
-from router.api.subtitles import VTT_HEADER, srt_cue, vtt_cue
+from router.api.subtitles import VTT_HEADER, CueOptions, srt, srt_cue, tsv, txt, vtt, vtt_cue
 from router.transcript import Segment, TokenLogprob, Transcript, Word
 
 JSON_TYPE = "application/json"
@@ -154,3 +155,39 @@ def _word(word: Word) -> dict[str, Any]:
         "end": word.end,
         "probability": round(word.probability, 4),
     }
+
+
+Writer = Callable[[Transcript, CueOptions], str]
+
+
+def whisper_json(transcript: Transcript) -> str:
+    """openai/whisper's result; segments have words only where words were asked for."""
+    content = {
+        "text": transcript.text,
+        "segments": [_whisper_segment(segment) for segment in transcript.segments],
+        "language": transcript.language,
+    }
+    return json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+WRITERS: dict[str, Writer] = {
+    "txt": lambda transcript, _: txt(transcript.segments),
+    "vtt": lambda transcript, cues: vtt(transcript.segments, cues),
+    "srt": lambda transcript, cues: srt(transcript.segments, cues),
+    "tsv": lambda transcript, _: tsv(transcript.segments),
+    "json": lambda transcript, _: whisper_json(transcript),
+}
+
+
+def _whisper_segment(segment: Segment) -> dict[str, Any]:
+    (fields,) = segment_bodies([segment])
+    if segment.words:
+        fields["words"] = [_whisper_word(word) for word in segment.words]
+    return fields
+
+
+def _whisper_word(word: Word) -> dict[str, Any]:
+    fields: dict[str, Any] = {"word": word.word, "start": word.start, "end": word.end}
+    if not math.isnan(word.probability):  # another server's answer has none
+        fields["probability"] = word.probability
+    return fields

@@ -1,23 +1,25 @@
-"""A form's fields, checked one by one and against each other, become `TranscriptionParams`.
+"""A request's fields, sorted, checked one by one and against each other: `TranscriptionParams`.
 
-Takes (name, text) pairs in any order. A field that this server does not know, does not offer, or
-could not honour beside the others is refused by name. Fields and their kinds of values stand in
+Takes (name, text) pairs in any order and in every spelling that OpenAI's clients use: `name` for a
+text; `name[]` and `name[0]` for lists; `name[key]` for objects; and JSON in place of either. What
+this server does not know, does not offer, or could not honour beside the others is refused by name:
+a client learns from a 400 what it would otherwise miss in the text. Fields and their kinds stand in
 `router.api.request_fields`. Knows nothing of multipart parsing or of HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+import json
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cluster.errors import InvalidRequestError
+from cluster.errors import InvalidRequestError, UnsupportedValueError
 from cluster.messages import QualityGates, Task
 from router.api.documents import repeated
+from router.api.kinds import SHOWN, shown
 from router.api.params import TranscriptionParams
-from router.api.request_fields import FIELDS, NOT_OFFERED, fields_of
-from router.api.rules import check_fields, check_model
-from router.api.spellings import collect
+from router.api.request_fields import FIELDS, NOT_OFFERED, RequestField, fields_of
 
 Pairs = Iterable[tuple[str, str]]
 
@@ -105,3 +107,145 @@ def _of_several_fields(values: Mapping[str, Any]) -> dict[str, Any]:
         "logprobs": "logprobs" in values.get("include", ()),
         "hotwords": ", ".join(word.strip() for word in hotwords if word.strip()) or None,
     }
+
+
+# ---- spellings
+
+Sent = dict[str, Any]  # by field: a text, a list of items, or an object's parts by name
+
+
+def collect(
+    pairs: Iterable[tuple[str, str]], fields: Mapping[str, RequestField], refused: Collection[str]
+) -> Sent:
+    """Sort (name, text) pairs by field. A field that was not sent is not in the result.
+
+    Args:
+        fields: what the endpoint takes, by name.
+        refused: fields of OpenAI's that are not offered here.
+
+    Raises:
+        UnsupportedValueError: one of `refused` was sent.
+        InvalidRequestError: an unknown field, or one that was sent more than once.
+    """
+    sent: Sent = {}
+    for raw_name, text in pairs:
+        name, bracket, key = raw_name.partition("[")
+        key = key.removesuffix("]")
+        if name in refused:
+            raise UnsupportedValueError(f"'{name}' is not supported by this server", param=name)
+        shape = fields[name].kind.shape if name in fields else None
+        if shape == "list" and (not key or key.isdigit()):
+            sent.setdefault(name, []).extend(_items(text))
+        elif shape == "object" and (key or not bracket):
+            _add_to_object(sent.setdefault(name, {}), name, key, text)
+        elif shape == "text" and not bracket:
+            if name in sent:
+                raise repeated(name)
+            sent[name] = text
+        else:
+            raise _unknown(raw_name, fields)
+    return sent
+
+
+def _items(text: str) -> list[Any]:
+    """The items of a JSON list, or the text itself."""
+    if text.lstrip().startswith("["):
+        try:
+            items = json.loads(text)
+            json.dumps(items, ensure_ascii=False).encode()  # JSON can spell half a character
+        except (ValueError, RecursionError):
+            return [text]
+        return list(items)
+    return [text]
+
+
+def _add_to_object(known: dict[str, str], name: str, key: str, text: str) -> None:
+    """Take `name[key]=text`, or a whole object: JSON, or a bare word as its type."""
+    parts: Mapping[str, Any]
+    if key:
+        parts = {key: text}
+    elif text.lstrip().startswith("{"):
+        try:
+            parts = json.loads(text)
+        except (ValueError, RecursionError):
+            raise InvalidRequestError(f"'{name}' is no JSON object", param=name) from None
+    else:
+        parts = {"type": text}
+    if known.keys() & parts.keys():
+        raise repeated(name)
+    known.update((key, str(part)) for key, part in parts.items())
+
+
+def _unknown(raw_name: str, fields: Mapping[str, RequestField]) -> InvalidRequestError:
+    offered = ", ".join(field.spelling for field in fields.values())
+    return InvalidRequestError(
+        f"unknown field {shown(raw_name)}; this endpoint takes: {offered}",
+        param=raw_name[:SHOWN],
+        code="unknown_parameter",
+    )
+
+
+# ---- how fields go together
+
+Conflicts = Iterator[tuple[str, str]]  # the field to change, and why
+
+
+def check_fields(params: TranscriptionParams, sent: Collection[str]) -> None:
+    """Whether the fields go together. `sent`: the names of those that came with a content.
+
+    Raises:
+        InvalidRequestError: two of them do not, or one would have no effect.
+    """
+    for rule in (_decoding_conflicts, _search_conflicts, _answer_conflicts):
+        for name, message in rule(params, sent):
+            raise InvalidRequestError(message, param=name, code="incompatible_parameters")
+
+
+def check_model(params: TranscriptionParams, languages: Collection[str]) -> None:
+    """Refuse what a model that knows `languages` cannot do. Raises UnsupportedValueError."""
+    if params.task == "translate" and len(languages) == 1:
+        raise UnsupportedValueError(
+            f"model {shown(params.model)} supports English only and cannot translate; "
+            f"ask for a transcription",
+            param="model",
+        )
+    if params.language is not None and params.language not in languages:
+        raise UnsupportedValueError(
+            f"this model does not support the language {shown(params.language)}; "
+            f"it knows: {', '.join(sorted(languages))}",
+            param="language",
+        )
+
+
+def _decoding_conflicts(params: TranscriptionParams, sent: Collection[str]) -> Conflicts:
+    if params.decoding == "parallel":
+        for name in sent:
+            if FIELDS[name].only_sequential:
+                yield name, f"'{name}' needs decoding=sequential"
+    elif params.chunking is not None:
+        name = "chunking_strategy"
+        yield name, f"'{name}' cuts at pauses, which decoding=sequential does not"
+    if params.sequential.carry_initial_prompt and params.prompt is None:
+        yield "carry_initial_prompt", "'carry_initial_prompt' needs a 'prompt'"
+
+
+def _search_conflicts(params: TranscriptionParams, sent: Collection[str]) -> Conflicts:
+    if "fallback" in sent and params.fallback and params.temperature > 0:
+        yield "fallback", "'fallback' climbs from temperature 0; leave 'temperature' out"
+    if params.beam_size > 1 and params.temperature > 0:
+        yield "beam_size", "'beam_size' needs temperature 0; above it, use 'best_of'"
+    if params.best_of > 1 and params.temperatures == (0.0,):
+        yield "best_of", "'best_of' needs a temperature above 0, or 'fallback'"
+    if "patience" in sent and params.beam_size == 1:
+        yield "patience", "'patience' needs a 'beam_size' above 1"
+    if params.length_penalty is not None and max(params.beam_size, params.best_of) == 1:
+        yield "length_penalty", "'length_penalty' needs 'beam_size' or 'best_of' above 1"
+
+
+def _answer_conflicts(params: TranscriptionParams, sent: Collection[str]) -> Conflicts:
+    instead = f"not '{params.response_format}'"
+    if params.words and params.response_format != "verbose_json":
+        name = "timestamp_granularities"
+        yield name, f"timestamp granularity 'word' needs response_format 'verbose_json', {instead}"
+    if params.logprobs and params.response_format != "json":
+        yield "include", f"'logprobs' needs response_format 'json', {instead}"

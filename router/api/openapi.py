@@ -12,10 +12,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from cluster.messages import Task
-from router.api.json_fields import AUDIO_FIELD, AUDIO_SCHEMA
+from router.api.documents import AUDIO_FIELD, AUDIO_SCHEMA
 from router.api.kinds import Schema
-from router.api.request_field import RequestField
-from router.api.request_fields import fields_of
+from router.api.request_fields import RequestField, fields_of
 from router.api.responses import ErrorResponse, TextDeltaEvent, TextDoneEvent
 
 TRANSCRIPTION_EXAMPLES: dict[str, dict[str, str]] = {

@@ -28,14 +28,14 @@ from cluster.errors import (
 from cluster.logs import request_scope
 from cluster.messages import Task
 from router.api.batch_bodies import ENDPOINTS
-from router.api.formats import RenderedTranscript
-from router.api.json_fields import (
+from router.api.documents import (
     AUDIO_FIELD,
     DATA_PART,
     FORMAT_PART,
     check_audio,
     pairs_of,
 )
+from router.api.formats import RenderedTranscript
 from router.api.kinds import shown
 from router.api.params import TranscriptionParams
 from router.audio.limits import too_large

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from cluster.errors import SplitscribeError
-from router.api.json_fields import AUDIO_FIELD
+from router.api.documents import AUDIO_FIELD
 from router.batches.interface import InputError
 from router.batches.line_table import NewLine
 

@@ -20,9 +20,9 @@ from fastapi.security import (
 
 from cluster.model.text.languages import language_name
 from router.api.asr import AsrQuery, asr_description, read_detection_query, read_query
+from router.api.formats import WRITERS
 from router.api.responses import DetectedLanguageResponse
 from router.api.subtitles import PLAIN
-from router.api.whisper_files import WRITERS
 from router.http.envelope import ASR_PATHS
 from router.http.keys import KeyRing
 from router.http.models import ALIAS

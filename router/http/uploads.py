@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError
-from router.api.json_fields import AUDIO_FIELD
+from router.api.documents import AUDIO_FIELD
 from router.audio.containers import wav_head
 from router.audio.limits import too_large
 from router.http.json_body import GROWTH, JSON_TYPE, decoded, read_document

@@ -23,8 +23,7 @@ from cluster.messages import SAMPLE_RATE, Task
 from cluster.model.text.languages import LANGUAGES
 from router.api.forms import parse_transcription
 from router.api.params import TranscriptionParams
-from router.api.request_field import RequestField
-from router.api.request_fields import FIELDS
+from router.api.request_fields import FIELDS, RequestField
 from router.api.subtitles import CueOptions
 
 out = Console(highlight=False, soft_wrap=True)

@@ -11,8 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster.errors import InvalidRequestError
+from router.api.formats import WRITERS
 from router.api.subtitles import CueOptions
-from router.api.whisper_files import WRITERS
 from router.transcript import Transcript
 
 

@@ -20,8 +20,7 @@ from cluster.cli.transcribe.spelling import SWITCH
 from cluster.messages import Task
 from router.api.kinds import Boolean, Choice, Integer, Number, Threshold, Times
 from router.api.params import LADDER
-from router.api.request_field import RequestField
-from router.api.request_fields import FIELDS, SECTIONS
+from router.api.request_fields import FIELDS, SECTIONS, RequestField
 
 DEFAULT_JOBS = 4
 FALLBACK_STEP = f"{LADDER[1] - LADDER[0]:g}"  # between the server's temperatures

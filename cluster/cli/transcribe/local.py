@@ -14,7 +14,7 @@ from typing import Any
 from cluster.cli.transcribe.job import Job, Target, TranscribeFile, Watcher
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
-from router.api.rules import check_model
+from router.api.forms import check_model
 from router.interface import RequestContext
 from router.transcript import Transcript
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from cluster.cli.transcribe.remote import read_answer, words_into_segments
 from cluster.errors import InvalidRequestError
+from router.api.formats import WRITERS
 from router.api.params import TranscriptionParams
 from router.api.subtitles import PLAIN
-from router.api.whisper_files import WRITERS
 from router.http.routes import create_app
 from router.transcript import Word
 from tests.support.router_fakes import (

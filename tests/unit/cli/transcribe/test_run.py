@@ -14,8 +14,8 @@ from cluster.cli.transcribe.job import TranscribeFile, Watcher
 from cluster.cli.transcribe.progress import FileProgress, estimated_total_s
 from cluster.cli.transcribe.run import Run, transcribe_files
 from cluster.errors import InvalidAudioError, InvalidRequestError
+from router.api.formats import whisper_json
 from router.api.subtitles import CueOptions, srt, tsv, txt, vtt
-from router.api.whisper_files import whisper_json
 from router.transcript import Transcript
 from tests.support.router_fakes import make_transcript
 from tests.unit.cli.transcribe.conftest import MakeJob

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from cluster.errors import InvalidRequestError, UnsupportedValueError
 from router.api.forms import parse_transcription, parse_translation
 from router.api.params import LADDER, TranscriptionParams
-from router.api.request_field import RequestField
-from router.api.request_fields import FIELDS, MAX_SEED
+from router.api.request_fields import FIELDS, MAX_SEED, RequestField
 from tests.support.forms import LANGUAGES, SEQUENTIAL, Field, parse, refusal
 
 NEVER_EMPTY = ("file", "model", "timestamp_granularities", "include")

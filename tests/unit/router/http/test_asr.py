@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from cluster.errors import InvalidAudioError
+from router.api.formats import WRITERS
 from router.api.params import Chunking
 from router.api.subtitles import PLAIN
-from router.api.whisper_files import WRITERS
 from router.audio.containers import wav_head
 from router.http.routes import create_app
 from tests.support.router_fakes import (
