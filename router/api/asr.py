@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
-from typing import get_args
+from typing import cast, get_args
 
 from cluster.errors import InvalidRequestError, UnsupportedValueError
 from cluster.messages import Task
@@ -55,13 +55,9 @@ def read_query(items: Iterable[tuple[str, str]], model: str) -> AsrQuery:
     sent = dict(items)
     if _flag(sent, "diarize", False):
         raise UnsupportedValueError("'diarize' is not supported by this server", param="diarize")
-    task = sent.get("task") or "transcribe"
-    if task not in TASKS:
-        raise _no_choice("task", task, TASKS)
+    task = cast(Task, Choice(TASKS).parse("task", sent.get("task") or "transcribe"))
     output = sent.get("output") or "txt"
-    output = "txt" if output == TEXT else output
-    if output not in OUTPUTS:
-        raise _no_choice("output", output, OUTPUTS)
+    output = Choice(OUTPUTS).parse("output", "txt" if output == TEXT else output)
     fields = [("model", sent.get("model") or model), ("response_format", "verbose_json")]
     fields += [("language", sent["language"])] if sent.get("language") else []
     fields += [("prompt", sent["initial_prompt"])] if sent.get("initial_prompt") else []
@@ -93,14 +89,6 @@ def _flag(sent: dict[str, str], name: str, default: bool) -> bool:
     if text.strip().lower() in FALSE:
         return False
     raise InvalidRequestError(f"'{name}' must be true or false, not {shown(text)}", param=name)
-
-
-def _no_choice(name: str, value: str, choices: tuple[str, ...]) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{shown(value)} is not a {name}; use one of {', '.join(choices)}",
-        param=name,
-        code="invalid_value",
-    )
 
 
 # ------------------------------------------------------------------- what /docs says of them

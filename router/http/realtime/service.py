@@ -1,29 +1,30 @@
 """How a realtime session begins: `/v1/realtime` and its client secrets.
 
 A client is refused before the upgrade, with a status and OpenAI's error envelope, for a missing
-key, an unknown model, too many sessions, or a foreign web page (`router.http.realtime.access`,
-`router.http.realtime.session_slots`). Open connections are in `router.http.realtime.connection`.
+key, an unknown model, too many sessions, or a foreign web page (`router.http.realtime.access`).
+Open connections are in `router.http.realtime.connection`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cluster.clock import Clock
-from cluster.errors import OverloadedError, SplitscribeError, UnsupportedValueError
+from cluster.errors import OverloadedError, RateLimitError, SplitscribeError, UnsupportedValueError
 from cluster.metrics import Recorder
-from cluster.settings import RouterSettings
+from cluster.settings import LiveSettings, RouterSettings
 from router.http.envelope import note_error
 from router.http.keys import KeyRing
 from router.http.models import LIVE_ALIASES, ModelRegistry
 from router.http.realtime.access import SUBPROTOCOL, Access, is_beta, refuse
 from router.http.realtime.client_secrets import USUAL_S, ClientSecret, ClientSecrets
 from router.http.realtime.connection import RealtimeConnection
-from router.http.realtime.session_slots import SessionSlot, SessionSlots
 from router.live.interface import LiveConfig, LiveSession
 from router.live.protocol.events import EventWriter, ProtocolVersion, new_id
 from router.live.protocol.session_config import (
@@ -38,7 +39,63 @@ from router.live.protocol.session_updates import updated
 logger = logging.getLogger(__name__)
 
 NO_ROOM = (429, 503)  # statuses of a refusal for which a later try may succeed
+RETRY_AFTER_S = 5.0
 DRAIN_S = 26.0  # for all sessions; longer than a connection's own limit
+
+
+class SessionSlot:
+    """The slot of one open session. owner: number of its API key; None without keys."""
+
+    def __init__(self, owner: int | None) -> None:
+        self.owner = owner
+        self.connection: RealtimeConnection | None = None  # set after the upgrade
+
+
+class SessionSlots:
+    """The slots of all open sessions. Used by one event loop."""
+
+    def __init__(self, limits: LiveSettings) -> None:
+        self._limits = limits
+        self._slots: list[SessionSlot] = []
+        self._all_ended = asyncio.Event()
+        self._all_ended.set()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    @property
+    def connections(self) -> list[RealtimeConnection]:
+        return [slot.connection for slot in self._slots if slot.connection is not None]
+
+    @contextmanager
+    def occupy(self, owner: int | None) -> Iterator[SessionSlot]:
+        """Take a slot for a session of this key while it is open. Raises RateLimitError."""
+        of_key = sum(slot.owner == owner for slot in self._slots)
+        if owner is not None and self._limits.max_sessions_per_key:
+            _check_room(of_key, self._limits.max_sessions_per_key, "This API key has")
+        _check_room(len(self), self._limits.max_sessions, "This server has")
+        slot = SessionSlot(owner)
+        self._slots.append(slot)
+        self._all_ended.clear()
+        try:
+            yield slot
+        finally:
+            self._slots.remove(slot)
+            if not self._slots:
+                self._all_ended.set()
+
+    async def all_ended(self) -> None:
+        """Wait until no session is open."""
+        await self._all_ended.wait()
+
+
+def _check_room(taken: int, most: int, who: str) -> None:
+    if taken >= most:
+        raise RateLimitError(
+            f"{who} {taken} realtime sessions open, which is the most that are allowed. Please try "
+            f"again when one has ended.",
+            retry_after_s=RETRY_AFTER_S,
+        )
 
 
 class RealtimeService:
