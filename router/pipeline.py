@@ -54,10 +54,23 @@ logger = logging.getLogger(__name__)
 
 FIRST_BACKOFF_S = 0.05
 LAST_BACKOFF_S = 2.0
+KEPT_S = 5.0  # KV is leased for longer; after a longer pause a window is encoded again
 # What another try, on another worker, may do better.
 RETRIED = (KVLostError, LayoutMismatchError, SequenceFailedError)
 # The same; and after these errors the KV is still there, so that nothing is encoded again.
 RETRIED_WITH_SAME_KV = (WorkerGoneError, WorkerDrainingError)
+
+
+@dataclass(frozen=True, slots=True)
+class Retries:
+    """How often a window that workers fail is tried, in all, and the pauses in between.
+
+    Each pause is twice the last one. Full pools do not count: they are asked until there is room.
+    """
+
+    tries: int
+    first_pause_s: float = FIRST_BACKOFF_S
+    last_pause_s: float = LAST_BACKOFF_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,12 +206,18 @@ class Pipeline:
         clock: Clock = SYSTEM_CLOCK,
         *,
         reuses_kv: bool = True,
+        retries: Retries | None = None,
     ) -> None:
-        """reuses_kv: tell encoders which windows have the same audio: they encode it once."""
+        """Clients of both pools, and how they are asked.
+
+        Args:
+            reuses_kv: tell encoders which windows have the same audio: they encode it once.
+            retries: None: as the settings say, for somebody who waits for the answer.
+        """
         self._reuses_kv = reuses_kv
         self._encoders = encoders
         self._decoders = decoders
-        self._settings = settings
+        self._retries = retries or Retries(settings.max_attempts)
         self._recorder = recorder
         self._tracer = tracer
         self._clock = clock
@@ -218,7 +237,7 @@ class Pipeline:
 
         Raises:
             DeadlineExceededError: the request's time is over.
-            OverloadedError: no worker could finish it in `max_attempts` tries.
+            OverloadedError: no worker could finish it in as many tries as it has.
             SplitscribeError: what no other worker would do better.
         """
         relay = TokenRelay(on_token) if on_token is not None else None
@@ -229,7 +248,7 @@ class Pipeline:
             return await self._try_until_done(window)
 
     async def _try_until_done(self, window: WindowRun) -> DecodeResult:
-        request, backoff_s = window.request, FIRST_BACKOFF_S
+        request, full_s, failed_s = window.request, FIRST_BACKOFF_S, self._retries.first_pause_s
         while True:
             try:
                 async with asyncio.timeout(request.remaining_s()):
@@ -241,17 +260,24 @@ class Pipeline:
                 ) from error
             except OverloadedError:
                 self._note_retry(window, "full")
+                pause_s, full_s = full_s, min(2 * full_s, LAST_BACKOFF_S)
             except (*RETRIED, *RETRIED_WITH_SAME_KV) as error:
-                window.failures += 1
-                self._note_retry(window, type(error).__name__, str(error))
-                if isinstance(error, RETRIED):
-                    window.encoded = None  # encode again
-                    window.is_lost = True
-                if window.failures >= self._settings.max_attempts:
-                    raise _given_up(error, window.failures) from error
-            pause_s = min(backoff_s, request.remaining_s())
+                self._note_failure(window, error)
+                pause_s, failed_s = failed_s, min(2 * failed_s, self._retries.last_pause_s)
+                if pause_s > KEPT_S:
+                    window.encoded = None
+            pause_s = min(pause_s, request.remaining_s())
             await self._clock.sleep(pause_s * self._clock.random.uniform(0.5, 1.0))
-            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+
+    def _note_failure(self, window: WindowRun, error: WorkerError) -> None:
+        """Raises the request's error after the last try."""
+        window.failures += 1
+        self._note_retry(window, type(error).__name__, str(error))
+        if isinstance(error, RETRIED):
+            window.encoded = None  # encode again
+            window.is_lost = True
+        if window.failures >= self._retries.tries:
+            raise _given_up(error, window.failures) from error
 
     async def _try(self, window: WindowRun) -> DecodeResult:
         if window.encoded is None:

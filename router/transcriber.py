@@ -39,7 +39,7 @@ from router.audio.stream import AudioStream
 from router.audio.whole import WholeAudio
 from router.interface import HealthReport, PoolHealth, RequestContext, TranscriptionResult
 from router.parallel import ParallelRun
-from router.pipeline import Pipeline, RequestRun, WindowAudio
+from router.pipeline import Pipeline, RequestRun, Retries, WindowAudio
 from router.pools import DecoderClient, EncoderClient
 from router.seeking import Seeker
 from router.sequential import SequentialRun
@@ -83,13 +83,14 @@ class RequestTranscriber:
         clock: Clock = SYSTEM_CLOCK,
         may_sleep: Collection[Role] = (),
         reuses_kv: bool = True,
+        retries: Retries | None = None,
     ) -> None:
         """The parts that do the work, and how.
 
         Args:
             context: by which windows' encoder contexts are trimmed; None: none are.
             may_sleep: pools that are healthy without a worker, since a request starts one.
-            reuses_kv: as in `Pipeline`.
+            reuses_kv, retries: as in `Pipeline`.
         """
         self._may_sleep = may_sleep
         self._audio = audio
@@ -102,7 +103,14 @@ class RequestTranscriber:
         self._clock = clock
         self._recorder = recorder or silent_recorder(ROUTER_METRICS)
         self._pipeline = Pipeline(
-            encoders, decoders, settings, self._recorder, tracer, clock, reuses_kv=reuses_kv
+            encoders,
+            decoders,
+            settings,
+            self._recorder,
+            tracer,
+            clock,
+            reuses_kv=reuses_kv,
+            retries=retries,
         )
 
     async def transcribe(

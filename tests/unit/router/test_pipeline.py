@@ -35,7 +35,7 @@ from cluster.settings_sources import load_settings
 from encoder_worker.checks import check_request
 from router.api.params import TranscriptionParams
 from router.interface import RequestContext, TranscriptionResult, Update
-from router.pipeline import WindowAudio
+from router.pipeline import Retries, WindowAudio
 from router.transcriber import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedAudio, PlayedPools
@@ -71,10 +71,12 @@ SETTINGS: RouterSettings = load_settings(environ={}).router
 PARAMS = TranscriptionParams(model="demo", language="en")
 
 
-def make_transcriber(audio: PlayedAudio, pools: PlayedPools, chance: int = 0) -> RequestTranscriber:
+def make_transcriber(
+    audio: PlayedAudio, pools: PlayedPools, chance: int = 0, **options: Any
+) -> RequestTranscriber:
     """`chance` seeds all that the transcriber draws at random."""
     parts: Any = (audio, pools, pools, pools.tokenizer, SETTINGS)
-    return RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock(chance))
+    return RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock(chance), **options)
 
 
 async def run(
@@ -234,6 +236,18 @@ async def test_a_dead_decoder_costs_no_encode(pools: PlayedPools) -> None:
     text, _ = await run(pools)
     assert text == "word0 word1 word2"
     assert set(pools.encodes.values()) == {1}
+
+
+async def test_who_waits_long_between_tries_encodes_again_what_is_gone_by_then(
+    pools: PlayedPools,
+) -> None:
+    pools.decode_fault = lambda window, nth: WorkerGoneError("died") if nth <= 3 else None
+    transcriber = make_transcriber(PlayedAudio(1), pools, retries=Retries(4, 2.0, 100.0))
+    context = RequestContext.unlimited("r1", 1000.0, virtual_clock())
+    result = await transcriber.transcribe(Path("none"), PARAMS, context)
+    assert result.transcript.text == "word0"
+    assert pools.decodes == {0: 4}
+    assert pools.encodes == {0: 2}, "pauses of 2 s and 4 s keep the KV, one of 8 s does not"
 
 
 async def test_a_trace_has_a_span_of_every_window_and_call_and_tells_of_retries(
