@@ -1,7 +1,8 @@
 """The bodies of `/v1/files` and `/v1/batches`, as OpenAI's API has them.
 
 `openai.types.FileObject`, `Batch` and their parameters are the truth of the fields. Knows nothing
-of HTTP and of how batches are kept.
+of HTTP. `FileObject` and `Batch` are also what is kept of a file and of a batch, and what crosses
+between processes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,14 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+)
 
 from cluster.errors import InvalidRequestError
 from router.api.documents import refusal, repeated
@@ -23,6 +31,24 @@ MAX_PAIRS = 16  # of metadata
 
 Key = Annotated[str, StringConstraints(max_length=64)]
 Value = Annotated[str, StringConstraints(max_length=512)]
+Status = Literal[
+    "validating",
+    "failed",
+    "in_progress",
+    "finalizing",
+    "completed",
+    "expired",
+    "cancelling",
+    "cancelled",
+]
+
+
+def _readable(value: Any) -> Any:
+    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
+
+
+# What quotes an input; halves of surrogate pairs, which no answer can hold, are written as escapes.
+Readable = Annotated[str, BeforeValidator(_readable)]
 
 
 class ExpiresAfter(BaseModel):
@@ -64,7 +90,7 @@ class CreateBatchRequest(BaseModel):
     )
 
 
-class FileResponse(BaseModel):
+class FileObject(BaseModel):
     """One file."""
 
     id: str
@@ -77,13 +103,13 @@ class FileResponse(BaseModel):
     status: Literal["processed"] = "processed"
 
 
-class FileDeletedResponse(BaseModel):
+class FileDeleted(BaseModel):
     id: str
     object: Literal["file"] = "file"
     deleted: Literal[True] = True
 
 
-class PageResponse(BaseModel):
+class Page(BaseModel):
     """What the pages of files and of batches have in common. first_id, last_id: of `data`."""
 
     object: Literal["list"] = "list"
@@ -98,43 +124,43 @@ class PageResponse(BaseModel):
         return cls(data=list(data), first_id=first_id, last_id=last_id, has_more=has_more)
 
 
-class FileListResponse(PageResponse):
+class FilePage(Page):
     """A page of files."""
 
-    data: list[FileResponse]
+    data: list[FileObject]
 
 
-class BatchErrorResponse(BaseModel):
-    """A mistake in a batch's input. line: of the file, from 1."""
+class BatchError(BaseModel):
+    """A mistake in a batch's input. line: of the file, from 1; None: it is in all of it."""
 
     code: str
-    message: str
-    param: str | None = None
+    message: Readable
+    param: Readable | None = None
     line: int | None = None
 
 
-class BatchErrorListResponse(BaseModel):
+class BatchErrors(BaseModel):
     object: Literal["list"] = "list"
-    data: list[BatchErrorResponse]
+    data: list[BatchError]
 
 
-class RequestCountsResponse(BaseModel):
+class RequestCounts(BaseModel):
     total: int
     completed: int
     failed: int
 
 
-class BatchResponse(BaseModel):
+class Batch(BaseModel):
     """One batch. Times are Unix times."""
 
     id: str
     object: Literal["batch"] = "batch"
     endpoint: str
     model: str | None = None
-    errors: BatchErrorListResponse | None = None
+    errors: BatchErrors | None = None
     input_file_id: str
     completion_window: Literal["24h"] = "24h"
-    status: str
+    status: Status
     output_file_id: str | None = None
     error_file_id: str | None = None
     created_at: int
@@ -146,17 +172,17 @@ class BatchResponse(BaseModel):
     expired_at: int | None = None
     cancelling_at: int | None = None
     cancelled_at: int | None = None
-    request_counts: RequestCountsResponse
+    request_counts: RequestCounts
     metadata: dict[str, str] | None = None
     paused: str | None = Field(
         None, description="why no line is run now, such as a full disk; not in OpenAI's API"
     )
 
 
-class BatchListResponse(PageResponse):
+class BatchPage(Page):
     """A page of batches, the newest first."""
 
-    data: list[BatchResponse]
+    data: list[Batch]
 
 
 def parse_upload(pairs: Iterable[tuple[str, str]]) -> UploadFields:

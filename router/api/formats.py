@@ -42,7 +42,25 @@ def render(
     segments: bool = True,
     logprobs: Sequence[TokenLogprob] | None = None,
 ) -> RenderedTranscript:
-    """Write `transcript` in the format that was asked for.
+    """The bytes of `answer_of`."""
+    answer = answer_of(
+        transcript, response_format, words=words, segments=segments, logprobs=logprobs
+    )
+    if isinstance(answer, str):
+        media_type = VTT_TYPE if response_format == "vtt" else TEXT_TYPE
+        return RenderedTranscript(answer.encode(), media_type)
+    return RenderedTranscript(to_json(answer).encode(), JSON_TYPE)
+
+
+def answer_of(
+    transcript: Transcript,
+    response_format: ResponseFormat,
+    *,
+    words: bool = False,
+    segments: bool = True,
+    logprobs: Sequence[TokenLogprob] | None = None,
+) -> dict[str, Any] | str:
+    """`transcript` in the format that was asked for: a JSON document, or a text.
 
     Args:
         words, segments: what verbose_json shall list.
@@ -50,16 +68,13 @@ def render(
     """
     match response_format:
         case "text":
-            return RenderedTranscript(f"{transcript.text}\n".encode(), TEXT_TYPE)
-        case "srt":
-            return RenderedTranscript(subtitles(transcript.segments, "srt").encode(), TEXT_TYPE)
-        case "vtt":
-            return RenderedTranscript(subtitles(transcript.segments, "vtt").encode(), VTT_TYPE)
+            return f"{transcript.text}\n"
+        case "srt" | "vtt":
+            return subtitles(transcript.segments, response_format)
         case "json":
-            body = json_body(transcript, logprobs)
+            return json_body(transcript, logprobs)
         case "verbose_json":
-            body = verbose_body(transcript, words=words, segments=segments)
-    return RenderedTranscript(to_json(body).encode(), JSON_TYPE)
+            return verbose_body(transcript, words=words, segments=segments)
 
 
 def json_body(

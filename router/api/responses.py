@@ -1,7 +1,7 @@
 """The bodies of answers, as the API's documentation shows them.
 
-Answers are written from plain dicts (`router.api.formats`, `router.http.sse`,
-`router.http.envelope`); tests hold those to these models. Knows nothing of transcripts.
+Answers are written from plain dicts (`router.api.formats`, `router.http.sse`); tests hold those to
+these models. Errors' are written here. Knows nothing of transcripts.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
+
+from cluster.errors import SplitscribeError
 
 
 class DurationUsage(BaseModel):
@@ -175,3 +177,13 @@ class ErrorResponse(BaseModel):
     """Every answer that is not a success."""
 
     error: ErrorBody
+
+
+def error_body(error: SplitscribeError) -> dict[str, Any]:
+    """The envelope of `error`, for an answer, an event of a stream or a line of a batch."""
+    return envelope(error.message, error.type, error.param, error.code)
+
+
+def envelope(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    """As `ErrorResponse`, always with all keys."""
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

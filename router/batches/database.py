@@ -12,7 +12,7 @@ import errno
 import fcntl
 import os
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -134,7 +134,15 @@ class Database:
     def run(self, statement: str, *values: object) -> sqlite3.Cursor:
         return self._connection.execute(statement, values)
 
-    def run_many(self, statement: str, rows: Iterator[tuple[object, ...]]) -> None:
+    def insert(self, table: str, *, or_ignore: bool = False, **values: object) -> None:
+        """Add a row. or_ignore: unless there is one with the same key."""
+        self.run(
+            f"INSERT {'OR IGNORE ' if or_ignore else ''}INTO {table} ({', '.join(values)})"
+            f" VALUES ({', '.join('?' * len(values))})",
+            *values.values(),
+        )
+
+    def run_many(self, statement: str, rows: Iterable[tuple[object, ...]]) -> None:
         self._connection.executemany(statement, rows)
 
     def one(self, query: str, *values: object) -> sqlite3.Row:

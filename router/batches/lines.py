@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from cluster.errors import SplitscribeError
+from router.api.batch_bodies import BatchError
 from router.api.documents import AUDIO_FIELD
-from router.batches.interface import InputError
-from router.batches.line_table import NewLine
+from router.batches.store import NewLine
 
 FILE_ID = "file_id"
 URLS = ("file_url", "url")
@@ -44,13 +44,17 @@ class BadLineError(Exception):
         self.message = message
         self.param = param
 
+    def at(self, line: int | None) -> BatchError:
+        """As a batch tells it."""
+        return BatchError(code=self.code, message=self.message, param=self.param, line=line)
+
 
 @dataclass(slots=True)
 class CheckedInput:
     """What came of a whole input. model: of its first line, as that spells it."""
 
     lines: list[NewLine] = field(default_factory=list)
-    errors: list[InputError] = field(default_factory=list)
+    errors: list[BatchError] = field(default_factory=list)
     model: str | None = None
 
 
@@ -73,7 +77,7 @@ def check_input(path: Path, endpoint: str, models: Models, max_lines: int) -> Ch
                         "custom_id",
                     )
             except BadLineError as error:
-                found.errors.append(InputError(error.code, error.message, number, error.param))
+                found.errors.append(error.at(number))
                 if len(found.errors) == MAX_ERRORS:
                     break
                 continue
@@ -84,10 +88,10 @@ def check_input(path: Path, endpoint: str, models: Models, max_lines: int) -> Ch
                 message = (
                     f"the file has more than {max_lines} lines, the most that a batch may have"
                 )
-                found.errors = [InputError("too_many_lines", message, number)]
+                found.errors = [BadLineError("too_many_lines", message).at(number)]
                 break
     if not found.lines and not found.errors:
-        found.errors = [InputError("empty_file", "the file has no line")]
+        found.errors = [BadLineError("empty_file", "the file has no line").at(None)]
     return found
 
 

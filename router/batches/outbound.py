@@ -18,6 +18,7 @@ from urllib.parse import urljoin
 import httpx
 
 from cluster.errors import InvalidRequestError, SplitscribeError
+from cluster.settings import BatchSettings
 from router.audio.limits import too_large
 from router.batches.blobs import Blobs
 from router.batches.database import disk_full, is_full
@@ -89,11 +90,11 @@ def _make_client() -> httpx.AsyncClient:
 class Downloads:
     """Fetches lines' URLs into files."""
 
-    def __init__(self, rules: HostRules, blobs: Blobs, *, max_bytes: int, timeout_s: float) -> None:
+    def __init__(self, rules: HostRules, blobs: Blobs, settings: BatchSettings) -> None:
         self._rules = rules
         self._blobs = blobs
-        self._max_bytes = max_bytes
-        self._timeout_s = timeout_s
+        self._max_bytes = settings.max_file_bytes
+        self._timeout_s = settings.fetch_timeout_s
         self._caller = Caller()
 
     async def fetch(self, url: str, path: Path, param: str) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator
 from typing import Any
 
-from cluster.errors import SplitscribeError
-from router.api.formats import JSON_TYPE, RenderedTranscript, to_json
-from router.batches.interface import Status
+from router.api.batch_bodies import Status
+from router.api.formats import to_json
+from router.batches.work_queue import Result
 
 GIVEN_UP: dict[Status, tuple[str, str]] = {
     "expired": (
@@ -44,27 +43,7 @@ def not_run(batch_id: str, number: int, custom_id: str, ends_as: Status) -> str:
     return _line(batch_id, number, custom_id, None, {"code": code, "message": message})
 
 
-def error_envelope(error: SplitscribeError) -> dict[str, Any]:
-    """What the endpoint would have answered."""
-    return {
-        "error": {
-            "message": error.message,
-            "type": error.type,
-            "param": error.param,
-            "code": error.code,
-        }
-    }
-
-
-def body_of(rendered: RenderedTranscript) -> object:
-    """The endpoint's answer within JSON: its document, or for text and subtitles their text."""
-    text = rendered.body.decode()
-    return json.loads(text) if rendered.media_type == JSON_TYPE else text
-
-
-def file_lines(
-    batch_id: str, ends_as: Status, results: Iterator[tuple[int, str, str | None]]
-) -> Iterator[bytes]:
+def file_lines(batch_id: str, ends_as: Status, results: Iterator[Result]) -> Iterator[bytes]:
     """The lines of a file, from the rows of its requests."""
     for number, custom_id, result in results:
         line = result if result is not None else not_run(batch_id, number, custom_id, ends_as)

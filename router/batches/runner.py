@@ -9,31 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from cluster.errors import InsufficientStorageError
-from cluster.metrics import Recorder
-from router.batches.batch_table import OpenBatch
-from router.batches.blobs import Blobs
-from router.batches.database import DatabaseThread
-from router.batches.interface import InputError, StoredFile, new_id
-from router.batches.line_table import Claim, Outcome
+from router.api.batch_bodies import BatchError, FileObject, Status
 from router.batches.line_work import LineWork
 from router.batches.lines import CheckedInput, Models, check_input
+from router.batches.owned import Owned
 from router.batches.results import file_lines
-from router.batches.tables import Tables
+from router.batches.store import OpenBatch, new_id
+from router.batches.work_queue import Claim, Outcome, Result
 
 logger = logging.getLogger(__name__)
 
 LOOK_S = 5.0  # longest time between two looks
 ROOM_S = 5.0  # between two looks for room on a full disk
 MAX_CHECKS = 3  # of an input, by owners that died or failed with it; then its batch fails
-NOT_CHECKED = InputError(
-    "input_not_checked", f"The server failed {MAX_CHECKS} times while it checked the input file."
+NOT_CHECKED = BatchError(
+    code="input_not_checked",
+    message=f"The server failed {MAX_CHECKS} times while it checked the input file.",
 )
 
 
@@ -41,35 +38,17 @@ class BatchRunner:
     """Runs all batches of an owner. Used by one event loop."""
 
     def __init__(
-        self,
-        tables: Tables,
-        thread: DatabaseThread,
-        blobs: Blobs,
-        work: LineWork,
-        models: Models,
-        *,
-        concurrency: int,
-        max_lines: int,
-        retention_s: int,
-        recorder: Recorder,
-        on_end: Callable[[], None],
-        unix_time: Callable[[], float] = time.time,
+        self, owned: Owned, work: LineWork, models: Models, on_end: Callable[[], None]
     ) -> None:
-        self._recorder = recorder
-        self._on_end = on_end  # a batch has ended
-        self._tables = tables
-        self._thread = thread
-        self._blobs = blobs
+        """`on_end` is called when a batch has ended."""
+        self._owned = owned
         self._work = work
         self._models = models
-        self._concurrency = concurrency
-        self._max_lines = max_lines
-        self._retention_s = retention_s
-        self._unix_time = unix_time
+        self._on_end = on_end
         self._changed = asyncio.Event()
         self._lines: dict[asyncio.Task[None], Claim] = {}
         self._steps: dict[str, asyncio.Task[None]] = {}  # of batches: a check, or result files
-        self._looking: asyncio.Task[None] | None = None
+        self._looking = asyncio.create_task(self._look_always())
         self.paused: str | None = None  # why no line is begun
         self.n_open = 0  # batches, at the last look
         self.n_unfinished = 0  # lines of those in progress, at the last look
@@ -79,24 +58,16 @@ class BatchRunner:
         """Lines that are being run."""
         return len(self._lines)
 
-    def start(self) -> None:
-        self._looking = asyncio.create_task(self._look_always())
-
     def look(self) -> None:
         """Call when something has changed."""
         self._changed.set()
 
     def healthy(self) -> bool:
-        return self._looking is not None and not self._looking.done()
+        return not self._looking.done()
 
     async def close(self) -> None:
         """End all work; lines that run are given back."""
-        tasks = [*self._lines, *self._steps.values()]
-        if self._looking is not None:
-            tasks.append(self._looking)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel([self._looking, *self._lines, *self._steps.values()])
 
     async def _look_always(self) -> None:
         while True:
@@ -115,26 +86,26 @@ class BatchRunner:
 
     async def _look(self) -> None:
         """Begin what is due."""
-        now = self._unix_time()
-        batches = await self._thread.call(self._tables.batches.open)
+        batches = await self._owned.call(self._owned.store.open_batches)
+        running = [batch for batch in batches if batch.status == "in_progress"]
         self.n_open = len(batches)
-        self.n_unfinished = sum(one.unfinished for one in batches if one.status == "in_progress")
+        self.n_unfinished = sum(batch.unfinished for batch in running)
         for batch in batches:
             if batch.id in self._steps:
                 continue
             if batch.ends_as is not None:
                 await self._stop_lines(batch)
                 self._begin_step(batch, self._finish(batch))
-            elif now >= batch.expires_at:
+            elif self._owned.now >= batch.expires_at:
                 await self._stop_lines(batch)
-                await self._thread.call(self._tables.batches.wind_up, batch.id, "expired", int(now))
-                self.look()
+                await self._wind_up(batch, "expired")
             elif batch.status == "validating":
                 self._begin_step(batch, self._check(batch))
-        running = [batch for batch in batches if batch.status == "in_progress"]
         if self.paused is None:
             await self._begin_lines(running)
-        await self._wind_up_done(running)
+        for batch in running:
+            if batch.unfinished == 0 and batch.id not in self._steps:
+                await self._wind_up(batch, "completed")
 
     def _begin_step(self, batch: OpenBatch, step: Coroutine[Any, Any, None]) -> None:
         async def work() -> None:
@@ -154,142 +125,125 @@ class BatchRunner:
 
     async def _check(self, batch: OpenBatch) -> None:
         """Check a batch's input, in at most `MAX_CHECKS` tries, whoever makes them."""
-        batches = self._tables.batches
-        n_begun = await self._thread.call(batches.begin_check, batch.id)
+        store = self._owned.store
+        n_begun = await self._owned.call(store.begin_check, batch.id)
         try:
             found = CheckedInput(errors=[NOT_CHECKED])
             if n_begun <= MAX_CHECKS:
                 found = await self._read_input(batch)
             await self._note_checked(batch, found)
         except InsufficientStorageError:  # which is no fault of the input's
-            await self._store(batches.release_check, batch.id)
+            await self._store(store.release_check, batch.id)
             raise
         except asyncio.CancelledError:
-            await asyncio.shield(self._thread.call(batches.release_check, batch.id))
+            await asyncio.shield(self._owned.call(store.release_check, batch.id))
             raise
 
     async def _read_input(self, batch: OpenBatch) -> CheckedInput:
-        with self._blobs.reading(batch.input_file_id) as path:
+        with self._owned.blobs.reading(batch.input_file_id) as path:
             return await asyncio.to_thread(
-                check_input, path, batch.endpoint, self._models, self._max_lines
+                check_input, path, batch.endpoint, self._models, self._owned.settings.max_lines
             )
 
     async def _note_checked(self, batch: OpenBatch, found: CheckedInput) -> None:
-        now = int(self._unix_time())
+        store, now = self._owned.store, self._owned.now
         if found.errors:
-            await self._thread.call(self._tables.batches.refuse, batch.id, found.errors, now)
-            self._recorder.add("splitscribe_batches_total", status="failed")
-            self._on_end()
-            logger.info("batch %s failed: %s", batch.id, found.errors[0].code)
-            return
-        await self._thread.call(self._tables.lines.begin, batch.id, found.lines, found.model, now)
-        logger.info("batch %s has %d lines", batch.id, len(found.lines))
+            await self._owned.call(store.refuse, batch.id, found.errors, now)
+            self._note_end(batch, "failed")
+        else:
+            await self._owned.call(store.begin, batch.id, found.lines, found.model, now)
+            logger.info("batch %s has %d lines", batch.id, len(found.lines))
 
     async def _begin_lines(self, batches: list[OpenBatch]) -> None:
         """Claim lines while there is room for them: first of the keys that have the fewest."""
-        self._blobs.check_room()
-        while len(self._lines) < self._concurrency:
-            of_owner = Counter(claim.owner for claim in self._lines.values())
-            of_batch = Counter(claim.batch_id for claim in self._lines.values())
+        self._owned.blobs.check_room()
+        while len(self._lines) < self._owned.settings.concurrency:
+            of_owner = Counter(claim.batch.owner for claim in self._lines.values())
+            of_batch = Counter(claim.batch.id for claim in self._lines.values())
             in_turn = sorted(batches, key=lambda one: (of_owner[one.owner], of_batch[one.id]))
-            claim = await self._thread.call(
-                self._tables.lines.claim, [batch.id for batch in in_turn]
-            )
+            claim = await self._owned.call(self._owned.queue.claim, in_turn)
             if claim is None:
                 return
             self._lines[asyncio.create_task(self._run_line(claim))] = claim
 
     async def _run_line(self, claim: Claim) -> None:
+        queue = self._owned.queue
         try:
             outcome, result = await self._work.run(claim)
-            await self._settle(claim, outcome, result)
-            self._recorder.add("splitscribe_batch_lines_total", outcome=outcome)
+            await self._store(queue.settle, claim, outcome, result)
+            self._owned.recorder.add("splitscribe_batch_lines_total", outcome=outcome)
         except InsufficientStorageError as error:
             self._pause(error)
             await asyncio.sleep(ROOM_S)
-            await self._give_back(claim)
+            await self._store(queue.release, claim)
         except asyncio.CancelledError:
-            await asyncio.shield(self._thread.call(self._tables.lines.release, claim))
+            await asyncio.shield(self._owned.call(queue.release, claim))
             raise
         except Exception:  # of the database
-            logger.exception("line %d of %s cannot go on", claim.number, claim.batch_id)
+            logger.exception("line %d of %s cannot go on", claim.number, claim.batch.id)
             await asyncio.sleep(LOOK_S)
-            await self._store(self._tables.lines.release, claim, True)
+            await self._store(queue.release, claim, True)
         finally:
             task = asyncio.current_task()
             assert task is not None
             self._lines.pop(task, None)
             self.look()
 
-    async def _settle(self, claim: Claim, outcome: Outcome, result: str) -> None:
-        await self._store(self._tables.lines.settle, claim, outcome, result)
-
-    async def _give_back(self, claim: Claim) -> None:
-        """Let the line be claimed again; else nobody would before the next owner."""
-        await self._store(self._tables.lines.release, claim)
-
     async def _store(self, work: Callable[..., object], *values: object) -> None:
         """Change the database as soon as there is room for it."""
         while True:
             try:
-                await self._thread.call(work, *values)
+                await self._owned.call(work, *values)
                 return
             except InsufficientStorageError as error:
                 self._pause(error)
                 await asyncio.sleep(ROOM_S)
 
     async def _stop_lines(self, batch: OpenBatch) -> None:
-        tasks = [task for task, claim in self._lines.items() if claim.batch_id == batch.id]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await _cancel([task for task, claim in self._lines.items() if claim.batch.id == batch.id])
 
-    async def _wind_up_done(self, batches: list[OpenBatch]) -> None:
-        for batch in batches:
-            if batch.unfinished == 0 and batch.id not in self._steps:
-                now = int(self._unix_time())
-                await self._thread.call(self._tables.batches.wind_up, batch.id, "completed", now)
-                self.look()
+    async def _wind_up(self, batch: OpenBatch, ends_as: Literal["completed", "expired"]) -> None:
+        await self._owned.call(self._owned.store.wind_up, batch.id, ends_as, self._owned.now)
+        self.look()
 
     async def _finish(self, batch: OpenBatch) -> None:
         """Write the files of a batch whose lines have ended."""
-        await self._thread.call(self._tables.lines.give_up, batch.id)
-        output = await self._write(batch, "completed")
-        errors = await self._write(batch, "failed")
-        now = int(self._unix_time())
-        await self._thread.call(self._tables.batches.end, batch, output, errors, now)
-        await self._thread.call(self._tables.database.give_space_back)
-        self._recorder.add("splitscribe_batches_total", status=str(batch.ends_as))
-        self._on_end()
-        logger.info("batch %s is %s", batch.id, batch.ends_as)
-
-    async def _write(self, batch: OpenBatch, outcome: Outcome) -> StoredFile | None:
-        """A file of all results of one kind; None where there is none."""
-        if not await self._thread.call(self._tables.lines.results, batch.id, outcome, 0):
-            return None
         assert batch.ends_as is not None
-        file_id, now = new_id("file-"), int(self._unix_time())
-        lines = file_lines(batch.id, batch.ends_as, self._results(batch.id, outcome))
-        size_bytes = await asyncio.to_thread(self._blobs.write, file_id, lines)
-        kept_s = batch.output_expires_after_s or self._retention_s
+        await self._owned.call(self._owned.queue.give_up, batch.id)
+        output = await self._write(batch, batch.ends_as, "completed")
+        errors = await self._write(batch, batch.ends_as, "failed")
+        await self._owned.call(self._owned.store.end, batch, output, errors, self._owned.now)
+        self._note_end(batch, batch.ends_as)
+
+    async def _write(
+        self, batch: OpenBatch, ends_as: Status, outcome: Outcome
+    ) -> FileObject | None:
+        """A file of all results of one kind; None where there is none."""
+        if not await self._owned.call(self._owned.queue.results, batch.id, outcome, 0):
+            return None
+        file_id = new_id("file-")
+        lines = file_lines(batch.id, ends_as, self._results(batch.id, outcome))
+        size_bytes = await asyncio.to_thread(self._owned.blobs.write, file_id, lines)
         kind = "output" if outcome == "completed" else "error"
-        return StoredFile(
+        return self._owned.new_file(
             file_id,
             "batch_output",
             f"{batch.id}_{kind}.jsonl",
             size_bytes,
-            now,
-            now + kept_s if kept_s else None,
+            batch.output_expires_after_s,
         )
 
-    def _results(self, batch_id: str, outcome: Outcome) -> Iterator[tuple[int, str, str | None]]:
+    def _results(self, batch_id: str, outcome: Outcome) -> Iterator[Result]:
         """All rows, read page by page. Called in a thread."""
-        after = 0
-        while page := self._thread.call_blocking(
-            self._tables.lines.results, batch_id, outcome, after
-        ):
+        read, after = self._owned.queue.results, 0
+        while page := self._owned.thread.call_blocking(read, batch_id, outcome, after):
             yield from page
             after = page[-1][0]
+
+    def _note_end(self, batch: OpenBatch, status: Status) -> None:
+        self._owned.recorder.add("splitscribe_batches_total", status=status)
+        self._on_end()
+        logger.info("batch %s is %s", batch.id, status)
 
     def _pause(self, error: InsufficientStorageError) -> None:
         if self.paused is None:
@@ -298,8 +252,14 @@ class BatchRunner:
 
     def _find_room(self) -> None:
         """End a pause where there is room again. Raises InsufficientStorageError."""
-        self._blobs.check_room()
+        self._owned.blobs.check_room()
         if self.paused is not None:
             logger.info("batches go on")
             self.paused = None
             self.look()
+
+
+async def _cancel(tasks: list[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

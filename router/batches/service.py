@@ -1,7 +1,8 @@
-"""Files and batches, in the one process that owns their folder; implements `BatchBackend`.
+"""Files and batches, in the one process that owns their folder.
 
 It opens the folder, which nobody else may have open, answers what routers ask, and keeps the
-runner, the webhooks and the housekeeping going. Knows neither HTTP nor Ray.
+runner, the webhooks and the housekeeping going. Routers reach it through `cluster.serve.bulk`.
+Knows neither HTTP nor Ray.
 """
 
 from __future__ import annotations
@@ -11,104 +12,77 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 
-from cluster.clock import SYSTEM_CLOCK, Clock
 from cluster.errors import ConfigurationError, InsufficientStorageError
 from cluster.metrics import BATCH_METRICS, Recorder, silent_recorder
 from cluster.settings import BatchSettings
-from router.batches.blobs import Blobs
-from router.batches.database import DatabaseThread, check_local, exclusive
-from router.batches.file_table import no_such_file
-from router.batches.hosts import HostRules, Resolve, resolve
-from router.batches.interface import (
-    PIECE_BYTES,
+from router.api.batch_bodies import (
     Batch,
-    Listing,
-    NewBatch,
-    NewFile,
-    Order,
-    StoredFile,
+    BatchPage,
+    CreateBatchRequest,
+    FileObject,
+    FilePage,
+    UploadFields,
+    expiry_s,
 )
+from router.batches.blobs import Blobs
+from router.batches.database import Database, DatabaseThread, check_local, exclusive
+from router.batches.hosts import HostRules, Resolve, resolve
 from router.batches.line_work import BulkTranscriber, LineWork
 from router.batches.lines import Models
 from router.batches.outbound import Downloads
+from router.batches.owned import Owned
 from router.batches.runner import BatchRunner
-from router.batches.tables import Tables, open_tables
+from router.batches.store import Order, Store, no_such_file
 from router.batches.webhooks import Webhooks
+from router.batches.work_queue import WorkQueue
 
 logger = logging.getLogger(__name__)
 
+ASKED = (  # by routers
+    *("begin_upload", "append", "finish_upload", "abort_upload"),
+    *("file", "list_files", "delete_file", "read"),
+    *("create_batch", "batch", "list_batches", "cancel_batch"),
+)
+PIECE_BYTES = 1024 * 1024  # of an upload or a download that crosses at once
 OWNED_S = 60.0  # how long the owner before this one may take to end
 CHORES_S = 5.0
 CLEANING_S = 60.0
 
 
 class BatchService:
-    """All of it; made by `open_service`."""
+    """Files and batches of all keys; made by `open_service`.
+
+    `owner` names the API key whose object it is, by a digest; empty where there are no keys. What
+    another key owns is as if it were not there. Ids are made by who asks, so that a call that got
+    no answer can be repeated.
+
+    What routers ask raises NotFoundError for an object that is not there, InsufficientStorageError
+    where the disk or a quota is full, and OverloadedError where the owner cannot be reached now.
+    """
 
     def __init__(
         self,
-        settings: BatchSettings,
-        tables: Tables,
-        thread: DatabaseThread,
-        blobs: Blobs,
+        owned: Owned,
         models: Models,
         engine: BulkTranscriber,
-        recorder: Recorder,
         lock: ExitStack,
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        resolve: Resolve = resolve,
-        unix_time: Callable[[], float] = time.time,
+        resolve: Resolve,
     ) -> None:
-        self._settings = settings
-        self._tables = tables
-        self._thread = thread
-        self._blobs = blobs
-        self._recorder = recorder
+        """`lock` is let go of at the end."""
+        self._owned = owned
+        self._store = owned.store
         self._lock = lock
-        self._unix_time = unix_time
         self._look_at_once = asyncio.Event()
+        settings = owned.settings
         networks = settings.private_networks
         self._downloads = Downloads(
-            HostRules(settings.allowed_hosts, networks, resolve),
-            blobs,
-            max_bytes=settings.max_file_bytes,
-            timeout_s=settings.fetch_timeout_s,
+            HostRules(settings.allowed_hosts, networks, resolve), owned.blobs, settings
         )
-        self._webhooks = Webhooks(
-            tables.webhooks,
-            thread,
-            HostRules(settings.webhook_hosts, networks, resolve),
-            settings.webhook_secret,
-            recorder,
-            unix_time,
-        )
-        work = LineWork(
-            engine,
-            tables,
-            thread,
-            blobs,
-            self._downloads,
-            max_audio_bytes=settings.max_file_bytes,
-            clock=clock,
-        )
-        self._runner = BatchRunner(
-            tables,
-            thread,
-            blobs,
-            work,
-            models,
-            concurrency=settings.concurrency,
-            max_lines=settings.max_lines,
-            retention_s=settings.retention_s,
-            recorder=recorder,
-            on_end=self._look_at_once.set,
-            unix_time=unix_time,
-        )
-        self._runner.start()
+        self._webhooks = Webhooks(owned, HostRules(settings.webhook_hosts, networks, resolve))
+        work = LineWork(owned, engine, self._downloads)
+        self._runner = BatchRunner(owned, work, models, self._look_at_once.set)
         self._chores = asyncio.create_task(self._do_chores())
 
     def healthy(self) -> bool:
@@ -121,98 +95,96 @@ class BatchService:
         await self._runner.close()
         await self._webhooks.close()
         await self._downloads.close()
-        await self._thread.call(self._tables.database.close)
-        await asyncio.to_thread(self._thread.close)
+        await self._owned.call(self._owned.database.close)
+        await asyncio.to_thread(self._owned.thread.close)
         self._lock.close()
 
-    # What `BatchBackend` documents.
+    # What routers ask; see `ASKED`.
 
     async def begin_upload(self, owner: str, upload_id: str, expected_bytes: int) -> None:
-        self._blobs.check_room(expected_bytes)
+        """Announce an upload; `expected_bytes` is 0 where the client does not say."""
+        self._owned.blobs.check_room(expected_bytes)
         await self._check_quota(owner, expected_bytes)
 
     async def append(self, upload_id: str, offset: int, piece: bytes) -> None:
-        await asyncio.to_thread(self._blobs.append, upload_id, offset, piece)
+        """Write a piece of at most `PIECE_BYTES`. The same call again does no harm."""
+        await asyncio.to_thread(self._owned.blobs.append, upload_id, offset, piece)
 
-    async def finish_upload(self, owner: str, file: NewFile) -> StoredFile:
-        await self._check_quota(owner, file.size_bytes, but=file.id)
-        await asyncio.to_thread(self._blobs.keep, file.id, file.size_bytes)
-        now = self._now()
-        kept_s = file.expires_after_s or self._settings.retention_s
-        stored = StoredFile(
-            file.id,
-            file.purpose,
-            file.filename,
-            file.size_bytes,
-            now,
-            now + kept_s if kept_s else None,
-        )
-        return await self._thread.call(self._tables.files.add, owner, stored)
+    async def finish_upload(
+        self, owner: str, upload_id: str, filename: str, size_bytes: int, fields: UploadFields
+    ) -> FileObject:
+        """Make a file of an upload; it keeps the id."""
+        await self._check_quota(owner, size_bytes, but=upload_id)
+        await asyncio.to_thread(self._owned.blobs.keep, upload_id, size_bytes)
+        kept_s = expiry_s(fields.expires_after)
+        file = self._owned.new_file(upload_id, fields.purpose, filename, size_bytes, kept_s)
+        return await self._owned.call(self._store.add_file, owner, file)
 
     async def abort_upload(self, upload_id: str) -> None:
-        await asyncio.to_thread(self._blobs.abort, upload_id)
+        await asyncio.to_thread(self._owned.blobs.abort, upload_id)
 
-    async def file(self, owner: str, file_id: str) -> StoredFile:
-        return await self._thread.call(self._tables.files.get, owner, file_id, self._now())
+    async def file(self, owner: str, file_id: str) -> FileObject:
+        return await self._owned.call(self._store.file, owner, file_id, self._owned.now)
 
     async def list_files(
         self, owner: str, after: str | None, limit: int, order: Order, purpose: str | None
-    ) -> Listing[StoredFile]:
-        return await self._thread.call(
-            self._tables.files.page, owner, after, limit, order, purpose, self._now()
+    ) -> FilePage:
+        return await self._owned.call(
+            self._store.files, owner, after, limit, order, purpose, self._owned.now
         )
 
     async def delete_file(self, owner: str, file_id: str) -> None:
-        await self._thread.call(self._tables.files.delete, owner, file_id, self._now())
+        """Raises ConflictError where a batch that has not ended reads it."""
+        await self._owned.call(self._store.delete_file, owner, file_id, self._owned.now)
 
     async def read(self, file_id: str, offset: int) -> bytes:
+        """At most `PIECE_BYTES` of a file that `file` has found, empty at its end.
+
+        A file that is deleted meanwhile stays readable while somebody reads it.
+        """
         try:
-            return await asyncio.to_thread(self._blobs.read, file_id, offset, PIECE_BYTES)
+            return await asyncio.to_thread(self._owned.blobs.read, file_id, offset, PIECE_BYTES)
         except FileNotFoundError:
             raise no_such_file(file_id) from None
 
-    async def create_batch(self, owner: str, batch: NewBatch) -> Batch:
-        if batch.webhook_url is not None:
-            await self._webhooks.check(batch.webhook_url)
-        created = await self._thread.call(
-            self._tables.batches.add,
-            owner,
-            batch,
-            self._now(),
-            self._settings.max_batches_per_key,
+    async def create_batch(self, owner: str, batch_id: str, asked: CreateBatchRequest) -> Batch:
+        """Raises RateLimitError where the key has as many as it may."""
+        if asked.webhook_url is not None:
+            await self._webhooks.check(asked.webhook_url)
+        most = self._owned.settings.max_batches_per_key
+        created = await self._owned.call(
+            self._store.add_batch, owner, batch_id, asked, self._owned.now, most
         )
         self._runner.look()
         return self._shown(created)
 
     async def batch(self, owner: str, batch_id: str) -> Batch:
-        return self._shown(await self._thread.call(self._tables.batches.get, owner, batch_id))
+        return self._shown(await self._owned.call(self._store.batch, owner, batch_id))
 
-    async def list_batches(self, owner: str, after: str | None, limit: int) -> Listing[Batch]:
-        found = await self._thread.call(self._tables.batches.page, owner, after, limit)
-        return Listing(tuple(map(self._shown, found.items)), found.has_more)
+    async def list_batches(self, owner: str, after: str | None, limit: int) -> BatchPage:
+        found = await self._owned.call(self._store.batches, owner, after, limit)
+        return found.model_copy(update={"data": [self._shown(batch) for batch in found.data]})
 
     async def cancel_batch(self, owner: str, batch_id: str) -> Batch:
-        batch = await self._thread.call(self._tables.batches.cancel, owner, batch_id, self._now())
+        """Raises ConflictError where it has ended otherwise."""
+        batch = await self._owned.call(self._store.cancel, owner, batch_id, self._owned.now)
         self._runner.look()
         return batch
 
     def _shown(self, batch: Batch) -> Batch:
         """With why it waits, where it does."""
-        waits = self._runner.paused is not None and batch.status in ("in_progress", "finalizing")
-        return replace(batch, paused=self._runner.paused) if waits else batch
-
-    def _now(self) -> int:
-        return int(self._unix_time())
+        waits = batch.status in ("in_progress", "finalizing")
+        return batch.model_copy(update={"paused": self._runner.paused}) if waits else batch
 
     async def _check_quota(self, owner: str, more_bytes: int, but: str = "") -> None:
         """Raises InsufficientStorageError where a key's files would be more than it may have.
 
         but: a file that is not counted, since it may be there already.
         """
-        quota = self._settings.quota_bytes
+        quota = self._owned.settings.quota_bytes
         if not quota:
             return
-        used = await self._thread.call(self._tables.files.used_bytes, owner, but)
+        used = await self._owned.call(self._store.used_bytes, owner, but)
         if used + more_bytes > quota:
             raise InsufficientStorageError(
                 f"The files of this API key take {used} bytes, of at most {quota}; this one with "
@@ -238,25 +210,24 @@ class BatchService:
 
     async def clean(self) -> None:
         """Let go of what has expired, and of what nobody reads any more."""
-        await self._thread.call(self._tables.files.expire, self._now())
-        deleted = await self._thread.call(self._tables.files.deleted)
-        gone = await asyncio.to_thread(self._blobs.remove, deleted)
-        await self._thread.call(self._tables.files.forget, gone)
-        await asyncio.to_thread(self._blobs.sweep)
-        if retention_s := self._settings.retention_s:
-            before = self._now() - retention_s
-            await self._thread.call(self._tables.batches.forget_ended, before)
+        call, store, blobs, now = self._owned.call, self._store, self._owned.blobs, self._owned.now
+        deleted = await call(store.expire_files, now)
+        gone = await asyncio.to_thread(blobs.remove, deleted)
+        await call(store.forget_files, gone)
+        await asyncio.to_thread(blobs.sweep)
+        if retention_s := self._owned.settings.retention_s:
+            await call(store.forget_batches, now - retention_s)
 
     async def _report(self) -> None:
-        n_files, n_bytes = await self._thread.call(self._tables.files.totals)
-        record, running = self._recorder.set, self._runner.n_running
+        n_files, n_bytes = await self._owned.call(self._store.file_totals)
+        record, running = self._owned.recorder.set, self._runner.n_running
         record("splitscribe_batches_open", self._runner.n_open)
         record("splitscribe_batches_paused", float(self._runner.paused is not None))
         record("splitscribe_batch_lines_waiting", max(0, self._runner.n_unfinished - running))
         record("splitscribe_batch_lines_running", running)
         record("splitscribe_batch_files", n_files)
         record("splitscribe_batch_files_bytes", n_bytes)
-        record("splitscribe_batch_disk_free_bytes", self._blobs.free_bytes())
+        record("splitscribe_batch_disk_free_bytes", self._owned.blobs.free_bytes())
 
 
 async def open_service(
@@ -265,7 +236,6 @@ async def open_service(
     engine: BulkTranscriber,
     recorder: Recorder | None = None,
     *,
-    clock: Clock = SYSTEM_CLOCK,
     resolve: Resolve = resolve,
     unix_time: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
@@ -289,23 +259,14 @@ async def open_service(
         raise ConfigurationError(f"batches.folder {folder} cannot be used: {error}") from error
     thread = DatabaseThread()
     try:
-        tables = await thread.call(open_tables, folder)
+        database = await thread.call(Database, folder)
+        store, queue = Store(database), await thread.call(WorkQueue, database)
         blobs = await asyncio.to_thread(Blobs, folder, settings.min_free_bytes, monotonic)
-        known = await thread.call(tables.files.known)
+        known = await thread.call(store.known_files)
         await asyncio.to_thread(blobs.sweep, known)
-        return BatchService(
-            settings,
-            tables,
-            thread,
-            blobs,
-            models,
-            engine,
-            recorder or silent_recorder(BATCH_METRICS),
-            lock,
-            clock=clock,
-            resolve=resolve,
-            unix_time=unix_time,
-        )
+        recorder = recorder or silent_recorder(BATCH_METRICS)
+        owned = Owned(settings, blobs, database, store, queue, thread, recorder, unix_time)
+        return BatchService(owned, models, engine, lock, resolve)
     except BaseException:
         thread.close()
         lock.close()

@@ -11,20 +11,15 @@ import asyncio
 import base64
 import hashlib
 import hmac
-import json
 import logging
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
 
 import httpx
 
 from cluster.errors import InvalidRequestError, SplitscribeError
-from cluster.metrics import Recorder
-from router.batches.database import Database, DatabaseThread
 from router.batches.hosts import HostRules
 from router.batches.outbound import Caller
+from router.batches.owned import Owned
+from router.batches.work_queue import Delivery
 
 logger = logging.getLogger(__name__)
 
@@ -32,29 +27,6 @@ PARAM = "webhook_url"
 DELAYS_S = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)  # between tries; then it is given up
 ANSWER_S = 15.0  # longest time of a try
 AT_ONCE = 8
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """One event and where it goes."""
-
-    id: str
-    batch_id: str
-    url: str
-    type: str
-    created_at: int
-    attempts: int
-
-    @property
-    def body(self) -> bytes:
-        event = {
-            "id": self.id,
-            "object": "event",
-            "created_at": self.created_at,
-            "type": self.type,
-            "data": {"id": self.batch_id},
-        }
-        return json.dumps(event, separators=(",", ":")).encode()
 
 
 def signature_headers(secret: str, event_id: str, unix_s: int, body: bytes) -> dict[str, str]:
@@ -70,61 +42,13 @@ def signature_headers(secret: str, event_id: str, unix_s: int, body: bytes) -> d
     }
 
 
-class WebhookTable:
-    """Deliveries that are left to do. Runs in the database's thread."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
-    def due(self, now: int, but: frozenset[str]) -> list[Delivery]:
-        """Those whose time has come, apart from those that are being made."""
-        rows = self._database.all(
-            "SELECT * FROM webhooks WHERE due_at <= ? ORDER BY due_at LIMIT ?",
-            now,
-            AT_ONCE + len(but),
-        )
-        return [
-            Delivery(
-                row["id"],
-                row["batch_id"],
-                row["url"],
-                row["type"],
-                row["created_at"],
-                row["attempts"],
-            )
-            for row in rows
-            if row["id"] not in but
-        ]
-
-    def forget(self, delivery: Delivery) -> None:
-        self._database.run("DELETE FROM webhooks WHERE id = ?", delivery.id)
-
-    def put_off(self, delivery: Delivery, due_at: int) -> None:
-        self._database.run(
-            "UPDATE webhooks SET attempts = attempts + 1, due_at = ? WHERE id = ?",
-            due_at,
-            delivery.id,
-        )
-
-
 class Webhooks:
     """Makes deliveries."""
 
-    def __init__(
-        self,
-        table: WebhookTable,
-        thread: DatabaseThread,
-        rules: HostRules,
-        secret: str | None,
-        recorder: Recorder,
-        unix_time: Callable[[], float] = time.time,
-    ) -> None:
-        self._table = table
-        self._thread = thread
+    def __init__(self, owned: Owned, rules: HostRules) -> None:
+        self._owned = owned
         self._rules = rules
-        self._secret = secret
-        self._recorder = recorder
-        self._unix_time = unix_time
+        self._secret = owned.settings.webhook_secret
         self._caller = Caller()
         self._running: dict[str, asyncio.Task[None]] = {}
 
@@ -146,14 +70,14 @@ class Webhooks:
 
     async def deliver_due(self) -> None:
         """Begin the deliveries whose time has come."""
-        if self._secret is None or len(self._running) >= AT_ONCE:
+        most = AT_ONCE - len(self._running)
+        if self._secret is None or not most:
             return
-        now = int(self._unix_time())
-        due = await self._thread.call(self._table.due, now, frozenset(self._running))
-        for delivery in due[: AT_ONCE - len(self._running)]:
-            task = asyncio.create_task(self._deliver(delivery, self._secret))
-            self._running[delivery.id] = task
-            task.add_done_callback(partial(self._done, delivery.id))
+        due = await self._owned.call(
+            self._owned.queue.due_webhooks, self._owned.now, frozenset(self._running), most
+        )
+        for delivery in due:
+            self._running[delivery.id] = asyncio.create_task(self._deliver(delivery, self._secret))
 
     async def close(self) -> None:
         """End what is being delivered; it stays due."""
@@ -163,27 +87,25 @@ class Webhooks:
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._caller.close()
 
-    def _done(self, delivery_id: str, _: asyncio.Task[None]) -> None:
-        self._running.pop(delivery_id, None)
-
     async def _deliver(self, delivery: Delivery, secret: str) -> None:
-        why = await self._try(delivery, secret)
-        if not why:
-            self._recorder.add("splitscribe_batch_webhooks_total", outcome="delivered")
-            await self._thread.call(self._table.forget, delivery)
-        elif delivery.attempts < len(DELAYS_S):
-            self._recorder.add("splitscribe_batch_webhooks_total", outcome="put_off")
-            due_at = int(self._unix_time()) + DELAYS_S[delivery.attempts]
-            await self._thread.call(self._table.put_off, delivery, due_at)
-        else:
-            self._recorder.add("splitscribe_batch_webhooks_total", outcome="given_up")
-            logger.warning("a webhook of %s is given up: %s", delivery.batch_id, why)
-            await self._thread.call(self._table.forget, delivery)
+        queue = self._owned.queue
+        try:
+            why = await self._try(delivery, secret)
+            if why and delivery.attempts < len(DELAYS_S):
+                outcome, due_at = "put_off", self._owned.now + DELAYS_S[delivery.attempts]
+                await self._owned.call(queue.put_off_webhook, delivery, due_at)
+            else:
+                outcome = "given_up" if why else "delivered"
+                await self._owned.call(queue.forget_webhook, delivery)
+            self._owned.recorder.add("splitscribe_batch_webhooks_total", outcome=outcome)
+            if outcome == "given_up":
+                logger.warning("a webhook of %s is given up: %s", delivery.batch_id, why)
+        finally:
+            del self._running[delivery.id]
 
     async def _try(self, delivery: Delivery, secret: str) -> str:
         """Why it was not taken; empty: it was."""
-        now = int(self._unix_time())
-        headers = signature_headers(secret, delivery.id, now, delivery.body)
+        headers = signature_headers(secret, delivery.id, self._owned.now, delivery.body)
         try:
             async with asyncio.timeout(ANSWER_S):
                 destination = await self._rules.check(delivery.url, PARAM)

@@ -12,18 +12,11 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 
 from cluster.errors import InvalidRequestError, NotFoundError
-from router.api.batch_bodies import (
-    BatchErrorListResponse,
-    BatchErrorResponse,
-    BatchListResponse,
-    BatchResponse,
-    CreateBatchRequest,
-    RequestCountsResponse,
-    expiry_s,
-)
+from router.api.batch_bodies import Batch, BatchPage, CreateBatchRequest
 from router.api.documents import parse_document
 from router.api.openapi import whole_schema
-from router.batches.interface import Batch, BatchBackend, NewBatch, new_id
+from router.batches.service import BatchService
+from router.batches.store import new_id
 from router.http.files import add_files, key_owner
 from router.http.keys import KeyRing
 from router.http.uploads import small_body
@@ -36,7 +29,7 @@ INPUT_PURPOSE = "batch"
 class BatchAccess:
     """How a router reaches files and batches. max_file_bytes: of an upload."""
 
-    backend: BatchBackend
+    batches: BatchService
     max_file_bytes: int
 
 
@@ -45,8 +38,8 @@ def add_batches(api: APIRouter, access: BatchAccess | None, keys: KeyRing) -> No
     if access is None:
         _add_refusal(api)
         return
-    add_files(api, access.backend, keys, access.max_file_bytes)
-    _add_routes(api, access.backend, keys)
+    add_files(api, access.batches, keys, access.max_file_bytes)
+    _add_routes(api, access.batches, keys)
 
 
 def _add_refusal(api: APIRouter) -> None:
@@ -64,7 +57,7 @@ def _add_refusal(api: APIRouter) -> None:
             )
 
 
-def _add_routes(api: APIRouter, backend: BatchBackend, keys: KeyRing) -> None:
+def _add_routes(api: APIRouter, batches: BatchService, keys: KeyRing) -> None:
     schema = {"application/json": {"schema": whole_schema(CreateBatchRequest)}}
 
     @api.post(
@@ -73,7 +66,7 @@ def _add_routes(api: APIRouter, backend: BatchBackend, keys: KeyRing) -> None:
         summary="Create a batch",
         openapi_extra={"requestBody": {"required": True, "content": schema}},
     )
-    async def create_batch(request: Request) -> BatchResponse:
+    async def create_batch(request: Request) -> Batch:
         """Run the lines of a file: `{custom_id, method, url, body}`.
 
         `body` has the endpoint's fields, and the audio as `file_id`, `file_url` or `url` (an http
@@ -82,7 +75,7 @@ def _add_routes(api: APIRouter, backend: BatchBackend, keys: KeyRing) -> None:
         owner = key_owner(request, keys)
         content = await small_body(request.receive, MAX_BODY_BYTES)
         asked = parse_document(CreateBatchRequest, content)
-        file = await backend.file(owner, asked.input_file_id)
+        file = await batches.file(owner, asked.input_file_id)
         if file.purpose != INPUT_PURPOSE:
             raise InvalidRequestError(
                 f"The input file has the purpose {file.purpose!r}; upload it with "
@@ -90,56 +83,22 @@ def _add_routes(api: APIRouter, backend: BatchBackend, keys: KeyRing) -> None:
                 param="input_file_id",
                 code="invalid_purpose",
             )
-        new = NewBatch(
-            new_id("batch_"),
-            asked.input_file_id,
-            asked.endpoint,
-            asked.metadata,
-            expiry_s(asked.output_expires_after),
-            asked.webhook_url,
-        )
-        return shown(await backend.create_batch(owner, new))
+        return await batches.create_batch(owner, new_id("batch_"), asked)
 
     @api.get("/batches", tags=["batches"], summary="List batches")
     async def list_batches(
         request: Request,
         after: str | None = None,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
-    ) -> BatchListResponse:
+    ) -> BatchPage:
         """Batches of the key that asks, the newest first."""
-        found = await backend.list_batches(key_owner(request, keys), after, limit)
-        return BatchListResponse.of([shown(batch) for batch in found.items], found.has_more)
+        return await batches.list_batches(key_owner(request, keys), after, limit)
 
     @api.get("/batches/{batch_id}", tags=["batches"], summary="Look a batch up")
-    async def retrieve_batch(request: Request, batch_id: str) -> BatchResponse:
-        return shown(await backend.batch(key_owner(request, keys), batch_id))
+    async def retrieve_batch(request: Request, batch_id: str) -> Batch:
+        return await batches.batch(key_owner(request, keys), batch_id)
 
     @api.post("/batches/{batch_id}/cancel", tags=["batches"], summary="Cancel a batch")
-    async def cancel_batch(request: Request, batch_id: str) -> BatchResponse:
+    async def cancel_batch(request: Request, batch_id: str) -> Batch:
         """What was transcribed until then is in its output file."""
-        return shown(await backend.cancel_batch(key_owner(request, keys), batch_id))
-
-
-def shown(batch: Batch) -> BatchResponse:
-    errors = [
-        BatchErrorResponse(code=one.code, message=one.message, param=one.param, line=one.line)
-        for one in batch.errors
-    ]
-    return BatchResponse(
-        id=batch.id,
-        endpoint=batch.endpoint,
-        model=batch.model,
-        errors=BatchErrorListResponse(data=errors) if errors else None,
-        input_file_id=batch.input_file_id,
-        status=batch.status,
-        output_file_id=batch.output_file_id,
-        error_file_id=batch.error_file_id,
-        created_at=batch.created_at,
-        expires_at=batch.expires_at,
-        request_counts=RequestCountsResponse(
-            total=batch.total, completed=batch.completed, failed=batch.failed
-        ),
-        metadata=None if batch.metadata is None else dict(batch.metadata),
-        paused=batch.paused,
-        **{name: at for name, at in batch.times.items() if name in BatchResponse.model_fields},
-    )
+        return await batches.cancel_batch(key_owner(request, keys), batch_id)

@@ -18,6 +18,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from cluster.errors import AuthenticationError, InvalidRequestError, SplitscribeError
+from router.api.responses import envelope, error_body
 
 logger = logging.getLogger(__name__)
 
@@ -31,11 +32,6 @@ RETRY_AFTER_S = 1.0  # for a 429 or 503 whose error gives no time
 def error_response(error: SplitscribeError) -> JSONResponse:
     """The answer for `error`: its body, its status, and headers that say whether to retry."""
     return JSONResponse(error_body(error), error.status, _retry_headers(error))
-
-
-def error_body(error: SplitscribeError) -> dict[str, Any]:
-    """The envelope of `error`, for an answer or for an event of a stream."""
-    return _body(error.message, error.type, error.param, error.code)
 
 
 class UnexpectedError(SplitscribeError):
@@ -105,7 +101,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     headers = dict(error.headers or {})
     if error.status_code < 500:
         headers["x-should-retry"] = "false"
-    return JSONResponse(_body(message, kind, None, code), error.status_code, headers)
+    return JSONResponse(envelope(message, kind, None, code), error.status_code, headers)
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:
@@ -129,7 +125,3 @@ def _retry_headers(error: SplitscribeError) -> dict[str, str]:
     if isinstance(error, AuthenticationError):
         headers["www-authenticate"] = "Bearer"
     return headers
-
-
-def _body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
-    return {"error": {"message": message, "type": kind, "param": param, "code": code}}

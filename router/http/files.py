@@ -18,21 +18,15 @@ from fastapi.responses import StreamingResponse
 
 from cluster.errors import AudioTooShortError, InvalidRequestError, SplitscribeError
 from router.api.batch_bodies import (
-    FileDeletedResponse,
-    FileListResponse,
-    FileResponse,
+    FileDeleted,
+    FileObject,
+    FilePage,
     UploadFields,
-    expiry_s,
     parse_upload,
 )
 from router.api.openapi import whole_schema
-from router.batches.interface import (
-    PIECE_BYTES,
-    BatchBackend,
-    NewFile,
-    StoredFile,
-    new_id,
-)
+from router.batches.service import PIECE_BYTES, BatchService
+from router.batches.store import new_id
 from router.http.keys import KeyRing
 from router.http.multipart import FILE_FIELD, FormReader, form_boundary
 from router.http.uploads import (
@@ -64,25 +58,25 @@ def key_owner(request: Request, keys: KeyRing) -> str:
 class FileRoutes:
     """What the routes do."""
 
-    def __init__(self, backend: BatchBackend, keys: KeyRing, max_file_bytes: int) -> None:
-        self._backend = backend
+    def __init__(self, batches: BatchService, keys: KeyRing, max_file_bytes: int) -> None:
+        self._batches = batches
         self._keys = keys
         self._max_file_bytes = max_file_bytes
 
-    async def create(self, request: Request) -> Response | FileResponse:
+    async def create(self, request: Request) -> Response | FileObject:
         with self._keys.request_of(getattr(request.state, "key_owner", None)):
             try:
-                return shown(await self._receive(request))
+                return await self._receive(request)
             except ClientDisconnectedError:
                 logger.info("the client hung up in the middle of an upload")
                 return Response(status_code=CLIENT_CLOSED)
 
-    async def _receive(self, request: Request) -> StoredFile:
+    async def _receive(self, request: Request) -> FileObject:
         owner, file_id = key_owner(request, self._keys), new_id("file-")
         length = check_content_length(request.headers, self._max_file_bytes)
-        sink = _Upload(self._backend, file_id)
+        sink = _Upload(self._batches, file_id)
         form = FormReader(form_boundary(request.headers), sink, self._max_file_bytes)
-        await self._backend.begin_upload(owner, file_id, length or 0)
+        await self._batches.begin_upload(owner, file_id, length or 0)
         try:
             async for chunk in body_chunks(request.receive):
                 form.feed(chunk)
@@ -95,47 +89,41 @@ class FileRoutes:
                 ) from None
             fields = parse_upload(pairs)
             await sink.flush()
-            file = NewFile(
-                file_id,
-                fields.purpose,
-                form.filename.replace("\\", "/").rpartition("/")[2][:MAX_NAME],
-                sink.size_bytes,
-                expiry_s(fields.expires_after),
-            )
-            return await self._backend.finish_upload(owner, file)
+            name = form.filename.replace("\\", "/").rpartition("/")[2][:MAX_NAME]
+            return await self._batches.finish_upload(owner, file_id, name, sink.size_bytes, fields)
         except BaseException:
             with suppress(SplitscribeError):
-                await asyncio.shield(self._backend.abort_upload(file_id))
+                await asyncio.shield(self._batches.abort_upload(file_id))
             raise
 
     async def content(self, request: Request, file_id: str) -> Response:
-        file = await self._backend.file(key_owner(request, self._keys), file_id)
-        first = await self._backend.read(file.id, 0)
+        file = await self._batches.file(key_owner(request, self._keys), file_id)
+        first = await self._batches.read(file.id, 0)
         return StreamingResponse(
             self._pieces(file, first),
             media_type="application/octet-stream",
             headers={
-                "content-length": str(file.size_bytes),
+                "content-length": str(file.bytes),
                 "content-disposition": f"attachment; filename*=UTF-8''{quote(file.filename)}",
                 "x-content-type-options": "nosniff",
             },
         )
 
-    async def _pieces(self, file: StoredFile, piece: bytes) -> AsyncIterator[bytes]:
+    async def _pieces(self, file: FileObject, piece: bytes) -> AsyncIterator[bytes]:
         offset = 0
         while piece:
             yield piece
             offset += len(piece)
-            if offset >= file.size_bytes:
+            if offset >= file.bytes:
                 return
-            piece = await self._backend.read(file.id, offset)
+            piece = await self._batches.read(file.id, offset)
 
 
 class _Upload:
     """Where a form's file goes; implements `router.http.multipart.FileSink`."""
 
-    def __init__(self, backend: BatchBackend, upload_id: str) -> None:
-        self._backend = backend
+    def __init__(self, batches: BatchService, upload_id: str) -> None:
+        self._batches = batches
         self._upload_id = upload_id
         self._buffer = bytearray()
         self._sent_bytes = 0
@@ -151,23 +139,23 @@ class _Upload:
         """Send what is there, in pieces, while it is `at_least` so much."""
         while len(self._buffer) >= at_least:
             piece = bytes(self._buffer[:PIECE_BYTES])
-            await self._backend.append(self._upload_id, self._sent_bytes, piece)
+            await self._batches.append(self._upload_id, self._sent_bytes, piece)
             del self._buffer[: len(piece)]
             self._sent_bytes += len(piece)
 
 
-def add_files(api: APIRouter, backend: BatchBackend, keys: KeyRing, max_file_bytes: int) -> None:
+def add_files(api: APIRouter, batches: BatchService, keys: KeyRing, max_file_bytes: int) -> None:
     """Add the routes to `api`."""
-    routes = FileRoutes(backend, keys, max_file_bytes)
+    routes = FileRoutes(batches, keys, max_file_bytes)
 
     @api.post(
         "/files",
         tags=["files"],
         summary="Upload a file",
-        response_model=FileResponse,
+        response_model=FileObject,
         openapi_extra=_upload_body(),
     )
-    async def create_file(request: Request) -> Response | FileResponse:
+    async def create_file(request: Request) -> Response | FileObject:
         """The lines of a batch (`purpose` is `batch`), or audio that they name."""
         return await routes.create(request)
 
@@ -178,20 +166,19 @@ def add_files(api: APIRouter, backend: BatchBackend, keys: KeyRing, max_file_byt
         limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
-    ) -> FileListResponse:
+    ) -> FilePage:
         """Files of the key that asks, the newest first."""
-        found = await backend.list_files(key_owner(request, keys), after, limit, order, purpose)
-        return FileListResponse.of([shown(file) for file in found.items], found.has_more)
+        return await batches.list_files(key_owner(request, keys), after, limit, order, purpose)
 
     @api.get("/files/{file_id}", tags=["files"], summary="Look a file up")
-    async def retrieve_file(request: Request, file_id: str) -> FileResponse:
-        return shown(await backend.file(key_owner(request, keys), file_id))
+    async def retrieve_file(request: Request, file_id: str) -> FileObject:
+        return await batches.file(key_owner(request, keys), file_id)
 
     @api.delete("/files/{file_id}", tags=["files"], summary="Delete a file")
-    async def delete_file(request: Request, file_id: str) -> FileDeletedResponse:
+    async def delete_file(request: Request, file_id: str) -> FileDeleted:
         """Not while it is the input of a batch that has not ended."""
-        await backend.delete_file(key_owner(request, keys), file_id)
-        return FileDeletedResponse(id=file_id)
+        await batches.delete_file(key_owner(request, keys), file_id)
+        return FileDeleted(id=file_id)
 
     @api.get(
         "/files/{file_id}/content",
@@ -202,14 +189,3 @@ def add_files(api: APIRouter, backend: BatchBackend, keys: KeyRing, max_file_byt
     )
     async def retrieve_content(request: Request, file_id: str) -> Response:
         return await routes.content(request, file_id)
-
-
-def shown(file: StoredFile) -> FileResponse:
-    return FileResponse(
-        id=file.id,
-        bytes=file.size_bytes,
-        created_at=file.created_at,
-        expires_at=file.expires_at,
-        filename=file.filename,
-        purpose=file.purpose,
-    )

@@ -31,7 +31,8 @@ from router.api.formats import (
     verbose_body,
 )
 from router.api.params import TranscriptionParams
-from router.http.envelope import UnexpectedError, error_body, note_error
+from router.api.responses import error_body
+from router.http.envelope import UnexpectedError, note_error
 from router.http.uploads import ClientDisconnectedError
 from router.interface import RequestContext, StageTimings, TranscriptionResult, Update
 from router.transcript import TokenLogprob

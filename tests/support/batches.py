@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import openai
 
@@ -16,10 +16,11 @@ from cluster.errors import UnsupportedValueError
 from cluster.messages import Task
 from cluster.serve.bulk.engine import BulkResult
 from cluster.settings import BatchSettings, RouterSettings
+from router.api.batch_bodies import Batch, CreateBatchRequest, ExpiresAfter, Purpose, UploadFields
 from router.api.forms import parse_transcription, parse_translation, requested_model
 from router.api.params import TranscriptionParams
-from router.batches.interface import ENDED, Batch, NewBatch, NewFile, new_id
 from router.batches.service import BatchService, open_service
+from router.batches.store import ENDED, new_id
 from router.http.batches import BatchAccess
 from router.http.listener import HttpListener
 from router.http.models import ModelRegistry
@@ -27,7 +28,7 @@ from router.http.routes import create_app
 from router.interface import RequestContext
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings
 
-ENDPOINT = "/v1/audio/transcriptions"
+ENDPOINT: Literal["/v1/audio/transcriptions"] = "/v1/audio/transcriptions"
 DEADLINE_S = 20.0
 HOUR_S = 3600
 
@@ -79,16 +80,32 @@ class Desk:
     hands: Hands
     owner: str = ""
 
-    async def upload(self, content: bytes, purpose: str = "batch", name: str = "a") -> str:
+    async def upload(self, content: bytes, purpose: Purpose = "batch", name: str = "a") -> str:
         file_id = new_id("file-")
         await self.service.begin_upload(self.owner, file_id, len(content))
         await self.service.append(file_id, 0, content)
-        await self.service.finish_upload(self.owner, NewFile(file_id, purpose, name, len(content)))
+        await self.service.finish_upload(
+            self.owner, file_id, name, len(content), UploadFields(purpose=purpose)
+        )
         return file_id
 
-    async def create(self, input_file_id: str, **fields: Any) -> str:
-        new = NewBatch(new_id("batch_"), input_file_id, ENDPOINT, **fields)
-        return (await self.service.create_batch(self.owner, new)).id
+    async def create(
+        self,
+        input_file_id: str,
+        webhook_url: str | None = None,
+        kept_s: int | None = None,
+        batch_id: str | None = None,
+    ) -> str:
+        """kept_s: how long its results are."""
+        asked = CreateBatchRequest(
+            input_file_id=input_file_id,
+            endpoint=ENDPOINT,
+            completion_window="24h",
+            output_expires_after=kept_s and ExpiresAfter(anchor="created_at", seconds=kept_s),
+            webhook_url=webhook_url,
+        )
+        batch_id = batch_id or new_id("batch_")
+        return (await self.service.create_batch(self.owner, batch_id, asked)).id
 
     async def state(self, batch_id: str) -> Batch:
         return await self.service.batch(self.owner, batch_id)

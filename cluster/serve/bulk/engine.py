@@ -31,7 +31,7 @@ from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.serve.model_parts import make_transcriber, served_model
 from cluster.settings import RouterSettings, Settings
-from router.api.formats import RenderedTranscript, render
+from router.api.formats import answer_of
 from router.api.forms import parse_transcription, parse_translation, requested_model
 from router.api.params import TranscriptionParams
 from router.audio.pool import AudioPool
@@ -62,10 +62,10 @@ class BulkResult:
     logprobs: tuple[TokenLogprob, ...]
     params: TranscriptionParams
 
-    def rendered(self) -> RenderedTranscript:
-        """The body that the file endpoint answers."""
+    def body(self) -> dict[str, Any] | str:
+        """What the file endpoint answers: its document, or for text and subtitles their text."""
         params = self.params
-        return render(
+        return answer_of(
             self.transcript,
             params.response_format,
             words=params.words,

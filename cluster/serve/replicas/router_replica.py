@@ -18,7 +18,7 @@ from cluster.errors import ConfigurationError
 from cluster.messages import ROLES
 from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
-from cluster.serve.batch_client import ServeBatches
+from cluster.serve.batch_client import batches_behind
 from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.serve.model_parts import (
     make_first_window,
@@ -167,7 +167,7 @@ def router_app(
     """
     access = None
     if batches is not None:
-        access = BatchAccess(ServeBatches(batches), settings.batches.max_file_bytes)
+        access = BatchAccess(batches_behind(batches), settings.batches.max_file_bytes)
     return create_app(
         registry,
         settings.router,

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from router.batches.interface import ENDED
+from router.batches.store import ENDED
 from tests.e2e.conftest import wait_until
 from tests.support.batches import ENDPOINT, desk, line, served
 

@@ -6,17 +6,17 @@ import asyncio
 import inspect
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from ray.exceptions import RayActorError
 
 from cluster.errors import NotFoundError, OverloadedError
 from cluster.serve import batch_client
-from cluster.serve.batch_client import ServeBatches
-from cluster.serve.bulk.batch_owner import METHODS, BatchOwner
-from router.batches.interface import BatchBackend, NewFile
-from router.batches.service import BatchService
+from cluster.serve.batch_client import batches_behind
+from cluster.serve.bulk.batch_owner import BatchOwner
+from router.api.batch_bodies import UploadFields
+from router.batches.service import ASKED, BatchService
 from tests.support.batches import desk
 
 
@@ -46,11 +46,11 @@ async def test_an_owner_that_is_being_replaced_is_asked_again(
     monkeypatch.setattr(batch_client, "PAUSE_S", 0.0)
     async with desk(tmp_path) as at:
         handle = Handle(at.service, absent=3)
-        batches = ServeBatches(handle)
+        batches = batches_behind(handle)
         await batches.begin_upload("", "file-1", 4)
         await batches.append("file-1", 0, b"RIFF")
         handle.absent = 2
-        stored = await batches.finish_upload("", NewFile("file-1", "batch", "a", 4))
+        stored = await batches.finish_upload("", "file-1", "a", 4, UploadFields(purpose="batch"))
         assert stored == await at.service.file("", "file-1")
         assert await batches.read("file-1", 1) == b"IFF"
         with pytest.raises(NotFoundError):
@@ -62,14 +62,14 @@ async def test_where_nobody_comes_it_says_so(
 ) -> None:
     monkeypatch.setattr(batch_client, "PATIENCE_S", 0.0)
     async with desk(tmp_path) as at:
-        batches = ServeBatches(Handle(at.service, absent=100))
+        batches = batches_behind(Handle(at.service, absent=100))
         with pytest.raises(OverloadedError, match="try again"):
             await batches.file("", "file-1")
 
 
-def test_every_method_of_the_backend_is_there_on_both_sides() -> None:
-    assert "create_batch" in METHODS
-    for name in METHODS:
-        wanted = inspect.signature(getattr(BatchBackend, name))
-        for one in (ServeBatches, BatchService):
-            assert inspect.signature(getattr(one, name)) == wanted, name
+def test_routers_have_the_methods_that_they_may_ask_and_no_others() -> None:
+    behind = batches_behind(Handle(cast(BatchService, None)))
+    for name in ASKED:
+        assert inspect.iscoroutinefunction(getattr(BatchService, name))
+        assert callable(getattr(behind, name))
+    assert not hasattr(behind, "close")

@@ -128,7 +128,7 @@ async def test_a_file_gets_the_endpoints_answer() -> None:
                 it.engine.params(fields),
                 on_progress=lambda done_s, known_s, seen=seconds: seen.append((done_s, known_s)),
             )
-            answer, theirs = json.loads(result.rendered().body), json.loads(expected)
+            answer, theirs = result.body(), json.loads(expected)
             assert same_answer(answer, theirs), f"{answer}\n{theirs}"
             assert seconds[-1][1] == pytest.approx(result.transcript.duration_s, abs=0.01)
         assert {one.priority for one in (*it.encoders.seen, *it.decoders.seen)} == {"bulk"}

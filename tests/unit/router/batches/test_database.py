@@ -17,7 +17,6 @@ from router.batches.database import (
     check_local,
     exclusive,
 )
-from router.batches.tables import open_tables
 from tests.support.batches import Hands, desk
 
 MOUNTS = """\
@@ -80,14 +79,14 @@ def test_what_a_newer_version_wrote_is_left_alone(tmp_path: Path) -> None:
 
 async def test_a_full_disk_leaves_the_database_as_it_was(tmp_path: Path) -> None:
     thread = DatabaseThread()
-    tables = await thread.call(open_tables, tmp_path)
+    owned = await thread.call(Database, tmp_path)
 
     def fill() -> None:
-        (pages,) = tables.database.one("PRAGMA page_count")
-        tables.database.run(f"PRAGMA max_page_count = {pages}")
-        with tables.database.transaction():
+        (pages,) = owned.one("PRAGMA page_count")
+        owned.run(f"PRAGMA max_page_count = {pages}")
+        with owned.transaction():
             for i in range(1000):
-                tables.database.run(
+                owned.run(
                     "INSERT INTO lines (batch_id, number, custom_id, offset, length)"
                     " VALUES ('b', ?, ?, 0, 0)",
                     i,
@@ -96,9 +95,9 @@ async def test_a_full_disk_leaves_the_database_as_it_was(tmp_path: Path) -> None
 
     with pytest.raises(InsufficientStorageError):
         await thread.call(fill)
-    (kept,) = await thread.call(tables.database.one, "SELECT count(*) FROM lines")
+    (kept,) = await thread.call(owned.one, "SELECT count(*) FROM lines")
     assert kept == 0
-    await thread.call(tables.database.close)
+    await thread.call(owned.close)
     thread.close()
 
 

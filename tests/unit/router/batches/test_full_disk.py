@@ -58,7 +58,7 @@ async def create_until_full(at: Desk, input_id: str) -> list[str]:
     """Create batches until there is no room: the database's own file has a little of its own."""
     with pytest.raises(InsufficientStorageError, match="disk for files and batches is full"):
         [await at.create(input_id) for _ in range(1000)]
-    return [one.id for one in (await at.service.list_batches("", None, 1000)).items]
+    return [one.id for one in (await at.service.list_batches("", None, 1000)).data]
 
 
 async def test_an_upload_that_does_not_fit_is_a_507_and_leaves_nothing(disk: Path) -> None:
@@ -95,14 +95,18 @@ async def test_a_batch_waits_for_room_and_its_results_are_whole(
         open_ids = await create_until_full(at, input_id)
         ballast.unlink()
         batch_id = await at.create(input_id)
-        await at.until(batch_id, lambda batch: batch.completed >= 1)
+        await at.until(batch_id, lambda batch: batch.request_counts.completed >= 1)
         ballast = fill(disk)
         batch = await at.until(batch_id, lambda batch: batch.paused is not None)
         assert "full" in str(batch.paused)
         ballast.unlink()
         for one in (*open_ids, batch_id):
             batch = await at.ended(one)
-            assert (batch.status, batch.completed, batch.paused) == ("completed", 3, None)
+            assert (batch.status, batch.request_counts.completed, batch.paused) == (
+                "completed",
+                3,
+                None,
+            )
         results = await at.content(batch.output_file_id)
         assert [one["custom_id"] for one in results] == ["l0", "l1", "l2"]
         assert {one["response"]["body"]["text"].count("word") for one in results} == {WORDS}

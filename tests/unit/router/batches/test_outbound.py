@@ -15,6 +15,7 @@ from router.batches import outbound
 from router.batches.blobs import Blobs
 from router.batches.hosts import HostRules
 from router.batches.outbound import Downloads
+from tests.support.batches import make_batch_settings
 from tests.support.http_host import Answer, Came, Host, http_host
 from tests.support.programs import needs
 
@@ -33,7 +34,8 @@ async def to_local(host: str, port: int) -> Sequence[str]:
 async def fetch(folder: Path, url: str, *hosts: str, **options: Any) -> bytes:
     blobs = Blobs(folder, options.pop("min_free_bytes", 0))
     rules = HostRules(hosts, LOCAL, to_local)
-    downloads = Downloads(rules, blobs, **{"max_bytes": 1000, "timeout_s": 20.0, **options})
+    settings = make_batch_settings(folder, **{"max_file_bytes": 1000, **options})
+    downloads = Downloads(rules, blobs, settings)
     try:
         await downloads.fetch(url, folder / "got", "url")
     finally:
@@ -68,15 +70,21 @@ async def test_a_redirect_to_elsewhere_is_refused(tmp_path: Path, to: str) -> No
         assert len(host.came) == 1
 
 
-@pytest.mark.parametrize("to", ["http://[", "https://x\0y/", "http://store/\0", "http://x\0y/"])
-async def test_what_is_no_url_is_a_failed_download(tmp_path: Path, to: str) -> None:
-    """As it was sent, and where a host leads to it."""
-    with http_host(lambda came, host: Answer(302, headers={"location": to})) as host:
-        urls = [f"{host.url}/"] if "\0" not in to else [to]
-        for url in urls:
-            with pytest.raises(InvalidRequestError) as refused:
-                await fetch(tmp_path, url, "*", host.name)
-            assert (refused.value.code, refused.value.param) == ("download_failed", "url")
+async def test_a_redirect_to_what_is_no_url_is_a_failed_download(tmp_path: Path) -> None:
+    with http_host(lambda came, host: Answer(302, headers={"location": "http://["})) as host:
+        with pytest.raises(InvalidRequestError) as refused:
+            await fetch(tmp_path, f"{host.url}/", host.name)
+        assert (refused.value.code, refused.value.param) == ("download_failed", "url")
+
+
+@pytest.mark.parametrize("url", ["https://x\0y:{port}/", "http://x\0y:{port}/", "{host}/\0"])
+async def test_a_zero_byte_in_a_url_is_a_failed_download(tmp_path: Path, url: str) -> None:
+    with http_host(lambda came, host: Answer(body=b"audio")) as host:
+        hosts = (f"x\0y:{host.port}", host.name)
+        with pytest.raises(InvalidRequestError) as refused:
+            await fetch(tmp_path, url.format(port=host.port, host=host.url), *hosts)
+        assert (refused.value.code, refused.value.param) == ("download_failed", "url")
+        assert host.came == []
 
 
 async def test_redirects_have_an_end(tmp_path: Path) -> None:
@@ -101,7 +109,7 @@ async def test_a_host_that_hangs_is_given_up(tmp_path: Path) -> None:
         return Answer()
 
     with http_host(answer) as host, pytest.raises(InvalidRequestError, match="longer than") as got:
-        await fetch(tmp_path, f"{host.url}/", host.name, timeout_s=0.2)
+        await fetch(tmp_path, f"{host.url}/", host.name, fetch_timeout_s=0.2)
     assert got.value.code == "download_failed"
 
 

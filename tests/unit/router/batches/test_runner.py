@@ -17,10 +17,12 @@ from cluster.errors import (
     NotFoundError,
     OverloadedError,
     RateLimitError,
+    SequenceFailedError,
 )
-from router.batches import line_work, runner
+from router.api.batch_bodies import UploadFields
+from router.batches import runner
 from router.batches.blobs import READERS_GRACE_S
-from router.batches.line_work import MAX_CLAIMS, MAX_TRIES
+from router.batches.line_work import MAX_CLAIMS
 from router.batches.runner import MAX_CHECKS
 from router.interface import TranscriptionResult
 from tests.support.batches import HOUR_S, Hands, desk, eventually, line
@@ -35,13 +37,17 @@ async def test_a_new_owner_goes_on_where_the_last_one_was(tmp_path: Path) -> Non
     lines = b"".join(line(f"l{i}", **AUDIO) for i in range(6))
     async with desk(tmp_path, transcriber, concurrency=2) as first:
         batch_id = await first.create(await first.upload(lines))
-        await first.until(batch_id, lambda batch: batch.completed >= 2)
+        await first.until(batch_id, lambda batch: batch.request_counts.completed >= 2)
         transcriber.hold = True
     n_done = len(transcriber.uploads)
     transcriber.hold = False
     async with desk(tmp_path, transcriber, concurrency=2) as second:
         batch = await second.ended(batch_id)
-        assert (batch.status, batch.total, batch.completed) == ("completed", 6, 6)
+        assert (batch.status, batch.request_counts.total, batch.request_counts.completed) == (
+            "completed",
+            6,
+            6,
+        )
         found = await second.content(batch.output_file_id)
         assert [one["custom_id"] for one in found] == [f"l{i}" for i in range(6)]
         assert len({one["id"] for one in found}) == 6
@@ -63,7 +69,7 @@ async def test_an_owner_that_is_killed_loses_no_line(tmp_path: Path) -> None:
     transcriber.hold = False
     async with desk(left, transcriber) as second:
         batch = await second.ended(batch_id)
-        assert (batch.status, batch.completed) == ("completed", 3)
+        assert (batch.status, batch.request_counts.completed) == ("completed", 3)
 
 
 async def test_a_line_that_ends_every_owner_fails_by_itself(tmp_path: Path) -> None:
@@ -72,14 +78,14 @@ async def test_a_line_that_ends_every_owner_fails_by_itself(tmp_path: Path) -> N
     async with desk(tmp_path, transcriber) as first:
         batch_id = await first.create(await first.upload(line("bad", **AUDIO)))
         await eventually(lambda: bool(transcriber.uploads))
-        await first.service._thread.call(
-            first.service._tables.database.run,
+        await first.service._owned.thread.call(
+            first.service._owned.database.run,
             "UPDATE lines SET attempts = ?, epoch = 0",
             MAX_CLAIMS,
         )
     async with desk(tmp_path, transcriber) as second:
         batch = await second.ended(batch_id)
-        assert (batch.completed, batch.failed) == (0, 1)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (0, 1)
         [error] = await second.content(batch.error_file_id)
         assert error["response"]["body"]["error"]["code"] == "line_lost"
 
@@ -101,8 +107,13 @@ async def test_what_the_window_leaves_out_is_told_as_expired(tmp_path: Path) -> 
         hands.pass_s(24 * HOUR_S)
         at.service._runner.look()
         batch = await at.ended(batch_id)
-        assert (batch.status, batch.completed, batch.failed) == ("expired", 1, 2)
-        assert batch.times["expired_at"] >= batch.expires_at
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
+            "expired",
+            1,
+            2,
+        )
+        assert batch.expired_at is not None
+        assert batch.expired_at >= batch.expires_at
         assert len(await at.content(batch.output_file_id)) == 1
         errors = await at.content(batch.error_file_id)
         assert {one["error"]["code"] for one in errors} == {"batch_expired"}
@@ -117,15 +128,19 @@ async def test_a_full_disk_pauses_and_loses_nothing(
     transcriber = FakeTranscriber()
     async with desk(tmp_path, transcriber) as at:
         input_id = await at.upload(b"".join(line(f"l{i}", **AUDIO) for i in range(5)))
-        at.service._blobs._min_free_bytes = 2**62
+        at.service._owned.blobs._min_free_bytes = 2**62
         batch_id = await at.create(input_id)
         batch = await at.until(batch_id, lambda batch: batch.paused is not None)
         assert batch.status == "in_progress"
         assert "full" in str(batch.paused)
-        assert (await at.service.list_batches("", None, 1)).items[0].paused
-        at.service._blobs._min_free_bytes = 0
+        assert (await at.service.list_batches("", None, 1)).data[0].paused
+        at.service._owned.blobs._min_free_bytes = 0
         batch = await at.ended(batch_id)
-        assert (batch.status, batch.completed, batch.paused) == ("completed", 5, None)
+        assert (batch.status, batch.request_counts.completed, batch.paused) == (
+            "completed",
+            5,
+            None,
+        )
 
 
 async def test_a_result_that_cannot_be_stored_is_kept_until_it_can(
@@ -136,47 +151,34 @@ async def test_a_result_that_cannot_be_stored_is_kept_until_it_can(
     transcriber.texts = (" word" * 20_000,)
     async with desk(tmp_path, transcriber) as at:
         input_id = await at.upload(line("long", response_format="verbose_json", **AUDIO))
-        database, thread = at.service._tables.database, at.service._thread
+        database, thread = at.service._owned.database, at.service._owned.thread
         (pages,) = await thread.call(database.one, "PRAGMA page_count")
         await thread.call(database.run, f"PRAGMA max_page_count = {pages + 4}")
         batch_id = await at.create(input_id)
         await at.until(batch_id, lambda batch: batch.paused is not None)
         await thread.call(database.run, "PRAGMA max_page_count = 1000000")
         batch = await at.ended(batch_id)
-        assert batch.completed == 1
+        assert batch.request_counts.completed == 1
         [result] = await at.content(batch.output_file_id)
         assert result["response"]["body"]["text"].count("word") == 20_000
     assert len(transcriber.uploads) == 1, "it was not run again"
 
 
-class Stumbling(FakeTranscriber):
-    """Fails with the first two files that it gets."""
-
-    async def transcribe(self, *request: Any) -> TranscriptionResult:
-        if len(self.uploads) == 2:
-            self.error = None
-        return await super().transcribe(*request)
-
-
-async def test_what_fails_in_the_cluster_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(line_work, "FIRST_PAUSE_S", 0.0)
-    transcriber = Stumbling()
-    transcriber.error = ValueError("a bug")
-    async with desk(tmp_path, transcriber) as at:
-        batch = await at.ended(await at.create(await at.upload(line("a", **AUDIO))))
-        assert (batch.completed, len(transcriber.uploads)) == (1, 3)
-        transcriber.error = ValueError("a bug")
-        batch = await at.ended(await at.create(await at.upload(line("a", **AUDIO))))
-        [error] = await at.content(batch.error_file_id)
-        assert error["response"]["status_code"] == 500
-        assert "a bug" not in str(error)
-        assert len(transcriber.uploads) == 3 + MAX_TRIES
-        transcriber.error = InvalidAudioError("no audio", param="file")
-        batch = await at.ended(await at.create(await at.upload(line("a", **AUDIO))))
-        [error] = await at.content(batch.error_file_id)
-        assert error["response"]["body"]["error"]["param"] == "input_audio"
+async def test_what_the_engine_gives_up_is_settled_at_once(tmp_path: Path) -> None:
+    """It has tried again what may be tried again: once more would only kill more workers."""
+    async with desk(tmp_path) as at:
+        for error, status in (
+            (OverloadedError("no worker could finish it"), 503),
+            (SequenceFailedError("no probability"), 500),
+            (InvalidAudioError("no audio", param="file"), 400),
+        ):
+            at.transcriber.error = error
+            batch = await at.ended(await at.create(await at.upload(line("a", **AUDIO))))
+            [told] = await at.content(batch.error_file_id)
+            assert told["response"]["status_code"] == status
+            assert told["response"]["body"]["error"]["message"] == error.message
+        assert told["response"]["body"]["error"]["param"] == "input_audio"
+        assert len(at.transcriber.uploads) == 3
 
 
 WRONG = (
@@ -198,10 +200,14 @@ async def test_lines_that_are_wrong_end_and_starve_no_others(tmp_path: Path) -> 
         first = await at.create(await at.upload(wrong + good))
         at.owner = "bb"
         second = await at.create(await at.upload(good))
-        assert (await at.ended(second)).completed == 4
+        assert (await at.ended(second)).request_counts.completed == 4
         at.owner = "aa"
         batch = await at.ended(first)
-        assert (batch.status, batch.completed, batch.failed) == ("completed", 4, 12)
+        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
+            "completed",
+            4,
+            12,
+        )
         errors = await at.content(batch.error_file_id)
     assert {one["response"]["status_code"] for one in errors} == {400}
     found = {one["custom_id"]: one["response"]["body"]["error"] for one in errors}
@@ -228,7 +234,7 @@ async def test_a_line_that_fails_unexpectedly_fails_once_and_is_counted(
         monkeypatch.setattr(engine, "params", params)
         lines = line("bad", prompt="a bug", **AUDIO) + line("good", **AUDIO)
         batch = await at.ended(await at.create(await at.upload(lines)))
-        assert (batch.completed, batch.failed, tried) == (1, 1, 1)
+        assert (batch.request_counts.completed, batch.request_counts.failed, tried) == (1, 1, 1)
         [error] = await at.content(batch.error_file_id)
         assert error["response"]["status_code"] == 500
         assert error["response"]["body"]["error"]["type"] == "server_error"
@@ -241,7 +247,7 @@ async def test_a_line_whose_result_cannot_be_stored_is_lost_in_the_end(
 ) -> None:
     monkeypatch.setattr(runner, "LOOK_S", 0.01)
     async with desk(tmp_path, concurrency=1) as at:
-        lines, failures = at.service._tables.lines, 0
+        lines, failures = at.service._owned.queue, 0
         real = lines.settle
 
         def settle(claim: Any, *result: Any) -> bool:
@@ -254,7 +260,7 @@ async def test_a_line_whose_result_cannot_be_stored_is_lost_in_the_end(
         monkeypatch.setattr(type(lines), "settle", lambda self, *values: settle(*values))
         input_id = await at.upload(line("bad", **AUDIO) + line("good", **AUDIO))
         batch = await at.ended(await at.create(input_id))
-        assert (batch.completed, batch.failed) == (1, 1)
+        assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
         [error] = await at.content(batch.error_file_id)
         assert error["response"]["body"]["error"]["code"] == "line_lost"
 
@@ -276,10 +282,10 @@ async def test_an_input_that_cannot_be_checked_fails_its_batch(
     async with desk(tmp_path) as at:
         bad = await at.create(await at.upload(line("poison", **AUDIO)))
         good = await at.create(await at.upload(line("a", **AUDIO)))
-        assert (await at.ended(good)).completed == 1
+        assert (await at.ended(good)).request_counts.completed == 1
         batch = await at.ended(bad)
         assert (batch.status, tried) == ("failed", MAX_CHECKS)
-        assert [one.code for one in batch.errors] == ["input_not_checked"]
+        assert [one.code for one in batch.errors.data] == ["input_not_checked"]
 
 
 async def test_an_input_that_ends_every_owner_fails_its_batch(
@@ -297,7 +303,7 @@ async def test_an_input_that_ends_every_owner_fails_its_batch(
     async with desk(tmp_path) as at:
         batch_id = await at.create(await at.upload(line("a", **AUDIO)))
         await eventually(started.is_set)
-        database, thread = at.service._tables.database, at.service._thread
+        database, thread = at.service._owned.database, at.service._owned.thread
         [(checks,)] = await thread.call(database.all, "SELECT checks FROM batches")
         assert checks == 1
     go_on.set()
@@ -306,7 +312,7 @@ async def test_an_input_that_ends_every_owner_fails_its_batch(
         connection.execute("UPDATE batches SET checks = ?", (MAX_CHECKS,))
     async with desk(tmp_path) as at:
         batch = await at.ended(batch_id)
-        assert [one.code for one in batch.errors] == ["input_not_checked"]
+        assert [one.code for one in batch.errors.data] == ["input_not_checked"]
 
 
 async def test_what_is_kept_goes_when_its_time_is_over(tmp_path: Path) -> None:
@@ -314,7 +320,7 @@ async def test_what_is_kept_goes_when_its_time_is_over(tmp_path: Path) -> None:
     async with desk(tmp_path, hands=hands, retention_s=2 * HOUR_S) as at:
         file_id = await at.upload(b"content")
         input_id = await at.upload(line("a", **AUDIO))
-        batch = await at.ended(await at.create(input_id, output_expires_after_s=5 * HOUR_S))
+        batch = await at.ended(await at.create(input_id, kept_s=5 * HOUR_S))
         hands.pass_s(2 * HOUR_S + READERS_GRACE_S + 1)
         assert await at.service.read(file_id, 0) == b"content", "a download that began goes on"
         with pytest.raises(NotFoundError):
@@ -359,7 +365,7 @@ async def test_a_line_is_given_back_once_there_is_room(
     monkeypatch.setattr(runner, "ROOM_S", 0.02)
     monkeypatch.setattr(runner, "LOOK_S", 0.02)
     async with desk(tmp_path) as at:
-        lines, blobs = at.service._tables.lines, at.service._blobs
+        lines, blobs = at.service._owned.queue, at.service._owned.blobs
         real, tried = lines.release, 0
 
         def release(claim: Any) -> None:
@@ -383,7 +389,7 @@ async def test_a_line_is_given_back_once_there_is_room(
         batch_id = await at.create(input_id)
         await eventually(lambda: tried > 0)
         monkeypatch.setattr(blobs, "check_room", room)
-        assert (await at.ended(batch_id)).completed == 1
+        assert (await at.ended(batch_id)).request_counts.completed == 1
         assert tried == 4
 
 
@@ -417,9 +423,9 @@ async def test_keys_take_turns(tmp_path: Path) -> None:
         transcriber.hold = False
         for task in list(at.service._runner._lines):
             task.cancel()  # as if they had ended: they are given back
-        assert (await at.ended(second)).completed == 1
+        assert (await at.ended(second)).request_counts.completed == 1
         at.owner = "aa"
-        assert (await at.ended(first)).completed == 20
+        assert (await at.ended(first)).request_counts.completed == 20
     assert "en" in [params.language for params in transcriber.params[2:5]]
 
 
@@ -445,19 +451,16 @@ async def test_a_key_has_only_so_many_batches(tmp_path: Path) -> None:
 
 async def test_repeated_calls_do_no_harm(tmp_path: Path) -> None:
     """A router that got no answer asks again."""
-    from router.batches.interface import NewBatch, NewFile
-
     async with desk(tmp_path) as at:
         file_id = await at.upload(line("a", **AUDIO))
-        file = await at.service.file("", file_id)
-        again = NewFile(file.id, file.purpose, file.filename, file.size_bytes)
-        assert await at.service.finish_upload("", again) == file
-        new = NewBatch("batch_1", file_id, "/v1/audio/transcriptions")
-        created = [await at.service.create_batch("", new) for _ in range(2)]
-        assert created[0].id == created[1].id
-        assert len((await at.service.list_batches("", None, 10)).items) == 1
+        file, fields = await at.service.file("", file_id), UploadFields(purpose="batch")
+        again = await at.service.finish_upload("", file.id, file.filename, file.bytes, fields)
+        assert again == file
+        for _ in range(2):
+            await at.create(file_id, batch_id="batch_1")
+        assert len((await at.service.list_batches("", None, 10)).data) == 1
         with pytest.raises(OverloadedError):
-            await at.service.finish_upload("", NewFile("file-none", "batch", "a", 5))
+            await at.service.finish_upload("", "file-none", "a", 5, fields)
 
 
 async def test_results_come_in_the_order_of_the_input(tmp_path: Path) -> None:
@@ -466,7 +469,7 @@ async def test_results_come_in_the_order_of_the_input(tmp_path: Path) -> None:
     async with desk(tmp_path, transcriber, concurrency=8) as at:
         lines = b"".join(line(f"l{i}", file_id="file-none") for i in range(150))
         batch = await at.ended(await at.create(await at.upload(lines)))
-        assert (batch.total, batch.failed) == (150, 150)
+        assert (batch.request_counts.total, batch.request_counts.failed) == (150, 150)
         assert batch.error_file_id is not None
         content = b""
         while piece := await at.service.read(batch.error_file_id, len(content)):

@@ -68,8 +68,8 @@ async def test_a_batch_that_fails_is_told_too_and_tries_go_on(tmp_path: Path) ->
                 await eventually(lambda at=at: not at.service._webhooks._running)
         hands.pass_s(24 * 3600)
         async with desk(tmp_path, hands=hands, **allowing(host)) as at:
-            assert not await at.service._thread.call(
-                at.service._tables.webhooks.due, int(hands.wall_s), frozenset()
+            assert not await at.service._owned.thread.call(
+                at.service._owned.queue.due_webhooks, int(hands.wall_s), frozenset(), 8
             ), "it was delivered"
     ids = {came.headers["webhook-id"] for came in host.came}
     assert len(ids) == 1, "the receiver can tell that it is the same event"
@@ -99,7 +99,7 @@ async def test_other_hosts_are_refused_at_once(tmp_path: Path, url: str) -> None
             with pytest.raises(InvalidRequestError) as refused:
                 await at.create(input_id, webhook_url=url)
             assert refused.value.param == "webhook_url"
-            assert (await at.service.list_batches("", None, 1)).items == ()
+            assert (await at.service.list_batches("", None, 1)).data == []
 
 
 async def test_a_host_that_never_takes_it_is_given_up(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import openai
 import pytest
 from openai.types import Batch
 
-from router.batches.interface import PIECE_BYTES
+from router.batches.service import PIECE_BYTES
 from tests.support.batches import DEADLINE_S, ENDPOINT, Counter, Desk, desk, line, served
 from tests.support.router_fakes import make_settings
 
@@ -334,7 +334,7 @@ async def test_an_upload_over_the_limit_is_cut_off(at: Desk, tmp_path: Path) -> 
 
 
 async def test_a_full_disk_is_told(at: Desk, client: openai.AsyncOpenAI, tmp_path: Path) -> None:
-    at.service._blobs._min_free_bytes = 2**62
+    at.service._owned.blobs._min_free_bytes = 2**62
     with pytest.raises(openai.APIStatusError) as refused:
         await client.files.create(file=("a", b"x"), purpose="user_data")
     assert refused.value.status_code == 507

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from cluster.errors import AuthenticationError, RateLimitError
-from router.batches.interface import BatchBackend
+from router.batches.service import BatchService
 from router.http.batches import BatchAccess
 from router.http.keys import KeyRing
 from router.http.routes import create_app
@@ -135,7 +135,7 @@ async def test_with_keys_only_the_health_is_for_everyone() -> None:
 def test_no_route_lets_the_framework_read_a_body() -> None:
     """FastAPI reads and parses a declared body, of any length, before it asks for the key."""
     settings = make_settings(api_key=["one"], asr_webservice=True, page="on")
-    batches = BatchAccess(cast("BatchBackend", None), 1000)
+    batches = BatchAccess(cast("BatchService", None), 1000)
     app = create_app(make_registry(FakeTranscriber()), settings, batches=batches)
     found = {route.path: route.body_field for route in all_routes(app.routes)}
     assert {URL, "/v1/realtime/client_secrets", "/v1/batches", "/v1/files", "/asr"} <= set(found)
