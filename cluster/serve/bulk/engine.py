@@ -10,7 +10,6 @@ becomes of their transcripts.
 from __future__ import annotations
 
 import asyncio
-import logging
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -20,12 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.errors import (
-    OverloadedError,
-    UnsupportedValueError,
-    WorkerDrainingError,
-    WorkerGoneError,
-)
+from cluster.errors import UnsupportedValueError
 from cluster.messages import Task
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import open_checkpoint
@@ -37,17 +31,16 @@ from router.api.params import TranscriptionParams
 from router.audio.pool import AudioPool
 from router.http.models import ModelRegistry
 from router.interface import RequestContext, StageTimings, TranscriptionResult, Update
+from router.pipeline import Retries
 from router.pools import DecoderClient, EncoderClient
 from router.transcript import TokenLogprob, Transcript
 
-logger = logging.getLogger(__name__)
-
 PATIENCE_S = 7 * 24 * 3600.0  # longer than any archive waits for its turn
 DECODE_S = 1800.0  # processor time that one upload may take to become samples: hours of audio do
-# Pauses after which a file begins again that no worker could finish, each being tried for
-# `max_attempts` tries: workers are replaced meanwhile. More would only kill more of them.
-PAUSES_S = (5.0, 20.0, 60.0)
-TRIED_AGAIN = (OverloadedError, WorkerGoneError, WorkerDrainingError)
+# Between tries of a window that workers failed: by the last one, a minute or two has passed, in
+# which workers are replaced. This is the only place where bulk work is tried again: more tries
+# would only kill more workers.
+FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 
 Pools = Mapping[str, tuple[EncoderClient, DecoderClient]]
 OnProgress = Callable[[float, float], None]
@@ -122,6 +115,7 @@ class BulkEngine:
                 clock=clock,
                 # An archive does not come twice, and would push out what others may ask again.
                 reuses_kv=False,
+                retries=Retries(own_router.max_attempts, FIRST_PAUSE_S, LAST_PAUSE_S),
             )
             models.append(served_model(settings, name, transcriber))
         await audio.start()
@@ -167,24 +161,15 @@ class BulkEngine:
             upload: a file that stays there, or its bytes.
             params: from `params`.
             name: by which logs call the request; empty: drawn at random.
-            on_progress: told (seconds of audio done, seconds known); where workers failed it may
-                begin again.
+            on_progress: told (seconds of audio done, seconds known).
 
         Raises:
             SplitscribeError: as the file endpoint's; OverloadedError only where workers fail again
-                and again while they have this file.
+                and again while they have one of its windows.
         """
         name = name or f"bulk-{uuid.uuid4().hex}"
         with _as_file(upload) as path:
-            for pause_s in (*PAUSES_S, None):
-                try:
-                    return await self._transcribe(path, params, name, on_progress)
-                except TRIED_AGAIN as error:
-                    if pause_s is None:
-                        raise
-                    logger.warning("%s begins again in %g s: %s", name, pause_s, error)
-                    await self._clock.sleep(pause_s * self._clock.random.uniform(0.5, 1.0))
-        raise AssertionError("the last try returns or raises")
+            return await self._transcribe(path, params, name, on_progress)
 
     async def _transcribe(
         self, path: Path, params: TranscriptionParams, name: str, on_progress: OnProgress | None
