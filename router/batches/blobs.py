@@ -1,7 +1,8 @@
 """The bytes of files, one file each, in the folder of the owner.
 
 Uploads grow in `uploads/` and become a file by one rename, once they are on the disk whole.
-`fetched/` holds what was downloaded for a line that runs. Knows no rows and no keys; functions
+`fetched/` holds the audio of lines that run: what was downloaded, or a second name of a file, by
+which its bytes stay when it is deleted meanwhile. Knows no rows and no keys; functions
 block, and are called in threads.
 """
 
@@ -11,9 +12,8 @@ import os
 import re
 import shutil
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from cluster.errors import OverloadedError
@@ -44,7 +44,6 @@ class Blobs:
         for one in (self._files, self._uploads, self.fetched):
             one.mkdir(parents=True, exist_ok=True)
             one.chmod(0o700)
-        self._readers: Counter[str] = Counter()
         self._started_s = monotonic()
         self._read_s: dict[str, float] = {}  # when a piece of it was asked for last
 
@@ -122,17 +121,6 @@ class Blobs:
     def path(self, file_id: str) -> Path:
         return self._path(self._files, file_id)
 
-    @contextmanager
-    def reading(self, file_id: str) -> Iterator[Path]:
-        """The path of a file whose bytes stay while the context lasts."""
-        self._readers[file_id] += 1
-        try:
-            yield self.path(file_id)
-        finally:
-            self._readers[file_id] -= 1
-            if not self._readers[file_id]:
-                del self._readers[file_id]
-
     def read(self, file_id: str, offset: int, length: int) -> bytes:
         """A piece of a file. Raises FileNotFoundError."""
         self._read_s[file_id] = self._monotonic()
@@ -147,7 +135,7 @@ class Blobs:
         for file_id in file_ids:
             # Who read from the owner before this one is not known: as if all had just been read.
             last_s = self._read_s.get(file_id, self._started_s)
-            if file_id in self._readers or now_s - last_s < READERS_GRACE_S:
+            if now_s - last_s < READERS_GRACE_S:
                 continue
             self.path(file_id).unlink(missing_ok=True)
             self._read_s.pop(file_id, None)

@@ -38,10 +38,11 @@ from router.api.params import TranscriptionParams
 from router.api.responses import error_body
 from router.audio.limits import too_large
 from router.batches.database import disk_full, is_full
-from router.batches.lines import FILE_ID, SOURCES, BadLineError, parse_line, source_of
+from router.batches.lines import FILE_ID, SOURCES, parse_line, source_of
 from router.batches.outbound import Downloads
 from router.batches.owned import Owned
 from router.batches.results import request_id, result_of
+from router.batches.store import no_such_file
 from router.batches.work_queue import Claim, Outcome
 
 logger = logging.getLogger(__name__)
@@ -138,14 +139,11 @@ class LineWork:
         return done.body()
 
     async def _read(self, claim: Claim) -> _Request:
-        file_id, blobs = claim.batch.input_file_id, self._owned.blobs
-        with blobs.reading(file_id):
-            content = await asyncio.to_thread(blobs.read, file_id, claim.offset, claim.length)
-        try:
-            body: dict[str, Any] = parse_line(content)["body"]
-            source = source_of(body)
-        except BadLineError as error:  # it was checked when the batch began
-            raise InvalidRequestError(error.message, code=error.code) from None
+        content = await asyncio.to_thread(
+            self._owned.blobs.read, claim.batch.input_file_id, claim.offset, claim.length
+        )
+        body: dict[str, Any] = parse_line(content)["body"]
+        source = source_of(body)
         pairs = pairs_of({name: value for name, value in body.items() if name not in SOURCES})
         task: Task = "transcribe" if claim.batch.endpoint == ENDPOINTS[0] else "translate"
         return _Request(self._engine.params(pairs, task), source, body)
@@ -154,15 +152,11 @@ class LineWork:
     async def _audio(self, claim: Claim, request: _Request) -> AsyncIterator[Path]:
         """Where the audio of a line is, while the context lasts."""
         value, source = request.body[request.source], request.source
-        if source == FILE_ID:
-            await self._find(claim, value)
-            with self._owned.blobs.reading(value) as path:  # from here on its bytes stay
-                await self._find(claim, value)
-                yield path
-            return
         path = self._owned.blobs.fetched / request_id(claim.batch.id, claim.number)
         try:
-            if source == AUDIO_FIELD:
+            if source == FILE_ID:
+                await self._link(claim, value, path)
+            elif source == AUDIO_FIELD:
                 await asyncio.to_thread(self._decode, _data_of(value), path, source)
             elif value[:5].lower() == "data:":
                 await asyncio.to_thread(self._decode, _data_of_url(value, source), path, source)
@@ -172,14 +166,14 @@ class LineWork:
         finally:
             path.unlink(missing_ok=True)
 
-    async def _find(self, claim: Claim, file_id: str) -> None:
+    async def _link(self, claim: Claim, file_id: str, path: Path) -> None:
         """Raises NotFoundError where the batch's key has no such file."""
+        owned = self._owned
         try:
-            await self._owned.call(
-                self._owned.store.file, claim.batch.owner, file_id, self._owned.now
-            )
-        except NotFoundError as error:
-            raise NotFoundError(error.message, param=FILE_ID) from None
+            await owned.call(owned.store.file, claim.batch.owner, file_id, owned.now)
+            await asyncio.to_thread(path.hardlink_to, owned.blobs.path(file_id))
+        except (NotFoundError, FileNotFoundError):
+            raise NotFoundError(no_such_file(file_id).message, param=FILE_ID) from None
 
     def _decode(self, text: object, path: Path, source: str) -> None:
         try:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from cluster.errors import SplitscribeError
+from cluster.errors import InvalidRequestError, SplitscribeError
 from router.api.batch_bodies import BatchError
 from router.api.documents import AUDIO_FIELD
 from router.batches.store import NewLine
@@ -33,20 +33,6 @@ class Models(Protocol):
 
     def find(self, name: str) -> object:
         """Raises ModelNotFoundError."""
-
-
-class BadLineError(Exception):
-    """A line is not right."""
-
-    def __init__(self, code: str, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code = code
-        self.message = message
-        self.param = param
-
-    def at(self, line: int | None) -> BatchError:
-        """As a batch tells it."""
-        return BatchError(code=self.code, message=self.message, param=self.param, line=line)
 
 
 @dataclass(slots=True)
@@ -68,16 +54,15 @@ def check_input(path: Path, endpoint: str, models: Models, max_lines: int) -> Ch
     with path.open("rb") as file:
         for number, offset, content in _lines(file):
             try:
-                document = parse_line(content)
-                custom_id, model = _check_line(document, endpoint, models)
+                custom_id, model = _check_line(parse_line(content), endpoint, models)
                 if custom_id in seen:
-                    raise BadLineError(
+                    raise _refused(
                         "duplicate_custom_id",
                         f"custom_id {custom_id!r} is that of line {seen[custom_id]} too",
                         "custom_id",
                     )
-            except BadLineError as error:
-                found.errors.append(error.at(number))
+            except InvalidRequestError as error:
+                found.errors.append(_told(error, number))
                 if len(found.errors) == MAX_ERRORS:
                     break
                 continue
@@ -88,26 +73,37 @@ def check_input(path: Path, endpoint: str, models: Models, max_lines: int) -> Ch
                 message = (
                     f"the file has more than {max_lines} lines, the most that a batch may have"
                 )
-                found.errors = [BadLineError("too_many_lines", message).at(number)]
+                found.errors = [_told(_refused("too_many_lines", message), number)]
                 break
     if not found.lines and not found.errors:
-        found.errors = [BadLineError("empty_file", "the file has no line").at(None)]
+        found.errors = [_told(_refused("empty_file", "the file has no line"))]
     return found
 
 
+def _refused(code: str, message: str, param: str | None = None) -> InvalidRequestError:
+    return InvalidRequestError(message, param=param, code=code)
+
+
+def _told(error: InvalidRequestError, line: int | None = None) -> BatchError:
+    """As a batch tells it."""
+    return BatchError(
+        code=error.code or error.type, message=error.message, param=error.param, line=line
+    )
+
+
 def parse_line(content: bytes) -> dict[str, Any]:
-    """The document of a line. Raises BadLineError."""
+    """The document of a line. Raises InvalidRequestError."""
     if len(content) > MAX_LINE_BYTES:
-        raise BadLineError(
+        raise _refused(
             "line_too_long",
             f"the line has more than {MAX_LINE_BYTES} bytes; name its audio by file_id or URL",
         )
     try:
         document = json.loads(content.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        raise BadLineError("invalid_json_line", f"the line is no JSON: {error}") from None
+        raise _refused("invalid_json_line", f"the line is no JSON: {error}") from None
     if not isinstance(document, dict):
-        raise BadLineError("invalid_json_line", "the line is no JSON object")
+        raise _refused("invalid_json_line", "the line is no JSON object")
     if b"\\u" in content:
         _check_texts(document)
     return document
@@ -116,30 +112,30 @@ def parse_line(content: bytes) -> dict[str, Any]:
 def _check_texts(document: Mapping[str, Any]) -> None:
     """Refuse halves of surrogate pairs, which JSON can spell and which are no text.
 
-    Nothing that has one can be stored, logged or sent. Raises BadLineError.
+    Nothing that has one can be stored, logged or sent. Raises InvalidRequestError.
     """
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         found = ascii(error.object[error.start])
-        raise BadLineError(
+        raise _refused(
             "invalid_json_line", f"the line has half of a surrogate pair, {found}, which is no text"
         ) from None
 
 
 def source_of(body: Mapping[str, Any]) -> str:
-    """The field that names the audio of a body. Raises BadLineError."""
+    """The field that names the audio of a body. Raises InvalidRequestError."""
     named = [name for name in SOURCES if body.get(name) is not None]
     if len(named) != 1:
         came = f"it has {' and '.join(named)}" if named else "it has none of them"
-        raise BadLineError(
+        raise _refused(
             "invalid_audio_source",
             f"the body names its audio by one of {', '.join(SOURCES)}; {came}",
             f"body.{named[1]}" if named else "body",
         )
     (name,) = named
     if name != AUDIO_FIELD and not isinstance(body[name], str):
-        raise BadLineError("invalid_type", f"'{name}' must be a text", f"body.{name}")
+        raise _refused("invalid_type", f"'{name}' must be a text", f"body.{name}")
     return name
 
 
@@ -155,41 +151,39 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _check_line(document: Mapping[str, Any], endpoint: str, models: Models) -> tuple[str, str]:
-    """The line's custom_id and model. Raises BadLineError."""
+    """The line's custom_id and model. Raises InvalidRequestError."""
     if unknown := document.keys() - set(_LINE_FIELDS):
         name = min(unknown)[:64]
-        raise BadLineError("unknown_parameter", f"a line has no field {name!r}", name)
+        raise _refused("unknown_parameter", f"a line has no field {name!r}", name)
     custom_id = _text(document, "custom_id")
     if len(custom_id) > MAX_CUSTOM_ID:
-        raise BadLineError(
+        raise _refused(
             "invalid_custom_id",
             f"custom_id has more than {MAX_CUSTOM_ID} characters",
             "custom_id",
         )
     if (method := _text(document, "method")) != "POST":
-        raise BadLineError("invalid_method", f"method must be POST, not {method[:64]!r}", "method")
+        raise _refused("invalid_method", f"method must be POST, not {method[:64]!r}", "method")
     if (url := _text(document, "url")) != endpoint:
-        raise BadLineError(
+        raise _refused(
             "invalid_url", f"url must be the batch's endpoint {endpoint}, not {url[:64]!r}", "url"
         )
     body = document.get("body")
     if not isinstance(body, dict):
-        raise BadLineError("missing_required_parameter", "'body' must be an object", "body")
+        raise _refused("missing_required_parameter", "'body' must be an object", "body")
     source_of(body)
     model = body.get("model")
     if not isinstance(model, str) or not model.strip():
-        raise BadLineError(
-            "missing_required_parameter", "the body must name a 'model'", "body.model"
-        )
+        raise _refused("missing_required_parameter", "the body must name a 'model'", "body.model")
     try:
         models.find(model.strip())
     except SplitscribeError as error:
-        raise BadLineError("model_not_found", error.message, "body.model") from None
+        raise _refused("model_not_found", error.message, "body.model") from None
     return custom_id, model.strip()
 
 
 def _text(document: Mapping[str, Any], name: str) -> str:
     value = document.get(name)
     if not isinstance(value, str) or not value:
-        raise BadLineError("missing_required_parameter", f"the line needs a text as '{name}'", name)
+        raise _refused("missing_required_parameter", f"the line needs a text as '{name}'", name)
     return value

@@ -129,8 +129,14 @@ class BatchRunner:
         n_begun = await self._owned.call(store.begin_check, batch.id)
         try:
             found = CheckedInput(errors=[NOT_CHECKED])
-            if n_begun <= MAX_CHECKS:
-                found = await self._read_input(batch)
+            if n_begun <= MAX_CHECKS:  # the input of an open batch stays
+                found = await asyncio.to_thread(
+                    check_input,
+                    self._owned.blobs.path(batch.input_file_id),
+                    batch.endpoint,
+                    self._models,
+                    self._owned.settings.max_lines,
+                )
             await self._note_checked(batch, found)
         except InsufficientStorageError:  # which is no fault of the input's
             await self._store(store.release_check, batch.id)
@@ -138,12 +144,6 @@ class BatchRunner:
         except asyncio.CancelledError:
             await asyncio.shield(self._owned.call(store.release_check, batch.id))
             raise
-
-    async def _read_input(self, batch: OpenBatch) -> CheckedInput:
-        with self._owned.blobs.reading(batch.input_file_id) as path:
-            return await asyncio.to_thread(
-                check_input, path, batch.endpoint, self._models, self._owned.settings.max_lines
-            )
 
     async def _note_checked(self, batch: OpenBatch, found: CheckedInput) -> None:
         store, now = self._owned.store, self._owned.now

@@ -408,6 +408,26 @@ async def test_the_input_of_a_batch_that_runs_does_not_expire(tmp_path: Path) ->
         assert (await at.ended(batch_id)).status == "cancelled"
 
 
+async def test_a_file_that_is_deleted_while_a_line_reads_it_is_read_to_its_end(
+    tmp_path: Path,
+) -> None:
+    transcriber, hands = FakeTranscriber(), Hands()
+    transcriber.hold = True
+    async with desk(tmp_path, transcriber, hands) as at:
+        audio_id = await at.upload(b"RIFF")
+        batch_id = await at.create(await at.upload(line("a", file_id=audio_id)))
+        await eventually(lambda: bool(transcriber.uploads))
+        await at.service.delete_file("", audio_id)
+        hands.pass_s(READERS_GRACE_S + 1)
+        await at.service.clean()
+        assert not (tmp_path / "files" / audio_id).exists()
+        [kept] = (tmp_path / "fetched").iterdir()
+        assert kept.read_bytes() == b"RIFF"
+        await at.service.cancel_batch("", batch_id)
+        await at.ended(batch_id)
+        assert list((tmp_path / "fetched").iterdir()) == []
+
+
 async def test_keys_take_turns(tmp_path: Path) -> None:
     """A key with a large batch does not keep one with a small batch waiting."""
     transcriber = FakeTranscriber()
