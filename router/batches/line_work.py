@@ -38,10 +38,16 @@ from router.api.params import TranscriptionParams
 from router.api.responses import error_body
 from router.audio.limits import too_large
 from router.batches.database import disk_full, is_full
-from router.batches.lines import FILE_ID, SOURCES, parse_line, source_of
+from router.batches.lines import (
+    FILE_ID,
+    SOURCES,
+    parse_line,
+    request_id,
+    result_of,
+    source_of,
+)
 from router.batches.outbound import Downloads
 from router.batches.owned import Owned
-from router.batches.results import request_id, result_of
 from router.batches.store import no_such_file
 from router.batches.work_queue import Claim, Outcome
 

@@ -1,13 +1,15 @@
-"""The lines of a batch's input: what each has to be, before any of them is run.
+"""The lines of a batch: what each of its input has to be, and what those of its results are.
 
-A line is `{custom_id, method, url, body}`. What is checked here ends the whole batch as `failed`,
-with the numbers of the lines, as OpenAI does it: broken JSON, ids that are missing or come twice,
-another method or URL, a model that is not here, audio that is not named once. Values of the body's
-other fields are checked by the endpoint's own table when the line is run, and fail that line alone.
+A line of the input is `{custom_id, method, url, body}`. What is checked here ends the whole batch
+as `failed`, with the numbers of the lines, as OpenAI does it: broken JSON, ids that are missing or
+come twice, another method or URL, a model that is not here, audio that is not named once. Values of
+the body's other fields are checked by the endpoint's own table when the line is run, and fail that
+line alone. Results are in OpenAI's form.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -15,9 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
 from cluster.errors import InvalidRequestError, SplitscribeError
-from router.api.batch_bodies import BatchError
+from router.api.batch_bodies import BatchError, Status
 from router.api.documents import AUDIO_FIELD
+from router.api.formats import to_json
 from router.batches.store import NewLine
+from router.batches.work_queue import Result
 
 FILE_ID = "file_id"
 URLS = ("file_url", "url")
@@ -26,6 +30,16 @@ MAX_ERRORS = 100  # that a batch tells
 MAX_CUSTOM_ID = 512  # characters
 MAX_LINE_BYTES = 64 * 1024 * 1024  # one with its audio in it
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
+GIVEN_UP: dict[Status, tuple[str, str]] = {
+    "expired": (
+        "batch_expired",
+        "This request could not be executed before the completion window expired.",
+    ),
+    "cancelled": (
+        "batch_cancelled",
+        "This request was not executed, or not to its end, because the batch was cancelled.",
+    ),
+}
 
 
 class Models(Protocol):
@@ -187,3 +201,48 @@ def _text(document: Mapping[str, Any], name: str) -> str:
     if not isinstance(value, str) or not value:
         raise _refused("missing_required_parameter", f"the line needs a text as '{name}'", name)
     return value
+
+
+def request_id(batch_id: str, number: int) -> str:
+    """What a line is called in results and in logs; the same whenever it is run."""
+    return hashlib.sha256(f"{batch_id}/{number}".encode()).hexdigest()[:24]
+
+
+def result_of(batch_id: str, number: int, custom_id: str, status: int, body: object) -> str:
+    """The line of a request that was answered."""
+    response = {
+        "status_code": status,
+        "request_id": f"req_{request_id(batch_id, number)}",
+        "body": body,
+    }
+    return _line(batch_id, number, custom_id, response, None)
+
+
+def not_run(batch_id: str, number: int, custom_id: str, ends_as: Status) -> str:
+    """The line of a request that was given up."""
+    code, message = GIVEN_UP[ends_as]
+    return _line(batch_id, number, custom_id, None, {"code": code, "message": message})
+
+
+def file_lines(batch_id: str, ends_as: Status, results: Iterator[Result]) -> Iterator[bytes]:
+    """The lines of a file, from the rows of its requests."""
+    for number, custom_id, result in results:
+        line = result if result is not None else not_run(batch_id, number, custom_id, ends_as)
+        yield line.encode() + b"\n"
+
+
+def _line(
+    batch_id: str,
+    number: int,
+    custom_id: str,
+    response: dict[str, Any] | None,
+    error: dict[str, str] | None,
+) -> str:
+    return to_json(
+        {
+            "id": f"batch_req_{request_id(batch_id, number)}",
+            "custom_id": custom_id,
+            "response": response,
+            "error": error,
+        }
+    )

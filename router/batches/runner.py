@@ -17,9 +17,8 @@ from typing import Any, Literal
 from cluster.errors import InsufficientStorageError
 from router.api.batch_bodies import BatchError, FileObject, Status
 from router.batches.line_work import LineWork
-from router.batches.lines import CheckedInput, Models, check_input
+from router.batches.lines import CheckedInput, Models, check_input, file_lines
 from router.batches.owned import Owned
-from router.batches.results import file_lines
 from router.batches.store import OpenBatch, new_id
 from router.batches.work_queue import Claim, Outcome, Result
 
