@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 
 import httpx
 import pytest
@@ -155,7 +156,10 @@ async def test_a_client_that_reads_nothing_costs_its_connection_only(
     monkeypatch.setattr(connection, "FLUSH_S", 0.2)
     monkeypatch.setattr(connection, "CLOSE_S", 0.2)
     monkeypatch.setattr(connection, "EVENTS_AT_ONCE", 1e9)
-    _, writer = await asyncio.open_connection("127.0.0.1", door.port, limit=1024)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # soon full
+    client.connect(("127.0.0.1", door.port))
+    _, writer = await asyncio.open_connection(sock=client, limit=1024)
     writer.transport.pause_reading()
     head = (
         "GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
