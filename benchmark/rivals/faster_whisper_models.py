@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmark.shared.demo_speech import CACHE
-from cluster.model.tensor_files import BUNDLED_FOLDER, locate
+from cluster.model.tensor_files import BUNDLED_FOLDER
 
 # Arguments of faster-whisper's `transcribe` for one greedy decode whose result is always taken.
 GREEDY: dict[str, Any] = {
@@ -54,24 +54,6 @@ def take_as_multilingual() -> None:
 
     if not isinstance(library.Tokenizer, partial):
         patch.object(library, "Tokenizer", partial(_multilingual, library.Tokenizer)).start()
-
-
-def faster_whisper_files(model_name: str, dtype: str) -> tuple[Path, list[int]]:
-    """A model in CTranslate2's format, and the tokens that it never samples."""
-    take_as_multilingual()
-    converted = convert(locate(model_name, weights=True), dtype)
-    return converted, suppressed(converted)
-
-
-def faster_whisper_model(model_name: str, dtype: str, threads: int) -> tuple[Any, dict[str, Any]]:
-    """A loaded model, and the arguments of its `transcribe` for one greedy decode."""
-    import faster_whisper.transcribe as library
-
-    converted, tokens = faster_whisper_files(model_name, dtype)
-    model = library.WhisperModel(
-        str(converted), device="cpu", compute_type=dtype, cpu_threads=threads
-    )
-    return model, {**GREEDY, "suppress_tokens": tokens}
 
 
 def _multilingual(tokenizer: Callable[..., Any], vocabulary: Any, _: bool, **options: Any) -> Any:

@@ -1,13 +1,12 @@
-"""Where the router saturates, what a request costs it, and how requests/s grow with replicas.
+"""Where the router saturates, and what a request costs it.
 
-    python -m benchmark.serving.scaling [--rounds 5] [--requests 200] [--parts cost,growth]
+    python -m benchmark.serving.scaling [--rounds 5] [--requests 200]
 
 The workers answer at once (`benchmark.serving.instant`), the upload is the 5 s clip. First the
-ceilings, a bare uvicorn and a bare Serve ingress that read the same upload; then the real router
-alone, with Serve's handles to its workers, and behind Serve's proxy too. All of them are up at the
-same time and take turns. Then the growth: workers that hold each window for 50 ms, as one GPU
-would, without using a core. Everything shares this machine's cores, the client too: so the CPU time
-per request says what one router could carry, and requests/s what these cores did.
+ceilings, a bare uvicorn and a bare Serve ingress that read the same upload; then the real router,
+and behind Serve's proxy too. All of them are up at the same time and take turns. Everything shares
+this machine's cores, the client too: so the CPU time per request says what one router could carry,
+and requests/s what these cores did.
 
 Prints CPU milliseconds per request by kind of process, requests/s, and one JSON line last.
 """
@@ -19,8 +18,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,8 +34,6 @@ from cluster.demo.samples import sample_path
 
 IN_FLIGHT = (1, 4, 16, 64)
 CPU_KINDS = ("bare", "router", "proxy", "audio", "encoder", "decoder", "other", "client")
-HOLD_MS = 50.0
-REPLICAS = (1, 2, 4, 8)
 IDLE_S = 10.0
 TARGET_MS = 8.0  # of router and proxy
 TARGET_PER_S = 150.0
@@ -52,8 +49,7 @@ def instant(*flags: str) -> AbstractContextManager[BenchServer]:
 
 CONFIGURATIONS: Mapping[str, Any] = {
     "ceiling: bare uvicorn": bare_uvicorn,
-    "ceiling: bare Serve ingress": lambda: instant("--pools", "bare"),
-    "router alone": lambda: instant("--pools", "local"),
+    "ceiling: bare Serve ingress": lambda: instant("--bare"),
     "router": lambda: instant(),
     "router behind Serve's proxy": lambda: instant("--listener", "serve"),
 }
@@ -147,69 +143,13 @@ def measure_cost(n_rounds: int, n_requests: int, console: Console) -> list[dict[
     ]
 
 
-def measure_growth(n_rounds: int, n_requests: int, console: Console) -> list[dict[str, Any]]:
-    """Requests/s against replicas: of both worker pools, then of the router."""
-    table = Table(title="requests/s as replicas grow")
-    for column in ("encoders = decoders", "routers", "window held", "req/s", "of the ideal"):
-        table.add_column(column)
-    rows = []
-    for workers, routers, hold_ms in (
-        *((n, 1, HOLD_MS) for n in REPLICAS),
-        *((2, n, 0.0) for n in (1, 2)),
-    ):
-        with _grown(workers, routers, hold_ms) as server:
-            # Enough in flight that each pool always has a window for every worker.
-            in_flight = max(16, 6 * workers)
-            measure(server, 100, in_flight)
-            rates = [
-                measure(server, n_requests, in_flight)[0].requests_per_s for _ in range(n_rounds)
-            ]
-        rate = statistics.median(rates)
-        ideal = workers * 1000 / hold_ms if hold_ms else None
-        table.add_row(
-            str(workers),
-            str(routers),
-            f"{hold_ms:.0f} ms",
-            f"{rate:.0f}",
-            f"{rate / ideal:.2f}" if ideal else "-",
-        )
-        rows.append(
-            {
-                "workers": workers,
-                "routers": routers,
-                "hold_ms": hold_ms,
-                "requests_per_s": round(rate, 1),
-                "ideal_per_s": ideal,
-            }
-        )
-    console.print(table)
-    console.print(
-        f"{os.cpu_count()} cores hold client, routers, audio workers and all replicas: where they "
-        "are full, more replicas cannot help, and a second router shares the same cores"
-    )
-    return rows
-
-
-@contextmanager
-def _grown(workers: int, routers: int, hold_ms: float) -> Iterator[BenchServer]:
-    counts = {"--encoders": workers, "--decoders": workers, "--routers": routers}
-    flags = [text for flag, n in counts.items() for text in (flag, str(n))]
-    with instant(*flags, "--hold-ms", str(hold_ms)) as server:
-        yield server
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=200, help="per round")
-    parser.add_argument("--parts", default="cost,growth")
     args = parser.parse_args()
-    console = Console(width=170)
-    parts = {"cost": measure_cost, "growth": measure_growth}
-    report = {
-        part: parts[part](args.rounds, args.requests, console) for part in args.parts.split(",")
-    }
-    print_result("scaling", {"cores": os.cpu_count(), **report})
+    cost = measure_cost(args.rounds, args.requests, Console(width=170))
+    print_result("scaling", {"cores": os.cpu_count(), "cost": cost})
 
 
 if __name__ == "__main__":
