@@ -17,15 +17,6 @@ OURS = "splitscribe"
 LIBRARIES = ("faster-whisper", "transformers", "openai-whisper")
 IN_FLIGHT = (1, 8)
 TRIMMED = "trimmed"
-TARGETS = {  # shape, in flight, library, our context: at least so many times its speed
-    ("base", 8, "faster-whisper", TRIMMED): 5.0,
-    ("base", 8, OURS, TRIMMED): 2.0,
-    ("base", 1, OURS, TRIMMED): 2.0,
-    ("base", 8, "faster-whisper", ""): 2.8,
-    ("base", 1, "faster-whisper", ""): 3.0,
-    ("base", 8, "openai-whisper", ""): 4.0,
-    ("base", 1, "openai-whisper", ""): 4.0,
-}
 
 
 @dataclass
@@ -54,7 +45,7 @@ def best_of(rows: Sequence[Row], kind: str, in_flight: int, context: str = "") -
 
 
 def comparisons(shape: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Our best, full and trimmed, against the best of each library, with the target if any.
+    """Our best, full and trimmed, against the best of each library.
 
     And the best trimmed against the best full.
     """
@@ -67,7 +58,6 @@ def comparisons(shape: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
                 if ours is None or theirs is None:
                     continue
                 times = median_ratio(ours.rate[in_flight], theirs.rate[in_flight])
-                wanted = TARGETS.get((shape, in_flight, library, context))
                 found.append(
                     {
                         "shape": shape,
@@ -75,18 +65,14 @@ def comparisons(shape: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
                         "ours": ours.system,
                         "theirs": theirs.system,
                         "ratio": round(times, 3),
-                        "target": wanted,
-                        "reached": None if wanted is None else times >= wanted,
                     }
                 )
     return found
 
 
 def comparison_line(one: Mapping[str, Any]) -> str:
-    verdict = {None: "", True: "reached", False: "NOT reached"}[one["reached"]]
-    target = f" (to reach: {one['target']}; {verdict})" if one["target"] else ""
     times = f"{one['ours']} is {one['ratio']:.2f} times {one['theirs']}"
-    return f"{one['shape']}, {one['in_flight']} in flight: {times}{target}"
+    return f"{one['shape']}, {one['in_flight']} in flight: {times}"
 
 
 def print_rows(

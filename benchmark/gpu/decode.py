@@ -7,10 +7,7 @@ from typing import Any
 
 import torch
 
-from benchmark.gpu import roofline
-from benchmark.gpu.profiles import profiled
 from benchmark.gpu.rig import PATIENCE_S, Clock, Pair, Record, Rig, greedy
-from benchmark.gpu.roofline import Work
 from cluster.messages import DecodeRequest
 
 STEADY_TOKENS = 200  # of a decode whose steps are timed
@@ -26,12 +23,12 @@ def decoder(rig: Rig, clock: Clock, record: Record) -> None:
             for batch in rig.sizes.decode_batches:
                 clock.check()
                 seconds = step_s(pair, batch)
-                limit = roofline.step_s(rig.shape(name), rig.gpu, Work(STEADY_TOKENS, batch))
+                limit = rig.gpu.step_s(rig.shape(name), STEADY_TOKENS, batch)
                 record(f"{name}, batch of {batch}: step, ms", 1000 * seconds)
                 record(f"{name}, batch of {batch}: roofline, ms", 1000 * limit)
                 record(f"{name}, batch of {batch}: tokens/s", batch / seconds)
             batch = min(8, largest)
-            kernels = profiled(rig, lambda batch=batch: step_s(pair, batch))
+            kernels = rig.profiled(lambda batch=batch: step_s(pair, batch))
             record(f"{name}: kernels of {STEADY_TOKENS} steps, batch of {batch}", kernels)
 
 

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmark.gpu import roofline
+from benchmark.shared.flops import H200, Gpu
 from benchmark.shared.shapes import SHAPES
 from cluster.kv.connect import make_exporter, make_importer, make_kv_pool
 from cluster.kv.wires.gpu_memory import gpu_budget
@@ -48,6 +48,7 @@ Record = Callable[[str, Any], None]  # a row's name and its figure or figures
 KEY = "benchmark" * 4
 PATIENCE_S = 120.0
 PAGE_FRAMES = 125
+TOP_KERNELS = 12  # of a profile
 MODELS = {"large-v3": SHAPES["large-v3"], "turbo": SHAPES["large-v3-turbo"]}
 SMOKE_MODELS = {"micro": ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)}  # heads of 64
 
@@ -175,7 +176,7 @@ class Rig:
         self.device = device
         self.dtype = "bfloat16" if device == "cuda" else "float32"
         self._folder = folder
-        self.gpu = roofline.H200  # until `measure_ceilings`
+        self.gpu = H200  # until `measure_ceilings`
 
     def measure_ceilings(self) -> dict[str, float]:
         """A large bf16 product on random data, and a copy counted twice: what the device can do."""
@@ -185,7 +186,7 @@ class Rig:
         source = torch.randint(255, (n_bytes,), dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         bytes_per_s = 2 * n_bytes / self.time_s(lambda: target.copy_(source), 5)
-        self.gpu = roofline.Gpu(flops, bytes_per_s)
+        self.gpu = Gpu(flops, bytes_per_s)
         return {"bf16_tflops": flops / 1e12, "copy_tb_per_s": bytes_per_s / 1e12}
 
     def time_s(self, run: Callable[[], Any], n_runs: int) -> float:
@@ -200,6 +201,28 @@ class Rig:
             self.synchronize()
             groups.append((time.perf_counter() - begun) / n_runs)
         return statistics.median(groups)
+
+    def profiled(self, run: Callable[[], Any]) -> list[dict[str, Any]]:
+        """The kernels that took longest while `run` ran, on whichever thread: calls, ms, share."""
+        from torch.profiler import ProfilerActivity, profile
+
+        on_gpu = self.device == "cuda"
+        kind = ProfilerActivity.CUDA if on_gpu else ProfilerActivity.CPU
+        with profile(activities=[kind]) as found:
+            run()
+        time_of = "self_device_time_total" if on_gpu else "self_cpu_time_total"
+        times_ms = [(getattr(row, time_of) / 1000, row) for row in found.key_averages()]
+        total_ms = sum(ms for ms, _ in times_ms) or 1.0
+        longest = sorted(times_ms, key=lambda pair: -pair[0])[:TOP_KERNELS]
+        return [
+            {
+                "kernel": row.key[:80],
+                "calls": row.count,
+                "ms": round(ms, 3),
+                "share": round(ms / total_ms, 3),
+            }
+            for ms, row in longest
+        ]
 
     def synchronize(self) -> None:
         if self.device == "cuda":

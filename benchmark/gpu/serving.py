@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmark.gpu import roofline
 from benchmark.gpu.rig import (
     KEY,
     PATIENCE_S,
@@ -28,7 +27,6 @@ from benchmark.gpu.rig import (
     clip,
     greedy,
 )
-from benchmark.gpu.roofline import Work
 from cluster.kv.connect import available_transport, make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
@@ -120,8 +118,7 @@ def e2e(rig: Rig, clock: Clock, record: Record) -> None:
                     clock.check(sizes.point_s)
                     served, rate = asyncio.run(closed_loop(one, n, sizes.point_s))
                     best = max(best, rate)
-                    work = Work(workload.n_tokens + 2, n)
-                    limit = roofline.overlapped(rig.shape(name), rig.gpu, work)
+                    _, limit = rig.gpu.windows_per_s(rig.shape(name), workload.n_tokens + 2, n)
                     row = {"requests_per_s": round(rate, 2), "overlapped_limit": round(limit, 1)}
                     row["rtfx"] = round(rate * workload.audio_s, 1)
                     record(f"{name}, {workload.name}, {n} in flight", row | latencies(served))
@@ -152,18 +149,15 @@ def overlap(rig: Rig, clock: Clock, record: Record) -> None:
                 sliced = statistics.median(
                     asyncio.run(_in_turns(pair, workload, n)) for _ in range(sizes.repeats)
                 )
-                one, work = _Requests(pair, workload), Work(workload.n_tokens + 2, n)
+                one = _Requests(pair, workload)
+                limits = rig.gpu.windows_per_s(rig.shape(name), workload.n_tokens + 2, n)
                 _, together = asyncio.run(closed_loop(one, n, sizes.point_s))
                 row = {
                     "in_turns_per_s": round(sliced, 2),
                     "overlapped_per_s": round(together, 2),
                     "gain": round(together / sliced, 3),
-                    "limit_in_turns": round(
-                        roofline.time_sliced(rig.shape(name), rig.gpu, work), 1
-                    ),
-                    "limit_overlapped": round(
-                        roofline.overlapped(rig.shape(name), rig.gpu, work), 1
-                    ),
+                    "limit_in_turns": round(limits[0], 1),
+                    "limit_overlapped": round(limits[1], 1),
                 }
                 record(f"{name}, {workload.name}, {n} in flight", row)
 

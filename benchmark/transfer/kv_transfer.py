@@ -2,9 +2,9 @@
 
 In every round, in random order: ours (accept, READ, generation, release; encoder in another
 process), raw `process_vm_readv` of the same pages, memcpy, and Ray's object store (an actor returns
-the KV, the reader copies it out). So all of them see the same drift of the machine. What is handed
-over is cross-attention KV in pages of several sizes, and the encoder states that it is made of.
-Prints the ceilings first, then the tables, one JSON line last.
+the KV, the reader copies it out). So all of them see the same drift of the machine. The raw read
+and the copy are the ceilings. What is handed over is cross-attention KV in pages of several sizes.
+Prints a table, one JSON line last.
 
     python -m benchmark.transfer.kv_transfer [--quick] [--no-ray]
 """
@@ -38,7 +38,7 @@ from benchmark.shared.rounds import median_ratio
 from cluster.kv.connect import make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
-from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
+from cluster.kv.layout import KVLayout, PageLayout, window_bytes
 from cluster.kv.transfer_config import TransferConfig
 from cluster.messages import CrossKVHandle
 
@@ -73,23 +73,14 @@ class Row:
     def median_ms(self, contender: str) -> float:
         return statistics.median(self.times_ms[contender])
 
-    def gb_per_s(self, contender: str) -> float:
-        return self.n_bytes / self.median_ms(contender) / 1e6
-
     def ratio_to(self, contender: str) -> float:
         """How much of the contender's speed ours has: the median over rounds."""
         return median_ratio(self.times_ms[contender], self.times_ms["ours"])
-
-    @property
-    def best_ratio_to_readv(self) -> float:
-        """The same for the best round of each, which a busy machine disturbs least."""
-        return min(self.times_ms["process_vm_readv"]) / min(self.times_ms["ours"])
 
     def as_json(self) -> dict[str, Any]:
         contenders = [name for name in COLUMNS if name in self.times_ms]
         return {
             "shape": self.shape,
-            "payload": self.layout.payload,
             "mb": round(self.n_bytes / 1e6, 2),
             "page_frames": self.layout.page_frames,
             "pages": self.layout.pages_per_window,
@@ -97,7 +88,6 @@ class Row:
             "median_ms": {name: round(self.median_ms(name), 3) for name in contenders},
             "best_ms": {name: round(min(self.times_ms[name]), 3) for name in contenders},
             "speed_of_readv": round(self.ratio_to("process_vm_readv"), 3),
-            "best_speed_of_readv": round(self.best_ratio_to_readv, 3),
             "speed_of_memcpy": round(self.ratio_to("memcpy"), 3),
             "speed_of_ray": round(self.ratio_to("ray"), 2) if "ray" in contenders else None,
         }
@@ -161,8 +151,7 @@ def serve_encoder(connection: Connection) -> None:
 
 def layouts_of(shape: tuple[str, int, int]) -> list[PageLayout]:
     name, n_layer, n_head = shape
-    paged = [KVLayout(name, n_layer, n_head, 64, 1500, n, "bfloat16") for n in PAGE_FRAMES]
-    return [*paged, StatesLayout(name, 64 * n_head, 1500, "bfloat16")]
+    return [KVLayout(name, n_layer, n_head, 64, 1500, n, "bfloat16") for n in PAGE_FRAMES]
 
 
 def make_kv(layout: PageLayout) -> torch.Tensor:
@@ -255,69 +244,23 @@ def measure(layout: PageLayout, rounds: int, encoder: Encoder, ray_encoder: Any)
     return Row(layout.model, layout, transport, times_ms)
 
 
-def print_ceilings(rows: list[Row], console: Console) -> None:
-    table = Table("MB", "memcpy", "process_vm_readv", title="ceilings in this run, GB/s, medians")
-    for n_bytes in sorted({row.n_bytes for row in rows}):
-        same = [row for row in rows if row.n_bytes == n_bytes]
-        ceilings = (
-            statistics.median(row.gb_per_s(name) for row in same)
-            for name in ("memcpy", "process_vm_readv")
-        )
-        table.add_row(f"{n_bytes / 1e6:.1f}", *(f"{ceiling:.1f}" for ceiling in ceilings))
-    console.print(table)
-
-
 def print_table(rows: list[Row], console: Console) -> None:
     contenders = [name for name in COLUMNS if name in rows[0].times_ms]
     others = [f"of {name}" for name in contenders[1:]]
     table = Table(
-        *("shape", "payload", "MB", "page", "pages", *contenders, *others, "of readv, best"),
+        *("shape", "MB", "page", "pages", *contenders, *others),
         title="one window handed off: medians in ms; ours as a share of each one's speed",
     )
     for row in rows:
         layout = row.layout
         table.add_row(
             row.shape,
-            layout.payload,
             f"{row.n_bytes / 1e6:.1f}",
             str(layout.page_frames),
             str(layout.pages_per_window),
             *(f"{row.median_ms(name):.2f}" for name in contenders),
             *(f"{row.ratio_to(name):.2f}x" for name in contenders[1:]),
-            f"{row.best_ratio_to_readv:.2f}x",
         )
-    console.print(table)
-
-
-def against_states(rows: list[Row]) -> list[dict[str, Any]]:
-    """Per shape, the best page size of KV beside the states."""
-    pairs = []
-    for states in rows:
-        if states.layout.payload != "encoder_states":
-            continue
-        paged = [r for r in rows if r.shape == states.shape and r.layout.payload == "cross_kv"]
-        best = min(paged, key=lambda row: row.median_ms("ours"))
-        pairs.append(
-            {
-                "shape": states.shape,
-                "kv_mb": round(best.n_bytes / 1e6, 2),
-                "kv_ms": round(best.median_ms("ours"), 3),
-                "states_mb": round(states.n_bytes / 1e6, 2),
-                "states_ms": round(states.median_ms("ours"), 3),
-            }
-        )
-    return pairs
-
-
-def print_against_states(pairs: list[dict[str, Any]], console: Console) -> None:
-    table = Table(
-        *("shape", "KV MB", "ms", "states MB", "ms", "margin ms"),
-        title="states beside KV (best page size): medians; below the margin a projection pays",
-    )
-    for pair in pairs:
-        figures = [pair[key] for key in ("kv_mb", "kv_ms", "states_mb", "states_ms")]
-        margin = pair["kv_ms"] - pair["states_ms"]
-        table.add_row(pair["shape"], *(f"{figure:.2f}" for figure in (*figures, margin)))
     console.print(table)
 
 
@@ -340,15 +283,11 @@ def main() -> None:
             print(f"measured {shape[0]}, pages of {layout.page_frames} frames", file=sys.stderr)
     encoder.close()
     console = Console(width=170)
-    print_ceilings(rows, console)
     print_table(rows, console)
-    pairs = against_states(rows)
-    print_against_states(pairs, console)
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load {load:.1f}, transport {rows[0].transport}")
     figures = {"cpus": os.cpu_count(), "load": round(load, 1)}
-    rows_json = [row.as_json() for row in rows]
-    print_result("kv_transfer", {**figures, "rows": rows_json, "states_beside_kv": pairs})
+    print_result("kv_transfer", {**figures, "rows": [row.as_json() for row in rows]})
 
 
 if __name__ == "__main__":

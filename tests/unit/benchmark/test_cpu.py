@@ -63,9 +63,9 @@ def test_our_best_is_compared_with_each_librarys_best_round_by_round() -> None:
     ]
     found = {(one["in_flight"], one["theirs"]): one for one in comparisons("base", rows)}
     many = found[8, "faster-whisper int8, 2 threads"]
-    assert (many["ours"], many["ratio"], many["reached"]) == ("splitscribe int8", 2.0, False)
+    assert (many["ours"], many["ratio"]) == ("splitscribe int8", 2.0)
     alone = found[1, "faster-whisper int8, 2 threads"]
-    assert (alone["ours"], alone["ratio"], alone["reached"]) == ("splitscribe float32", 0.5, False)
+    assert (alone["ours"], alone["ratio"]) == ("splitscribe float32", 0.5)
 
 
 def test_a_trimmed_context_is_compared_beside_the_full_one() -> None:
@@ -80,8 +80,8 @@ def test_a_trimmed_context_is_compared_beside_the_full_one() -> None:
     assert len(found) == 6
     trimmed, full, theirs = rows[1].system, rows[0].system, rows[2].system
     assert found[8, full, theirs]["ratio"] == pytest.approx(1.333)
-    assert (found[8, trimmed, theirs]["ratio"], found[8, trimmed, theirs]["reached"]) == (6.0, True)
-    assert (found[1, trimmed, full]["ratio"], found[1, trimmed, full]["target"]) == (3.0, 2.0)
+    assert found[8, trimmed, theirs]["ratio"] == 6.0
+    assert found[1, trimmed, full]["ratio"] == 3.0
 
 
 def test_the_arithmetic_of_a_window_is_the_published_one() -> None:

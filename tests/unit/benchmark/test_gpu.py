@@ -15,6 +15,8 @@ from benchmark.gpu import __main__ as gpu
 from benchmark.gpu.results import file_of, keep, print_table
 from benchmark.gpu.rig import Served
 from benchmark.gpu.serving import closed_loop, latencies, poisson
+from benchmark.shared.flops import H200
+from benchmark.shared.shapes import SHAPES
 from cluster.messages import DecodeTimings
 
 TIMINGS = DecodeTimings(0.0, 0.0, 0, "memory", 0.0, 0.0, 0)
@@ -95,10 +97,21 @@ def test_results_are_kept_by_device_date_and_commit(tmp_path: Path) -> None:
     assert list(part.parent.iterdir()) == [part]
 
 
-def test_sections_are_named_by_the_command() -> None:
-    with pytest.raises(SystemExit):
-        gpu.parse(["--sections", "encoder,nothing"])
-    assert gpu.parse([]).minutes < 10
+@pytest.mark.parametrize(
+    ("model", "tokens", "batch", "in_turns", "overlapped"),
+    [
+        ("large-v3", 20, 1, 84, 116),
+        ("large-v3", 20, 64, 220, 305),
+        ("large-v3", 120, 16, 75.6, 101),
+        ("large-v3-turbo", 20, 64, 323, 342),
+        ("large-v3-turbo", 120, 64, 253, 342),
+    ],
+)
+def test_the_limits_of_one_h200_are_those_of_the_design(
+    model: str, tokens: int, batch: int, in_turns: float, overlapped: float
+) -> None:
+    limits = H200.windows_per_s(SHAPES[model], tokens, batch)
+    assert limits == pytest.approx((in_turns, overlapped), rel=0.006, abs=0.6)
 
 
 @pytest.mark.slow
