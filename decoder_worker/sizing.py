@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import math
 
-from cluster.kv.connect import LANDING_WINDOWS
+from cluster.kv.connect import LANDING_WINDOWS, served_kv_layout, served_layout
 from cluster.kv.layout import ITEM_BYTES, window_bytes
-from cluster.kv.layout_for import served_kv_layout, served_layout
 from cluster.kv.wires.gpu_memory import RESERVE_BYTES, GpuBudget, pool_windows
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_dtype

@@ -23,12 +23,10 @@ from cluster.model.device import resolve_device, resolve_dtype, usable_cores, us
 from cluster.model.encoder_context import FILE, EncoderContext, chosen_context, unused_settings
 from cluster.settings import EncoderSettings
 from encoder_worker.batcher import Batcher
-from encoder_worker.checks import check_layout
-from encoder_worker.core import EncoderCore
+from encoder_worker.core import EncoderCore, Lane, check_layout
 from encoder_worker.forward import WindowEncoder
-from encoder_worker.lanes import Lane
 from encoder_worker.loop import EncodeLoop
-from encoder_worker.reuse import KVReuse
+from encoder_worker.publisher import KVReuse
 
 logger = logging.getLogger(__name__)
 

@@ -44,8 +44,13 @@ from cluster.model.weights import TORCH_DTYPES
 from encoder_worker.cpu.compiled import DTYPES, team_kernels
 from encoder_worker.gpu.encoder import Encoder, GpuEncoder
 from encoder_worker.gpu.float8 import check_float8
-from encoder_worker.gpu.static_encoder import AlreadyDone, EventReady, Ready, StaticEncoder
-from encoder_worker.gpu.whole_window import WholeWindows
+from encoder_worker.gpu.static_encoder import (
+    AlreadyDone,
+    EventReady,
+    Ready,
+    StaticEncoder,
+    WholeWindows,
+)
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 

@@ -25,11 +25,9 @@ from cluster.metrics import Recorder
 from cluster.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.priorities import leaves_room
 from encoder_worker.batcher import Batcher, QueuedWindow
-from encoder_worker.checks import as_worker_error
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu.static_encoder import Ready
-from encoder_worker.publisher import Publisher
-from encoder_worker.reuse import KVReuse
+from encoder_worker.publisher import KVReuse, Publisher, as_worker_error
 from encoder_worker.stats import Counts
 
 IDLE_WAIT_S = 0.25  # how long the loop sleeps before it looks for expired windows

@@ -8,17 +8,17 @@ those that waited get their leases while the window's own is still unanswered.
 
 from __future__ import annotations
 
+import hashlib
+import threading
 from collections.abc import Callable
 
-from cluster.errors import KVLostError, WorkerError
+from cluster.errors import KVLostError, SequenceFailedError, WorkerError
 from cluster.kv.exporter import KVExporter
 from cluster.kv.pool import Pages
-from cluster.messages import EncodeReply, EncodeTimings
+from cluster.messages import EncodeReply, EncodeRequest, EncodeTimings
 from cluster.metrics import Recorder
 from encoder_worker.batcher import Batcher, QueuedWindow
-from encoder_worker.checks import as_worker_error
-from encoder_worker.reuse import KVReuse
-from encoder_worker.stats import Counts
+from encoder_worker.stats import Counts, ReuseStats
 
 
 class Publisher:
@@ -110,3 +110,65 @@ class Publisher:
             window.future.set_result(reply)
         else:
             self._exporter.revoke(reply.handle.lease)
+
+
+def as_worker_error(error: Exception) -> Exception:
+    """What a window's future fails with: a typed error that keeps its cause."""
+    if isinstance(error, WorkerError):
+        return error
+    failure = SequenceFailedError(f"this window could not be encoded: {error}")
+    failure.__cause__ = error
+    return failure
+
+
+KEY_BYTES = 32
+
+
+class KVReuse:
+    """Finds published KV for windows. Thread-safe."""
+
+    def __init__(self, exporter: KVExporter, dtype: str, enabled: bool) -> None:
+        """dtype: that the encoder computes in, as the settings say it ("int8" included)."""
+        self._exporter = exporter
+        self._enabled = enabled
+        worker = f"{dtype}\0{exporter.layout.hash}"
+        self._worker = hashlib.blake2b(worker.encode(), digest_size=KEY_BYTES).digest()
+        self._lock = threading.Lock()
+        self._hits = 0
+        self._misses = 0
+
+    def key_of(self, request: EncodeRequest) -> bytes:
+        """Under which a window's KV is kept; empty where it is not."""
+        if not self._enabled or not request.audio_key:
+            return b""
+        named = request.audio_key + request.context.to_bytes(4, "big")
+        return hashlib.blake2b(named, digest_size=KEY_BYTES, key=self._worker).digest()
+
+    def find(self, request: EncodeRequest, key: bytes, queue_s: float) -> EncodeReply | None:
+        """The answer from KV that is there already; counts a hit.
+
+        Raises:
+            WorkerDrainingError: the exporter is closed.
+        """
+        if not key or request.fresh:
+            return None
+        handle = self._exporter.publish_again(
+            key, request_id=request.request_id, window=request.window, attempt=request.attempt
+        )
+        if handle is None:
+            return None
+        with self._lock:
+            self._hits += 1
+        return EncodeReply(handle, EncodeTimings(queue_s, 0.0, 0), reused=True)
+
+    def missed(self) -> None:
+        """A window with a key was encoded."""
+        with self._lock:
+            self._misses += 1
+
+    def stats(self) -> ReuseStats:
+        published = self._exporter.published
+        kept_bytes = published.n_kept_pages * self._exporter.pool.page_bytes
+        with self._lock:
+            hits, misses = self._hits, self._misses
+        return ReuseStats(published.n_kept, kept_bytes, hits, misses, published.n_evicted)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 
+from cluster.kv.connect import served_layout
 from cluster.kv.cross_kv import WINDOWS_AT_ONCE
 from cluster.kv.layout import ITEM_BYTES, window_bytes
-from cluster.kv.layout_for import served_layout
 from cluster.kv.wires.gpu_memory import GpuBudget, pool_windows
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.device import resolve_dtype
 from cluster.model.dims import ModelDims, cross_kv_shapes, encoder_shapes
 from cluster.settings import EncoderSettings, Settings
 from encoder_worker.engine import auto_batch
-from encoder_worker.gpu.fixed_mel import ROW_SAMPLES
-from encoder_worker.gpu.whole_window import PAD
+from encoder_worker.gpu.static_encoder import PAD
+from encoder_worker.mel import ROW_SAMPLES
 
 POOL_BATCHES = 4  # batches that the export pool holds at most: published KV is soon read
 _MEL_FLOATS = 6 * 201 * 3002  # per window: complex spectrum, power, and what they are made of

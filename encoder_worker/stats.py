@@ -7,10 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.messages import NO_SLACK_S, EncoderSignals, WorkerLoad, WorkerStatus
-from encoder_worker.reuse import ReuseStats
 
 UNKNOWN_WINDOW_S = 0.2  # before the first
 RECENT = 0.2  # what the newest batch counts for in `window_s`
+
+
+@dataclass(frozen=True, slots=True)
+class ReuseStats:
+    """What is kept now, and what came of windows that had a key since the start.
+
+    kept, kept_bytes: windows that nobody reads, and their pages. hits: windows that needed no
+    encode; misses: windows encoded. evicted: windows whose pages were needed for others.
+    """
+
+    kept: int = 0
+    kept_bytes: int = 0
+    hits: int = 0
+    misses: int = 0
+    evicted: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 The name is a digest of all that the router sends of the window and that shapes its features, keyed
 by who sent it: two owners of the same audio get different names, so that neither can learn that the
 other sent it.
-Encoders add what is theirs (`encoder_worker.reuse`).
+Encoders add what is theirs (`encoder_worker.publisher`).
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ from benchmark.shared.clips import add_clip_flags, clips_of
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.word_errors import WordErrors, count_all, difference, total
 from cluster.demo.recipe.evaluate import transcribe_served
+from cluster.kv.connect import served_kv_layout
 from cluster.kv.layout import window_bytes
-from cluster.kv.layout_for import served_kv_layout
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.device import use_threads
 from cluster.settings import Settings

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from benchmark.gpu.decode import fill_pool, publish, submit
 from benchmark.gpu.rig import PAGE_FRAMES, PATIENCE_S, Clock, Record, Rig, clip
+from cluster.kv.connect import kv_layout
 from cluster.kv.layout import FLOAT8
-from cluster.kv.layout_for import kv_layout
 from cluster.messages import DecodeResult
 from cluster.model.checkpoint import Checkpoint
 from encoder_worker.forward import WindowEncoder

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from benchmark.gpu.rig import PAGE_FRAMES, Clock, Record, Rig, clip
+from cluster.kv.connect import kv_layout, states_layout
 from cluster.kv.layout import PageLayout
-from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.weights import TORCH_DTYPES
 from encoder_worker.forward import WindowEncoder

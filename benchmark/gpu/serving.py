@@ -27,10 +27,9 @@ from benchmark.gpu.rig import (
     clip,
     greedy,
 )
-from cluster.kv.connect import available_transport, make_wire
+from cluster.kv.connect import available_transport, kv_layout, make_wire
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
-from cluster.kv.layout_for import kv_layout
 from cluster.kv.transfer_config import TransferConfig
 from cluster.messages import DecodeRequest
 

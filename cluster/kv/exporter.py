@@ -13,14 +13,12 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from cluster.errors import WorkerDrainingError
-from cluster.kv.handles import sign
+from cluster.kv.handles import parse_notification, sign
 from cluster.kv.layout import PageLayout
-from cluster.kv.notifications import parse_notification
 from cluster.kv.pool import PagePool, Pages
 from cluster.kv.published import Lease, PublishedWindows
 from cluster.kv.transfer_config import TransferConfig
-from cluster.kv.wires.wire import Wire
-from cluster.kv.wires.wire_thread import MakeThread, WireThread
+from cluster.kv.wires.wire import MakeThread, Wire, WireThread
 from cluster.messages import CrossKVHandle
 
 POLL_S = 0.005  # between two looks for notifications while a lease is open

@@ -1,21 +1,33 @@
-"""Signing and verifying `CrossKVHandle`: HMAC-SHA256 over every other field.
+"""Signed handles, and what is told about their leases.
 
 A handle names memory that a peer will read, so nothing in it may be used before its signature is
-checked. The signed text is canonical: JSON of the fields in a fixed order, integers and floats as
-Python writes them, bytes as hex. Knows nothing of pools or transports.
+checked: HMAC-SHA256 over every other field, as JSON in a fixed order, integers and floats as Python
+writes them, bytes as hex.
+
+A decoder tells an encoder about leases by short texts that ride on the transport. `REL:<lease>`:
+the handle was read, or is not wanted. `REN:<lease>,<lease>`: keep these alive. Whoever knows a
+lease's nonce may send it; everything else in a notification is untrusted.
 """
 
 from __future__ import annotations
 
 import hmac
 import json
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Literal, NamedTuple
 
 from cluster.errors import HandleRefusedError
 from cluster.messages import CrossKVHandle
 
 _DOMAIN = b"splitscribe cross-kv handle v2\0"
 _as_json = json.JSONEncoder(separators=(",", ":")).encode  # made once: it costs as much as a text
+MAX_NOTIFICATION_BYTES = 7_000  # NIXL delivers up to 8 KB
+_LEASE_BYTES = 33  # 32 hex digits and a comma
+_LEASES_PER_NOTIFICATION = (MAX_NOTIFICATION_BYTES - 4) // _LEASE_BYTES
+_RENEWAL = re.compile(rb"REN:([0-9a-f]{32}(?:,[0-9a-f]{32})*)")
+_RELEASE = re.compile(rb"REL:([0-9a-f]{32})")
 
 
 def canonical_bytes(handle: CrossKVHandle) -> bytes:
@@ -63,3 +75,32 @@ def verify(handle: CrossKVHandle, cluster_key: bytes) -> None:
 
 def _mac(handle: CrossKVHandle, cluster_key: bytes) -> bytes:
     return hmac.digest(cluster_key, canonical_bytes(handle), "sha256")
+
+
+class Notification(NamedTuple):
+    """What a peer asks for; a release has one lease."""
+
+    kind: Literal["REL", "REN"]
+    leases: list[str]
+
+
+def release_message(lease: str) -> bytes:
+    return b"REL:" + lease.encode()
+
+
+def renewal_messages(leases: Sequence[str]) -> Iterator[bytes]:
+    """Renewals of all `leases`, in as few notifications as their size allows."""
+    for start in range(0, len(leases), _LEASES_PER_NOTIFICATION):
+        batch = leases[start : start + _LEASES_PER_NOTIFICATION]
+        yield b"REN:" + ",".join(batch).encode()
+
+
+def parse_notification(payload: bytes) -> Notification | None:
+    """What a peer asks for, or None when the payload is none of ours."""
+    if len(payload) > MAX_NOTIFICATION_BYTES:
+        return None
+    if match := _RENEWAL.fullmatch(payload):
+        return Notification("REN", match[1].decode().split(","))
+    if match := _RELEASE.fullmatch(payload):
+        return Notification("REL", [match[1].decode()])
+    return None

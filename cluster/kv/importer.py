@@ -20,13 +20,12 @@ from cluster.errors import (
     WorkerDrainingError,
 )
 from cluster.kv.handles import verify
-from cluster.kv.held_handles import HeldHandles
 from cluster.kv.layout import PageLayout
+from cluster.kv.peers import HeldHandles
 from cluster.kv.pool import PagePool
 from cluster.kv.reader import Fetch, Reader
 from cluster.kv.transfer_config import FetchStats, TransferConfig
-from cluster.kv.wires.wire import Wire
-from cluster.kv.wires.wire_thread import WireThread
+from cluster.kv.wires.wire import Wire, WireThread
 from cluster.messages import CrossKVHandle
 
 MAX_QUARANTINED = 0.25  # of the pool; above it the replica is unhealthy

@@ -25,9 +25,8 @@ from cluster.errors import (
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.kv.held_handles import HeldHandles
-from cluster.kv.notifications import release_message
-from cluster.kv.peers import Peer, Peers
+from cluster.kv.handles import release_message
+from cluster.kv.peers import HeldHandles, Peer, Peers
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import FetchStats, TransferConfig
 from cluster.kv.wires.wire import COUNTER_BYTES, Wire, descriptors

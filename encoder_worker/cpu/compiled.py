@@ -10,12 +10,27 @@ import torch
 
 from cluster.jit.background import InBackground
 from cluster.jit.tile_registers import has_bfloat16_tiles
-from encoder_worker.cpu.sources import KERNEL_SOURCES
 
 if TYPE_CHECKING:
     from encoder_worker.cpu.team_kernels import TeamKernels
 
+
+from pathlib import Path
+
 DTYPES = (torch.float32, torch.bfloat16)  # that there are kernels for
+
+# The files that numba compiles, so that code of older ones is forgotten.
+_FOLDER = Path(__file__).resolve().parent
+KERNEL_SOURCES = tuple(
+    _FOLDER / name
+    for name in (
+        "team_kernels.py",
+        "rows.py",
+        "int8_rows.py",
+        "tile_attention.py",
+        "attention_steps.py",
+    )
+)
 
 
 def team_kernels(dtype: torch.dtype, *, int8: bool = False) -> InBackground[TeamKernels]:

@@ -24,7 +24,7 @@ from cluster.jit.rows import add_norm_row
 from cluster.jit.tile_instructions import address
 from cluster.jit.vectors import LANES
 from cluster.model.layers import LEAST_SCALE, MIDDLE, MOST
-from encoder_worker.cpu.heads import BLOCK, put_queries_keys, put_values
+from encoder_worker.cpu.rows import BLOCK, put_queries_keys, put_values
 
 _LEAST, _MOST = np.float32(LEAST_SCALE), np.float32(MOST)
 # In float32's numbers from 2 ** 23 on the last bits are the whole part: adding this rounds to the

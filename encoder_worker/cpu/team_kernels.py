@@ -17,11 +17,10 @@ from torch import Tensor
 from cluster.jit.arithmetic import LOG2_E, bfloat16_bits, exp2, number, stored
 from cluster.jit.rows import SUMS, add_norm
 from cluster.jit.tile_registers import tile_config
-from encoder_worker.cpu import float8_rows
 from encoder_worker.cpu.attention_steps import HEAD_DIM, KEYS
-from encoder_worker.cpu.heads import split
 from encoder_worker.cpu.int8_rows import Int8Kernels
 from encoder_worker.cpu.int8_rows import build as build_int8
+from encoder_worker.cpu.rows import build_float8, split, store_float8
 from encoder_worker.cpu.tile_attention import attend
 
 
@@ -40,7 +39,7 @@ class TeamKernels:
     attend: `tile_attention.attend`, where the CPU has tiles and own is bfloat16; else None. Then
         split's v may be a view of [H, Dh, T].
     int8: in place of add_norm and split where the encoder's products are of int8; else None.
-    store_float8: `float8_rows.store_float8`, where own is bfloat16; else None.
+    store_float8: `rows.store_float8`, where own is bfloat16; else None.
     """
 
     add_norm: Callable[..., None]
@@ -109,8 +108,8 @@ def build(own: Any, *, tiles: bool = False, int8: bool = False) -> TeamKernels:
     in_int8 = build_int8(own, values) if int8 else None
     store = None
     if own is np.uint16:
-        float8_rows.build()
-        store = float8_rows.store_float8
+        build_float8()
+        store = store_float8
     if tiles:
         _build_attend()
         return TeamKernels(add_norm, split, _centre, _softmax, _join, attend, in_int8, store)

@@ -19,8 +19,7 @@ from torch import Tensor
 from cluster.gpu.scatter import NO_PAGE
 from cluster.messages import FileMel
 from cluster.model.streams import current_stream, new_event, new_stream, on_stream
-from encoder_worker.gpu.fixed_mel import N_MARKS, ROW_SAMPLES, marks_of
-from encoder_worker.mel import INT16_SCALE
+from encoder_worker.mel import INT16_SCALE, N_MARKS, ROW_SAMPLES, marks_of
 
 N_SLOTS = 2
 
@@ -29,7 +28,7 @@ N_SLOTS = 2
 class BatchInputs:
     """What a batch's computation reads.
 
-    pcm: int16 [B, ROW_SAMPLES]; marks: int32 [B, N_MARKS], see `fixed_mel`; pages: int32
+    pcm: int16 [B, ROW_SAMPLES]; marks: int32 [B, N_MARKS], see `mel.marks_of`; pages: int32
     [B, pages of a window], NO_PAGE where a row is no window.
     """
 

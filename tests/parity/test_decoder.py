@@ -17,7 +17,7 @@ from transformers.generation.logits_process import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from cluster.kv.layout_for import kv_layout
+from cluster.kv.connect import kv_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint

@@ -2,21 +2,30 @@
 
 `memory_wire` copies within one process, `nixl_wire` uses RDMA, NVLink, shared memory or TCP;
 `connect.make_wire` chooses between them. All transports pass the same tests, those in
-`tests/contract`. A wire knows nothing of handles, leases and generations.
+`tests/contract`. One thread owns a wire, for an exporter or an importer. A wire knows nothing of
+handles, leases and generations.
 """
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cluster.errors import ConfigurationError, SplitscribeError
 from cluster.kv.pool import PagePool
 
+logger = logging.getLogger(__name__)
+
 COUNTER_BYTES = 8  # of a page's generation
+OPEN_TIMEOUT_S = 60.0  # for a transport to start
+CLOSE_TIMEOUT_S = 10.0  # for it to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,3 +114,77 @@ class Wire(Protocol):
 
     def close(self) -> None:
         """End what is in flight; nothing is readable or written any more."""
+
+
+class RunsWire(Protocol):
+    """What runs a wire: a thread, or on a virtual clock whoever made it.
+
+    failure: None when well, else why it ended.
+    """
+
+    failure: str | None
+
+    def join(self) -> None:
+        """Wait for the end of what was told to end."""
+
+
+# From the owner's name, and what is called at the start, until it returns, and at the end.
+MakeThread = Callable[
+    [str, Callable[[], None], Callable[[], None], Callable[[], None]],
+    RunsWire,
+]
+
+
+class WireThread:
+    """Calls `start`, then `run` until it returns or raises, then `end`.
+
+    failure: None when well, else why the thread died.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        start: Callable[[], None],
+        run: Callable[[], None],
+        end: Callable[[], None],
+    ) -> None:
+        """Return when `start` has returned; `owner` is for messages.
+
+        Raises:
+            ConfigurationError: `start` raised; a SplitscribeError comes as it is.
+        """
+        self.failure: str | None = None
+        self._owner = owner
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._live, args=(start, run, end), name=f"kv-{owner}", daemon=True
+        )
+        self._thread.start()
+        self._started.result(OPEN_TIMEOUT_S)
+
+    def join(self) -> None:
+        """Wait for the end of a thread whose `run` was told to return."""
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.error("the KV %s's thread did not stop in %.0f s", self._owner, CLOSE_TIMEOUT_S)
+
+    def _live(
+        self, start: Callable[[], None], run: Callable[[], None], end: Callable[[], None]
+    ) -> None:
+        try:
+            start()
+        except SplitscribeError as error:
+            self._started.set_exception(error)
+            return
+        except Exception as error:
+            message = f"the KV transport could not start: {error!r}"
+            self._started.set_exception(ConfigurationError(message))
+            return
+        self._started.set_result(None)
+        try:
+            run()
+        except Exception as error:
+            logger.exception("the KV %s's thread died", self._owner)
+            self.failure = f"the KV {self._owner}'s thread died: {error}"
+        finally:
+            end()

@@ -123,7 +123,7 @@ def _profile(
     audio: AudioProfile,
     start_s: float,
 ) -> Profile:
-    from cluster.kv.layout_for import served_kv_layout
+    from cluster.kv.connect import served_kv_layout
 
     layout = served_kv_layout(checkpoint, settings, settings.encoder.device)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0

@@ -25,7 +25,7 @@ from cluster.serve.replicas.busy_share import BusyShare
 from encoder_worker.batcher import Batcher
 from encoder_worker.core import EncoderCore
 from encoder_worker.loop import IDLE_WAIT_S, PAGE_WAIT_S, EncodeLoop
-from encoder_worker.reuse import KVReuse
+from encoder_worker.publisher import KVReuse
 
 EXPIRY_S = 1.0  # between two looks for leases that ran out
 

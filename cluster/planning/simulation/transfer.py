@@ -15,8 +15,8 @@ from typing import Any
 
 from cluster.errors import KVLostError, PeerLostError
 from cluster.kv.exporter import KVExporter
-from cluster.kv.held_handles import HeldHandles
-from cluster.kv.notifications import release_message, renewal_messages
+from cluster.kv.handles import release_message, renewal_messages
+from cluster.kv.peers import HeldHandles
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import RENEW_S, FetchStats
 from cluster.messages import CrossKVHandle, Location

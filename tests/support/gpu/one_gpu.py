@@ -12,10 +12,10 @@ from unittest.mock import patch
 
 import torch
 
+from cluster.kv.connect import kv_layout, states_layout
 from cluster.kv.exporter import KVExporter
 from cluster.kv.importer import KVImporter
 from cluster.kv.layout import PageLayout
-from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.kv.pool import PagePool
 from cluster.kv.transfer_config import TransferConfig
 from cluster.kv.wires.memory_wire import MemoryWire

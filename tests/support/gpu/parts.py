@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from cluster.kv.layout_for import kv_layout, states_layout
+from cluster.kv.connect import kv_layout, states_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint

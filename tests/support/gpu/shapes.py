@@ -14,7 +14,7 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from cluster.kv.layout_for import kv_layout
+from cluster.kv.connect import kv_layout
 from cluster.kv.pool import PagePool
 from cluster.model import streams
 from cluster.model.checkpoint import Checkpoint, open_checkpoint

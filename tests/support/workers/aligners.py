@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cluster.kv.layout_for import kv_layout
+from cluster.kv.connect import kv_layout
 from cluster.kv.pool import PagePool
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer

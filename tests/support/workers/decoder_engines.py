@@ -13,8 +13,8 @@ from unittest.mock import patch
 
 import torch
 
+from cluster.kv.connect import kv_layout, states_layout
 from cluster.kv.importer import KVImporter
-from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import Checkpoint, open_checkpoint

@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cluster.kv.connect import kv_layout
 from cluster.kv.cross_kv import CrossKVProjection, packed_page
-from cluster.kv.layout_for import kv_layout
 from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel, Priority
 from cluster.metrics import Recorder
 from cluster.model.checkpoint import Checkpoint

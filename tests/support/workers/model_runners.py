@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from pathlib import Path
 
-from cluster.kv.layout_for import kv_layout
+from cluster.kv.connect import kv_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.model.checkpoint import open_checkpoint

@@ -18,7 +18,7 @@ from cluster.errors import (
     UnsupportedValueError,
     WorkerDrainingError,
 )
-from cluster.kv.layout_for import kv_layout, states_layout
+from cluster.kv.connect import kv_layout, states_layout
 from cluster.messages import DecodeResult, SampledToken
 from cluster.model.checkpoint import open_checkpoint
 from cluster.settings import DecoderSettings

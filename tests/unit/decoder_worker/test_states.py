@@ -18,8 +18,8 @@ from cluster.errors import (
     StaleGenerationError,
     TransferTimeoutError,
 )
+from cluster.kv.connect import kv_layout, states_layout
 from cluster.kv.cross_kv import CrossKVProjection
-from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.kv.pool import PagePool
 from cluster.messages import CrossKVHandle, DecodeRequest, DecodeResult
 from cluster.model.checkpoint import Checkpoint, open_checkpoint

@@ -17,7 +17,7 @@ from cluster.errors import (
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.kv.layout_for import kv_layout
+from cluster.kv.connect import kv_layout
 from cluster.messages import CrossKVHandle, FileMel
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.settings import EncoderSettings

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cluster.errors import ConfigurationError
-from cluster.kv.layout_for import states_layout
+from cluster.kv.connect import states_layout
 from cluster.messages import CrossKVHandle, EncodeRequest
 from cluster.model.checkpoint import Checkpoint
 from cluster.settings import EncoderSettings

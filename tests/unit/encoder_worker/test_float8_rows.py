@@ -9,7 +9,7 @@ from torch import Tensor
 
 from cluster.gpu.scatter import stored_as
 from cluster.model.checkpoint import open_checkpoint
-from encoder_worker.cpu.float8_rows import N_BFLOAT16, store_float8
+from encoder_worker.cpu.rows import N_BFLOAT16, store_float8
 from encoder_worker.forward import WindowEncoder
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm

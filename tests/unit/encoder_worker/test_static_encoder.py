@@ -11,17 +11,16 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cluster.gpu.scatter import NO_PAGE, scatter_pages
+from cluster.kv.connect import kv_layout, states_layout
 from cluster.kv.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
-from cluster.kv.layout_for import kv_layout, states_layout
 from cluster.messages import FileMel, Payload
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.layers import MLP, LayerNorm
 from encoder_worker.forward import WindowEncoder
-from encoder_worker.gpu.fixed_mel import N_MARKS, ROW_SAMPLES, FixedLogMel
 from encoder_worker.gpu.graphs import BatchGraphs, BatchShape, sizes_up_to
 from encoder_worker.gpu.staging import Staging
 from encoder_worker.gpu.static_encoder import ATTENTION, StaticEncoder
-from encoder_worker.mel import LogMel
+from encoder_worker.mel import N_MARKS, ROW_SAMPLES, FixedLogMel, LogMel
 from encoder_worker.model import AudioEncoder, EncoderLayer, attention
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu.triton_kernels import load_kernel

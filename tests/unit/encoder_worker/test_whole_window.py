@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from cluster.kv.connect import kv_layout
 from cluster.kv.cross_kv import CrossKVProjection, cross_kv_parts
-from cluster.kv.layout_for import kv_layout
 from cluster.model.checkpoint import Checkpoint
 from cluster.model.layers import Linear
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu import static_encoder
-from encoder_worker.gpu.static_encoder import StaticEncoder
-from encoder_worker.gpu.whole_window import WholeWindows
+from encoder_worker.gpu.static_encoder import StaticEncoder, WholeWindows
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from tests.support.references.hugging_face import assert_close, make_pcm

@@ -28,7 +28,7 @@ from cluster.model.streams import (
 )
 from decoder_worker.sampling.sampler import TorchSampler
 from decoder_worker.step import DecodeStep
-from encoder_worker.gpu.fixed_mel import FixedLogMel
+from encoder_worker.mel import FixedLogMel
 from tests.support.checkpoints import SHAPES
 from tests.support.gpu.capture import CaptureError
 from tests.support.gpu.device import MixedDevicesError

@@ -24,7 +24,7 @@ from cluster.jit.cache import (
 )
 from cluster.serve.distribution import package_root
 from decoder_worker.cpu import compiled as decoder_sources
-from encoder_worker.cpu import sources as encoder_sources
+from encoder_worker.cpu import compiled as encoder_sources
 
 PACKAGES = ("cluster", "encoder_worker", "decoder_worker")
 MOUNT = """\

@@ -7,9 +7,9 @@ import torch
 
 from cluster.errors import ConfigurationError
 from cluster.gpu.scatter import page_table, scatter_pages, stored_as
+from cluster.kv.connect import GPU_PAGE_FRAMES, kv_layout, served_kv_layout
 from cluster.kv.cross_kv import CrossKVProjection
 from cluster.kv.layout import FLOAT8
-from cluster.kv.layout_for import GPU_PAGE_FRAMES, kv_layout, served_kv_layout
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.device import resolve_dtype
 from cluster.settings_sources import load_settings

@@ -15,7 +15,7 @@ from cluster.serve.in_process import sized_together
 from cluster.settings import DecoderSettings, EncoderSettings, Settings
 from decoder_worker import sizing as decoder_sizing
 from encoder_worker import sizing as encoder_sizing
-from encoder_worker.gpu.whole_window import PAD
+from encoder_worker.gpu.static_encoder import PAD
 
 LARGE_V3 = ModelDims(128, 51_866, 1500, 1280, 20, 32, 5120, 448, 1280, 20, 32, 5120)
 H200 = GpuBudget("NVIDIA H200", 140_000_000_000)

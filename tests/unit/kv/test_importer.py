@@ -15,10 +15,9 @@ from cluster.errors import (
     PeerLostError,
     WorkerDrainingError,
 )
-from cluster.kv.handles import sign
-from cluster.kv.held_handles import LOST_S, HeldHandles
+from cluster.kv.handles import parse_notification, sign
 from cluster.kv.importer import KVImporter
-from cluster.kv.notifications import parse_notification
+from cluster.kv.peers import LOST_S, HeldHandles
 from cluster.kv.transfer_config import TransferConfig
 from tests.support.kv.ends import MemoryExporter, memory_importer
 from tests.support.kv.stub_wire import KEY, LAYOUT, StubWire, make_handle

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.kv.notifications import (
+from cluster.kv.handles import (
     MAX_NOTIFICATION_BYTES,
     parse_notification,
     release_message,

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cluster.errors import PeerLostError, TransferTimeoutError
-from cluster.kv.held_handles import HeldHandles
-from cluster.kv.peers import FIRST_RENEWAL_S, IDLE_PEER_S, MAX_PEERS
+from cluster.kv.peers import FIRST_RENEWAL_S, IDLE_PEER_S, MAX_PEERS, HeldHandles
 from cluster.kv.pool import PagePool
 from cluster.kv.reader import Fetch, Reader
 from cluster.kv.transfer_config import RENEW_S, TransferConfig

@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from cluster.kv.connect import kv_layout
 from cluster.kv.cross_kv import CrossKVProjection
-from cluster.kv.layout_for import kv_layout
 from cluster.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.model.dims import encoder_shapes
 from cluster.model.kv_scales import KVScales, kv_scales

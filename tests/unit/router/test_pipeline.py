@@ -32,7 +32,7 @@ from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.planning.simulation.virtual_time import virtual_clock
 from cluster.settings import RouterSettings
 from cluster.settings_sources import load_settings
-from encoder_worker.checks import check_request
+from encoder_worker.core import check_request
 from router.api.params import TranscriptionParams
 from router.interface import RequestContext, TranscriptionResult, Update
 from router.pipeline import Retries, WindowAudio
