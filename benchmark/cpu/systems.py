@@ -51,8 +51,8 @@ class Splitscribe:
 
     def n_tokens(self, file: Path) -> int:
         """Of one request, by the tokens of its segments."""
-        (outcome,) = self._send([file], 1, {"stream": "true"})
-        return outcome.output_tokens or 0
+        (outcome,) = self._send([file], 1, {"response_format": "verbose_json"})
+        return sum(len(segment["tokens"]) for segment in outcome.answer["segments"])
 
     def _send(self, files: Sequence[Path], n: int, fields: Mapping[str, str]) -> list[Outcome]:
         async def send() -> list[Outcome]:

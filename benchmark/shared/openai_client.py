@@ -1,8 +1,8 @@
 """An async client of `/v1/audio/transcriptions` that costs little and measures each request.
 
-Works with every server that has OpenAI's endpoint. Streams are read in OpenAI's events and in
-the chunks of vLLM and SGLang. A body is one block of bytes, made before the clock starts. Nothing
-is tried again: a failure is a result, told apart by its status. Knows nothing of rates and texts.
+Works with every server that has OpenAI's endpoint. A body is one block of bytes, made before the
+clock starts. Nothing is tried again: a failure is a result, told apart by its status. Knows nothing
+of rates and texts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,31 +19,20 @@ from urllib.parse import urlsplit
 import aiohttp
 
 ENDPOINT = "/v1/audio/transcriptions"
-DONE = b"[DONE]"
-LONGEST_LINE = 16 << 20  # bytes of one event: the last one of a stream has the whole text
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request. Times in s; `start` is of this process's `perf_counter`.
+    """What became of one request: its seconds, and the answer's text or JSON.
 
-    failure: "" when it succeeded, else its status, such as "503", "timeout" or "stream".
-    ttft, itls: to the first text, and between the later ones; None, empty where nothing streams.
-    input_tokens, output_tokens: as the server counts them; None where it does not.
-    queue: from the request's arrival until it was sent, all of it this client's doing.
+    failure: "" when it succeeded, else its status, such as "503", "timeout" or "malformed".
     """
 
-    start: float
     latency: float = 0.0
     failure: str = ""
     error: str = ""
     text: str = ""
-    ttft: float | None = None
-    itls: list[float] = field(default_factory=list)
-    input_tokens: int | None = None
-    output_tokens: int | None = None
-    server_timing: str = ""
-    queue: float = 0.0
+    answer: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,10 +89,7 @@ class Client:
     async def __aenter__(self) -> Client:
         connector = aiohttp.TCPConnector(limit=0, ttl_dns_cache=300)
         self._session = aiohttp.ClientSession(
-            connector=connector,
-            headers=self._headers,
-            timeout=self._timeout,
-            read_bufsize=LONGEST_LINE,
+            connector=connector, headers=self._headers, timeout=self._timeout
         )
         return self
 
@@ -129,27 +115,27 @@ class Client:
     async def send(self, upload: Upload) -> Outcome:
         """One request, whatever comes of it; only a cancellation is raised."""
         assert self._session is not None
-        outcome = Outcome(start=time.perf_counter())
+        outcome, began_s = Outcome(), time.perf_counter()
         headers = {"Content-Type": upload.content_type}
         try:
             async with self._session.post(
                 self.endpoint, data=upload.body, headers=headers
             ) as answer:
-                outcome.server_timing = answer.headers.get("server-timing", "")
                 if answer.status != 200:
                     outcome.failure = str(answer.status)
                     outcome.error = _message(await answer.read())
-                elif answer.content_type == "text/event-stream":
-                    await _read_stream(answer.content, outcome)
+                elif answer.content_type == "application/json":
+                    outcome.answer = json.loads(await answer.read())
+                    outcome.text = str(outcome.answer["text"])
                 else:
-                    _read_answer(await answer.read(), answer.content_type, outcome)
+                    outcome.text = (await answer.read()).decode()
         except TimeoutError:
             outcome.failure, outcome.error = "timeout", f"no answer in {self._timeout.total} s"
         except (aiohttp.ClientError, OSError) as error:
             outcome.failure, outcome.error = "connection", repr(error)
         except (ValueError, LookupError, TypeError) as error:
             outcome.failure, outcome.error = "malformed", repr(error)
-        outcome.latency = time.perf_counter() - outcome.start
+        outcome.latency = time.perf_counter() - began_s
         return outcome
 
 
@@ -159,74 +145,6 @@ def _message(body: bytes) -> str:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):
         return body[:200].decode(errors="replace")
-
-
-def _read_answer(body: bytes, content_type: str, outcome: Outcome) -> None:
-    if content_type != "application/json":
-        outcome.text = body.decode()
-        return
-    content = json.loads(body)
-    outcome.text = str(content["text"])
-    _take_usage(content, outcome)
-
-
-async def _read_stream(stream: aiohttp.StreamReader, outcome: Outcome) -> None:
-    """Read events to the end; a stream that ends without saying so has failed."""
-    last: float | None = None
-    deltas: list[str] = []
-    whole: str | None = None
-    complete = False
-    async for data in _events(stream):
-        if data == DONE:
-            complete = True
-            continue
-        event = json.loads(data)
-        if "error" in event:
-            outcome.failure, outcome.error = "stream", str(event["error"])
-            return
-        _take_usage(event, outcome)
-        if event.get("type") == "transcript.text.done":
-            complete, whole = True, str(event.get("text", ""))
-        elif delta := _delta(event):
-            now = time.perf_counter()
-            if last is None:
-                outcome.ttft = now - outcome.start
-            else:
-                outcome.itls.append(now - last)
-            last = now
-            deltas.append(delta)
-    if not complete:
-        outcome.failure, outcome.error = "stream", "it ended without [DONE]"
-    elif outcome.ttft is None:  # nothing was said: the end is the first that there is to know
-        outcome.ttft = time.perf_counter() - outcome.start
-    outcome.text = whole or "".join(deltas)
-
-
-async def _events(stream: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """The data of server-sent events, each of one line."""
-    while line := await stream.readline():
-        if line.startswith(b"data:"):
-            yield line[5:].strip()
-
-
-def _delta(event: Mapping[str, Any]) -> str:
-    """New text, in OpenAI's event or in a chat completion's chunk."""
-    if "delta" in event:
-        return str(event["delta"])
-    choices = event.get("choices") or [{}]
-    return str((choices[0].get("delta") or {}).get("content") or "")
-
-
-def _take_usage(content: Mapping[str, Any], outcome: Outcome) -> None:
-    """Token counts under OpenAI's names for audio, or for chat; the last ones that came stand."""
-    usage = content.get("usage") or {}
-    for ours, names in (
-        ("input_tokens", ("input_tokens", "prompt_tokens")),
-        ("output_tokens", ("output_tokens", "completion_tokens")),
-    ):
-        for name in names:
-            if usage.get(name) is not None:
-                setattr(outcome, ours, int(usage[name]))
 
 
 async def send_all(client: Client, uploads: list[Upload], in_flight: int) -> list[Outcome]:

@@ -38,44 +38,16 @@ async def outcome_of(answer: Answer, timeout_s: float = 10.0) -> Outcome:
         return await client.send(UPLOAD)
 
 
-def stream(*events: str) -> Answer:
-    body = "".join(f"data: {event}\n\n" for event in events)
-    return lambda _: web.Response(text=body, content_type="text/event-stream")
-
-
-async def test_openai_events_give_text_times_and_tokens() -> None:
-    outcome = await outcome_of(
-        stream(
-            '{"type": "transcript.text.delta", "delta": "Hello"}',
-            '{"type": "transcript.text.delta", "delta": " you"}',
-            '{"type": "transcript.text.done", "text": "Hello you", "usage": {"output_tokens": 7}}',
-            "[DONE]",
-        )
-    )
-    assert (outcome.failure, outcome.text, outcome.output_tokens) == ("", "Hello you", 7)
-    assert outcome.ttft is not None
-    assert 0 < outcome.ttft <= outcome.latency
-    assert len(outcome.itls) == 1
-
-
-async def test_chunks_of_a_chat_completion_are_read_as_well() -> None:
-    outcome = await outcome_of(
-        stream(
-            '{"choices": [{"delta": {"content": "Hello"}}]}',
-            '{"choices": [{"delta": {"content": " you"}}]}',
-            '{"choices": [], "usage": {"completion_tokens": 3}}',
-            "[DONE]",
-        )
-    )
-    assert (outcome.failure, outcome.text, outcome.output_tokens) == ("", "Hello you", 3)
+async def test_a_json_answer_gives_its_text_and_all_of_it() -> None:
+    outcome = await outcome_of(lambda _: web.json_response({"text": "Hello", "language": "en"}))
+    assert (outcome.failure, outcome.text, outcome.answer["language"]) == ("", "Hello", "en")
+    assert outcome.latency > 0
 
 
 @pytest.mark.parametrize(
     ("answer", "failure"),
     [
-        (stream('{"type": "transcript.text.delta", "delta": "Hel"}'), "stream"),
-        (stream('{"error": {"message": "the decoder died"}}'), "stream"),
-        (stream("no JSON"), "malformed"),
+        (lambda _: web.Response(text="no JSON", content_type="application/json"), "malformed"),
         (lambda _: web.json_response({"error": {"message": "busy"}}, status=503), "503"),
         (lambda _: web.json_response({"no": "text"}), "malformed"),
     ],

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmark.accuracy import wer
-from benchmark.shared.bare_server import TEXT, bare_server
+from benchmark.shared.bare_server import TEXT, bare_uvicorn
 from benchmark.shared.clips import folder_clips
 from benchmark.shared.speech.wav import wav_bytes
 from benchmark.shared.word_errors import WordErrors, count, difference, interval, normaliser, total
@@ -20,7 +20,7 @@ HALF = "a line that is nothing of the kind"
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with bare_server() as server:
+    with bare_uvicorn() as server:
         yield server.url
 
 
