@@ -28,6 +28,31 @@ def write_long_recording(file: Path, seconds: int) -> None:
         target.writeframes(repeated.tobytes())
 
 
+def test_nobody_who_reads_on_costs_no_result(tmp_path: Path) -> None:
+    """As behind `| head -0`: what is printed is lost, what is written is not."""
+    names = ("short", "medium")
+    process = subprocess.Popen(
+        [SPLITSCRIBE, "transcribe", *(sample_path(name) for name in names), "--language", "en"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        told = process.stderr.read()
+        assert process.wait(timeout=100) == 0, told
+    finally:
+        process.kill()
+    assert "Traceback" not in told
+    assert "Error" not in told
+    formats = ("txt", "vtt", "srt", "tsv", "json")
+    written = {file.name for file in tmp_path.iterdir()}
+    assert written == {f"{name}.{kind}" for name in names for kind in formats}
+
+
 @pytest.mark.parametrize("decoding", ["parallel", "sequential"])
 def test_ctrl_c_ends_it_cleanly_in_the_middle_of_a_file(tmp_path: Path, decoding: str) -> None:
     write_long_recording(tmp_path / "talk.wav", 900)

@@ -70,17 +70,23 @@ async def _send(source: Source, client: LiveClient, stop: threading.Event) -> No
 
 
 async def _print(client: LiveClient, out: Console, err: Console) -> int:
-    """Print the text, one line for each turn. Returns how many turns failed."""
+    """Print the text, one line for each turn, while anybody reads it.
+
+    Returns how many turns failed.
+    """
     n_failed, begun = 0, False
     async for said in client.said():
         text = said.text if begun else said.text.lstrip()
-        if text:
-            out.print(text, end="", markup=False, highlight=False)
-            out.file.flush()
-            begun = True
-        if said.ends_turn and begun:
-            out.print()
-            begun = False
+        try:
+            if text:
+                out.print(text, end="", markup=False, highlight=False)
+                out.file.flush()
+                begun = True
+            if said.ends_turn and begun:
+                out.print()
+                begun = False
+        except (OSError, SystemExit):  # nobody reads on: rich would end the process
+            return n_failed
         if said.error is not None:
             n_failed += 1
             err.print(f"splitscribe: {said.error}", style="red", markup=False)

@@ -10,6 +10,7 @@ import asyncio
 import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -100,9 +101,9 @@ class Run:
         watcher = Watcher(lambda done_s, known_s: board.advance(file, done_s, known_s), on_segments)
         transcript = await transcribe_one(file, watcher)
         board.advance(file, transcript.duration_s, transcript.duration_s)
-        self._show(file)
         job = self.job
         write_results(transcript, file, job.output_dir, job.formats, job.cues)
+        self._show(file)
 
     def _name(self, file: Path) -> str:
         return self.shown.get(file, str(file))
@@ -114,11 +115,14 @@ class Run:
             return
         # Where both end up on one terminal, the bars' console knows how to print above them.
         console = self.err if self.out.is_terminal and self.err.is_terminal else self.out
-        if self.n_workers > 1:
-            console.print(self._name(file), markup=False)
-        for segment in segments:
-            times = f"[{clock(segment.start)} --> {clock(segment.end)}]"
-            console.print(f"{times} {segment.text}", markup=False)
+        # Where nobody reads on, as behind `| head`, rich prints no more from then on and would end
+        # the process, though the work is not done.
+        with suppress(OSError, SystemExit):
+            if self.n_workers > 1:
+                console.print(self._name(file), markup=False)
+            for segment in segments:
+                times = f"[{clock(segment.start)} --> {clock(segment.end)}]"
+                console.print(f"{times} {segment.text}", markup=False)
 
 
 def _is_readable(one: Input, err: Console) -> bool:
