@@ -123,6 +123,7 @@ class Trainer:
         self, folder: Path, speech: Path, stage: Stage, schedule: Schedule, start_from: Path | None
     ) -> None:
         self.stage, self.schedule = stage, schedule
+        folder.mkdir(parents=True, exist_ok=True)
         self.state_path = folder / "state.pt"
         self.checkpoint = folder / "checkpoint"
         self.base = start_from or CHECKPOINT

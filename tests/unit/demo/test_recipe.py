@@ -103,19 +103,19 @@ def test_a_training_goes_on_where_it_ended_and_leaves_a_checkpoint_of_the_same_k
     speech: Path, tmp_path: Path
 ) -> None:
     stage = Stage(lambda _rng, _done: SMALL, CONTEXT.losses, CONTEXT.warmup_steps, muon=False)
-    console = Console(quiet=True)
-    Trainer(tmp_path, speech, stage, Schedule(2, 2e-4), CHECKPOINT).run(console)
-    longer = Trainer(tmp_path, speech, stage, Schedule(3, 2e-4), CHECKPOINT)
+    console, work = Console(quiet=True), tmp_path / "new" / "work"
+    Trainer(work, speech, stage, Schedule(2, 2e-4), CHECKPOINT).run(console)
+    longer = Trainer(work, speech, stage, Schedule(3, 2e-4), CHECKPOINT)
     assert longer.step_number == 2
     longer.run(console)
-    state = Trainer(tmp_path, speech, stage, Schedule(3, 2e-4), CHECKPOINT).average.state_dict()
+    state = Trainer(work, speech, stage, Schedule(3, 2e-4), CHECKPOINT).average.state_dict()
     for name, value in longer.average.state_dict().items():
         assert torch.equal(value, state[name]), name
-    assert Trainer(tmp_path, speech, stage, Schedule(3, 2e-4, again=True), None).step_number == 0
-    ours, theirs = open_checkpoint(str(tmp_path / "checkpoint")), open_checkpoint(str(CHECKPOINT))
+    assert Trainer(work, speech, stage, Schedule(3, 2e-4, again=True), None).step_number == 0
+    ours, theirs = open_checkpoint(str(work / "checkpoint")), open_checkpoint(str(CHECKPOINT))
     assert ours.dims == theirs.dims
     for name in ("tokenizer.json", "generation_config.json", "preprocessor_config.json"):
-        assert (tmp_path / "checkpoint" / name).read_text() == (CHECKPOINT / name).read_text()
+        assert (work / "checkpoint" / name).read_text() == (CHECKPOINT / name).read_text()
 
 
 @pytest.mark.parametrize("stage", [FROM_NOTHING, CONTEXT])
