@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.accuracy.looks import Look, Looker, Part
-from cluster.messages import FRAMES_PER_S, HOP_LENGTH, Pcm
-from cluster.model.encoder_context import FULL, EncoderContext, positions_of
+from cluster.messages import HOP_LENGTH, Pcm
+from cluster.model.encoder_context import FULL, EncoderContext
 
 FULL_SLACK = -1  # every position, whatever the content: the row to compare with
 
@@ -87,27 +87,11 @@ def _read(lines: Iterable[str]) -> Iterator[Cell]:
         yield Cell(**content)
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """How every cell is measured.
-
-    max_content_s: the longest window that is trimmed. exact: no rounding up to the lengths that the
-    server has. fallback: looks in full try higher temperatures where the gates fail.
-    """
-
-    max_content_s: float = 30.0
-    exact: bool = False
-    fallback: bool = False
-
-    def positions_for(self, slack: int, content_frames: int, n_audio_ctx: int) -> int:
-        """As `EncoderContext.positions_for`, for a slack or FULL_SLACK."""
-        if slack == FULL_SLACK:
-            return FULL
-        if not self.exact or content_frames > self.max_content_s * FRAMES_PER_S:
-            rule = EncoderContext(slack, self.max_content_s)
-            return rule.positions_for(content_frames, n_audio_ctx)
-        least = positions_of(content_frames) + slack
-        return least if least < n_audio_ctx else FULL
+def positions_for(slack: int, max_content_s: float, content_frames: int, n_audio_ctx: int) -> int:
+    """As `EncoderContext.positions_for`, for a slack or FULL_SLACK."""
+    if slack == FULL_SLACK:
+        return FULL
+    return EncoderContext(slack, max_content_s).positions_for(content_frames, n_audio_ctx)
 
 
 def frames_begun(pcm: Pcm) -> int:
@@ -115,22 +99,21 @@ def frames_begun(pcm: Pcm) -> int:
     return -(-pcm.shape[0] // HOP_LENGTH)
 
 
-async def measure(looker: Looker, key: Key, part: Part, ways: Ways) -> Cell:
+async def measure(looker: Looker, key: Key, part: Part, max_content_s: float) -> Cell:
     """Look at every window of a part, and once more in full at those that are doubted."""
     pieces = part.pieces
     contexts = [
-        ways.positions_for(key.slack, frames_begun(piece.audio.pcm), looker.n_audio_ctx)
+        positions_for(key.slack, max_content_s, frames_begun(piece.audio.pcm), looker.n_audio_ctx)
         for piece in pieces
     ]
-    is_full = key.slack == FULL_SLACK
-    first = await looker.look(pieces, contexts, fallback=ways.fallback and is_full)
+    first = await looker.look(pieces, contexts)
     again = [
         index for index, context in enumerate(contexts) if context != FULL and first.doubted[index]
     ]
     second = Look([], [], 0.0)
     if again:
         in_full = [pieces[index] for index in again]
-        second = await looker.look(in_full, [FULL] * len(again), fallback=ways.fallback)
+        second = await looker.look(in_full, [FULL] * len(again))
     texts = list(first.texts)
     for index, text in zip(again, second.texts, strict=True):
         texts[index] = text

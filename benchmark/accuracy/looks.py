@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from benchmark.shared.clips import Clip
 from cluster.messages import (
@@ -24,7 +24,7 @@ from cluster.messages import (
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.settings import Settings
-from router.api.params import LADDER, PARALLEL_GATES
+from router.api.params import PARALLEL_GATES
 from router.audio.cutter import WindowCutter
 from router.audio.vad import SpeechDetector
 from router.pipeline import WindowAudio
@@ -85,21 +85,13 @@ class Looker:
         self._in_flight = in_flight
         self._n_sent = 0
 
-    async def look(
-        self, pieces: Sequence[Piece], contexts: Sequence[int], *, fallback: bool = False
-    ) -> Look:
-        """Look once at every window.
-
-        Args:
-            contexts: encoder positions of each window; 0 for all there are.
-            fallback: try higher temperatures where the gates fail, as the server does.
-        """
+    async def look(self, pieces: Sequence[Piece], contexts: Sequence[int]) -> Look:
+        """Look once at every window; contexts: encoder positions of each, 0 for all there are."""
         slots = asyncio.Semaphore(self._in_flight)
-        options = replace(self._options, temperatures=LADDER) if fallback else self._options
 
         async def one(piece: Piece, context: int) -> DecodeResult:
             async with slots:
-                return await self._decode(piece, context, options)
+                return await self._decode(piece, context)
 
         began = time.perf_counter()
         async with asyncio.TaskGroup() as group:
@@ -116,7 +108,7 @@ class Looker:
             wall_s,
         )
 
-    async def _decode(self, piece: Piece, context: int, options: DecodeOptions) -> DecodeResult:
+    async def _decode(self, piece: Piece, context: int) -> DecodeResult:
         self._n_sent += 1
         name = f"look-{self._n_sent}"
         encoded = await self._encoders.encode(
@@ -135,7 +127,7 @@ class Looker:
                 window=piece.audio.index,
                 attempt=1,
                 handle=encoded.handle,
-                options=options,
+                options=self._options,
                 remaining_s=NO_DEADLINE_S,
                 content_frames=piece.audio.content_frames,
             )

@@ -16,8 +16,8 @@ from benchmark.accuracy.context_cells import (
     Cell,
     Kept,
     Key,
-    Ways,
     frames_begun,
+    positions_for,
 )
 from benchmark.accuracy.context_report import Row, as_json
 from benchmark.shared.clips import manifest_clips
@@ -36,18 +36,11 @@ def recordings(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("ways", "slack", "positions"),
-    [
-        (Ways(), 64, 320),  # 250 of content and 64: the server's next length
-        (Ways(exact=True), 64, 314),
-        (Ways(exact=True), 1300, 0),
-        (Ways(max_content_s=4.0, exact=True), 64, 0),
-        (Ways(), FULL_SLACK, 0),
-    ],
-)
-def test_positions_of_five_seconds(ways: Ways, slack: int, positions: int) -> None:
-    assert ways.positions_for(slack, 500, 1500) == positions
+def test_positions_of_five_seconds() -> None:
+    """250 of content and 64 of slack: the server's next length."""
+    assert positions_for(64, 30.0, 500, 1500) == 320
+    assert positions_for(64, 4.0, 500, 1500) == 0
+    assert positions_for(FULL_SLACK, 30.0, 500, 1500) == 0
 
 
 def test_rows_have_differences_from_full_and_both_speeds() -> None:
@@ -78,7 +71,7 @@ def test_a_part_that_was_held_up_decides_no_speed() -> None:
 
 def test_a_context_without_slack_holds_the_last_sample() -> None:
     pcm = np.zeros(192 * 320 + 33, np.int16)  # a frame that has begun, and is rounded down
-    assert Ways().positions_for(0, frames_begun(pcm), 1500) == 256
+    assert positions_for(0, 30.0, frames_begun(pcm), 1500) == 256
 
 
 def test_a_recording_without_a_reference_is_named(recordings: Path) -> None:
@@ -92,7 +85,6 @@ def test_a_recording_without_a_reference_is_named(recordings: Path) -> None:
     [
         (["--slacks", "many"], "not 'many'"),
         (["--sets", "odd"], "short, long, unheard, free"),
-        (["--minutes", "1"], "needs --state"),
     ],
 )
 def test_flags_that_cannot_be_are_refused(flags: list[str], message: str) -> None:
@@ -134,7 +126,6 @@ def test_a_small_run_prints_its_table_and_is_not_repeated(
 ) -> None:
     flags = ["--folder", str(recordings), "--slacks", "64", "full", "--dtype", "float32"]
     flags += ["--threads", "1", "--part", "1", "--state", str(tmp_path / "state.jsonl")]
-    flags += ["--gate", "64"]
     assert context.main(flags) == 0
     printed = capsys.readouterr().out
     assert "encoded twice" in printed
