@@ -29,9 +29,9 @@ from rich.table import Table
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from cluster.planning.profile import load_profile
-from cluster.planning.report import summary
+from cluster.planning.report import Outcome, summary
 from cluster.planning.scenario import make_scenario
-from cluster.planning.simulation.run import Outcome, simulate
+from cluster.planning.simulate import simulate
 
 BLOCK_S = 1.0
 RACK_SHARE = 0.05
@@ -53,10 +53,8 @@ class Cell:
         n_blocks = round(outcome.scenario.load.seconds / BLOCK_S)
         rows: list[list[float]] = [[] for _ in range(n_blocks)]
         for answers in outcome.records.answers.values():
-            for at_s, latency_s in zip(answers.arrived_s, answers.latency_s, strict=True):
+            for at_s, _, latency_s in answers.rows():
                 rows[min(n_blocks - 1, int(at_s / BLOCK_S))].append(latency_s)
-            for at_s in answers.failed_at_s:
-                rows[min(n_blocks - 1, int(at_s / BLOCK_S))].append(np.inf)
         return cls([np.array(row) for row in rows])
 
     def drawn(self, chance: np.random.Generator) -> Cell:
@@ -159,7 +157,7 @@ def main() -> None:
     )
     about = {"machine": cpu_info(), "versions": versions("ray"), "load_before": load_before}
     took = {"took_s": round(took_s, 1), "cpu_s": round(cpu_s, 1)}
-    exact_cell = {**took, "figures": told | {"decisions": []}}
+    exact_cell = {**took, "figures": told | {"decisions": [], "moments": []}}
     asked = {name: value for name, value in vars(args).items() if name != "json"}
     print_result("planning.cells", {**about, "asked": asked, "exact": exact_cell, "rows": rows})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -27,7 +28,7 @@ from cluster.messages import SAMPLE_RATE
 from cluster.planning.profile import Profile
 from cluster.planning.report import percentile as nearest
 from cluster.planning.scenario import Load, Slo, arrivals, make_scenario
-from cluster.planning.simulation.run import simulate
+from cluster.planning.simulate import simulate
 
 SLO = Slo(latency_s=2.0, per_audio_s=0.2)  # 3 s for a clip of 5 s
 BEFORE_KILL_S, AFTER_KILL_S = 2.0, 15.0  # requests that came within are near a kill
@@ -166,7 +167,7 @@ def simulated(
         }
         outcome = simulate(make_scenario(fields), profile)
     answers = outcome.records.answers["interactive"]
-    rows = sorted(zip(answers.arrived_s, answers.audio_s, answers.latency_s, strict=True))
+    rows = sorted(row for row in answers.rows() if row[2] < math.inf)
     starts, audio, latencies = (list(column) for column in zip(*rows, strict=True))
-    told = Seen(starts, audio, latencies, sum(answers.failures.values()))
+    told = Seen(starts, audio, latencies, answers.failures.total())
     return told, time.perf_counter() - began

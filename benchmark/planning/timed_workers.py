@@ -20,12 +20,9 @@ from benchmark.shared.command import make_parser
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.planning.profile import Profile, load_profile
-from cluster.planning.scenario import Traffic
-from cluster.planning.simulation.decoders import WaitingRunner
-from cluster.planning.simulation.encoders import WaitingForward
-from cluster.planning.simulation.parts import surfaces
-from cluster.planning.simulation.routers import Texts
-from cluster.planning.simulation.worker import Device
+from cluster.planning.roles import Texts, WaitingForward, WaitingRunner
+from cluster.planning.scenario import LoadRequest
+from cluster.planning.worker import Device
 from cluster.serve.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, replica_choice
 from cluster.serve.placement import Placement
 from cluster.serve.replicas.decoder_replica import DecoderReplica
@@ -33,6 +30,7 @@ from cluster.serve.replicas.encoder_replica import EncoderReplica
 from cluster.serve.replicas.router_replica import Router
 from cluster.serve.start.launch import running_cluster
 from cluster.settings import RouterSettings, Settings
+from decoder_worker.scheduling.sequence import DecodeSequence
 from router.http.admission import MAX_REQUESTS
 
 TOKENS_PER_S = 3.2  # as the lengths of a scenario have it
@@ -49,19 +47,23 @@ class RealClock:
             time.sleep(wait_s)
 
 
+class UsualTexts(Texts):
+    """Of requests that nobody has told of: as many tokens as their audio usually has."""
+
+    def n_tokens(self, sequence: DecodeSequence) -> int:
+        request = LoadRequest("", 0.0, 0.0, "interactive", TOKENS_PER_S, ())
+        return request.n_tokens(sequence.request.content_frames)
+
+
 class TimedEncoder(EncoderReplica):
     """A real encoder replica; its device is replaced when its thread runs already."""
 
     def __init__(self, settings: Settings, build: str, profile: Profile) -> None:
         super().__init__(settings, build)
         clock: Any = RealClock()
-        surface, _, _ = surfaces(profile)
         loop: Any = self._engine._loop
         loop.forward.close()
-        forward: Any = WaitingForward(
-            surface, profile.shape.n_audio_ctx, Device(), clock, profile.encoder.overlaps
-        )
-        forward.close = lambda: None
+        forward: Any = WaitingForward(profile, Device(), clock)
         loop.forward = forward
 
 
@@ -71,13 +73,8 @@ class TimedDecoder(DecoderReplica):
     def __init__(self, settings: Settings, build: str, profile: Profile) -> None:
         super().__init__(settings, build)
         clock: Any = RealClock()
-        _, steps, prefills = surfaces(profile)
         tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(settings.model, weights=False))
-        runner: Any = WaitingRunner.__new__(WaitingRunner)
-        device = Device()
-        runner._steps, runner._prefills = steps, prefills
-        runner._device, runner._clock = device, clock
-        runner._texts = Texts(tokenizer, Traffic(tokens_per_s=TOKENS_PER_S))
+        runner: Any = WaitingRunner(profile, UsualTexts(tokenizer, {}), Device(), clock)
         loop: Any = self._engine._loop
         loop._runner = loop._launches._runner = runner
 

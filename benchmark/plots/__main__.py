@@ -1,4 +1,4 @@
-"""The pictures of README.md and configs/PLANNING.md, from the JSON of the runs.
+"""The picture of README.md, from the JSON of the runs.
 
     python -m benchmark.plots                    # writes benchmark/plots/*.svg
     python -m benchmark.plots --to FOLDER
@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from benchmark.cpu.report import IN_FLIGHT, OURS
@@ -25,7 +24,6 @@ from benchmark.shared.command import make_parser
 HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 BASE = "cpu-zen5-2-cores-base-2026-11-22"
-CROSSOVER = "crossover-h200-2026-11-23"
 # Text stays text, and the same numbers give the same file.
 STYLE = {"svg.fonttype": "none", "svg.hashsalt": "splitscribe", "font.size": 9}
 OURS_COLOUR, THEIRS_COLOUR = "#0969da", "#8c959f"
@@ -76,51 +74,14 @@ def speed() -> Figure:
     return figure
 
 
-def crossover() -> Figure:
-    """Split clusters beside as many colocated workers, by GPUs, model, length and network."""
-    rows = read(CROSSOVER)["rows"]
-    kinds = list(dict.fromkeys((row["model"], row["clip"]) for row in rows))
-    figure = Figure(figsize=(9.6, 6.4), layout="constrained")
-    places = figure.subplots(-(-len(kinds) // 2), 2, squeeze=False).flatten()
-    for axes, (model, clip) in zip(places, kinds, strict=False):
-        own = [row for row in rows if (row["model"], row["clip"]) == (model, clip)]
-        _crossover_panel(axes, own)
-        axes.set_title(f"{model}, audio of {clip}", size=9)
-    places[0].legend(fontsize=7)
-    figure.suptitle("Requests per second, split by colocated, on as many H200: predicted")
-    figure.supxlabel(
-        "Predicted, not measured. Lines: what devices and links could do if nothing waited. Dots: "
-        "simulated, the highest rate with a p95\nbelow 1 s (5 s of audio) or 2 s (27 s). "
-        f"Drawn from benchmark/results/{CROSSOVER}.json",
-        size=7,
-    )
-    return figure
-
-
-def _crossover_panel(axes: Axes, rows: Sequence[Run]) -> None:
-    for link in dict.fromkeys(row["link_gbit_per_s"] for row in rows):
-        those = [row for row in rows if row["link_gbit_per_s"] == link]
-        gpus = [row["gpus"] for row in those]
-        (line,) = axes.plot(gpus, [row["ratio_of_ceilings"] for row in those])
-        line.set_label(f"{link:g} Gbit/s")
-        simulated = [(row["gpus"], row["ratio"]) for row in those if "ratio" in row]
-        if simulated:
-            axes.scatter(*zip(*simulated, strict=True), color=line.get_color())
-    axes.axhline(1.0, color="#59636e", linestyle="--", linewidth=1)
-    axes.set_xlabel("GPUs")
-    axes.set_ylabel("split / colocated")
-    axes.set_ylim(0, 1.6)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--to", type=Path, default=HERE, help="the folder they are written to")
     folder = parser.parse_args(argv).to
     with matplotlib.rc_context(STYLE):
-        for draw in (speed, crossover):
-            file = folder / f"{draw.__name__}.svg"
-            draw().savefig(file, facecolor="white", metadata={"Date": None})
-            print(file)
+        file = folder / "speed.svg"
+        speed().savefig(file, facecolor="white", metadata={"Date": None})
+        print(file)
     return 0
 
 

@@ -1,8 +1,7 @@
 """What one kind of worker was measured, or is predicted, to take: the data of a profile.
 
-A profile is one JSON file. It holds seconds and bytes and no decisions: what is done with them is
-the business of `cluster.planning.simulation`. `splitscribe profile` writes one; several come with
-the package (`shipped_profiles`).
+A profile is one JSON file of seconds and bytes; it holds no decisions. `splitscribe profile` writes
+one, and several come with the package.
 """
 
 from __future__ import annotations
@@ -12,102 +11,113 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
 
 from cluster.errors import ConfigurationError
 from cluster.kv.layout import KVLayout, StatesLayout
 from cluster.model.dims import ModelDims
 
-Seconds = float
+FOLDER = Path(__file__).parent / "profiles"
 
 
-class _Frozen(BaseModel):
+class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Shape(_Frozen):
-    """Of the model that was measured, as far as its KV and its decoder's text depend on it."""
+class Shape(Frozen):
+    """Of the model, as far as its KV and its decoder's text depend on it."""
 
-    n_audio_ctx: int = Field(1500, ge=1, description="encoder positions of a window")
-    n_audio_state: int = Field(ge=1, description="width of the encoder")
-    n_text_ctx: int = Field(448, ge=1, description="decoder positions")
-    n_text_state: int = Field(ge=1, description="width of the decoder")
-    n_text_head: int = Field(ge=1, description="heads of the decoder")
-    n_text_layer: int = Field(ge=1, description="layers of the decoder")
+    n_audio_ctx: PositiveInt = 1500
+    n_audio_state: PositiveInt
+    n_text_ctx: PositiveInt = 448
+    n_text_state: PositiveInt
+    n_text_head: PositiveInt
+    n_text_layer: PositiveInt
 
     @classmethod
     def of(cls, dims: ModelDims) -> Shape:
         return cls(**{name: getattr(dims, name) for name in cls.model_fields})
 
 
-class EncodePoint(_Frozen):
+class EncodePoint(Frozen):
     """One batch: windows in it, encoder positions of each, and its seconds, with the projection."""
 
-    batch: int = Field(ge=1)
-    positions: int = Field(ge=1)
-    seconds: Seconds = Field(gt=0)
+    batch: PositiveInt
+    positions: PositiveInt
+    seconds: float = Field(gt=0)
 
 
-class EncoderProfile(_Frozen):
+class EncoderProfile(Frozen):
     """max_batch, export_windows: what `auto` gives on this device."""
 
     points: tuple[EncodePoint, ...] = Field(min_length=1)
-    max_batch: int = Field(ge=1)
-    export_windows: int = Field(ge=1)
+    max_batch: PositiveInt
+    export_windows: PositiveInt
     overlaps: bool = Field(False, description="the next batch is launched before this one is done")
 
+    def surface(self) -> Surface:
+        return Surface((p.batch, p.positions, p.seconds) for p in self.points)
 
-class StepPoint(_Frozen):
+
+class StepPoint(Frozen):
     """One forward of the decoder: rows, encoder positions that each attends to, and seconds."""
 
-    rows: int = Field(ge=1)
-    positions: int = Field(ge=1)
-    seconds: Seconds = Field(gt=0)
+    rows: PositiveInt
+    positions: PositiveInt
+    seconds: float = Field(gt=0)
 
 
-class DecoderProfile(_Frozen):
+class DecoderProfile(Frozen):
     """steps: decode steps; prefills: prompts of so many sequences. The others as `auto` gives."""
 
     steps: tuple[StepPoint, ...] = Field(min_length=1)
     prefills: tuple[StepPoint, ...] = Field(min_length=1)
-    max_batch: int = Field(ge=1)
-    kv_windows: int = Field(ge=1)
+    max_batch: PositiveInt
+    kv_windows: PositiveInt
     steps_ahead: int = Field(0, ge=0, le=1)
-    projection_s: Seconds = Field(0.0, ge=0, description="KV of one window, from encoder states")
+    projection_s: NonNegativeFloat = Field(0.0, description="KV of one window, from encoder states")
+
+    def surfaces(self) -> tuple[Surface, Surface]:
+        """Of steps and of prompts."""
+        steps, prefills = (
+            Surface((p.rows, p.positions, p.seconds) for p in points)
+            for points in (self.steps, self.prefills)
+        )
+        return steps, prefills
 
 
-class LinkProfile(_Frozen):
+class LinkProfile(Frozen):
     """How KV moves between two workers: seconds of a READ are latency and bytes over the rate."""
 
     transport: str
-    latency_s: Seconds = Field(ge=0)
+    latency_s: NonNegativeFloat
     bytes_per_s: float = Field(gt=0)
 
 
-class RouterProfile(_Frozen):
+class RouterProfile(Frozen):
     """CPU seconds of a router's event loop; `hop_s` is the way to a worker and back, of a call."""
 
-    request_s: Seconds = Field(ge=0)
-    window_s: Seconds = Field(ge=0)
-    hop_s: Seconds = Field(ge=0)
+    request_s: NonNegativeFloat
+    window_s: NonNegativeFloat
+    hop_s: NonNegativeFloat
 
 
-class AudioProfile(_Frozen):
+class AudioProfile(Frozen):
     """CPU seconds of the processes that decode and cut uploads."""
 
-    request_s: Seconds = Field(ge=0)
-    audio_second_s: Seconds = Field(ge=0, description="for each second of audio")
+    request_s: NonNegativeFloat
+    audio_second_s: NonNegativeFloat
 
 
-class StartProfile(_Frozen):
+class StartProfile(Frozen):
     """Seconds from the order for a worker until it takes windows."""
 
-    encoder: Seconds = Field(ge=0)
-    decoder: Seconds = Field(ge=0)
-    router: Seconds = Field(ge=0)
+    encoder: NonNegativeFloat
+    decoder: NonNegativeFloat
+    router: NonNegativeFloat
 
 
-class Profile(_Frozen):
+class Profile(Frozen):
     """One machine's workers with one model."""
 
     format: Literal[1] = 1
@@ -120,7 +130,7 @@ class Profile(_Frozen):
     model: str
     shape: Shape
     kv_dtype: str = "bfloat16"
-    page_frames: int = Field(ge=1)
+    page_frames: PositiveInt
     encoder: EncoderProfile
     decoder: DecoderProfile
     handoff: LinkProfile
@@ -128,18 +138,13 @@ class Profile(_Frozen):
     audio: AudioProfile
     start_s: StartProfile
 
+    def __str__(self) -> str:
+        kind = "predicted, not measured" if self.predicted else "measured"
+        return f"profile {self.name} ({kind}), model {self.model}"
+
     def kv_layout(self) -> KVLayout:
         """Of the pages that the encoder exports and the decoder holds."""
-        shape = self.shape
-        return KVLayout(
-            model=self.model,
-            n_layer=shape.n_text_layer,
-            n_head=shape.n_text_head,
-            head_dim=shape.n_text_state // shape.n_text_head,
-            n_frames=shape.n_audio_ctx,
-            page_frames=self.page_frames,
-            dtype=self.kv_dtype,
-        )
+        return self._layout(self.model, self.shape.n_audio_ctx, self.page_frames)
 
     def states_layout(self) -> StatesLayout:
         """Of encoder states, where these travel."""
@@ -148,52 +153,54 @@ class Profile(_Frozen):
 
     def self_layout(self) -> KVLayout:
         """Of the decoder's self-attention KV, a page for each row."""
+        return self._layout("self", self.shape.n_text_ctx, self.shape.n_text_ctx)
+
+    def _layout(self, model: str, n_frames: int, page_frames: int) -> KVLayout:
         shape = self.shape
+        head_dim = shape.n_text_state // shape.n_text_head
         return KVLayout(
-            model="self",
+            model=model,
             n_layer=shape.n_text_layer,
             n_head=shape.n_text_head,
-            head_dim=shape.n_text_state // shape.n_text_head,
-            n_frames=shape.n_text_ctx,
-            page_frames=shape.n_text_ctx,
+            head_dim=head_dim,
+            n_frames=n_frames,
+            page_frames=page_frames,
             dtype=self.kv_dtype,
         )
 
 
-Knot = tuple[float, float]  # size, seconds
-
-
 class Surface:
-    """Seconds by a size (windows or rows) and a length (encoder positions)."""
+    """Seconds by a size (windows or rows) and a length (encoder positions).
+
+    Between the points they lie on straight lines in both directions, which go on beyond the
+    outermost points, but never below the smallest value: a launch does not become cheaper by doing
+    less.
+    """
 
     def __init__(self, points: Iterable[tuple[int, int, float]]) -> None:
         """points: size, length, seconds; at least one. For each length its own sizes."""
-        by_length: dict[int, list[Knot]] = {}
+        lines: dict[int, list[tuple[float, float]]] = {}
         for size, length, seconds in points:
-            by_length.setdefault(length, []).append((size, seconds))
-        self._lines = [(length, sorted(knots)) for length, knots in sorted(by_length.items())]
+            lines.setdefault(length, []).append((size, seconds))
+        self._lines = [(length, sorted(knots)) for length, knots in sorted(lines.items())]
         self._least_s = min(seconds for _, knots in self._lines for _, seconds in knots)
         self._known: dict[tuple[int, int], float] = {}
 
     def at(self, size: int, length: int) -> float:
         """Seconds for this size at this length."""
-        key = (size, length)
-        found = self._known.get(key)
+        found = self._known.get((size, length))
         if found is None:
             knots = [(float(at), _on_line(line, size)) for at, line in self._lines]
-            found = self._known[key] = max(self._least_s, _on_line(knots, length))
+            found = self._known[size, length] = max(self._least_s, _on_line(knots, length))
         return found
 
 
-def _on_line(knots: list[Knot], x: float) -> float:
+def _on_line(knots: list[tuple[float, float]], x: float) -> float:
     if len(knots) == 1:
         return knots[0][1]
     upper = min(max(1, bisect_left(knots, (x, float("-inf")))), len(knots) - 1)
     (x0, y0), (x1, y1) = knots[upper - 1], knots[upper]
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-
-
-FOLDER = Path(__file__).parent / "profiles"
 
 
 def shipped_profiles() -> dict[str, Path]:
@@ -213,7 +220,8 @@ def load_profile(name: str) -> Profile:
     except (FileNotFoundError, IsADirectoryError) as error:
         names = ", ".join(shipped_profiles())
         raise ConfigurationError(
-            f"no profile is called {name!r}, and it is no file; the package has: {names}"
+            f"no profile is called {name!r}, and it is no file; the package has: {names}. "
+            "`splitscribe profile` measures a machine"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the profile {name}: {error}") from error

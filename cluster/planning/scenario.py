@@ -1,7 +1,8 @@
 """What is to be simulated: a cluster, a load, faults, and what counts as good.
 
 A scenario is one YAML or JSON file, or what the flags of `splitscribe simulate` make of the
-defaults. A load becomes requests with times, lengths and cuts: by chance, or from a trace.
+defaults. Its requests are drawn from one source of chance, in the order of their arrivals, so that
+a seed gives the same ones whatever the cluster does with them.
 """
 
 from __future__ import annotations
@@ -9,31 +10,28 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from cluster.errors import ConfigurationError
 from cluster.messages import FRAMES_PER_S, WINDOW_S, Priority, Role
-from cluster.planning.profile import first_problem
+from cluster.planning.profile import Frozen, first_problem
 from cluster.settings import Settings
 
-Shape = Literal["poisson", "diurnal", "bursts", "trace"]
-LengthName = Literal["short", "mixed", "long"]
+SHORTEST_CUT_S = 20.0  # the cutter looks for a pause in the last 10 s of a full window
+TIMESTAMPS = 2  # tokens of a window beside its text
+LEAST_AUDIO_S = 0.1
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Lengths(_Frozen):
+class Lengths(Frozen):
     """Seconds of audio in a request: a log-normal distribution, cut at both ends."""
 
-    median_s: float = Field(5.0, gt=0, description="half of the requests are shorter")
+    median_s: float = Field(5.0, gt=0)
     sigma: float = Field(0.4, ge=0, description="of the logarithm; 0: all have the median")
     min_s: float = Field(0.5, gt=0)
     max_s: float = Field(30.0, gt=0)
@@ -54,27 +52,27 @@ NAMED_LENGTHS: dict[str, Lengths] = {
 }
 
 
-class Load(_Frozen):
+class Load(Frozen):
     """Requests as they come, of clients that do not wait for each other.
 
     diurnal: the rate follows a sine around its mean, within `period_s`, by `swing` of it.
     bursts: every `period_s` the rate is `burst_factor` times as high, for `burst_s`.
     trace: a file with a JSON object a line: `at_s` and `audio_s`, and perhaps `priority`.
+    share: of a trace's requests, taken by chance: those of one cell.
     """
 
-    kind: Shape = "poisson"
+    kind: Literal["poisson", "diurnal", "bursts", "trace"] = "poisson"
     rate_per_s: float = Field(10.0, gt=0, description="mean requests per second outside of bursts")
     seconds: float = Field(300.0, gt=0, description="during which requests come")
     lengths: Lengths = NAMED_LENGTHS["short"]
-    classes: dict[Priority, float] = Field(
-        {"interactive": 1.0}, description="share of the requests of each class"
-    )
+    classes: dict[Priority, float] = Field({"interactive": 1.0}, description="their shares")
     language_known: bool = Field(True, description="clients say which language is spoken")
     period_s: float = Field(300.0, gt=0)
     swing: float = Field(0.5, ge=0, le=1)
     burst_factor: float = Field(5.0, ge=1)
     burst_s: float = Field(10.0, gt=0)
     trace: Path | None = None
+    share: float = Field(1.0, gt=0, le=1)
 
     @model_validator(mode="after")
     def _complete(self) -> Load:
@@ -84,8 +82,17 @@ class Load(_Frozen):
             raise ValueError("classes must have shares above 0")
         return self
 
+    def rate_at(self, at_s: float) -> float:
+        """Requests per second that are expected at a moment."""
+        if self.kind == "diurnal":
+            wave = math.sin(2 * math.pi * at_s / self.period_s)
+            return self.rate_per_s * (1 + self.swing * wave)
+        if self.kind == "bursts" and at_s % self.period_s >= self.period_s - self.burst_s:
+            return self.rate_per_s * self.burst_factor
+        return self.rate_per_s
 
-class Cluster(_Frozen):
+
+class Cluster(Frozen):
     """Workers and where they are. Workers fill up one node after another, each role by itself."""
 
     placement: Literal["split", "colocated"] = "split"
@@ -100,7 +107,7 @@ class Cluster(_Frozen):
     dollars_per_hour: float = Field(0.0, ge=0, description="of one encoder, decoder or worker")
 
 
-class Kill(_Frozen):
+class Kill(Frozen):
     """A worker ends at once, as by SIGKILL; Serve starts another one in its place."""
 
     at_s: float = Field(ge=0)
@@ -108,14 +115,14 @@ class Kill(_Frozen):
     count: int = Field(1, ge=1, description="workers that end at the same time")
 
 
-class RackLoss(_Frozen):
+class RackLoss(Frozen):
     """A share of the workers of every pool ends at once, as when a rack loses its power."""
 
     at_s: float = Field(ge=0)
     share: float = Field(0.05, gt=0, le=1)
 
 
-class Slo(_Frozen):
+class Slo(Frozen):
     """A request is good when it is answered within `latency_s` and `per_audio_s` of its length."""
 
     latency_s: float = Field(1.0, gt=0)
@@ -125,7 +132,7 @@ class Slo(_Frozen):
         return self.latency_s + self.per_audio_s * audio_s
 
 
-class Scenario(_Frozen):
+class Scenario(Frozen):
     """All that a simulation is made of, beside its profile's figures."""
 
     profile: str = "two-cores"
@@ -148,8 +155,6 @@ def read_scenario(file: Path) -> dict[str, Any]:
         fields = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigurationError(f"cannot read the scenario {file}: {error}") from error
-    if fields is None:
-        return {}
     if not isinstance(fields, dict):
         raise ConfigurationError(f"the scenario {file} must be a mapping of fields")
     return fields
@@ -167,39 +172,20 @@ def make_scenario(fields: dict[str, Any]) -> Scenario:
         raise ConfigurationError(f"the scenario: {first_problem(error)}") from error
 
 
-SHORTEST_CUT_S = 20.0  # the cutter looks for a pause in the last 10 s of a full window
-TIMESTAMPS = 2  # tokens of a window beside its text
-LEAST_AUDIO_S = 0.1
-
-
 @dataclass(slots=True, eq=False)
 class LoadRequest:
     """One upload. tokens_per_s: of its text. cuts_s: where its windows end."""
 
-    number: int
+    name: str
     at_s: float
     audio_s: float
     priority: Priority
     tokens_per_s: float
-    cuts_s: tuple[float, ...] = ()
+    cuts_s: tuple[float, ...]
 
-    @property
-    def name(self) -> str:
-        return f"r{self.number}"
-
-
-@dataclass(slots=True)
-class Traffic:
-    """The requests that are under way, by their ids; tokens_per_s: of others."""
-
-    requests: dict[str, LoadRequest] = field(default_factory=dict)
-    tokens_per_s: float = 0.0
-
-    def tokens_of(self, request_id: str, content_frames: int) -> int:
-        """Tokens of a window with so many mel frames of audio; with its timestamps."""
-        request = self.requests.get(request_id)
-        per_s = self.tokens_per_s if request is None else request.tokens_per_s
-        return TIMESTAMPS + round(per_s * content_frames / FRAMES_PER_S)
+    def n_tokens(self, content_frames: int) -> int:
+        """Of a window with so many mel frames of audio; with its timestamps."""
+        return TIMESTAMPS + round(self.tokens_per_s * content_frames / FRAMES_PER_S)
 
 
 def arrivals(load: Load, random: Random) -> Iterator[LoadRequest]:
@@ -208,46 +194,25 @@ def arrivals(load: Load, random: Random) -> Iterator[LoadRequest]:
     Raises:
         ConfigurationError: a trace cannot be read.
     """
-    if load.trace is not None:
-        yield from _of_trace(load, load.trace, random)
-        return
-    classes, shares = list(load.classes), list(load.classes.values())
-    highest = _highest_rate(load)
-    at_s, number = 0.0, 0
+    drawn = _drawn(load, random) if load.trace is None else _of_trace(load, load.trace, random)
+    for number, (at_s, audio_s, priority) in enumerate(drawn):
+        cuts = tuple(_cuts(audio_s, random))
+        yield LoadRequest(f"r{number}", at_s, audio_s, priority, load.lengths.tokens_per_s, cuts)
+
+
+Arrival = tuple[float, float, Priority]
+
+
+def _drawn(load: Load, random: Random) -> Iterator[Arrival]:
+    lengths, classes, shares = load.lengths, list(load.classes), list(load.classes.values())
+    peak = {"diurnal": 1 + load.swing, "bursts": load.burst_factor}.get(load.kind, 1.0)
+    highest, at_s = load.rate_per_s * peak, 0.0
     while (at_s := at_s + random.expovariate(highest)) < load.seconds:
-        if random.random() * highest >= rate_at(load, at_s):
+        if random.random() * highest >= load.rate_at(at_s):
             continue  # thinning (Lewis and Shedler 1979): what is left has the rate of the moment
         priority = classes[0] if len(classes) == 1 else random.choices(classes, shares)[0]
-        yield make_request(number, at_s, _length(load.lengths, random), priority, load, random)
-        number += 1
-
-
-def rate_at(load: Load, at_s: float) -> float:
-    """Requests per second that are expected at a moment."""
-    if load.kind == "diurnal":
-        return load.rate_per_s * (1 + load.swing * math.sin(2 * math.pi * at_s / load.period_s))
-    if load.kind == "bursts" and at_s % load.period_s >= load.period_s - load.burst_s:
-        return load.rate_per_s * load.burst_factor
-    return load.rate_per_s
-
-
-def make_request(
-    number: int, at_s: float, audio_s: float, priority: Priority, load: Load, random: Random
-) -> LoadRequest:
-    """A request with its cuts."""
-    cuts = tuple(_cuts(audio_s, random))
-    return LoadRequest(number, at_s, audio_s, priority, load.lengths.tokens_per_s, cuts)
-
-
-def _highest_rate(load: Load) -> float:
-    if load.kind == "diurnal":
-        return load.rate_per_s * (1 + load.swing)
-    return load.rate_per_s * (load.burst_factor if load.kind == "bursts" else 1.0)
-
-
-def _length(lengths: Lengths, random: Random) -> float:
-    drawn_s = lengths.median_s * math.exp(lengths.sigma * random.gauss(0.0, 1.0))
-    return min(max(drawn_s, lengths.min_s), lengths.max_s)
+        audio_s = lengths.median_s * math.exp(lengths.sigma * random.gauss(0.0, 1.0))
+        yield at_s, min(max(audio_s, lengths.min_s), lengths.max_s), priority
 
 
 def _cuts(audio_s: float, random: Random) -> Iterator[float]:
@@ -259,12 +224,12 @@ def _cuts(audio_s: float, random: Random) -> Iterator[float]:
     yield audio_s
 
 
-def _of_trace(load: Load, file: Path, random: Random) -> Iterator[LoadRequest]:
+def _of_trace(load: Load, file: Path, random: Random) -> Iterator[Arrival]:
     try:
         lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the trace {file}: {error}") from error
-    rows = []
+    rows: list[Arrival] = []
     for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
@@ -274,6 +239,6 @@ def _of_trace(load: Load, file: Path, random: Random) -> Iterator[LoadRequest]:
             raise ConfigurationError(
                 f"{file}, line {number}: expected an object with at_s and audio_s: {error!r}"
             ) from error
-    for number, (at_s, audio_s, priority) in enumerate(sorted(rows)):
-        if at_s < load.seconds:
-            yield make_request(number, at_s, audio_s, priority, load, random)
+    for row in sorted(rows):
+        if row[0] < load.seconds and (load.share == 1 or random.random() < load.share):
+            yield row

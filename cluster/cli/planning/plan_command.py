@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
+from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
 
-from cluster.cli.planning.simulate_command import KINDS, LENGTHS, PLACEMENTS
-from cluster.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from cluster.planning.plan.order import Placement
-
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-PROVIDERS = ("onprem", "aws")
+LENGTHS = StrEnum("LENGTHS", ["short", "mixed", "long"])
+PLACES: tuple[Literal["split", "colocated"], ...] = ("split", "colocated")
+PLACEMENTS = StrEnum("PLACEMENTS", ["split", "colocated"])
 
 
 def plan(
@@ -38,7 +34,6 @@ def plan(
     lengths: Annotated[
         LENGTHS, typer.Option(help="of the audio: medians of 5 s, 10 s, 10 minutes")
     ] = LENGTHS.short,
-    load: Annotated[KINDS, typer.Option(help="how requests come")] = KINDS.poisson,
     trace: Annotated[
         Path | None,
         typer.Option(help="JSON lines with at_s and audio_s, in place of --rate and --lengths"),
@@ -62,9 +57,6 @@ def plan(
         Path | None,
         typer.Option("--output", "-o", help="folder for the files", show_default=False),
     ] = None,
-    provider: Annotated[
-        str, typer.Option(help="of the cluster file: onprem (your own machines) or aws")
-    ] = "onprem",
 ) -> None:
     """Find the cheapest cluster that keeps an objective, and write the files that start it.
 
@@ -76,25 +68,16 @@ def plan(
 
     A few requests a second are planned within a minute, hundreds in several: each simulated request
     takes 0.5 to 2 ms of one core, and the two long simulations are most of it, which --seconds
-    shortens. Progress is on stderr, and says how long these will take.
+    shortens.
 
-    Example: splitscribe plan --rate 500/s --slo "p95 < 1 s" --gpus h200:1.9,l40s:0.6
-    --links 400gbps -o plan; splitscribe up plan/cluster.yaml --serve plan/serve.yaml
+    Example: splitscribe plan --rate 500/s --gpus h200:1.9,l40s:0.6 --links 400gbps -o plan
     """
-    from cluster.planning.plan.order import (
-        CellLoads,
-        Order,
-        parse_kinds,
-        parse_link,
-        parse_objectives,
-    )
-    from cluster.planning.plan.planner import make_plan
-    from cluster.planning.plan.report import figures_of, lines_of
+    from cluster.planning.order import Order, make_load, parse_kinds, parse_link, parse_objectives
+    from cluster.planning.plan import Search
+    from cluster.planning.plan_report import figures_of, lines_of
 
-    if provider not in PROVIDERS:
-        raise ConfigurationError(f"--provider is one of {', '.join(PROVIDERS)}, not {provider!r}")
     order = Order(
-        load=_load(rate, lengths.value, load.value, trace),
+        load=make_load(rate, lengths.value, trace),
         objectives=parse_objectives(slo),
         kinds=parse_kinds(gpus, model),
         link_gbit_per_s=parse_link(links),
@@ -103,53 +86,24 @@ def plan(
         cores=cores,
         router_dollars=cpu_node,
         most_workers=max_workers,
-        placements=_placements(placement and placement.value),
+        placements=tuple(one for one in PLACES if placement is None or one == placement.value),
+        check_s=seconds,
     )
     began_s = time.monotonic()
 
     def tell(line: str) -> None:
         err.print(f"{time.monotonic() - began_s:6.1f} s  {line}", markup=False)
 
-    with tempfile.TemporaryDirectory() as folder:
-        found = make_plan(order, CellLoads(order, Path(folder)), seconds, tell)
+    found = Search(order, tell).plan()
     figures = figures_of(found, time.monotonic() - began_s)
-    out.print("\n".join(lines_of(figures)), markup=False)
-    if output is not None:
-        from cluster.cli.planning.plan_files import write_plan
+    out.print("\n".join(lines_of(found, figures)), markup=False)
+    if output is None:
+        return
+    from cluster.cli.planning.plan_files import write_plan
 
-        for file in write_plan(found, figures, output, provider):
-            out.print(f"wrote {file}", markup=False)
-        out.print(f"next: {_next(found, output)}", markup=False)
-
-
-def _load(rate: str | None, lengths: str, kind: str, trace: Path | None) -> Any:
-    from cluster.planning.plan.order import parse_rate, rate_of_trace
-    from cluster.planning.scenario import NAMED_LENGTHS, Load
-
-    if trace is not None:
-        if rate is not None:
-            raise ConfigurationError("give --rate or --trace, not both: a trace has its own rate")
-        per_s, seconds = rate_of_trace(trace)
-        return Load(kind="trace", trace=trace, rate_per_s=per_s, seconds=seconds + 1e-3)
-    if rate is None:
-        raise ConfigurationError("how much is to be done? --rate 500/s, or --trace FILE")
-    return Load.model_validate(
-        {"kind": kind, "rate_per_s": parse_rate(rate), "lengths": NAMED_LENGTHS[lengths]}
-    )
-
-
-def _placements(only: str | None) -> tuple[Placement, ...]:
-    both: tuple[Placement, ...] = ("split", "colocated")
-    return tuple(one for one in both if only in (None, one))
-
-
-def _next(found: Any, folder: Path) -> str:
-    """The command that starts what was planned."""
-    command = f"splitscribe up {folder}/cluster.yaml --serve {folder}/serve.yaml"
-    cells = found.best.cells
-    if cells == 1:
-        return f"write your addresses into {folder}/cluster.yaml, then: {command}"
-    return (
-        f"{cells} cells, each: {command}; above them a balancer (configs/SCALE.md, "
-        "configs/tls/haproxy.cfg)"
-    )
+    for file in write_plan(found, figures, output):
+        out.print(f"wrote {file}", markup=False)
+    command = f"splitscribe up {output}/cluster.yaml --serve {output}/serve.yaml"
+    cells = found.best.size.cells
+    above = f" for each of {cells} cells, below a balancer (configs/SCALE.md)" if cells > 1 else ""
+    out.print(f"next: write your addresses into {output}/cluster.yaml, then: {command}{above}")

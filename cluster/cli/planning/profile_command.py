@@ -39,7 +39,7 @@ def profile(
     Example: splitscribe profile -o mine.json && splitscribe simulate --profile mine.json
     """
     settings = load_settings(config_file, {"model": model})
-    from cluster.planning.measure.profiler import Asked, measure
+    from cluster.planning.measure import Asked, measure
     from cluster.planning.profile import save_profile
 
     asked = Asked(name or output.stem, settings, url, api_key, rounds)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.planning.measure.profiler import USUAL_AUDIO, USUAL_ROUTER
+from cluster.planning.measure import USUAL_AUDIO, USUAL_ROUTER
 from cluster.planning.profile import load_profile
 from tests.e2e.conftest import SPLITSCRIBE, Server
 

@@ -27,7 +27,7 @@ from cluster.messages import (
     WorkerStatus,
 )
 from cluster.metrics import ROUTER_METRICS, silent_recorder
-from cluster.planning.simulation.virtual_time import run_virtually, virtual_clock
+from cluster.planning.virtual_time import run_virtually, virtual_clock
 from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.serve.model_parts import make_live_engine
 from cluster.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any
 
-from cluster.planning.simulation.virtual_time import run_virtually
+from cluster.planning.virtual_time import run_virtually
 from router.live.interface import (
     LiveConfig,
     ServerVad,

@@ -11,7 +11,7 @@ from cluster.messages import SAMPLE_RATE, Pcm
 from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.planning.simulation.virtual_time import virtual_clock
+from cluster.planning.virtual_time import virtual_clock
 from cluster.settings import LiveSettings, RouterSettings
 from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity

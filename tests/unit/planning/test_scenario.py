@@ -16,7 +16,6 @@ from cluster.planning.scenario import (
     Load,
     arrivals,
     make_scenario,
-    rate_at,
     read_scenario,
 )
 
@@ -35,7 +34,7 @@ def test_bursts_come_at_the_end_of_each_period() -> None:
     requests = list(arrivals(load, Random(0)))
     within = sum(request.at_s % 100.0 >= 90.0 for request in requests)
     assert within == pytest.approx(20 * 5 * 20, rel=0.1)
-    assert rate_at(load, 95.0) == 5 * rate_at(load, 5.0)
+    assert load.rate_at(95.0) == 5 * load.rate_at(5.0)
 
 
 def test_windows_cover_their_audio_and_are_never_too_long() -> None:

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
-from cluster.planning.simulation.virtual_time import VirtualTimeLoop
+from cluster.planning.virtual_time import VirtualTimeLoop
 from router.audio.pool import AudioPool
 from router.http.routes import create_app
 from tests.support.audio.audio_pools import running

@@ -29,7 +29,7 @@ from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.encoder_context import EncoderContext
 from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.planning.simulation.virtual_time import virtual_clock
+from cluster.planning.virtual_time import virtual_clock
 from cluster.settings import RouterSettings
 from cluster.settings_sources import load_settings
 from encoder_worker.core import check_request

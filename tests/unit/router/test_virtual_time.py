@@ -13,7 +13,7 @@ from cluster.clock import Clock
 from cluster.errors import DeadlineExceededError, OverloadedError
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.planning.simulation.virtual_time import STANDS_STILL, run_virtually, virtual_clock
+from cluster.planning.virtual_time import STANDS_STILL, run_virtually, virtual_clock
 from cluster.settings import RouterSettings
 from router.api.params import TranscriptionParams
 from router.http.admission import BYTES_PER_AUDIO_S, Admission

@@ -10,7 +10,7 @@ from cluster.errors import WorkerGoneError
 from cluster.metrics import ROUTER_METRICS, silent_recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.planning.simulation.virtual_time import virtual_clock
+from cluster.planning.virtual_time import virtual_clock
 from cluster.settings_sources import load_settings
 from router.pipeline import Pipeline
 from router.warm_up import LONGEST_S, WarmUp, first_window

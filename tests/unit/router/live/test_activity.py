@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.planning.simulation.virtual_time import run_virtually
+from cluster.planning.virtual_time import run_virtually
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector
 from router.live.activity import MAX_FRAMES, VadStream, VoiceActivity
 from tests.support.audio.speech import pcm_of

@@ -9,7 +9,7 @@ import pytest
 from cluster.errors import SequenceFailedError
 from cluster.messages import SAMPLE_RATE
 from cluster.metrics import ROUTER_METRICS
-from cluster.planning.simulation.virtual_time import run_virtually
+from cluster.planning.virtual_time import run_virtually
 from cluster.tracing import NO_TRACER, Tracer
 from router.live.interface import LiveConfig, TextDelta, TurnCompleted, TurnFailed
 from tests.support.live.played_speech import pcm_of_words, spoken

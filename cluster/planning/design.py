@@ -1,0 +1,206 @@
+"""A design: which role runs on which kind of node, how KV travels, and what a request costs there.
+
+The costs are what can be computed from a profile without simulating: device seconds with the best
+batches, bytes, and processor time. No cluster does with fewer workers than these say, so they are
+where a search begins. Waiting is not in them; that is what the simulator is for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from itertools import islice
+from random import Random
+from typing import Any, Literal
+
+from cluster.kv.layout import window_bytes
+from cluster.planning.order import NodeKind, Order, Placement
+from cluster.planning.profile import Profile
+from cluster.planning.scenario import TIMESTAMPS, Load, arrivals
+
+SAMPLES = 2000  # requests of the load from which means are taken
+ROUTER_BUSY = 0.5  # share of a core that a router, and each audio worker, may be busy
+LEAST_AUDIO_WORKERS = 2
+CELL_WORKERS = 400  # of a cell at most; configs/SCALE.md advises up to 500
+BESIDE_GPUS, BESIDE_CPUS = 0.5, 0.1  # share of the workers' cores that routers may take there
+
+
+@dataclass(frozen=True, slots=True)
+class Design:
+    """Colocated: encoder and decoder are the same kind, and one worker is both."""
+
+    placement: Placement
+    encoder: NodeKind
+    decoder: NodeKind
+    handoff: Literal["cross_kv", "encoder_states"] = "cross_kv"
+
+    def __str__(self) -> str:
+        if self.placement == "colocated":
+            return f"colocated on {self.encoder.name}"
+        where = f"encoders on {self.encoder.name}, decoders on {self.decoder.name}"
+        sent = "KV" if self.handoff == "cross_kv" else "encoder states"
+        return f"split, {where}, {sent} handed over"
+
+    @property
+    def is_split(self) -> bool:
+        return self.placement == "split"
+
+    def profile(self) -> Profile:
+        """The encoder's kind with the decoder's decoder."""
+        own, other = self.encoder.profile, self.decoder.profile
+        if other is own:
+            return own
+        changes = {
+            "name": f"{own.name}+{other.name}",
+            "predicted": own.predicted or other.predicted,
+            "source": f"encoder: {own.source}; decoder: {other.source}",
+            "decoder": other.decoder,
+            "start_s": own.start_s.model_copy(update={"decoder": other.start_s.decoder}),
+        }
+        return own.model_copy(update=changes)
+
+
+def designs(order: Order) -> list[Design]:
+    """Every combination: both placements, and of split ones both hand-overs."""
+    found = [Design("colocated", kind, kind) for kind in order.kinds]
+    for encoder in order.kinds:
+        for decoder in order.kinds:
+            found.append(Design("split", encoder, decoder))
+            if decoder.profile.decoder.projection_s:
+                found.append(Design("split", encoder, decoder, "encoder_states"))
+    return [design for design in found if design.placement in order.placements]
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of a mean request, in seconds of one device or core, and bytes between nodes."""
+
+    encode_s: float
+    decode_s: float
+    router_s: float
+    audio_cpu_s: float
+    kv_bytes: float
+    audio_s: float
+
+    @classmethod
+    def of(cls, design: Design, load: Load) -> Costs:
+        """In the best batches."""
+        profile = design.profile()
+        (step, prefill), encode = profile.decoder.surfaces(), profile.encoder.surface()
+        positions, rows = profile.shape.n_audio_ctx, profile.decoder.max_batch
+        sizes = range(1, profile.encoder.max_batch + 1)
+        endless = load.model_copy(update={"seconds": 1e12})
+        requests = list(islice(arrivals(endless, Random(1)), SAMPLES))
+        audio_s = sum(request.audio_s for request in requests) / len(requests)
+        windows = sum(len(request.cuts_s) for request in requests) / len(requests)
+        tokens = load.lengths.tokens_per_s * audio_s + TIMESTAMPS * windows
+        window_s = prefill.at(rows, positions) / rows
+        layout: Any = profile.kv_layout()
+        if design.handoff == "encoder_states":
+            layout = profile.states_layout()
+            window_s += profile.decoder.projection_s
+        return cls(
+            encode_s=windows * min(encode.at(size, positions) / size for size in sizes),
+            decode_s=tokens * step.at(rows, positions) / rows + windows * window_s,
+            router_s=profile.router.request_s + windows * profile.router.window_s,
+            audio_cpu_s=profile.audio.request_s + profile.audio.audio_second_s * audio_s,
+            kv_bytes=windows * window_bytes(layout),
+            audio_s=audio_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Cells, and workers of each. A colocated worker is a cell, and counts once."""
+
+    cells: int
+    encoders: int = 1
+    decoders: int = 1
+
+    @classmethod
+    def least(cls, design: Design, costs: Costs, rate: float) -> Size:
+        """Below it the queue grows for ever."""
+        if not design.is_split:
+            return cls(max(1, math.ceil(rate * (costs.encode_s + costs.decode_s))))
+        encoders, decoders = rate * costs.encode_s, rate * costs.decode_s
+        cells = math.ceil(max(1.0, encoders + decoders) / CELL_WORKERS)
+        both = (max(1, math.ceil(one / cells)) for one in (encoders, decoders))
+        return cls(cells, *both)
+
+
+def front_of(costs: Costs, rate: float) -> tuple[int, int]:
+    """Routers, and audio workers of each."""
+    routers = max(1, math.ceil(rate * costs.router_s / ROUTER_BUSY))
+    audio_workers = math.ceil(rate * costs.audio_cpu_s / ROUTER_BUSY / routers)
+    return routers, max(LEAST_AUDIO_WORKERS, audio_workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A design with a size."""
+
+    design: Design
+    costs: Costs
+    size: Size
+
+    def workers(self) -> int:
+        """Of all cells."""
+        size = self.size
+        return size.cells * (size.encoders + size.decoders if self.design.is_split else 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """Nodes of one kind in all cells, spare ones included. pool: its label in a cluster file."""
+
+    kind: str
+    nodes: int
+    spare: int
+    pool: str
+    devices: int  # of each node
+    on_cpu: bool
+    dollars: float  # of all of them, an hour
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """routers: of all cells; proxies are Serve's, one on each node that has a router."""
+
+    rows: tuple[NodeRow, ...]
+    routers: int
+    audio_workers: int
+    routers_beside_workers: bool
+
+    @classmethod
+    def of(cls, order: Order, found: Found) -> Nodes:
+        """With the spare nodes, and with nodes for routers where those of workers are too busy."""
+        design, costs, size, rate = found.design, found.costs, found.size, order.load.rate_per_s
+        routers, audio_workers = front_of(costs, rate / size.cells)
+        pools = [("encoder", design.encoder, size.encoders)]
+        pools += [("decoder", design.decoder, size.decoders)]
+        if not design.is_split:
+            pools = [("worker", design.encoder, size.cells)]
+        cells = size.cells if design.is_split else 1
+        rows, each, spare = [], order.per_node, order.spare_nodes * cells
+        for pool, kind, workers in pools:
+            nodes = cells * math.ceil(workers / each) + spare
+            dollars = nodes * each * kind.dollars
+            rows.append(NodeRow(kind.name, nodes, spare, pool, each, kind.on_cpu, dollars))
+        cores_used = rate * (costs.router_s + costs.audio_cpu_s)
+        share = BESIDE_CPUS if any(row.on_cpu for row in rows) else BESIDE_GPUS
+        beside = cores_used <= share * order.cores * sum(row.nodes - row.spare for row in rows)
+        if not beside:
+            needed = size.cells * math.ceil(cores_used / size.cells / (ROUTER_BUSY * order.cores))
+            spare = order.spare_nodes * size.cells
+            dollars = (needed + spare) * order.router_dollars
+            rows.append(NodeRow("CPU", needed + spare, spare, "router", 0, True, dollars))
+        return cls(tuple(rows), size.cells * routers, audio_workers, beside)
+
+    def price(self, order: Order) -> float:
+        """Dollars of an hour, or devices where no prices are known."""
+        if order.has_prices:
+            return sum(row.dollars for row in self.rows)
+        return sum(row.nodes * row.devices for row in self.rows)
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        return [asdict(row) for row in self.rows]

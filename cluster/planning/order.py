@@ -1,0 +1,180 @@
+"""What a plan is asked for: a load, objectives, kinds of nodes with their prices, and a link.
+
+Made from the texts of `splitscribe plan`'s flags. Knows nothing of how a plan is found.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Literal
+
+from cluster.errors import ConfigurationError
+from cluster.planning.profile import Profile, load_profile, shipped_profiles
+from cluster.planning.scenario import NAMED_LENGTHS, Load, arrivals
+
+Placement = Literal["split", "colocated"]
+
+SECONDS_OF = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "h": 3600.0, "hour": 3600.0}
+GBIT_OF = {"gbps": 1.0, "gbit/s": 1.0, "gb/s": 8.0, "mbps": 1e-3, "mbit/s": 1e-3}
+LIMIT_OF = {"ms": 1e-3, "s": 1.0, "min": 60.0}
+NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """`percent` of all requests are answered within `seconds`; a failed one never is."""
+
+    percent: float
+    seconds: float
+
+    def __str__(self) -> str:
+        return f"p{self.percent:g} < {self.seconds:g} s"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeKind:
+    """A device that workers may run on. dollars: an hour of one worker's device; 0: not told."""
+
+    name: str
+    dollars: float
+    profile: Profile = field(compare=False, repr=False)
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.profile.machine.get("device") == "cpu"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """All of it.
+
+    link_gbit_per_s: between nodes. per_node: devices of a node, each for one worker. spare_nodes:
+    of each role, that may be lost while the objectives are kept. cores: of a node. trial_requests:
+    that a short simulation should have, for a percentile that holds. check_s: of the long one.
+    """
+
+    load: Load
+    objectives: tuple[Objective, ...]
+    kinds: tuple[NodeKind, ...]
+    link_gbit_per_s: float
+    per_node: int = 1
+    spare_nodes: int = 1
+    cores: int = 8
+    router_dollars: float = 0.0
+    most_workers: int = 10_000
+    placements: tuple[Placement, ...] = ("split", "colocated")
+    trial_requests: int = 8000
+    check_s: float = 300.0
+
+    @property
+    def loosest_s(self) -> float:
+        """The longest of the objectives' times."""
+        return max(one.seconds for one in self.objectives)
+
+    @property
+    def has_prices(self) -> bool:
+        return any(kind.dollars for kind in self.kinds)
+
+    @property
+    def asked(self) -> str:
+        return ", ".join(map(str, self.objectives))
+
+
+def parse_rate(text: str) -> float:
+    """Requests per second: 500/s, 500, 30000/min."""
+    found = re.fullmatch(rf"\s*{NUMBER}\s*(?:/\s*([a-z]+))?\s*", text.lower())
+    said = "--rate is requests per second, minute or hour, such as 500/s, 30000/min or 0.5"
+    return _number(found, 1, text, said) / _unit(found, 2, SECONDS_OF, "s", text, said)
+
+
+def parse_objectives(text: str) -> tuple[Objective, ...]:
+    """Objectives separated by commas: "p95 < 1 s", "p50 < 400ms, p99 < 2 s"."""
+    objectives = []
+    said = "--slo is percentiles of the latency, such as 'p95 < 1 s' or 'p50 < 400 ms, p99 < 2 s'"
+    for part in text.split(","):
+        found = re.fullmatch(rf"\s*p{NUMBER}\s*<=?\s*{NUMBER}\s*([a-z]+)?\s*", part.lower())
+        percent = _number(found, 1, part, said)
+        if percent >= 100:
+            raise ConfigurationError(f"{said}, not {part.strip()!r}")
+        unit_s = _unit(found, 3, LIMIT_OF, "s", part, said)
+        objectives.append(Objective(percent, _number(found, 2, part, said) * unit_s))
+    return tuple(objectives)
+
+
+def parse_link(text: str) -> float:
+    """Gbit per second: 400gbps, 400gbit/s, 50GB/s (bytes), 100."""
+    found = re.fullmatch(rf"\s*{NUMBER}\s*([a-z/]+)?\s*", text.lower())
+    said = "--links is the rate of a node's network, such as 400gbps, 25gbps or 50GB/s (bytes)"
+    return _number(found, 1, text, said) * _unit(found, 2, GBIT_OF, "gbps", text, said)
+
+
+def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
+    """Kinds of nodes, "h200:1.9,l40s:0.6": devices, or profiles, with dollars for an hour of one.
+
+    Raises:
+        ConfigurationError: there is no such profile, or the profiles are of several models.
+    """
+    kinds = []
+    for part in (one.strip() for one in text.split(",")):
+        name, colon, price = part.rpartition(":")
+        name, price = (name, price) if colon else (part, "0")
+        try:
+            dollars = float(price)
+        except ValueError as error:
+            raise ConfigurationError(
+                f"--gpus is DEVICE:DOLLARS_PER_HOUR, separated by commas, such as "
+                f"h200:1.9,l40s:0.6, not {part!r}"
+            ) from error
+        shipped = shipped_profiles()
+        profile = load_profile(f"{model}-{name}" if f"{model}-{name}" in shipped else name)
+        kinds.append(NodeKind(profile.name if Path(name).is_file() else name, dollars, profile))
+    first = kinds[0].profile
+    for kind in kinds[1:]:
+        names = ("model", "shape", "kv_dtype", "page_frames")
+        if any(getattr(first, name) != getattr(kind.profile, name) for name in names):
+            raise ConfigurationError(
+                f"the profiles {first.name} and {kind.profile.name} cannot work together: model, "
+                f"shape, number type and page size of the KV must be the same"
+            )
+    return tuple(kinds)
+
+
+def make_load(rate: str | None, lengths: str, trace: Path | None) -> Load:
+    """Requests at a rate, or those of a trace, which has its own.
+
+    Raises:
+        ConfigurationError: none of them was given, or both, or the trace is too short.
+    """
+    if trace is None:
+        if rate is None:
+            raise ConfigurationError("how much is to be done? --rate 500/s, or --trace FILE")
+        return Load(rate_per_s=parse_rate(rate), lengths=NAMED_LENGTHS[lengths])
+    if rate is not None:
+        raise ConfigurationError("give --rate or --trace, not both: a trace has its own rate")
+    every = list(arrivals(Load(kind="trace", trace=trace, seconds=1e12), Random(0)))
+    if len(every) < 2 or every[-1].at_s <= every[0].at_s:
+        raise ConfigurationError(f"the trace {trace} has fewer than two requests")
+    seconds = every[-1].at_s
+    per_s = len(every) / (seconds - every[0].at_s)
+    return Load(kind="trace", trace=trace, rate_per_s=per_s, seconds=seconds + 1e-3)
+
+
+Match = re.Match[str] | None
+
+
+def _number(found: Match, group: int, text: str, said: str) -> float:
+    if found is None or not float(found[group]):
+        raise ConfigurationError(f"{said}, not {text.strip()!r}")
+    return float(found[group])
+
+
+def _unit(
+    found: Match, group: int, units: dict[str, float], usual: str, text: str, said: str
+) -> float:
+    unit = units.get(found[group] or usual) if found else None
+    if unit is None:
+        raise ConfigurationError(f"{said}, not {text.strip()!r}")
+    return unit

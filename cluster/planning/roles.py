@@ -1,0 +1,349 @@
+"""The two roles of a simulated worker: real engines over devices that wait.
+
+What is real: queues, batches, scheduler, pages, leases, searches that grow token by token, and the
+engines' loops, of which each turn is one step. What is not: the forwards of the models, which take
+what the profile says; the decoder's gives as many tokens as the request has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cache
+from random import Random
+from typing import Any
+
+from cluster.kv.connect import LANDING_WINDOWS
+from cluster.kv.exporter import KVExporter
+from cluster.kv.layout import PageLayout
+from cluster.kv.pool import PagePool
+from cluster.kv.transfer_config import TransferConfig
+from cluster.metrics import ENCODER_METRICS, silent_recorder
+from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.planning.profile import Profile, Surface
+from cluster.planning.scenario import LoadRequest
+from cluster.planning.transfer import Exported, NobodysWire, NoThread, SimImporter
+from cluster.planning.worker import Cell, Device, SimWorker, WorkerClock
+from cluster.serve.replicas.busy_share import BusyShare
+from decoder_worker.build import EngineParts
+from decoder_worker.core import DecoderCore
+from decoder_worker.prompts import PromptBuilder
+from decoder_worker.readback import Launched
+from decoder_worker.sampling.search import Row, StepOutput
+from decoder_worker.scheduling.scheduler import Scheduler
+from decoder_worker.scheduling.sequence import DecodeSequence
+from encoder_worker.batcher import Batcher
+from encoder_worker.core import EncoderCore
+from encoder_worker.loop import IDLE_WAIT_S, PAGE_WAIT_S, EncodeLoop
+from encoder_worker.publisher import KVReuse
+
+EXPIRY_S = 1.0  # between two looks for leases that ran out
+POSITIONS_STEP = 50  # to which a batch's mean context is rounded
+LOGPROB = -0.1
+CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
+N_WORDS, LONGEST_WORD = 400, 4  # a window has at most 224 tokens; syllables
+MEL_PER_STEP = 2  # mel frames in a timestamp's step of 20 ms
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """What the device is done with at a time that is known."""
+
+    clock: WorkerClock
+    done_s: float
+
+    def is_done(self) -> bool:
+        return self.clock.now() >= self.done_s
+
+    def wait(self) -> None:
+        self.clock.wait_until(self.done_s)
+
+
+class WaitingForward:
+    """In the place of `WindowEncoder`: launches seconds."""
+
+    def __init__(self, profile: Profile, device: Device, clock: WorkerClock) -> None:
+        self.is_async = profile.encoder.overlaps
+        self._surface = profile.encoder.surface()
+        self._n_audio_ctx = profile.shape.n_audio_ctx
+        self._device = device
+        self._clock = clock
+
+    def __call__(
+        self,
+        windows: Sequence[Any],
+        _pool: Any,
+        _pages: Any,
+        _file_mels: Any = None,
+        context: int = 0,
+    ) -> Waiting:
+        seconds = self._surface.at(len(windows), context or self._n_audio_ctx)
+        return Waiting(self._clock, self._device.launch(self._clock.now(), seconds))
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class SimEncoder(SimWorker):
+    """One encoder. `device` is another role's too where both are in one process."""
+
+    def __init__(self, name: str, node: str, cell: Cell, device: Device) -> None:
+        super().__init__(cell, device)
+        profile, settings, now = cell.profile, cell.settings.encoder, self.clock.now
+        states = cell.settings.handoff == "encoder_states"
+        layout: PageLayout = profile.states_layout() if states else profile.kv_layout()
+        config = TransferConfig(
+            cluster_key=b"simulated",
+            name=name,
+            device="meta",  # pages have addresses and no memory
+            clock=now,
+            randbits=cell.random.getrandbits,
+        )
+        n_pages = settings.export_windows * layout.pages_per_window
+        wire: Any = NobodysWire(name)
+        no_thread: Any = NoThread
+        self._exporter = KVExporter(layout, n_pages, config, wire, no_thread)
+        self.pool = self._exporter.pool
+        wait_s, bulk = settings.batch_wait_ms / 1000, settings.bulk_windows
+        self._batcher = Batcher(settings.max_batch, wait_s, clock=now, bulk_at_once=bulk)
+        reuse = KVReuse(self._exporter, profile.kv_dtype, settings.cache)
+        forward: Any = WaitingForward(profile, device, self.clock)
+        recorder = silent_recorder(ENCODER_METRICS)
+        parts = (self._batcher, self._exporter, reuse)
+        self._loop = EncodeLoop(*parts, forward, settings.max_batch, recorder, now, blocks=False)
+        self.core = EncoderCore(
+            self._exporter, self._batcher, reuse, self._loop, profile.shape.n_audio_ctx
+        )
+        self._busy = BusyShare(clock=now)
+        self._waits_for_pages = self._expiring = False
+        self._exported = Exported(self._exporter, node, self._on_release)
+        cell.links.exported[name] = self._exported
+
+    def turn(self) -> float | None:
+        """A batch is launched and waited for, or there is none yet."""
+        if not self._loop.has_launched:
+            self._loop.begin()
+        if self._loop.has_launched:
+            self._loop.go_on()
+            self._watch_leases()
+            return 0.0
+        self._waits_for_pages = False
+        ready_s = self._batcher.ready_in_s()  # notes where the queue is empty
+        if not len(self._batcher):
+            return None
+        if ready_s == 0.0:
+            self._waits_for_pages = True
+            return PAGE_WAIT_S
+        return IDLE_WAIT_S if ready_s is None else min(ready_s, IDLE_WAIT_S)
+
+    def signals(self) -> Any:
+        stats = self.core.stats()
+        return stats.signals(self._busy.share(stats.encode_s))
+
+    def is_idle(self) -> bool:
+        return bool(self.core.is_idle())
+
+    def used_pages(self) -> int:
+        """Without kept ones that nobody reads."""
+        return self.pool.n_pages - self._exporter.n_free_pages
+
+    def kill(self, detected_after_s: float) -> None:
+        super().kill(detected_after_s)
+        self._exported.is_alive = False
+
+    def abandon(self, submitted: Future[Any]) -> None:
+        if submitted.done() and submitted.exception() is None:
+            self.core.revoke(submitted.result().handle)
+
+    def _on_release(self) -> None:
+        if self._waits_for_pages:
+            self.wake()
+
+    def _watch_leases(self) -> None:
+        if not self._expiring:
+            self._expiring = True
+            self.loop.call_later(EXPIRY_S, self._expire)
+
+    def _expire(self) -> None:
+        self._expiring = False
+        if not self.is_dead:
+            self._exporter.expire()
+            if self._exporter.published.n_leases:
+                self._watch_leases()
+            self._on_release()
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingLaunch(Launched):
+    """A forward that is done at a time that is known."""
+
+    done_s: float = 0.0
+    is_language: bool = False
+
+
+class WaitingRunner:
+    """In the place of `ModelRunner`."""
+
+    def __init__(self, profile: Profile, texts: Texts, device: Device, clock: WorkerClock) -> None:
+        self._steps, self._prefills = profile.decoder.surfaces()
+        self._texts = texts
+        self._device = device
+        self._clock = clock
+
+    def detect_language(self, sequences: Sequence[DecodeSequence]) -> WaitingLaunch:
+        return self._launch(sequences, [1] * len(sequences), self._steps, is_language=True)
+
+    def prefill(self, sequences: Sequence[DecodeSequence]) -> WaitingLaunch:
+        return self._launch(sequences, _n_rows(sequences), self._prefills)
+
+    def decode(self, sequences: Sequence[DecodeSequence]) -> WaitingLaunch:
+        return self._launch(sequences, _n_rows(sequences), self._steps)
+
+    def collect(self, launch: WaitingLaunch) -> list[list[StepOutput]]:
+        self._clock.wait_until(launch.done_s)
+        texts = self._texts
+        if launch.is_language:
+            return [[texts.language] for _ in launch.sequences]
+        return [
+            [texts.next_output(s, row) for row in s.live] if s.search is not None else []
+            for s in launch.sequences
+        ]
+
+    def most_steps(self, sequences: Sequence[DecodeSequence]) -> int:
+        return 1
+
+    def align(self, sequences: Sequence[DecodeSequence]) -> list[None]:
+        return [None] * len(sequences)
+
+    def peaks(self, sequences: Sequence[DecodeSequence]) -> list[tuple[int, ...]]:
+        return [()] * len(sequences)
+
+    def nothing(self, *_: Any) -> None:
+        """Nothing is on a device, or under way; a copy's time is a part of the step's."""
+
+    listen = interrupt = restore = copy_kv = nothing
+
+    def _launch(
+        self,
+        sequences: Sequence[DecodeSequence],
+        n_rows: list[int],
+        surface: Surface,
+        *,
+        is_language: bool = False,
+    ) -> WaitingLaunch:
+        mean = sum([s.request.handle.frames for s in sequences]) / len(sequences)
+        positions = round(mean / POSITIONS_STEP) * POSITIONS_STEP
+        done_s = self._device.launch(self._clock.now(), surface.at(sum(n_rows), positions))
+        return WaitingLaunch(tuple(sequences), tuple(n_rows), (), done_s, is_language)
+
+
+class WaitingProjection:
+    """In the place of `StatesProjection`."""
+
+    def __init__(self, profile: Profile, device: Device, clock: WorkerClock) -> None:
+        self._position_s = profile.decoder.projection_s / profile.shape.n_audio_ctx
+        self._device = device
+        self._clock = clock
+
+    def project(self, sequences: Sequence[DecodeSequence]) -> list[Waiting]:
+        seconds = sum(s.n_positions for s in sequences) * self._position_s
+        done = Waiting(self._clock, self._device.launch(self._clock.now(), seconds))
+        return [done] * len(sequences)
+
+
+class SimDecoder(SimWorker):
+    """One decoder. `device` is another role's too where both are in one process."""
+
+    def __init__(self, name: str, node: str, cell: Cell, device: Device) -> None:
+        super().__init__(cell, device)
+        profile, settings, now = cell.profile, cell.settings.decoder, self.clock.now
+        self.pool = _pool(profile.kv_layout(), settings.kv_windows)
+        landing: PagePool | None = None
+        projection: Any = None
+        if cell.settings.handoff == "encoder_states":
+            landing = _pool(profile.states_layout(), min(settings.kv_windows, LANDING_WINDOWS))
+            projection = WaitingProjection(profile, device, self.clock)
+        read_s = settings.fetch_timeout_s
+        importer: Any = SimImporter(landing or self.pool, cell.links, node, now, read_s)
+        self_pool = PagePool(profile.self_layout(), settings.max_batch + 1, "meta")
+        scheduler = Scheduler(
+            self.pool, self_pool, 1, settings.max_batch, settings.bulk_share, landing
+        )
+        texts = Texts(cell.tokenizer, cell.requests)
+        runner: Any = WaitingRunner(profile, texts, device, self.clock)
+        ahead = settings.steps_ahead
+        ahead = profile.decoder.steps_ahead if ahead is None else ahead
+        parts = EngineParts("meta", runner, scheduler, self.pool, self_pool, projection, ahead)
+        prompts = PromptBuilder(cell.tokenizer, cell.dims)
+        self.core = DecoderCore(parts, importer, prompts, settings, self.wake, now)
+
+    def turn(self) -> float | None:
+        """One step; where nothing can run, until a deadline or until it is woken."""
+        if self.core.turn():
+            return 0.0
+        return self.core.sleep_s() if self.core.n_live else None
+
+    def signals(self) -> Any:
+        return self.core.stats().signals()
+
+    def is_idle(self) -> bool:
+        return not self.core.n_live
+
+
+class Texts:
+    """What each row of one decoder gets next: as many tokens as a request has.
+
+    They are tokens as a real window has them, so that the router's own code makes segments of them:
+    a timestamp, words, and a timestamp at the end of the audio. The words do not repeat themselves,
+    since the decoder tries text that does again at another temperature.
+    """
+
+    def __init__(self, tokenizer: WhisperTokenizer, requests: dict[str, LoadRequest]) -> None:
+        self._requests = requests
+        self._n_tokens: dict[int, int] = {}  # of the sequence that holds a slot
+        special = tokenizer.special
+        self.language = StepOutput(special.languages.get("en", special.eot), LOGPROB)
+        self._end = StepOutput(special.eot, LOGPROB)
+        self._words = [StepOutput(token, LOGPROB) for token in tokenizer.encode(_words())]
+        self._stamps = [StepOutput(special.timestamp_begin + n, LOGPROB) for n in range(1501)]
+
+    def next_output(self, sequence: DecodeSequence, row: Row) -> StepOutput:
+        """One of `n_tokens` in all, or the end behind them."""
+        n_given, slot = len(row.tokens), sequence.rows[0].slot
+        if n_given == 0:
+            self._n_tokens[slot] = min(self.n_tokens(sequence), sequence.n_new_max)
+        n_tokens = self._n_tokens[slot]
+        if n_given >= n_tokens:
+            return self._end
+        if n_given == 0:
+            return self._stamps[0]
+        if n_given == n_tokens - 1:
+            return self._stamps[sequence.request.content_frames // MEL_PER_STEP]
+        return self._words[n_given % len(self._words)]
+
+    def n_tokens(self, sequence: DecodeSequence) -> int:
+        """Of a request that is not under way any more: none."""
+        request = self._requests.get(sequence.request.request_id)
+        return request.n_tokens(sequence.request.content_frames) if request is not None else 0
+
+
+def _n_rows(sequences: Sequence[DecodeSequence]) -> list[int]:
+    return [len(s.search.live) if s.search is not None else 0 for s in sequences]
+
+
+def _pool(layout: PageLayout, n_windows: int) -> PagePool:
+    """Pages with addresses and no memory."""
+    return PagePool(layout, n_windows * layout.pages_per_window, "meta")
+
+
+@cache
+def _words() -> str:
+    """Made-up words, the same ones each time."""
+    chance = Random(0)
+
+    def word() -> str:
+        syllables = chance.randint(1, LONGEST_WORD)
+        return "".join(chance.choice(CONSONANTS) + chance.choice(VOWELS) for _ in range(syllables))
+
+    return "".join(f" {word()}" for _ in range(N_WORDS))
