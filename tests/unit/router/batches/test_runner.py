@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import sqlite3
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +11,14 @@ import pytest
 
 from cluster.errors import (
     ConflictError,
-    InvalidAudioError,
     NotFoundError,
     OverloadedError,
     RateLimitError,
-    SequenceFailedError,
 )
 from router.api.batch_bodies import UploadFields
 from router.batches import runner
 from router.batches.blobs import READERS_GRACE_S
 from router.batches.line_work import MAX_CLAIMS
-from router.batches.runner import MAX_CHECKS
 from router.interface import TranscriptionResult
 from tests.support.batches import HOUR_S, Hands, desk, eventually, line
 from tests.support.router_fakes import FakeTranscriber
@@ -162,157 +157,6 @@ async def test_a_result_that_cannot_be_stored_is_kept_until_it_can(
         [result] = await at.content(batch.output_file_id)
         assert result["response"]["body"]["text"].count("word") == 20_000
     assert len(transcriber.uploads) == 1, "it was not run again"
-
-
-async def test_what_the_engine_gives_up_is_settled_at_once(tmp_path: Path) -> None:
-    """It has tried again what may be tried again: once more would only kill more workers."""
-    async with desk(tmp_path) as at:
-        for error, status in (
-            (OverloadedError("no worker could finish it"), 503),
-            (SequenceFailedError("no probability"), 500),
-            (InvalidAudioError("no audio", param="file"), 400),
-        ):
-            at.transcriber.error = error
-            batch = await at.ended(await at.create(await at.upload(line("a", **AUDIO))))
-            [told] = await at.content(batch.error_file_id)
-            assert told["response"]["status_code"] == status
-            assert told["response"]["body"]["error"]["message"] == error.message
-        assert told["response"]["body"]["error"]["param"] == "input_audio"
-        assert len(at.transcriber.uploads) == 3
-
-
-WRONG = (
-    {"input_audio": "UklGRg=="},  # the text in place of the object
-    {"input_audio": ["UklGRg=="]},
-    {"input_audio": {"data": ["UklGRg=="]}},
-    {"input_audio": {"data": "UklGRg==", "format": {}}},
-    {"url": "http://[/a.wav"},
-    {"url": "https://a\0b/"},
-)
-
-
-async def test_lines_that_are_wrong_end_and_starve_no_others(tmp_path: Path) -> None:
-    """Those of their own batch, nor those of others."""
-    async with desk(tmp_path, allowed_hosts=("*",)) as at:
-        wrong = b"".join(line(f"w{i}", **WRONG[i % len(WRONG)]) for i in range(12))
-        good = b"".join(line(f"g{i}", **AUDIO) for i in range(4))
-        at.owner = "aa"
-        first = await at.create(await at.upload(wrong + good))
-        at.owner = "bb"
-        second = await at.create(await at.upload(good))
-        assert (await at.ended(second)).request_counts.completed == 4
-        at.owner = "aa"
-        batch = await at.ended(first)
-        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
-            "completed",
-            4,
-            12,
-        )
-        errors = await at.content(batch.error_file_id)
-    assert {one["response"]["status_code"] for one in errors} == {400}
-    found = {one["custom_id"]: one["response"]["body"]["error"] for one in errors}
-    assert (found["w0"]["code"], found["w0"]["param"]) == ("invalid_type", "input_audio")
-    assert "must be an object of 'data'" in found["w0"]["message"]
-    assert found["w5"]["code"] == "download_failed"
-
-
-async def test_a_line_that_fails_unexpectedly_fails_once_and_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    async with desk(tmp_path, concurrency=1) as at:
-        engine, tried = at.service._runner._work._engine, 0
-        real = engine.params
-
-        def params(pairs: Any, task: Any) -> Any:
-            nonlocal tried
-            pairs = tuple(pairs)
-            if ("prompt", "a bug") in pairs:
-                tried += 1
-                raise TypeError("a bug")
-            return real(pairs, task)
-
-        monkeypatch.setattr(engine, "params", params)
-        lines = line("bad", prompt="a bug", **AUDIO) + line("good", **AUDIO)
-        batch = await at.ended(await at.create(await at.upload(lines)))
-        assert (batch.request_counts.completed, batch.request_counts.failed, tried) == (1, 1, 1)
-        [error] = await at.content(batch.error_file_id)
-        assert error["response"]["status_code"] == 500
-        assert error["response"]["body"]["error"]["type"] == "server_error"
-        assert "a bug" not in str(error)
-    assert "TypeError: a bug" in caplog.text
-
-
-async def test_a_line_whose_result_cannot_be_stored_is_lost_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "LOOK_S", 0.01)
-    async with desk(tmp_path, concurrency=1) as at:
-        lines, failures = at.service._owned.queue, 0
-        real = lines.settle
-
-        def settle(claim: Any, *result: Any) -> bool:
-            nonlocal failures
-            if claim.custom_id == "bad" and failures < MAX_CLAIMS:
-                failures += 1
-                raise UnicodeEncodeError("utf-8", "x", 0, 1, "no text")
-            return real(claim, *result)
-
-        monkeypatch.setattr(type(lines), "settle", lambda self, *values: settle(*values))
-        input_id = await at.upload(line("bad", **AUDIO) + line("good", **AUDIO))
-        batch = await at.ended(await at.create(input_id))
-        assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
-        [error] = await at.content(batch.error_file_id)
-        assert error["response"]["body"]["error"]["code"] == "line_lost"
-
-
-async def test_an_input_that_cannot_be_checked_fails_its_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "LOOK_S", 0.01)
-    real, tried = runner.check_input, 0
-
-    def check(path: Path, *rules: Any) -> Any:
-        nonlocal tried
-        if b"poison" in path.read_bytes():
-            tried += 1
-            raise MemoryError
-        return real(path, *rules)
-
-    monkeypatch.setattr(runner, "check_input", check)
-    async with desk(tmp_path) as at:
-        bad = await at.create(await at.upload(line("poison", **AUDIO)))
-        good = await at.create(await at.upload(line("a", **AUDIO)))
-        assert (await at.ended(good)).request_counts.completed == 1
-        batch = await at.ended(bad)
-        assert (batch.status, tried) == ("failed", MAX_CHECKS)
-        assert [one.code for one in batch.errors.data] == ["input_not_checked"]
-
-
-async def test_an_input_that_ends_every_owner_fails_its_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A check counts before it is made; one that ends with its owner's stop does not."""
-    started, go_on, real = threading.Event(), threading.Event(), runner.check_input
-
-    def check(*values: Any) -> Any:
-        started.set()
-        go_on.wait(20)
-        return real(*values)
-
-    monkeypatch.setattr(runner, "check_input", check)
-    async with desk(tmp_path) as at:
-        batch_id = await at.create(await at.upload(line("a", **AUDIO)))
-        await eventually(started.is_set)
-        database, thread = at.service._owned.database, at.service._owned.thread
-        [(checks,)] = await thread.call(database.all, "SELECT checks FROM batches")
-        assert checks == 1
-    go_on.set()
-    with sqlite3.connect(tmp_path / "batches.sqlite") as connection:
-        assert connection.execute("SELECT checks FROM batches").fetchall() == [(0,)]
-        connection.execute("UPDATE batches SET checks = ?", (MAX_CHECKS,))
-    async with desk(tmp_path) as at:
-        batch = await at.ended(batch_id)
-        assert [one.code for one in batch.errors.data] == ["input_not_checked"]
 
 
 async def test_what_is_kept_goes_when_its_time_is_over(tmp_path: Path) -> None:
