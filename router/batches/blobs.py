@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from cluster.errors import OverloadedError
-from router.batches.database import disk_full, is_full
+from router.batches.database import disk_full, telling_full_disk
 
 READERS_GRACE_S = 60.0  # a download that asked for nothing so long is over
 ABANDONED_S = 3600.0  # an upload that did not grow so long is nobody's
@@ -64,16 +64,11 @@ class Blobs:
         """
         self.check_room(len(piece))
         path = self._path(self._uploads, upload_id)
-        try:
-            if offset and (not path.exists() or path.stat().st_size < offset):
-                raise OverloadedError("The upload was lost on the way. Please try again.")
-            with path.open("r+b" if offset else "wb") as file:
-                file.seek(offset)
-                file.write(piece)
-        except OSError as error:
-            if is_full(error):
-                raise disk_full() from error
-            raise
+        if offset and (not path.exists() or path.stat().st_size < offset):
+            raise OverloadedError("The upload was lost on the way. Please try again.")
+        with telling_full_disk(), path.open("r+b" if offset else "wb") as file:
+            file.seek(offset)
+            file.write(piece)
 
     def keep(self, upload_id: str, size_bytes: int) -> None:
         """Make a file of an upload; once more does no harm.
@@ -104,17 +99,16 @@ class Blobs:
         upload = self._path(self._uploads, file_id)
         size_bytes = 0
         try:
-            with upload.open("wb") as file:
-                for i, line in enumerate(lines):
-                    size_bytes += file.write(line)
-                    if i % LINES_PER_LOOK == 0:
-                        self.check_room()
-            self.check_room()
-            self.keep(file_id, size_bytes)
-        except BaseException as error:
+            with telling_full_disk():
+                with upload.open("wb") as file:
+                    for i, line in enumerate(lines):
+                        size_bytes += file.write(line)
+                        if i % LINES_PER_LOOK == 0:
+                            self.check_room()
+                self.check_room()
+                self.keep(file_id, size_bytes)
+        except BaseException:
             upload.unlink(missing_ok=True)
-            if isinstance(error, OSError) and is_full(error):
-                raise disk_full() from error
             raise
         return size_bytes
 

@@ -191,12 +191,8 @@ class DatabaseThread:
             InsufficientStorageError: the disk is full.
         """
         running = asyncio.get_running_loop().run_in_executor(self._executor, work, *values)
-        try:
+        with telling_full_disk():
             return await asyncio.shield(running)
-        except (sqlite3.OperationalError, OSError) as error:
-            if is_full(error):
-                raise disk_full() from error
-            raise
 
     def call_blocking(self, work: Callable[..., Result], *values: object) -> Result:
         """The same from another thread, which waits."""
@@ -206,11 +202,19 @@ class DatabaseThread:
         self._executor.shutdown()
 
 
-def is_full(error: Exception) -> bool:
-    """Whether a write failed for want of room."""
-    if isinstance(error, OSError):
-        return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return getattr(error, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_WRITE")
+@contextmanager
+def telling_full_disk() -> Iterator[None]:
+    """Raises InsufficientStorageError for a write that failed for want of room."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise disk_full() from error
+        raise
+    except sqlite3.OperationalError as error:
+        if getattr(error, "sqlite_errorname", "") in ("SQLITE_FULL", "SQLITE_IOERR_WRITE"):
+            raise disk_full() from error
+        raise
 
 
 def disk_full() -> InsufficientStorageError:

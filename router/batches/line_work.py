@@ -37,7 +37,7 @@ from router.api.kinds import shown
 from router.api.params import TranscriptionParams
 from router.api.responses import error_body
 from router.audio.limits import too_large
-from router.batches.database import disk_full, is_full
+from router.batches.database import telling_full_disk
 from router.batches.lines import (
     FILE_ID,
     SOURCES,
@@ -192,12 +192,8 @@ class LineWork:
         if len(content) > most:
             raise too_large(most, len(content))
         self._owned.blobs.check_room(len(content))
-        try:
+        with telling_full_disk():
             path.write_bytes(content)
-        except OSError as error:
-            if is_full(error):
-                raise disk_full() from error
-            raise
 
 
 def _data_of(value: object) -> object:

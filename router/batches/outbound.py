@@ -21,7 +21,7 @@ from cluster.errors import InvalidRequestError, SplitscribeError
 from cluster.settings import BatchSettings
 from router.audio.limits import too_large
 from router.batches.blobs import Blobs
-from router.batches.database import disk_full, is_full
+from router.batches.database import telling_full_disk
 from router.batches.hosts import Destination, HostRules
 
 logger = logging.getLogger(__name__)
@@ -108,15 +108,14 @@ class Downloads:
         backoff_s = BACKOFF_S
         for left in reversed(range(TRIES)):
             try:
-                async with asyncio.timeout(self._timeout_s):
-                    return await self._follow(url, path, param)
+                with telling_full_disk():
+                    async with asyncio.timeout(self._timeout_s):
+                        return await self._follow(url, path, param)
             except TimeoutError:
                 raise _failed(f"it took longer than {self._timeout_s:.0f} s", param) from None
             except (httpx.InvalidURL, ValueError, TypeError) as error:  # of what is no URL
                 raise _failed(str(error) or "its URL is none", param) from None
             except (_TryAgainError, httpx.HTTPError, OSError) as error:
-                if isinstance(error, OSError) and is_full(error):
-                    raise disk_full() from error
                 if not left:
                     raise _failed(str(error) or type(error).__name__, param) from error
             await asyncio.sleep(backoff_s)
