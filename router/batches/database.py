@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 from cluster.errors import ConfigurationError, InsufficientStorageError
 
@@ -224,16 +224,15 @@ def disk_full() -> InsufficientStorageError:
     )
 
 
-@contextmanager
-def exclusive(folder: Path) -> Iterator[bool]:
-    """Try to own `folder` while the context lasts. Yields whether nobody else does."""
-    with (folder / LOCK_NAME).open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+def locked(folder: Path) -> IO[str] | None:
+    """Own `folder` until the file that is returned is closed; None: somebody else does."""
+    file = (folder / LOCK_NAME).open("a")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        return None
+    return file
 
 
 def check_local(folder: Path, mounts: str | None = None) -> None:

@@ -11,8 +11,9 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
+from typing import IO
 
 from cluster.errors import ConfigurationError, InsufficientStorageError
 from cluster.metrics import BATCH_METRICS, Recorder, silent_recorder
@@ -27,7 +28,7 @@ from router.api.batch_bodies import (
     expiry_s,
 )
 from router.batches.blobs import Blobs
-from router.batches.database import Database, DatabaseThread, check_local, exclusive
+from router.batches.database import Database, DatabaseThread, check_local, locked
 from router.batches.hosts import HostRules, Resolve, resolve
 from router.batches.line_work import BulkTranscriber, LineWork
 from router.batches.lines import Models
@@ -67,10 +68,10 @@ class BatchService:
         owned: Owned,
         models: Models,
         engine: BulkTranscriber,
-        lock: ExitStack,
+        lock: IO[str],
         resolve: Resolve,
     ) -> None:
-        """`lock` is let go of at the end."""
+        """lock: of the folder; it is closed at the end."""
         self._owned = owned
         self._store = owned.store
         self._lock = lock
@@ -273,15 +274,13 @@ async def open_service(
         raise
 
 
-async def _own(folder: Path, owned_s: float) -> ExitStack:
+async def _own(folder: Path, owned_s: float) -> IO[str]:
     deadline_s = time.monotonic() + owned_s
-    while True:
-        with ExitStack() as stack:
-            if stack.enter_context(exclusive(folder)):
-                return stack.pop_all()
+    while (lock := locked(folder)) is None:
         if time.monotonic() >= deadline_s:
             raise ConfigurationError(
                 f"batches.folder {folder} belongs to another process that runs; give each "
                 "application a folder of its own"
             )
         await asyncio.sleep(0.2)
+    return lock

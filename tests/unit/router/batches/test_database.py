@@ -15,7 +15,7 @@ from router.batches.database import (
     Database,
     DatabaseThread,
     check_local,
-    exclusive,
+    locked,
 )
 from tests.support.batches import Hands, desk
 
@@ -54,10 +54,13 @@ async def test_a_service_does_not_open_on_one(
 
 
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:
-    with exclusive(tmp_path) as first, exclusive(tmp_path) as second:
-        assert (first, second) == (True, False)
-    with exclusive(tmp_path) as third:
-        assert third
+    first = locked(tmp_path)
+    assert first is not None
+    assert locked(tmp_path) is None
+    first.close()
+    third = locked(tmp_path)
+    assert third is not None
+    third.close()
 
 
 async def test_a_second_service_on_the_folder_is_refused(tmp_path: Path) -> None:
