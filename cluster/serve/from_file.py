@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,19 +25,8 @@ from cluster.settings_sources import load_settings
 logger = logging.getLogger("ray.serve")  # the build's log, which the dashboard shows
 
 IMPORT_PATH = "cluster.serve.from_file:build"
-FORMER_IMPORT_PATH = "cluster.serve_app:build"  # still works, until the next version
 KEY_NAME = b"splitscribe_cluster_key"
 KEY_NAMESPACE = b"splitscribe"
-
-
-def warn_of_former_path() -> None:
-    """Tell whoever wrote the former import path into a file which one to write instead."""
-    warnings.warn(
-        f"import_path {FORMER_IMPORT_PATH} is now {IMPORT_PATH}; "
-        "the former one goes with the next version",
-        FutureWarning,
-        stacklevel=2,
-    )
 
 
 def build(args: dict[str, Any]) -> Any:

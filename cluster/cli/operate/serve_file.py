@@ -8,12 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ConfigurationError
-from cluster.serve.from_file import (
-    FORMER_IMPORT_PATH,
-    IMPORT_PATH,
-    settings_of,
-    warn_of_former_path,
-)
+from cluster.serve.from_file import IMPORT_PATH, settings_of
 from cluster.settings import Settings
 from cluster.settings_sources import read_yaml
 
@@ -42,14 +37,11 @@ def read_serve_file(path: Path) -> ServeFile:
         "; begin with: splitscribe config show serve/cpu > serve.yaml",
     )
     applications = _checked(content, path).applications
-    known = (IMPORT_PATH, FORMER_IMPORT_PATH)
-    ours = [one for one in applications if one.import_path in known]
+    ours = [one for one in applications if one.import_path == IMPORT_PATH]
     if len(ours) != 1:
         raise ConfigurationError(
             f"{path} must have one application with import_path {IMPORT_PATH}, it has {len(ours)}"
         )
-    if ours[0].import_path == FORMER_IMPORT_PATH:
-        warn_of_former_path()
     port = (content.get("http_options") or {}).get("port", HTTP_PORT)
     return ServeFile(content, settings_of(ours[0].args), ours[0].name, port)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from cluster.cli.operate.serve_file import read_serve_file
 from cluster.cli.shipped import shipped_config
 from cluster.errors import ConfigurationError
-from cluster.serve.from_file import FORMER_IMPORT_PATH, IMPORT_PATH, build
+from cluster.serve.from_file import build
 
 
 @pytest.mark.parametrize(
@@ -38,16 +37,7 @@ def test_what_would_fail_on_the_cluster_is_told_here(
         read_serve_file(file)
 
 
-def test_the_former_import_path_works_and_warns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the file is read, and on the node where Serve imports it."""
-    file = tmp_path / "serve.yaml"
-    text = shipped_config("serve/cpu").path.read_text()
-    file.write_text(text.replace(IMPORT_PATH, FORMER_IMPORT_PATH))
-    with pytest.warns(FutureWarning, match=IMPORT_PATH):
-        assert read_serve_file(file).content["applications"][0]["import_path"] == FORMER_IMPORT_PATH
-    module, _, name = FORMER_IMPORT_PATH.partition(":")
-    monkeypatch.delitem(sys.modules, module, raising=False)
-    with pytest.warns(FutureWarning, match=IMPORT_PATH):
-        assert getattr(importlib.import_module(module), name) is build
+def test_the_import_path_of_a_shipped_file_is_the_build() -> None:
+    application = read_serve_file(shipped_config("serve/cpu").path).content["applications"][0]
+    module, _, name = application["import_path"].partition(":")
+    assert getattr(importlib.import_module(module), name) is build
