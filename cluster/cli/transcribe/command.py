@@ -15,9 +15,14 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from cluster.cli.transcribe.flags import FALLBACK_STEP, Switch, parameter_name, parameters
+from cluster.cli.transcribe.flags import (
+    FALLBACK_STEP,
+    Switch,
+    WhisperCommand,
+    parameter_name,
+    parameters,
+)
 from cluster.cli.transcribe.job import Form, Job, LiveJob, Source, Target
-from cluster.cli.transcribe.spelling import WhisperCommand
 from cluster.errors import InvalidRequestError
 from cluster.messages import SAMPLE_RATE, Task
 from cluster.model.text.languages import LANGUAGES

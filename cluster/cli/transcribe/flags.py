@@ -2,12 +2,16 @@
 
 A field's flag takes its text as the API does, and `router.api.kinds` checks it; None says that the
 flag was not there. Declared as parameters of a function, which is how typer reads them.
+
+openai/whisper's command lines are read as they are spelled: `--word_timestamps True`,
+`--word-timestamps true` and `--word-timestamps` alone mean the same, and so do underscores and
+dashes everywhere.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from inspect import Parameter
@@ -15,13 +19,14 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
+from typer.core import TyperCommand
 
-from cluster.cli.transcribe.spelling import SWITCH
 from cluster.messages import Task
 from router.api.kinds import Boolean, Choice, Integer, Number, Threshold, Times
 from router.api.params import LADDER
 from router.api.request_fields import FIELDS, SECTIONS, RequestField
 
+SWITCH = "True|False"  # the metavar by which a command's switches are known
 DEFAULT_JOBS = 4
 FALLBACK_STEP = f"{LADDER[1] - LADDER[0]:g}"  # between the server's temperatures
 
@@ -197,3 +202,38 @@ def _spelled(quoted: re.Match[str]) -> str:
     if name in FIELDS and FIELDS[name].flag:
         return FIELDS[name].flag + equals.replace("=", " ") + value
     return "None" if name == "none" else quoted[1]
+
+
+class WhisperCommand(TyperCommand):
+    """A command whose flags are declared with dashes, and whose switches have `SWITCH`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = {name for param in self.params for name in param.opts if name.startswith("--")}
+        switches = {name for param in self.params if param.metavar == SWITCH for name in param.opts}
+        return super().parse_args(ctx, normalised(args, options, switches))
+
+
+def normalised(
+    args: Sequence[str], options: Collection[str], switches: Collection[str]
+) -> list[str]:
+    """Every flag with dashes, every switch with its value: `--no-x` is `--x=False`."""
+    plain: list[str] = []
+    for i, arg in enumerate(args):
+        if arg == "--":
+            return [*plain, *args[i:]]
+        name, equals, value = arg.partition("=")
+        name = name.replace("_", "-") if name.startswith("--") else name
+        positive = "--" + name.removeprefix("--no-")
+        if name in switches and not equals and not _is_bool(args[i + 1 : i + 2]):
+            plain.append(f"{name}=True")
+        elif name in options:
+            plain.append(name + equals + value)
+        elif name.startswith("--no-") and positive in switches and not equals:
+            plain.append(f"{positive}=False")
+        else:
+            plain.append(arg)
+    return plain
+
+
+def _is_bool(args: Sequence[str]) -> bool:
+    return bool(args) and args[0].lower() in ("true", "false")

@@ -1,15 +1,18 @@
 """What the `transcribe` command is asked for, and the seam between its parts.
 
-`command` makes a `Job` of flags, `run` takes its files through a `TranscribeFile`, which is either
-`local` or `remote`; or a `LiveJob`, which `live` does. Nothing here does any work.
+`command` makes a `Job` of flags, and `run` takes its files through a `TranscribeFile`; or it makes
+a `LiveJob`, whose sound `live` sends to a `LiveClient`. `local` has either in this process,
+`remote` that of a server. Nothing here does any work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from cluster.messages import Pcm
 from router.api.params import TranscriptionParams
 from router.api.subtitles import CueOptions
 from router.transcript import Segment, Transcript
@@ -92,3 +95,34 @@ class LiveJob:
 
 
 TranscribeFile = Callable[[Path, Watcher], Awaitable[Transcript]]
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """Text that follows the text before, or the end of a turn.
+
+    error: why the text of the turn that ended is incomplete; None if it is complete.
+    """
+
+    text: str = ""
+    ends_turn: bool = False
+    error: str | None = None
+
+
+class LiveClient(Protocol):
+    """A live session, wherever it runs."""
+
+    rate: int  # Hz of the audio that it takes
+
+    @property
+    def unsent_s(self) -> float:
+        """Seconds of audio that wait to be sent or transcribed."""
+
+    async def append(self, pcm: Pcm) -> None:
+        """Take audio: int16 [n_samples] at `rate`."""
+
+    async def end(self) -> None:
+        """Say that no more audio follows. `said` then ends after the last text."""
+
+    def said(self) -> AsyncIterator[Said]:
+        """The texts and ends of turns, in order."""

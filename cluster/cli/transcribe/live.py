@@ -16,8 +16,7 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 
 from rich.console import Console
 
-from cluster.cli.transcribe.job import LiveJob, Source
-from cluster.cli.transcribe.live_client import LiveClient
+from cluster.cli.transcribe.job import LiveClient, LiveJob, Source
 from cluster.cli.transcribe.sound import blocks_of
 from cluster.errors import InvalidRequestError
 
@@ -53,12 +52,12 @@ async def _listen(job: LiveJob, out: Console, err: Console) -> int:
 
 def _opened(job: LiveJob) -> AbstractAsyncContextManager[LiveClient]:
     if job.target.server:  # each imports a large library, so only the one that is needed
-        from cluster.cli.transcribe.live_remote import through_server
+        from cluster.cli.transcribe.remote import live_through_server
 
-        return through_server(job)
-    from cluster.cli.transcribe.live_local import in_process
+        return live_through_server(job)
+    from cluster.cli.transcribe.local import live_in_process
 
-    return in_process(job)
+    return live_in_process(job)
 
 
 async def _send(source: Source, client: LiveClient, stop: threading.Event) -> None:

@@ -1,7 +1,8 @@
 """Transcription in this process: both roles on one device, KV moved in memory.
 
 One transcriber serves all files of a job, so that windows of several share batches of both roles.
-A person's own files have no limits on bytes, seconds or time.
+A person's own files have no limits on bytes, seconds or time. `--live` has a session over the same
+parts.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.transcribe.job import Job, Target, TranscribeFile, Watcher
+from cluster.cli.transcribe.job import Job, LiveJob, Said, Target, TranscribeFile, Watcher
+from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.model.text.tokenizer import WhisperTokenizer
 from cluster.settings import Settings
 from cluster.settings_sources import load_settings
 from router.api.forms import check_model
 from router.interface import RequestContext
+from router.live.interface import LiveConfig, LiveSession, TextDelta, TurnCompleted, TurnFailed
 from router.transcript import Transcript
 
 NO_DEADLINE_S = 7 * 24 * 3600.0
@@ -50,6 +54,58 @@ async def in_process(job: Job) -> AsyncIterator[TranscribeFile]:
             return (await transcriber.transcribe(file, params, context)).transcript
 
         yield transcribe_one
+
+
+@asynccontextmanager
+async def live_in_process(job: LiveJob) -> AsyncIterator[LocalLiveClient]:
+    """Load the model and begin a session.
+
+    Raises:
+        ConfigurationError: settings or checkpoint do not fit.
+        UnsupportedValueError: the model does not know the language.
+    """
+    from cluster.serve.in_process import live_engine_over, local_engines  # imports torch
+
+    config = LiveConfig(
+        model=job.model, language=job.language, prompt=job.prompt, keywords=job.keywords
+    )
+    async with (
+        local_engines(local_settings(job.model, job.target)) as engines,
+        live_engine_over(engines) as live,
+    ):
+        if job.language is not None:
+            tokenizer = WhisperTokenizer.from_checkpoint(engines.checkpoint)
+            tokenizer.sot_sequence(job.language, "transcribe", True)  # raises
+        yield LocalLiveClient(live.open(config, session_id="live"))
+
+
+class LocalLiveClient:
+    """Implements `LiveClient`."""
+
+    rate = SAMPLE_RATE
+
+    def __init__(self, session: LiveSession) -> None:
+        self._session = session
+
+    @property
+    def unsent_s(self) -> float:
+        return self._session.unsent_s
+
+    async def append(self, pcm: Pcm) -> None:
+        self._session.append(pcm)
+
+    async def end(self) -> None:
+        await self._session.drain()
+
+    async def said(self) -> AsyncIterator[Said]:
+        async for event in self._session.events():
+            match event:
+                case TextDelta():
+                    yield Said(event.text)
+                case TurnCompleted():
+                    yield Said(ends_turn=True)
+                case TurnFailed():
+                    yield Said(ends_turn=True, error=str(event.error))
 
 
 def local_settings(model: str, target: Target) -> Settings:

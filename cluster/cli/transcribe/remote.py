@@ -1,11 +1,13 @@
 """Transcription through a running server, by OpenAI's client.
 
 Sends a job's form with each file, several at a time, and makes a `Transcript` again of the
-verbose_json that comes back. Knows nothing of what the fields mean.
+verbose_json that comes back; `--live` has a session of its realtime API. Knows nothing of what the
+fields mean.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -16,8 +18,9 @@ from typing import Any
 
 import openai
 
-from cluster.cli.transcribe.job import Job, Target, TranscribeFile, Watcher
+from cluster.cli.transcribe.job import Job, LiveJob, Said, Target, TranscribeFile, Watcher
 from cluster.errors import InvalidRequestError, SplitscribeError
+from cluster.messages import Pcm
 from cluster.model.text.languages import language_code
 from cluster.settings import BUNDLED_MODEL
 from router.api.params import TranscriptionParams
@@ -27,6 +30,9 @@ ALIAS = "whisper-1"  # every server's default model
 CONNECT_S = 10.0
 ANSWER_S = 24 * 3600.0  # the server has its own, shorter deadline
 RETRIES = 5  # where the server is full
+RATE = 24_000  # Hz of live sound: what OpenAI's own server takes too
+TRANSCRIBED = "conversation.item.input_audio_transcription"
+ENDED = "the end of the sound"  # names the update that follows the last sound
 
 
 def base_url_of(target: Target) -> str:
@@ -162,3 +168,93 @@ def _told(error: openai.APIError, base: str) -> SplitscribeError:
     body: Any = error.body
     told = body.get("message") if isinstance(body, dict) else None
     return InvalidRequestError(" ".join(str(told or error.message).split()))
+
+
+@asynccontextmanager
+async def live_through_server(job: LiveJob) -> AsyncIterator[RemoteLiveClient]:
+    """Open a session.
+
+    Raises:
+        InvalidRequestError: no server answers there, it knows no live sessions, or it refuses.
+    """
+    base = base_url_of(job.target)
+    client = openai.AsyncOpenAI(base_url=base, api_key=job.target.api_key or "none")
+    query = {"intent": "transcription"}
+    try:
+        async with client, client.realtime.connect(extra_query=query, max_retries=0) as connection:
+            yield await RemoteLiveClient.begin(connection, _session(job))
+    except (OSError, openai.OpenAIError, _websocket_error()) as error:
+        raise InvalidRequestError(f"the live session at {base} ended: {error}") from error
+
+
+def _websocket_error() -> type[Exception]:
+    from websockets.exceptions import WebSocketException
+
+    return WebSocketException
+
+
+def _session(job: LiveJob) -> dict[str, Any]:
+    transcription: dict[str, Any] = {
+        "model": ALIAS if job.model == BUNDLED_MODEL else job.model,
+        "language": job.language,
+        "prompt": job.prompt,
+        "keywords": list(job.keywords),
+    }
+    return {
+        "type": "transcription",
+        "audio": {
+            "input": {
+                "format": {"type": "audio/pcm", "rate": RATE},
+                "transcription": {name: value for name, value in transcription.items() if value},
+                "turn_detection": {"type": "server_vad"},
+            }
+        },
+    }
+
+
+class RemoteLiveClient:
+    """Implements `LiveClient`. The server bounds its audio, so `append` waits for the socket."""
+
+    rate = RATE
+    unsent_s = 0.0
+
+    def __init__(self, connection: Any, session: dict[str, Any]) -> None:
+        self._connection = connection
+        self._session = session
+
+    @classmethod
+    async def begin(cls, connection: Any, session: dict[str, Any]) -> RemoteLiveClient:
+        await connection.session.update(session=session)
+        return cls(connection, session)
+
+    async def append(self, pcm: Pcm) -> None:
+        audio = base64.b64encode(pcm.astype("<i2").tobytes()).decode()
+        await self._connection.input_audio_buffer.append(audio=audio)
+
+    async def end(self) -> None:
+        """Commit the last turn. The answer to the update after it shows that this was done."""
+        await self._connection.input_audio_buffer.commit(event_id=ENDED)
+        await self._connection.session.update(session=self._session, event_id=ENDED)
+
+    async def said(self) -> AsyncIterator[Said]:
+        """The server's texts, until every turn has ended and no audio is left."""
+        open_turns: set[str] = set()
+        n_updated = 0
+        async for event in self._connection:
+            kind = event.type
+            if kind == "session.updated":
+                n_updated += 1  # of the beginning, and of the end
+            elif kind == "input_audio_buffer.committed":
+                open_turns.add(event.item_id)
+            elif kind == f"{TRANSCRIBED}.delta":
+                yield Said(event.delta or "")
+            elif kind == f"{TRANSCRIBED}.completed":
+                open_turns.discard(event.item_id)
+                yield Said(ends_turn=True)
+            elif kind == f"{TRANSCRIBED}.failed":
+                open_turns.discard(event.item_id)
+                yield Said(ends_turn=True, error=event.error.message)
+            elif kind == "error" and event.error.event_id != ENDED:
+                raise InvalidRequestError(f"the server refused: {event.error.message}")
+            if n_updated > 1 and not open_turns:
+                return

@@ -1,7 +1,8 @@
 """Takes a job's files through a transcriber, several at a time, and writes what comes of them.
 
 A file that fails is told in one line and the others go on; the exit status says whether all went
-well. Knows neither flags nor where the work is done.
+well. Results are one file per input and format, named after the input; each appears whole or not at
+all. Knows neither flags nor where the work is done.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cluster.cli.transcribe.files import check_names, write_results
 from cluster.cli.transcribe.inputs import Input, inputs_of
 from cluster.cli.transcribe.job import Job, TranscribeFile, Watcher
 from cluster.cli.transcribe.progress import ProgressBoard
 from cluster.errors import InvalidRequestError, SplitscribeError
-from router.api.subtitles import clock
-from router.transcript import Segment
+from router.api.formats import WRITERS
+from router.api.subtitles import CueOptions, clock
+from router.transcript import Segment, Transcript
 
 
 def transcribe_files(job: Job, out: Console, err: Console) -> None:
@@ -144,3 +145,43 @@ def _tell(file: str, error: Exception, err: Console) -> None:
         err.print("".join(traceback.format_exception(error)), markup=False)
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     err.print(f"splitscribe: {file}: {text}", style="red", markup=False)
+
+
+def output_path(folder: Path, audio: Path, name: str) -> Path:
+    return folder / f"{audio.stem}.{name}"
+
+
+def check_names(audio_files: Mapping[Path, str]) -> None:
+    """Refuse inputs whose results would overwrite each other; each is told by its text.
+
+    Raises:
+        InvalidRequestError: names the first two.
+    """
+    taken: dict[str, str] = {}
+    for file, shown in audio_files.items():
+        if other := taken.get(file.stem):
+            raise InvalidRequestError(
+                f"{other} and {shown} would both be written to '{file.stem}.*': rename one, "
+                "or transcribe them apart, each with its own --output-dir"
+            )
+        taken[file.stem] = shown
+
+
+def write_results(
+    transcript: Transcript, audio: Path, folder: Path, formats: Sequence[str], cues: CueOptions
+) -> None:
+    """Write every format. Raises OSError."""
+    for name in formats:
+        write_whole(output_path(folder, audio, name), WRITERS[name](transcript, cues))
+
+
+def write_whole(target: Path, text: str) -> None:
+    """Write beside the target, then rename: a reader never meets half a file. Raises OSError."""
+    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(text, encoding="utf-8", newline="\n")
+        draft.replace(target)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise

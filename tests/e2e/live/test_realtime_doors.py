@@ -22,7 +22,7 @@ import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from cluster.cli.shipped import shipped_config
+from cluster.cli.config import shipped_config
 from cluster.settings import LiveSettings
 from tests.e2e.conftest import wait_until
 from tests.e2e.operation.test_tls import (

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli.shipped import shipped_config
+from cluster.cli.config import shipped_config
 from cluster.demo.samples import sample_path, sample_text
 from cluster.serve.distribution import package_root
 from tests.e2e.conftest import wait_until

@@ -17,7 +17,7 @@ import httpx
 import openai
 import pytest
 
-from cluster.cli.shipped import shipped_config
+from cluster.cli.config import shipped_config
 from cluster.demo.samples import sample_path
 from cluster.kv.transfer_config import LEASE_S
 from tests.e2e.conftest import Server, wait_until

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster.cli.config import shipped_config
 from cluster.cli.operate.cluster_file import (
     CLOUD_MODULES,
     check_sources,
@@ -18,7 +19,6 @@ from cluster.cli.operate.cluster_file import (
 )
 from cluster.cli.operate.dashboard import Node
 from cluster.cli.operate.steps import all_there, pools_line
-from cluster.cli.shipped import shipped_config
 from cluster.errors import ConfigurationError
 from tests.support.hosts import hosts, missing_for_hosts
 

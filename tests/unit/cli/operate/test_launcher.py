@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from cluster.cli.config import shipped_config
 from cluster.cli.operate import launcher
 from cluster.cli.operate.cluster_file import ClusterFile, read_cluster_file
-from cluster.cli.shipped import shipped_config
 from cluster.errors import ConfigurationError
 from tests.support.programs import needs
 

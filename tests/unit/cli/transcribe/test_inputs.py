@@ -14,9 +14,8 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.transcribe import inputs, run
-from cluster.cli.transcribe.files import check_names
 from cluster.cli.transcribe.inputs import inputs_of
-from cluster.cli.transcribe.run import transcribe_files
+from cluster.cli.transcribe.run import check_names, transcribe_files
 from cluster.errors import InvalidRequestError
 from router.audio.containers import wav_head
 from tests.unit.cli.transcribe.conftest import MakeJob

@@ -16,8 +16,7 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.transcribe import live
-from cluster.cli.transcribe.job import LiveJob, Source, Target
-from cluster.cli.transcribe.live_client import Said
+from cluster.cli.transcribe.job import LiveJob, Said, Source, Target
 from cluster.errors import InvalidRequestError
 from cluster.messages import Pcm
 from tests.support.references.hugging_face import make_pcm

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from cluster.cli.transcribe.files import write_results, write_whole
 from cluster.cli.transcribe.job import TranscribeFile, Watcher
 from cluster.cli.transcribe.progress import FileProgress, estimated_total_s
-from cluster.cli.transcribe.run import Run, transcribe_files
+from cluster.cli.transcribe.run import Run, transcribe_files, write_results, write_whole
 from cluster.errors import InvalidAudioError, InvalidRequestError
 from router.api.formats import whisper_json
 from router.api.subtitles import CueOptions, srt, tsv, txt, vtt

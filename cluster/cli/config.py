@@ -1,4 +1,4 @@
-"""The configurations that come with the package: which there are, and what each is for.
+"""`splitscribe config`: the configurations that come with the package, on the terminal.
 
 They are files under `configs/`, named by their path without its ending: "cluster/aws", "kuberay".
 """
@@ -11,11 +11,55 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from cluster.errors import ConfigurationError
 from cluster.serve.distribution import package_root
 
 ENDINGS = (".yaml", ".Dockerfile", ".json", ".cfg", ".conf")
+
+config = typer.Typer(
+    name="config",
+    help="Shipped configurations: clusters for `splitscribe up`, applications for "
+    "`splitscribe deploy`, KubeRay, Dockerfiles, settings.",
+    no_args_is_help=True,
+)
+
+
+@config.command("list")
+def list_configs() -> None:
+    """Tell which configurations are shipped."""
+    table = Table(box=None, padding=(0, 2), show_header=False)
+    for one in shipped_configs():
+        table.add_row(Text(one.name), Text(one.about))
+    Console(highlight=False).print(table)
+
+
+@config.command()
+def show(
+    name: Annotated[str, typer.Argument(help="as `config list` has it, such as cluster/onprem")],
+) -> None:
+    """Print one of them, to be written into a file and changed.
+
+    Example: splitscribe config show cluster/onprem > cluster.yaml
+    """
+    sys.stdout.write(shipped_config(name).path.read_text())
+
+
+@config.command()
+def env() -> None:
+    """Print the environment that every node of a cluster starts Ray in, for a shell.
+
+    Example: eval "$(splitscribe config env)"; ray start --head
+    """
+    from cluster.serve.ray_environment import ENVIRONMENT
+
+    sys.stdout.write(shell_environment({**ENVIRONMENT, "RAY_AUTH_MODE": "token"}) + "\n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.cli.shipped import shell_environment, shipped_config, shipped_configs
+from cluster.cli.config import shell_environment, shipped_config, shipped_configs
 from cluster.errors import ConfigurationError
 from cluster.serve.from_file import IMPORT_PATH, settings_of
 from cluster.serve.ray_environment import ENVIRONMENT
