@@ -34,7 +34,6 @@ from cluster.kv.transfer_config import TransferConfig
 from cluster.messages import DecodeRequest
 
 WARM_UP_SHARE = 0.25  # of a load point, on top of it
-POISSON_LOADS = (0.5, 0.8)  # of the closed loop's best
 OVERLAP_WINDOWS = 32
 
 
@@ -75,25 +74,6 @@ async def closed_loop(
     return [last], n / (last.ended_s - last.begun_s)
 
 
-async def poisson(
-    one: Callable[[], Awaitable[Served]], rate: float, seconds: float
-) -> list[Served]:
-    """Send requests at random times, `rate` a second on average, however many are in flight.
-
-    Returns:
-        Those that were sent after the warm-up.
-    """
-    rng = np.random.default_rng(0)
-    begun = time.perf_counter()
-    at, tasks = begun, []
-    while at < begun + (1 + WARM_UP_SHARE) * seconds or not tasks:
-        await asyncio.sleep(max(0.0, at - time.perf_counter()))
-        tasks.append(asyncio.ensure_future(one()))
-        at += rng.exponential(1 / rate)
-    served = await asyncio.gather(*tasks)
-    return [r for r in served if r.begun_s >= begun + WARM_UP_SHARE * seconds] or served[-1:]
-
-
 def latencies(served: list[Served]) -> dict[str, float]:
     """Percentiles in milliseconds, of whole requests and of the time to the first token."""
     whole = [1000 * (request.ended_s - request.begun_s) for request in served]
@@ -106,30 +86,19 @@ def latencies(served: list[Served]) -> dict[str, float]:
 
 
 def e2e(rig: Rig, clock: Clock, record: Record) -> None:
-    """Requests per second and latencies, closed loop and Poisson, for each workload."""
+    """Requests per second and latencies in a closed loop, for each workload."""
     sizes = rig.sizes
     for name in sizes.models:
         with rig.pair(name, max_batch=max(sizes.in_flight)) as pair:
             for workload in sizes.workloads:
                 one = _Requests(pair, workload)
-                best = 0.0
                 for n in sizes.in_flight:
                     clock.check(sizes.point_s)
                     served, rate = asyncio.run(closed_loop(one, n, sizes.point_s))
-                    best = max(best, rate)
                     _, limit = rig.gpu.windows_per_s(rig.shape(name), workload.n_tokens + 2, n)
                     row = {"requests_per_s": round(rate, 2), "overlapped_limit": round(limit, 1)}
                     row["rtfx"] = round(rate * workload.audio_s, 1)
                     record(f"{name}, {workload.name}, {n} in flight", row | latencies(served))
-                for load in POISSON_LOADS:
-                    clock.check(sizes.point_s)
-                    rate = max(load * best, 1.0)
-                    served = asyncio.run(poisson(one, rate, sizes.point_s))
-                    row = {"offered_per_s": round(rate, 2)}
-                    record(
-                        f"{name}, {workload.name}, Poisson at {load:.0%} of the best",
-                        row | latencies(served),
-                    )
 
 
 def overlap(rig: Rig, clock: Clock, record: Record) -> None:

@@ -9,11 +9,9 @@ import pytest
 
 from benchmark.cpu.__main__ import is_meant
 from benchmark.cpu.report import Row, comparisons
-from benchmark.rivals.engines import _by_file, rival_specs
+from benchmark.rivals.engines import _by_file
 from benchmark.shared.clips import Clip, UniqueFiles
-from benchmark.shared.flops import window_flops
 from benchmark.shared.forced_length import forced_checkpoint
-from benchmark.shared.shapes import SHAPES
 from cluster.demo.samples import sample_path
 from router.api.params import TranscriptionParams
 from tests.support.checkpoints import ModelShape
@@ -84,25 +82,10 @@ def test_a_trimmed_context_is_compared_beside_the_full_one() -> None:
     assert found[1, trimmed, full]["ratio"] == 3.0
 
 
-def test_the_arithmetic_of_a_window_is_the_published_one() -> None:
-    """large-v3: 2274 GFLOP of encoder, 315 of projection, 1.85 for each of 21 tokens."""
-    flops = window_flops(SHAPES["large-v3"], 18)
-    assert flops == pytest.approx((2274 + 315 + 21 * 1.85) * 1e9, rel=0.02)
-
-
 def test_every_file_is_another_one(tmp_path: Path) -> None:
     audio = UniqueFiles(tmp_path, "short")
     files = [*audio.take(4), *audio.take(2)]
     assert len({file.read_bytes() for file in files}) == 6
-
-
-def test_rivals_are_tried_with_threads_and_with_workers() -> None:
-    faster = [spec for spec in rival_specs(2) if spec.library == "faster-whisper"]
-    assert {(s.dtype, s.threads, s.workers, s.way) for s in faster} >= {
-        (dtype, *setup)
-        for dtype in ("int8", "float32")
-        for setup in ((2, 1, "sequential"), (1, 2, "sequential"), (2, 1, "batched"))
-    }
 
 
 def test_a_file_that_waits_for_the_engine_is_in_flight_all_the_while(tmp_path: Path) -> None:

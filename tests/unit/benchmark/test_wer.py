@@ -47,11 +47,8 @@ def test_each_kind_of_error_is_counted_apart() -> None:
     assert found == WordErrors(words=5, substitutions=1, deletions=0, insertions=1)
 
 
-def test_a_failed_request_has_lost_every_word() -> None:
+def test_a_failed_request_has_lost_every_word_and_words_of_silence_are_insertions() -> None:
     assert count("one red dog", None, str.lower) == WordErrors(words=3, deletions=3)
-
-
-def test_words_where_nothing_was_said_are_insertions() -> None:
     assert count("", "thank you", str.lower) == WordErrors(insertions=2)
 
 
