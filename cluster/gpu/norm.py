@@ -82,8 +82,8 @@ def store_scaled(values: Tensor, out: Tensor, scale: Tensor) -> None:
 
 
 _operator = define(
-    "add_norm(Tensor(a!) x, Tensor? delta, Tensor? bias, Tensor weight, Tensor shift,"
-    " Tensor(b!) out, Tensor(c!)? scale) -> ()",
+    "add_norm",
+    writes=("x", "out", "scale"),
     cuda=launcher("cluster.gpu.norm_kernel"),
     cpu=_plain,
     shapes=nothing,

@@ -99,8 +99,8 @@ def _plain(
 
 
 _operator = define(
-    "few_rows(Tensor x, Tensor weight, Tensor? bias, Tensor? gain, Tensor? sums, bool gelu,"
-    " bool add, Tensor(a!) out) -> ()",
+    "few_rows",
+    writes=("out",),
     cuda=launcher("cluster.gpu.product_kernel"),
     cpu=_plain,
     shapes=nothing,

@@ -69,7 +69,8 @@ def _by_torch(kv: Tensor, pool: Tensor, table: Tensor) -> None:
 _kernel = launcher("cluster.gpu.scatter_kernel")
 
 _scatter_pages = define(
-    "scatter_pages(Tensor kv, Tensor(a!) pool, Tensor table) -> ()",
+    "scatter_pages",
+    writes=("pool",),
     cuda=_launch,
     cpu=_by_torch,
     shapes=nothing,

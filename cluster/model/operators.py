@@ -9,7 +9,7 @@ streams without a GPU (`tests/support/gpu`) goes by that. A call costs about 3 m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,9 @@ _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyp
 
 
 def define(
-    schema: str,
+    name: str,
     *,
+    writes: Sequence[str] = (),
     cuda: Callable[..., Any],
     cpu: Callable[..., Any],
     shapes: Callable[..., Any],
@@ -30,18 +31,16 @@ def define(
     """Define an operator, once in a process.
 
     Args:
-        schema: its name and arguments in torch's notation. Each tensor that is written is marked;
-            what is returned is new memory:
-            "scatter_pages(Tensor kv, Tensor(a!) pool, Tensor table) -> ()".
+        writes: the tensors among its parameters that are written; what is returned is new memory.
         cuda: launches the kernel on the current stream and waits for nothing.
-        cpu: the same by torch, on tensors of the CPU.
+        cpu: the same by torch, on tensors of the CPU; its signature is the operator's.
         shapes: returns what `cpu` returns, of those shapes and without values.
 
     Returns:
         What calls it.
     """
-    name = schema.partition("(")[0]
-    _library.define(schema)  # type: ignore[no-untyped-call]
+    schema = torch.library.infer_schema(cpu, mutates_args=writes).replace("SymInt", "int")
+    _library.define(name + schema)  # type: ignore[no-untyped-call]
     _library.impl(name, cuda, "CUDA")  # type: ignore[no-untyped-call]
     _library.impl(name, cpu, "CPU")  # type: ignore[no-untyped-call]
     _library.impl(name, shapes, "Meta")  # type: ignore[no-untyped-call]

@@ -74,8 +74,8 @@ def empty_queries(qkv: Tensor, pool: Tensor) -> Tensor:
 
 
 _operator = define(
-    "append_qkv(Tensor qkv, Tensor? bias, Tensor entries, Tensor positions, Tensor indptr,"
-    " Tensor indices, Tensor(a!) pool, int layer, Tensor(b!) q) -> ()",
+    "append_qkv",
+    writes=("pool", "q"),
     cuda=launcher("decoder_worker.attention.append_kernel"),
     cpu=_plain,
     shapes=nothing,

@@ -86,24 +86,24 @@ def _like_queries(q: Tensor, *others: object) -> Tensor:
 # and `append_paged_kv_cache` are the tests' own.
 
 attend_pages = define(
-    "attend_pages(Tensor q, Tensor k, Tensor v, Tensor indptr, Tensor indices, "
-    "Tensor last_page_len, Tensor(a!) workspace, int planned) -> Tensor",
+    "attend_pages",
+    writes=("workspace",),
     cuda=_attend,
     cpu=_attend,
     shapes=_like_queries,
 )
 
 attend_pages_into = define(
-    "attend_pages_into(Tensor q, Tensor k, Tensor v, Tensor indptr, Tensor indices, "
-    "Tensor last_page_len, Tensor(a!) workspace, Tensor(b!) out, int planned) -> ()",
+    "attend_pages_into",
+    writes=("workspace", "out"),
     cuda=_attend_into,
     cpu=_attend_into,
     shapes=nothing,
 )
 
 append_to_pages = define(
-    "append_to_pages(Tensor k, Tensor v, Tensor entries, Tensor positions, Tensor(a!) k_pages, "
-    "Tensor(b!) v_pages, Tensor indices, Tensor indptr, Tensor last_page_len) -> ()",
+    "append_to_pages",
+    writes=("k_pages", "v_pages"),
     cuda=_append,
     cpu=_append,
     shapes=nothing,

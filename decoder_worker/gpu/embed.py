@@ -28,8 +28,8 @@ def _plain(
 
 
 _operator = define(
-    "embed(Tensor tokens, Tensor positions, Tensor by_token, Tensor by_position, Tensor(a!) out)"
-    " -> ()",
+    "embed",
+    writes=("out",),
     cuda=launcher("decoder_worker.gpu.embed_kernel"),
     cpu=_plain,
     shapes=nothing,

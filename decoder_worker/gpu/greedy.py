@@ -169,17 +169,16 @@ def _plain_sample(
 _KERNELS = "decoder_worker.gpu.greedy_kernel"
 
 _reduce_logits = define(
-    "reduce_logits(Tensor logits, Tensor index, Tensor table, Tensor suppressed, Tensor begin,"
-    " int eot, int no_timestamps, int timestamp_begin, int latest_first, Tensor(a!) highest,"
-    " Tensor(b!) sums, Tensor(c!) places) -> ()",
+    "reduce_logits",
+    writes=("highest", "sums", "places"),
     cuda=launcher(_KERNELS, "launch_reduce"),
     cpu=_plain_reduce,
     shapes=nothing,
 )
 
 _sample_greedy = define(
-    "sample_greedy(Tensor highest, Tensor sums, Tensor places, Tensor index, Tensor(a!) table,"
-    " int eot, int timestamp_begin, Tensor(b!) tokens, Tensor(c!) logprobs) -> ()",
+    "sample_greedy",
+    writes=("table", "tokens", "logprobs"),
     cuda=launcher(_KERNELS, "launch_sample"),
     cpu=_plain_sample,
     shapes=nothing,

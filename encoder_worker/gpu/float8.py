@@ -111,15 +111,15 @@ def _shape(x: Tensor, scale: Tensor, weight: Tensor, *others: object) -> Tensor:
 
 
 _scale_rows = define(
-    "scale_rows(Tensor x, bool gelu, Tensor(a!) out, Tensor(b!) scale) -> ()",
+    "scale_rows",
+    writes=("out", "scale"),
     cuda=launcher("encoder_worker.gpu.float8_kernel"),
     cpu=_plain_rows,
     shapes=nothing,
 )
 
 _scaled_product = define(
-    "scaled_product(Tensor x, Tensor scale, Tensor weight, Tensor weight_scale, Tensor? bias)"
-    " -> Tensor",
+    "scaled_product",
     cuda=_multiply,
     cpu=_plain_product,
     shapes=_shape,

@@ -206,7 +206,8 @@ def test_a_replay_that_would_do_something_else_is_found() -> None:
 def test_an_operator_of_ours_is_seen_by_what_it_declares() -> None:
     """Its kernel may do what it likes; what counts is what it says that it writes."""
     fill = define(
-        "fill_for_a_test(Tensor(a!) x, Tensor by) -> ()",
+        "fill_for_a_test",
+        writes=("target",),
         cuda=lambda x, by: None,
         cpu=_fill,
         shapes=lambda x, by: None,
