@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 PATIENCE_S = 1.0
 LOOK_S = 1.0  # between two looks for processes that came or went
 WORD_BYTES = 8
+DRAFT = "new-"  # begins the name of a slot that is not whole yet
 SLOT_BYTES = 2 * WORD_BYTES  # cores of urgent work; cores of encoders that have bulk windows
 _PROCESSES = Path("/proc")
 _MEMORY = Path("/dev/shm")  # memory; a folder in it whose owner is checked
@@ -135,12 +136,13 @@ class UrgentWork:
         found: dict[str, mmap.mmap] = {}
         with suppress(OSError):
             for name in os.listdir(folder):
-                if name == self._name:
+                if name == self._name or name.startswith(DRAFT):
                     continue
                 if not _is_alive(name):
                     (folder / name).unlink(missing_ok=True)
                     continue
-                found[name] = self._others.get(name) or _open_slot(folder / name)
+                with suppress(OSError, ValueError):  # it went, or is no slot
+                    found[name] = self._others.get(name) or _open_slot(folder / name)
         self._others = found
 
 
@@ -190,7 +192,10 @@ def _folder_of_cluster() -> Path | None:
 
 
 def _new_slot(path: Path) -> mmap.mmap:
-    path.write_bytes(bytes(SLOT_BYTES))
+    """It appears whole: a neighbour that found it empty could not map it."""
+    draft = path.with_name(f"{DRAFT}{path.name}")
+    draft.write_bytes(bytes(SLOT_BYTES))
+    draft.rename(path)
     return _open_slot(path)
 
 

@@ -34,6 +34,29 @@ def test_work_of_one_process_is_seen_by_the_others_and_by_itself(tmp_path: Path)
     assert not tmp_path.exists()
 
 
+def test_a_slot_that_is_not_whole_yet_ends_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while a neighbour makes its own, nor if it leaves an empty one."""
+    work = UrgentWork(tmp_path, 2)
+    seen: list[bool] = []
+    real = Path.write_bytes
+
+    def write_bytes(path: Path, content: bytes) -> int:
+        path.touch()
+        seen.append(work.leaves_cores())
+        return real(path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_bytes", write_bytes)
+        other = UrgentWork(tmp_path, 2)
+    assert seen == [True]
+    own = other._name
+    (tmp_path / f"{own.rpartition('-')[0]}-empty").touch()
+    with other.during(2):
+        assert not work.leaves_cores(), "the others are heard all the same"
+
+
 def test_bulk_windows_that_are_encoded_on_all_cores_are_told(tmp_path: Path) -> None:
     one, other = UrgentWork(tmp_path, 4), UrgentWork(tmp_path, 4)
     assert not other.bulk_is_encoded()
