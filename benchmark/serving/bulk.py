@@ -4,7 +4,7 @@
 
 - the pools: windows that were cut before, through encoders and decoders alone. The ceiling.
 - bulk work: the same files from disk, read, cut and transcribed as windows of class `bulk`.
-- `splitscribe batch`: the whole command, from its start to its end, with the data set.
+- `splitscribe batch`: the whole command, from its start to its end.
 - a loop of HTTP requests, as many in flight as the command has files at once.
 - faster-whisper's batched pipeline, file by file, with its own voice detector, where it is
   installed (`pip install faster-whisper`).
@@ -94,7 +94,7 @@ class Bench:
         output = folder.parent / "texts"
         shutil.rmtree(output, ignore_errors=True)
         process = await asyncio.create_subprocess_exec(
-            *(SPLITSCRIBE, "batch", str(folder), "-o", str(output), "-f", "none"),
+            *(SPLITSCRIBE, "batch", str(folder), "-o", str(output), "-f", "json"),
             *("--address", self.server.ray_address(), "--files-at-once", str(self.at_once)),
             *("--language", "en", *UNTRIED),
             stdout=subprocess.PIPE,

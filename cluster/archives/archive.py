@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any
 
 from cluster.archives.places import Place
 from cluster.messages import Task
@@ -20,15 +18,13 @@ FORMATS: dict[str, ResponseFormat] = {
     "txt": "text",
 }
 Fields = Mapping[str, str | Sequence[str]]
-Match = Literal["stat", "content"]
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
     """What is asked for.
 
-    fields: of the file endpoint, for every file. model: whose texts they are, for the ledger.
-    match: what is done is known by path, size and mtime, or where these differ by content.
+    fields: of the file endpoint, for every file. model: whose texts they are.
     """
 
     where: Place
@@ -36,17 +32,24 @@ class Archive:
     task: Task = "transcribe"
     model: str = ""
     formats: tuple[str, ...] = ("json",)
-    match: Match = "stat"
     retry_failed: bool = False
-    transcribers: int = 1
     files_at_once: int = FILES_AT_ONCE
 
     @property
-    def settings(self) -> str:
-        """A digest of all that texts depend on."""
-        content = [self.model, self.task, sorted((k, v) for k, v in self.fields.items())]
-        return hashlib.blake2b(json.dumps(content).encode(), digest_size=8).hexdigest()
+    def settings(self) -> dict[str, Any]:
+        """All that texts depend on, as JSON has it."""
+        fields = {k: v if isinstance(v, str) else list(v) for k, v in self.fields.items()}
+        return {"model": self.model, "task": self.task, "fields": fields}
 
     @property
     def words(self) -> bool:
         return "word" in self.fields.get("timestamp_granularities", ())
+
+
+def pairs_of(fields: Fields) -> tuple[tuple[str, str], ...]:
+    """As a form has them, with the application's first model where none is named."""
+    return tuple(
+        (name, text)
+        for name, content in {"model": "whisper-1", **fields}.items()
+        for text in ([content] if isinstance(content, str) else content)
+    )

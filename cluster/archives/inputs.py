@@ -1,8 +1,9 @@
 """What an archive holds: the files that paths, globs, folders, URLs and manifests mean, as items.
 
 A manifest is a list of paths or URLs (JSONL, CSV, Parquet, or a line each from standard input), or
-a Parquet file that holds the audio itself. Files are listed and not opened, so that a bucket of a
-million costs a listing. A path that leads nowhere is an item too, and fails with the others.
+a Parquet file that holds the audio itself. Files are listed and not opened, and no sooner than they
+are asked for, so that work on the first begins at once. A path that leads nowhere ends the command
+where it was named, and is an item that fails by itself where a manifest lists it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,24 @@ import io
 import json
 import posixpath
 import re
+import threading
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import groupby, islice
+from functools import lru_cache
+from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
-from cluster.archives.local_files import shown
-from cluster.archives.places import Place, in_folder, is_url, split_options
+from cluster.archives.places import (
+    UNKNOWN_BYTES,
+    Entry,
+    Place,
+    in_folder,
+    is_url,
+    shown,
+    split_options,
+)
 from cluster.errors import InvalidRequestError
 
 STDIN = "-"
@@ -38,31 +49,33 @@ MANIFESTS = (".jsonl", ".ndjson", ".csv", ".parquet")
 # What manifests call the column of paths: as people, NeMo and Hugging Face's data sets do.
 PATH_COLUMNS = ("path", "file", "url", "audio_filepath", "file_name", "file_path", "audio")
 BYTES_COLUMNS = ("bytes", "audio", "content")
-UNKNOWN_BYTES = -1
 ASKED_AT_ONCE = 1000  # files of a list
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Where a Parquet file has an item's audio. row: of the group."""
+
+    group: int
+    row: int
+    column: str
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
     """One audio file.
 
-    path: absolute, or a URL; of a Parquet file that holds audio, the file's. size: bytes, or
-    UNKNOWN_BYTES where there is nothing or nobody says. mtime_ns: Unix time, or 0. relative: its
-    place below what was named, by which its outputs are called. row: of a Parquet file that holds
-    the audio, in `column`; -1: the file is the audio.
+    key: what it is known by: its path, with the number of the row where a Parquet file holds it.
+    path: absolute, or a URL. size: bytes, or UNKNOWN_BYTES. mtime_ns: Unix time, or 0.
+    relative: its place below what was named, by which its outputs are called.
     """
 
+    key: str
     path: str
     size: int
     mtime_ns: int
     relative: str
-    row: int = -1
-    column: str = ""
-
-    @property
-    def key(self) -> str:
-        """What it is known by in the ledger."""
-        return self.path if self.row < 0 else f"{self.path}#{self.row}"
+    held: Held | None = None
 
     @property
     def about_s(self) -> float:
@@ -71,25 +84,36 @@ class Item:
         return max(0, self.size) / BYTES_PER_S.get(suffix, USUAL_BYTES_PER_S)
 
 
-def list_items(names: Sequence[str], stdin: Iterable[str] = ()) -> list[Item]:
+def list_items(names: Sequence[str], stdin: Iterable[str] = ()) -> Iterator[Item]:
     """Every item that `names` mean, each once.
+
+    The first of each name is looked for at once, and the others as they are taken.
 
     stdin: lines of standard input, for the name "-".
 
     Raises:
-        InvalidRequestError: a folder or glob has no audio, or a manifest cannot be read.
+        InvalidRequestError: there is nothing of this name, a folder or glob has no audio, or a
+            manifest cannot be read; also later, of what cannot be listed.
     """
-    found: dict[str, Item] = {}
+    listings = []
     for name in names:
-        for item in _items(name, stdin):
-            found.setdefault(item.key, item)
-    return list(found.values())
+        listing = _items(name, stdin)
+        listings.append(chain(list(islice(listing, 1)), listing))
+    return _each_once(chain.from_iterable(listings))
+
+
+def _each_once(items: Iterable[Item]) -> Iterator[Item]:
+    seen: set[str] = set()
+    for item in items:
+        if item.key not in seen:
+            seen.add(item.key)
+            yield item
 
 
 def _items(name: str, stdin: Iterable[str]) -> Iterator[Item]:
     try:
         if name == STDIN:
-            yield from _of_paths((_path_of_line(line) for line in stdin), "")
+            yield from _of_paths(map(_path_of_line, stdin), str(Path.cwd()))
         elif _is_glob(name):
             yield from _of_glob(name)
         elif _is_manifest(name):
@@ -107,28 +131,26 @@ def _is_manifest(name: str) -> bool:
 
 def _is_glob(name: str) -> bool:
     """Whether it is one, and not the name of what is there."""
-    from pyarrow.fs import FileType
-
-    magic = glob.has_magic(split_options(name)[0])
-    return magic and Place.of(name).info().type == FileType.NotFound
+    if not glob.has_magic(split_options(name)[0]):
+        return False
+    place = Place.of(name)
+    return place.entries([place.path])[0].kind == "none"
 
 
 def _of_file_or_folder(name: str) -> Iterator[Item]:
-    from pyarrow.fs import FileType
-
     place = Place.of(name)
-    info = place.info()
-    if info.type != FileType.Directory:
-        yield _item(place.name, info, posixpath.basename(place.path))
+    (entry,) = place.entries([place.path])
+    if entry.kind == "none" and place.is_local:
+        raise InvalidRequestError(f"there is no file or folder {name}")
+    if entry.kind != "folder":
+        yield _item(place.name, entry)
         return
-    count = 0
-    for one in place.below(recursive=True):
+    found = False
+    for one in place.below():
         if one.path.rpartition(".")[2].lower() in BYTES_PER_S:
-            count += 1
-            yield _item(
-                place.name_of(one.path), one, posixpath.relpath(one.path, shown(place.path))
-            )
-    if not count:
+            found = True
+            yield _item(place.name_of(one.path), one, place.path)
+    if not found:
         raise InvalidRequestError(f"there is no audio file in {name}")
 
 
@@ -138,21 +160,25 @@ def _of_glob(name: str) -> Iterator[Item]:
     steady = base[: min(base.find(mark) for mark in "*?[" if mark in base)].rpartition("/")[0]
     root = Place.of((steady or ("." if not base.startswith("/") else "/")) + options)
     if root.is_local:
-        paths = sorted(str(Path(one).absolute()) for one in glob.glob(name, recursive=True))
-        files = [one for one in root.infos(paths) if one.is_file]
+        paths = sorted(str(Path(one).absolute()) for one in glob.iglob(name, recursive=True))
+        entries = (root.entries([path])[0] for path in paths)
     else:
         from fsspec.utils import glob_translate
 
         pattern = re.compile(glob_translate(f"{root.path}/{base[len(steady) + 1 :]}"))
-        files = [one for one in root.below(recursive=True) if pattern.match(one.path)]
-    if not files:
-        raise InvalidRequestError(f"no file matches {name}")
-    for one in files:
+        entries = (one for one in root.below() if pattern.match(one.path))
+    found = False
+    for one in entries:
+        if one.kind != "file":
+            continue
+        found = True
         named = root.name_of(one.path)
         if _is_manifest(named):
             yield from _of_manifest(Place.of(named))
         else:
-            yield _item(named, one, posixpath.relpath(one.path, shown(root.path)))
+            yield _item(named, one, root.path)
+    if not found:
+        raise InvalidRequestError(f"no file matches {name}")
 
 
 def _of_manifest(place: Place) -> Iterator[Item]:
@@ -164,9 +190,10 @@ def _of_manifest(place: Place) -> Iterator[Item]:
     if kind == "csv":
         rows = csv.DictReader(lines)
         column = _column(place.name, rows.fieldnames or (), PATH_COLUMNS)
-        yield from _of_paths((row[column] for row in rows), place.folder)
+        paths = [row[column] for row in rows]
     else:
-        yield from _of_paths((_path_of_line(line) for line in lines), place.folder)
+        paths = [_path_of_line(line) for line in lines]
+    yield from _of_paths(paths, place.folder)
 
 
 def _of_parquet(place: Place) -> Iterator[Item]:
@@ -187,44 +214,43 @@ def _of_parquet(place: Place) -> Iterator[Item]:
             for batch in manifest.iter_batches(columns=[column]):
                 yield from _of_paths(batch.column(0).to_pylist(), place.folder)
             return
-        info, stem = place.info(), posixpath.basename(place.path).rpartition(".")[0]
-        mean = info.size // max(1, manifest.metadata.num_rows)
-        for row in range(manifest.metadata.num_rows):
-            relative = f"{stem}/{row:06d}"
-            yield Item(place.name, mean, info.mtime_ns or 0, relative, row, audio)
+        metadata = manifest.metadata
+    (entry,) = place.entries([place.path])
+    mean = entry.size // max(1, metadata.num_rows)
+    stem = _inside(posixpath.basename(place.path)).rpartition(".")[0]
+    rows = (
+        (group, row)
+        for group in range(metadata.num_row_groups)
+        for row in range(metadata.row_group(group).num_rows)
+    )
+    for number, (group, row) in enumerate(rows):
+        key, relative = f"{place.name}#{number}", f"{stem}/{number:06d}"
+        yield Item(key, place.name, mean, entry.mtime_ns, relative, Held(group, row, audio))
 
 
 def _of_paths(paths: Iterable[str | None], folder: str) -> Iterator[Item]:
     """Items of listed paths; those that are not absolute begin in the manifest's folder."""
     named = (path.strip() for path in paths if path and path.strip())
+    root = Place.of(folder).path if folder else None
     while some := list(islice(named, ASKED_AT_ONCE)):
         places = []
         for name in some:
             try:
-                places.append(Place.of(beside(folder, name)))
+                places.append(Place.of(_beside(folder, name)))
             except InvalidRequestError:  # it fails by itself, later, for this reason
-                yield Item(shown(name), UNKNOWN_BYTES, 0, shown(posixpath.basename(name)))
+                relative = _inside(posixpath.basename(name))
+                yield Item(name, name, UNKNOWN_BYTES, 0, relative)
         for _, group in groupby(places, key=lambda place: place.files):
             same = list(group)  # a bucket is asked for many at a time, not for one after another
-            infos = same[0].infos([place.path for place in same])
-            for place, info in zip(same, infos, strict=True):
-                yield _item(place.name, info, _below(place, folder))
+            entries = same[0].entries([place.path for place in same])
+            for place, entry in zip(same, entries, strict=True):
+                yield _item(place.name, entry, root)
 
 
-def beside(folder: str, name: str) -> str:
+def _beside(folder: str, name: str) -> str:
     """A path of a manifest in this folder, which may be one from there."""
     is_whole = is_url(name) or name.startswith(("/", "~"))
     return in_folder(folder, name) if folder and not is_whole else name
-
-
-def _below(place: Place, folder: str) -> str:
-    """The place within the manifest's folder; its bare name where it is elsewhere."""
-    base, root = split_options(place.name)[0], split_options(folder)[0]
-    inside = root and base.startswith(f"{root}/")
-    relative = base.removeprefix(f"{root}/") if inside else ""
-    return (
-        relative if relative and ".." not in relative.split("/") else posixpath.basename(place.path)
-    )
 
 
 def _path_of_line(line: str) -> str:
@@ -237,7 +263,7 @@ def _path_of_line(line: str) -> str:
         return line
     try:
         row: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"this line of the list is no JSON: {line[:200]!r}") from error
     path = row[_column("a line of the list", list(row), PATH_COLUMNS)]
     if path is not None and not isinstance(path, str):
@@ -255,6 +281,53 @@ def _column(where: str, columns: Sequence[str], known: Sequence[str]) -> str:
     )
 
 
-def _item(name: str, info: Any, relative: str) -> Item:
-    size = UNKNOWN_BYTES if info.size is None else info.size
-    return Item(shown(name), size, info.mtime_ns or 0, shown(relative))
+def _item(name: str, entry: Entry, root: str | None = None) -> Item:
+    """root: the folder below which it keeps its folders; None: it is called by its bare name."""
+    begin = f"{(root or '').rstrip('/')}/"
+    is_below = root is not None and entry.path.startswith(begin)
+    relative = entry.path[len(begin) :] if is_below else posixpath.basename(entry.path)
+    return Item(name, name, entry.size, entry.mtime_ns, _inside(relative))
+
+
+def _inside(relative: str) -> str:
+    """Without what leads out of a folder, as names of objects may have it, or is no name."""
+    parts = shown(relative).replace("\0", "").split("/")
+    return "/".join(part for part in parts if part not in ("", ".", "..")) or "audio"
+
+
+@contextmanager
+def opened(item: Item) -> Iterator[Path | bytes]:
+    """An item's audio: a file of this machine, or bytes where a Parquet file holds them.
+
+    Raises:
+        OSError, ValueError, InvalidRequestError: it cannot be had.
+    """
+    audio = item.path if item.held is None else _held_audio(item.path, item.held)
+    if isinstance(audio, bytes):
+        yield audio
+        return
+    with Place.of(audio).as_local_file() as file:
+        yield file
+
+
+_reading = threading.Lock()  # or each thread would hold a group of its own, and one may be large
+
+
+def _held_audio(path: str, held: Held) -> bytes | str:
+    """The audio, or the path that stands there in its place."""
+    with _reading:
+        value = _group(path, held.group, held.column)[held.row].as_py()
+    if not isinstance(value, dict):
+        return bytes(value or b"")
+    if value.get("bytes") is None and value.get("path"):
+        return _beside(Place.of(path).folder, value["path"])
+    return bytes(value.get("bytes") or b"")
+
+
+@lru_cache(maxsize=2)  # rows of one group come together
+def _group(path: str, group: int, column: str) -> Any:
+    import pyarrow.parquet as pq
+
+    place = Place.of(path)
+    with place.files.open_input_file(place.path) as content:
+        return pq.ParquetFile(content).read_row_group(group, columns=[column]).column(0)

@@ -7,17 +7,20 @@ bytes and names, nothing of audio.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
+import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from cluster.archives.local_files import file_info, files_below
 from cluster.errors import ConfigurationError, InvalidRequestError
 
 URL = re.compile(r"^([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
@@ -25,20 +28,39 @@ URL = re.compile(r"^([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 OPTIONS = re.compile(r"\?[a-z_]+=[^?]*$")
 BUCKETS = ("s3", "gs", "gcs")
 GOOGLE_WAIT_S = 60  # pyarrow's own is 15 minutes, without a word, where there are no credentials
+CHUNK_BYTES = 2**20
+UNKNOWN_BYTES = -1
+Kind = Literal["file", "folder", "none", "other"]
 REMEDY = "archives need more packages: pip install 'splitscribe[bulk]'"
 
 
 def require_bulk() -> None:
     """Raises ConfigurationError: the packages of the extra `bulk` are not installed."""
-    try:
-        import pandas  # noqa: F401
-        import pyarrow  # noqa: F401
-    except ImportError as error:
-        raise ConfigurationError(f"{REMEDY} ({error})") from error
+    for name in ("fsspec", "pandas", "pyarrow"):  # not imported: pandas takes half a second
+        if find_spec(name) is None:
+            raise ConfigurationError(f"{REMEDY} (there is no {name})")
 
 
 def is_url(name: str) -> bool:
     return URL.match(name) is not None
+
+
+def shown(path: str) -> str:
+    """A path as it is printed and kept: bytes that are not UTF-8 appear as `\\x..`."""
+    return os.fsencode(path).decode("utf-8", "backslashreplace")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What a filesystem knows of a path in it.
+
+    size: bytes, or UNKNOWN_BYTES where nobody says. mtime_ns: Unix time, or 0.
+    """
+
+    path: str
+    kind: Kind
+    size: int = UNKNOWN_BYTES
+    mtime_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +93,6 @@ class Place:
         return str(self.files.type_name) == "local"
 
     @property
-    def local(self) -> Path:
-        """The path, where it is of this machine."""
-        return Path(self.path)
-
-    @property
     def folder(self) -> str:
         """The name of the folder that it is in."""
         base, options = split_options(self.name)
@@ -89,11 +106,34 @@ class Place:
         with self.files.open_input_stream(self.path) as content:
             return bytes(content.read())
 
+    @contextmanager
+    def as_local_file(self) -> Iterator[Path]:
+        """The file on this machine; what is elsewhere is copied, and the copy goes at the end.
+
+        Raises:
+            OSError: it cannot be had.
+            InvalidRequestError: its name is not UTF-8, as audio workers and sidecars have it.
+        """
+        if self.is_local:
+            if shown(self.path) != self.path:
+                raise InvalidRequestError(
+                    f"the name of {shown(self.path)} is not UTF-8: rename the file"
+                )
+            with open(self.path, "rb"):  # before a worker is asked
+                yield Path(self.path)
+            return
+        with tempfile.NamedTemporaryFile(prefix="splitscribe-bulk-") as copy:
+            with self.files.open_input_stream(self.path) as content:
+                while piece := content.read(CHUNK_BYTES):
+                    copy.write(piece)
+            copy.flush()
+            yield Path(copy.name)
+
     def write_whole(self, content: bytes) -> None:
         """Write so that a reader finds all of it or what was there before. Raises OSError."""
         folder = self.path.rpartition("/")[0]
         if not self.is_local:  # an object appears when it is whole
-            with contextlib.suppress(OSError, NotImplementedError):
+            with suppress(OSError, NotImplementedError):
                 self.files.create_dir(folder, recursive=True)
             with self.files.open_output_stream(self.path) as target:
                 target.write(content)
@@ -108,7 +148,7 @@ class Place:
                 os.fsync(file.fileno())
             os.replace(draft, self.path)
         except BaseException:
-            with contextlib.suppress(OSError):
+            with suppress(OSError):
                 os.unlink(draft)
             raise
 
@@ -116,27 +156,26 @@ class Place:
         """Raises OSError, also where there is none."""
         self.files.delete_file(self.path)
 
-    def info(self) -> Any:
-        """pyarrow's FileInfo. Raises OSError where the filesystem cannot be asked."""
-        return self.infos([self.path])[0]
-
-    def infos(self, paths: list[str]) -> list[Any]:
-        """pyarrow's FileInfo of each of these paths in the same filesystem. Raises OSError."""
+    def entries(self, paths: list[str]) -> list[Entry]:
+        """What is at each of these paths in the same filesystem. Raises OSError."""
         if self.is_local:
-            return list(map(file_info, paths))
-        return list(self.files.get_file_info(paths))
+            return list(map(_local_entry, paths))
+        return list(map(_entry_of, self.files.get_file_info(paths)))
 
-    def below(self, *, recursive: bool = False) -> list[Any]:
-        """pyarrow's FileInfo of each file in this folder, by path; none where it is not there."""
-        from pyarrow.fs import FileSelector, FileType
+    def below(self) -> Iterator[Entry]:
+        """Each file in this folder, at any depth; none where it is not there.
+
+        On this machine a file is looked at when it is taken; a bucket is listed once, and whole.
+        Raises OSError.
+        """
+        from pyarrow.fs import FileSelector
 
         if self.is_local:
-            found = files_below(self.path, recursive=recursive)
-        else:
-            selector = FileSelector(self.path, recursive=recursive, allow_not_found=True)
-            every = self.files.get_file_info(selector)
-            found = (one for one in every if one.type == FileType.File)
-        return sorted(found, key=lambda one: one.path)
+            yield from _local_files(self.path)
+            return
+        every = FileSelector(self.path, recursive=True, allow_not_found=True)
+        found = map(_entry_of, self.files.get_file_info(every))
+        yield from sorted((one for one in found if one.kind == "file"), key=lambda one: one.path)
 
     def name_of(self, path: str) -> str:
         """How people know what has this path in the same filesystem."""
@@ -168,7 +207,50 @@ def _local_path(name: str) -> str:
     return str(Path(unquote(parts.path)).absolute())
 
 
+def _local_entry(path: str) -> Entry:
+    try:
+        found = os.stat(path)
+    except (OSError, ValueError) as error:
+        is_gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        return Entry(path, "none" if is_gone else "other")
+    if stat.S_ISDIR(found.st_mode):
+        return Entry(path, "folder")
+    return Entry(path, "file", found.st_size, found.st_mtime_ns)
+
+
+def _local_files(folder: str) -> Iterator[Entry]:
+    """Raises OSError: a folder in it cannot be read."""
+    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    for root, folders, names in os.walk(folder, onerror=_raise_unless_gone, followlinks=True):
+        found = os.stat(root)
+        if (found.st_dev, found.st_ino) in seen:
+            folders.clear()
+            continue
+        seen.add((found.st_dev, found.st_ino))
+        folders.sort()
+        entries = (_local_entry(os.path.join(root, name)) for name in sorted(names))
+        yield from (one for one in entries if one.kind == "file")
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+def _entry_of(info: Any) -> Entry:
+    from pyarrow.fs import FileType
+
+    kinds: dict[Any, Kind] = {
+        FileType.File: "file",
+        FileType.Directory: "folder",
+        FileType.NotFound: "none",
+    }
+    size = UNKNOWN_BYTES if info.size is None else info.size
+    return Entry(info.path, kinds.get(info.type, "other"), size, info.mtime_ns or 0)
+
+
 def _opened(url: str, options: str) -> tuple[Any, str]:
+    import fsspec
     from pyarrow.fs import FileSystem
 
     scheme, rest = url.split("://", 1)
@@ -183,7 +265,7 @@ def _opened(url: str, options: str) -> tuple[Any, str]:
         if scheme in ("hdfs", "abfs", "abfss"):
             opened: tuple[Any, str] = FileSystem.from_uri(url)
             return opened
-        return _filesystem(scheme), _stripped(scheme, url)
+        return _filesystem(scheme), str(fsspec.get_filesystem_class(scheme)._strip_protocol(url))
     except (ValueError, ImportError, OSError, NotImplementedError) as error:
         raise InvalidRequestError(f"{url} cannot be opened: {error}") from error
 
@@ -198,16 +280,9 @@ def _from_uri(url: str) -> tuple[Any, str]:
 @lru_cache(maxsize=64)
 def _filesystem(scheme: str) -> Any:
     """pyarrow's of this machine, or one of fsspec as pyarrow's."""
+    import fsspec
     from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
     if scheme == "file":
         return LocalFileSystem()
-    import fsspec
-
     return PyFileSystem(FSSpecHandler(fsspec.filesystem(scheme)))
-
-
-def _stripped(scheme: str, url: str) -> str:
-    import fsspec
-
-    return str(fsspec.get_filesystem_class(scheme)._strip_protocol(url))

@@ -2,54 +2,75 @@
 
 On a terminal a bar, elsewhere a line every half a minute. How much audio there is, is known of the
 files that are done and estimated by size of those that are not, at the rate that the done ones had.
-What is done of files that take long counts too, as far as it is heard of.
+What is done of files at work counts too.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.archives.inputs import Item
-from cluster.archives.long_files import HowFar
-from cluster.archives.rows import Row
 
 LINE_S = 30.0
+
+
+@dataclass(slots=True)
+class Totals:
+    """What is known of an archive's items so far; all of them once `is_listed`.
+
+    n_done, failures: of earlier runs, by sidecars; the failures of this run come beside them, by
+    key. about_s: seconds of audio of those that are pending, by their sizes.
+    """
+
+    n_done: int = 0
+    n_failed: int = 0
+    n_pending: int = 0
+    about_s: float = 0.0
+    is_listed: bool = False
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def n_items(self) -> int:
+        return self.n_done + self.n_failed + self.n_pending
+
+    def summary(self) -> str:
+        parts = [f"{self.n_items} files"]
+        if self.n_done:
+            parts.append(f"{self.n_done} are done")
+        if self.n_failed:
+            parts.append(f"{self.n_failed} failed before (--retry-failed tries them again)")
+        about = hours(self.about_s)
+        parts.append(f"{self.n_pending} to do, about {about} of audio by their sizes")
+        return ", ".join(parts)
 
 
 class RunProgress:
     """Progress of one run; a context manager. `now`: seconds of a steady clock."""
 
     def __init__(
-        self,
-        items: Iterable[Item],
-        console: Console,
-        now: Callable[[], float] = time.monotonic,
+        self, totals: Totals, console: Console, now: Callable[[], float] = time.monotonic
     ) -> None:
-        self._about = {item.key: item.about_s for item in items}
-        self._n_items = len(self._about)
-        self._left_s = sum(self._about.values())
-        self._guessed_s = 0.0  # of those that are done, before they were
-        self._console, self._now = console, now
+        self.totals, self._console, self._now = totals, console, now
         self._started_s = self._told_s = now()
         self._bar = Progress(
             BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console
         )
-        self._task: TaskID | None = None
-        self._lock = threading.Lock()  # rows and what is heard come in two threads
-        self._at_work: dict[str, tuple[float, float]] = {}
-        self.done_s = 0.0
+        self._task = self._bar.add_task("", total=1.0)
+        self._ended_s = 0.0  # by sizes, of what ended
+        self._guessed_s = 0.0  # of that, without what failed
+        self._at_work: dict[str, tuple[float, float, float]] = {}  # seconds done, known, guessed
         self.n_done = self.n_failed = 0
+        self.done_s = 0.0
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
-            self._task = self._bar.add_task(self.line(), total=1.0)
             self._bar.start()
         return self
 
@@ -63,51 +84,49 @@ class RunProgress:
 
     def stop(self) -> None:
         """Show no bar any more."""
-        if self._task is not None:
-            self._bar.stop()
+        self._bar.stop()
 
-    def add(self, rows: Iterable[Row]) -> None:
-        with self._lock:
-            for row in rows:
-                about_s = self._about.pop(row["path"], 0.0)
-                self._at_work.pop(row["path"], None)
-                self._left_s -= about_s
-                self.n_done += 1
-                if row["error"] is not None:
-                    self.n_failed += 1
-                else:
-                    self.done_s += row["duration"]
-                    self._guessed_s += about_s
-            self._tell()
+    def say(self, line: str) -> None:
+        self._console.print(f"splitscribe: {line}", markup=False)
 
-    def heard(self, files: HowFar) -> None:
-        """How far files at work are; those that are not named are not far. By any thread."""
-        with self._lock:
-            self._at_work = {path: far for path, far in files.items() if path in self._about}
-            self._tell()
+    def note(self, item: Item, done_s: float, known_s: float) -> None:
+        """How far a file at work is."""
+        self._at_work[item.key] = done_s, known_s, item.about_s
+        self._tell()
+
+    def end(self, item: Item, duration_s: float | None) -> None:
+        """An item is done. duration_s: of its audio; None: it failed."""
+        self._at_work.pop(item.key, None)
+        self._ended_s += item.about_s
+        self.n_done += 1
+        if duration_s is None:
+            self.n_failed += 1
+        else:
+            self.done_s += duration_s
+            self._guessed_s += item.about_s
+        self._tell()
 
     def _tell(self) -> None:
-        if self._task is not None:
+        if self._bar.live.is_started:
             share = self._heard_s / max(1e-9, self._heard_s + self.left_s)
             self._bar.update(self._task, completed=share, description=self.line())
         elif self._now() - self._told_s >= LINE_S:
             self._told_s = self._now()
-            self._console.print(f"splitscribe: {self.line()}", markup=False)
+            self.say(self.line())
 
     @property
     def left_s(self) -> float:
         """Seconds of audio to go: estimates, corrected by how right they were so far."""
         right = self.done_s / self._guessed_s if self._guessed_s else 1.0
-        left_s = max(0.0, self._left_s) * right
-        for path, (done_s, known_s) in self._at_work.items():
-            guessed_s = self._about[path] * right
-            left_s += max(guessed_s, known_s) - done_s - guessed_s
+        left_s = max(0.0, self.totals.about_s - self._ended_s) * right
+        for done_s, known_s, guessed_s in self._at_work.values():
+            left_s += max(0.0, known_s - guessed_s * right) - done_s
         return max(0.0, left_s)
 
     @property
     def _heard_s(self) -> float:
         """Seconds of audio done, those of files at work too."""
-        return self.done_s + sum(done_s for done_s, _ in self._at_work.values())
+        return self.done_s + sum(done_s for done_s, _, _ in self._at_work.values())
 
     @property
     def speed(self) -> float:
@@ -116,9 +135,10 @@ class RunProgress:
 
     def line(self) -> str:
         left_s, heard_s, speed = self.left_s, self._heard_s, self.speed
-        about = "about " if self._about else ""
+        n_items, is_listed = self.totals.n_pending, self.totals.is_listed
+        about = "" if is_listed and self.n_done == n_items else "about "
         words = [
-            f"{self.n_done} of {self._n_items} files",
+            f"{self.n_done} of {n_items}{'' if is_listed else ' or more'} files",
             f"{hours(heard_s)} of {about}{hours(heard_s + left_s)} of audio",
         ]
         if speed:

@@ -1,24 +1,18 @@
-"""One row of an archive's data set: a file, what was heard in it, or why nothing was.
-
-Rows are plain dicts whose columns `schema` types; in a journal they are JSON. A row holds the whole
-transcript, so that subtitles can be written of it later.
-"""
+"""One row of `Transcriber`: what was heard in a file, or why nothing was, as Ray Data has it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from cluster.errors import SplitscribeError
-from router.transcript import Segment, Transcript, Word
+from router.api.formats import segment_bodies
 
 if TYPE_CHECKING:
     from cluster.serve.bulk.engine import BulkResult
 
 Row = dict[str, Any]
 
-# Of a transcript, in the order of the data set; the columns of the archive stand before them.
 RESULT_COLUMNS = (
     "text",
     "language",
@@ -31,7 +25,6 @@ RESULT_COLUMNS = (
     "error_type",
     "retryable",
 )
-ITEM_COLUMNS = ("path", "size", "mtime_ns", "digest", "settings", "output", "finished_at")
 
 
 def row_of(result: BulkResult) -> Row:
@@ -41,7 +34,7 @@ def row_of(result: BulkResult) -> Row:
         "text": transcript.text,
         "language": transcript.language,
         "duration": transcript.duration_s,
-        "segments": [_segment(segment) for segment in transcript.segments],
+        "segments": segment_bodies(transcript.segments),
         "words": [
             {"segment": segment.id, **asdict(word)}
             for segment in transcript.segments
@@ -56,46 +49,27 @@ def row_of(result: BulkResult) -> Row:
 
 
 def failed_row(error: Exception) -> Row:
-    """The same columns for a file that failed. Whether a later try may do better is in it."""
-    text = error.message if isinstance(error, SplitscribeError) else str(error)
-    if isinstance(error, FileNotFoundError):
-        text = f"there is no such file: {text}"
+    """The same columns for a file that failed."""
     return dict.fromkeys(RESULT_COLUMNS) | {
         "segments": [],
         "words": [],
-        "error": " ".join(text.split()) or type(error).__name__,
+        "error": error_text(error),
         "error_type": type(error).__name__,
-        "retryable": not isinstance(error, SplitscribeError) or error.status >= 500,
+        "retryable": may_pass(error),
     }
 
 
-def transcript_of(row: Mapping[str, Any]) -> Transcript:
-    """The transcript of a row that did not fail."""
-    words: dict[int, list[Word]] = {}
-    for word in row["words"] or ():
-        words.setdefault(word["segment"], []).append(
-            Word(word["start"], word["end"], word["word"], word["probability"])
-        )
-    segments = tuple(
-        Segment(**{**one, "tokens": tuple(one["tokens"]), "words": tuple(words.get(one["id"], ()))})
-        for one in row["segments"] or ()
-    )
-    return Transcript(row["task"], row["language"], row["duration"], row["text"], segments)
+def error_text(error: Exception) -> str:
+    """Why a file failed, in one line."""
+    text = error.message if isinstance(error, SplitscribeError) else str(error)
+    if isinstance(error, FileNotFoundError):
+        text = f"there is no such file: {text}"
+    return " ".join(text.split()) or type(error).__name__
 
 
-def _segment(segment: Segment) -> dict[str, Any]:
-    return {
-        "id": segment.id,
-        "seek": segment.seek,
-        "start": segment.start,
-        "end": segment.end,
-        "text": segment.text,
-        "tokens": list(segment.tokens),
-        "temperature": segment.temperature,
-        "avg_logprob": segment.avg_logprob,
-        "compression_ratio": segment.compression_ratio,
-        "no_speech_prob": segment.no_speech_prob,
-    }
+def may_pass(error: Exception) -> bool:
+    """Whether a later try may do better: it failed for no reason of the file's own."""
+    return not isinstance(error, SplitscribeError) or error.status >= 500
 
 
 def result_fields() -> list[Any]:
@@ -104,43 +78,19 @@ def result_fields() -> list[Any]:
 
     from router.interface import StageTimings
 
+    def struct(**kinds: Any) -> Any:
+        return pa.struct(list(kinds.items()))
+
     number, text, whole = pa.float64(), pa.string(), pa.int64()
-    numbers = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
-    segment = pa.struct(
-        [
-            ("id", whole),
-            ("seek", whole),
-            ("start", number),
-            ("end", number),
-            ("text", text),
-            ("tokens", pa.list_(pa.int32())),
-            *((name, number) for name in numbers),
-        ]
-    )
-    word = pa.struct(
-        [
-            ("segment", whole),
-            ("start", number),
-            ("end", number),
-            ("word", text),
-            ("probability", number),
-        ]
-    )
+    scores = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
+    segment = {"id": whole, "seek": whole, "start": number, "end": number, "text": text}
+    segment |= {"tokens": pa.list_(pa.int32())} | dict.fromkeys(scores, number)
+    word = {"segment": whole, "start": number, "end": number, "word": text, "probability": number}
     kinds = {
         "duration": number,
-        "segments": pa.list_(segment),
-        "words": pa.list_(word),
-        "timings": pa.struct([(name, number) for name in StageTimings.__dataclass_fields__]),
+        "segments": pa.list_(struct(**segment)),
+        "words": pa.list_(struct(**word)),
+        "timings": struct(**dict.fromkeys(StageTimings.__dataclass_fields__, number)),
         "retryable": pa.bool_(),
     }
     return [pa.field(name, kinds.get(name, text)) for name in RESULT_COLUMNS]
-
-
-def archive_schema() -> Any:
-    """pyarrow's schema of an archive's data set."""
-    import pyarrow as pa
-
-    kinds = {"size": pa.int64(), "mtime_ns": pa.int64()}
-    return pa.schema(
-        [pa.field(name, kinds.get(name, pa.string())) for name in ITEM_COLUMNS] + result_fields()
-    )

@@ -13,28 +13,23 @@ its consumer is slow.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any
 
-from cluster.archives.archive import FILES_AT_ONCE, Fields
-from cluster.archives.local_files import has_odd_name
-from cluster.archives.long_files import noted
+from cluster.archives.archive import FILES_AT_ONCE, Fields, pairs_of
 from cluster.archives.places import Place, require_bulk
 from cluster.archives.rows import Row, failed_row, result_fields, row_of
-from cluster.errors import InvalidRequestError, SplitscribeError
+from cluster.errors import InvalidRequestError
 from cluster.idle_threads import run_when_idle
 from cluster.messages import Task
 from cluster.serve.bulk.application import connected_engine
 from cluster.serve.bulk.engine import PATIENCE_S, BulkEngine
 from router.api.params import TranscriptionParams
 
-CHUNK_BYTES = 2**20
 UNLIMITED: dict[str, Any] = {
     "max_upload_bytes": 2**50,
     "max_audio_s": PATIENCE_S,
@@ -55,8 +50,6 @@ class Transcriber:
         path_column: str = "path",
         bytes_column: str = "bytes",
         open_engine: OpenEngine | None = None,
-        board: Any | None = None,
-        digests: bool = False,
     ) -> None:
         """What is done with each file.
 
@@ -67,16 +60,12 @@ class Transcriber:
             path_column: of paths that every node can open, or of URLs.
             bytes_column: of audio; a row's bytes go before its path.
             open_engine: None: of the running application, without limits of size and length.
-            board: told how far long files are (`cluster.archives.long_files`); None: nobody is.
-            digests: add a column `digest`, of what was read: BLAKE2b, 16 bytes as hexadecimal.
         """
         require_bulk()
         self._fields = pairs_of(fields or {})
         self._task: Task = task
         self._columns = path_column, bytes_column
         self._open = open_engine or unlimited_engine
-        self._board = board
-        self._digests = digests
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="bulk")
         self._thread.start()
@@ -122,34 +111,23 @@ class Transcriber:
         rows = await asyncio.gather(
             *(self._transcribe(engine, source) for source in sources.to_pylist())
         )
-        return _beside(table, rows, digests=self._digests)
+        return _beside(table, rows)
 
     async def _transcribe(self, engine: BulkEngine, source: Row) -> Row:
-        path, content = (source.get(name) for name in self._columns)
-        digest = None
+        path: str | None = source.get(self._columns[0])
+        audio: Path | bytes | None = source.get(self._columns[1])
         async with self._slots:
             try:
-                async with AsyncExitStack() as stack:
-                    upload = await self._opened_audio(stack, path, content)
-                    if self._digests:
-                        digest = await asyncio.to_thread(digest_of, upload)
-                    # Without a name of theirs: logs of workers tell no file's, and files may share
-                    # one.
-                    board = self._board if content is None else None
-                    note = stack.enter_context(noted(board, str(path)))
-                    row = row_of(await engine.transcribe(upload, self._params, on_progress=note))
+                with ExitStack() as stack:
+                    if audio is None:
+                        if not path:
+                            raise InvalidRequestError("the row has neither a path nor audio")
+                        file = Place.of(path).as_local_file()
+                        audio = await asyncio.to_thread(stack.enter_context, file)
+                    # Without a name: logs of workers tell no file's, and files may share one.
+                    return row_of(await engine.transcribe(audio, self._params))
             except Exception as error:
-                row = failed_row(error)
-        return row | {"digest": digest}
-
-    async def _opened_audio(
-        self, stack: AsyncExitStack, path: str | None, content: bytes | None
-    ) -> Path | bytes:
-        if content is not None:
-            return content
-        if not path:
-            raise InvalidRequestError("the row has neither a path nor audio")
-        return await asyncio.to_thread(stack.enter_context, local_file(path))
+                return failed_row(error)
 
     async def _opened_engine(self) -> BulkEngine:
         async with self._opening:
@@ -204,46 +182,6 @@ def unlimited_engine() -> AbstractAsyncContextManager[BulkEngine]:
     return connected_engine(**UNLIMITED, audio_workers=workers)
 
 
-@contextmanager
-def local_file(path: str) -> Iterator[Path]:
-    """The file as one of this machine; what is elsewhere is copied, and the copy goes at the end.
-
-    Raises:
-        OSError: it cannot be had.
-        InvalidRequestError: its name is none that could be kept.
-    """
-    place = Place.of(path)
-    if place.is_local:
-        if has_odd_name(place.path):
-            raise InvalidRequestError(f"the name of {path} is not UTF-8: rename the file")
-        with open(place.path, "rb"):  # told before a worker is asked
-            yield Path(place.path)
-        return
-    with tempfile.NamedTemporaryFile(prefix="splitscribe-bulk-") as copy:
-        with place.files.open_input_stream(place.path) as content:
-            while piece := content.read(CHUNK_BYTES):
-                copy.write(piece)
-        copy.flush()
-        yield Path(copy.name)
-
-
-def digest_of(content: Path | bytes) -> str:
-    """Of a file's content, or of these bytes. Raises OSError."""
-    if isinstance(content, bytes):
-        return hashlib.blake2b(content, digest_size=16).hexdigest()
-    with content.open("rb") as file:
-        return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
-
-
-def pairs_of(fields: Fields) -> tuple[tuple[str, str], ...]:
-    """As a form has them, with the application's first model where none is named."""
-    return tuple(
-        (name, text)
-        for name, content in {"model": "whisper-1", **fields}.items()
-        for text in ([content] if isinstance(content, str) else content)
-    )
-
-
 def _as_table(batch: Any) -> Any:
     import pandas as pd
     import pyarrow as pa
@@ -255,24 +193,13 @@ def _as_table(batch: Any) -> Any:
     return pa.table({name: list(column) for name, column in batch.items()})
 
 
-def _beside(table: Any, rows: Sequence[Row], *, digests: bool) -> Any:
+def _beside(table: Any, rows: Sequence[Row]) -> Any:
     """The table with the rows' columns in place of what had their names."""
     import pyarrow as pa
 
-    for field in [*result_fields(), *([pa.field("digest", pa.string())] if digests else ())]:
+    for field in result_fields():
         column = pa.array([row[field.name] for row in rows], field.type)
         if field.name in table.column_names:
             table = table.drop_columns([field.name])
         table = table.append_column(field, column)
     return table
-
-
-def is_ours(error: BaseException) -> SplitscribeError | None:
-    """The first of our own errors in a chain of causes, such as Ray Data's."""
-    seen: BaseException | None = error
-    while seen is not None:
-        inner = getattr(seen, "cause", seen)  # Ray's own class around an error of another process
-        if isinstance(inner, SplitscribeError):
-            return inner
-        seen = seen.__cause__ or seen.__context__
-    return None

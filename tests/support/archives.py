@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
-from cluster.archives.inputs import Item
-from cluster.archives.item_transcriber import BLOCK, ItemTranscriber
 from cluster.errors import InvalidAudioError
 from cluster.serve.bulk.engine import BulkResult, OnProgress
 from router.api.forms import parse_transcription
@@ -34,18 +30,23 @@ def make_transcript(text: str, duration_s: float = 2.5) -> Transcript:
     return Transcript("transcribe", "en", duration_s, text, (segment,))
 
 
+class Stopped(BaseException):
+    """The run has ended in the middle."""
+
+
 @dataclass
 class FakeEngine:
     """Hears how a file begins; one that begins with "broken" is no audio.
 
-    heard: what was asked, in order. most: files that were worked on at a time. gate: each waits
-    for it.
+    heard: what was asked, in order. most: files that were worked on at a time. stop_after: files,
+    after which the run ends.
     """
 
     heard: list[str] = field(default_factory=list)
     running: int = 0
     most: int = 0
     duration_s: float = 2.5
+    stop_after: int | None = None
 
     def params(self, fields: Iterable[tuple[str, str]], task: Any) -> TranscriptionParams:
         return parse_transcription(fields, ("en", "de"))
@@ -61,6 +62,8 @@ class FakeEngine:
         content = (
             upload if isinstance(upload, bytes) else await asyncio.to_thread(upload.read_bytes)
         )
+        if len(self.heard) == self.stop_after:
+            raise Stopped
         self.running += 1
         self.most = max(self.most, self.running)
         try:
@@ -80,33 +83,6 @@ class FakeEngine:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[Any]:
         yield self
-
-
-class LocalRun:
-    """Runs blocks through an `ItemTranscriber` in this process; stops where it is told to.
-
-    stop_after: blocks; then it is interrupted, as by Ctrl-C.
-    """
-
-    def __init__(self, engine: FakeEngine, stop_after: int | None = None, **options: Any) -> None:
-        self._engine = engine
-        self._stop_after = stop_after
-        self._options = options
-
-    def __call__(self, blocks: list[str]) -> Iterator[Any]:
-        transcriber = ItemTranscriber(open_engine=self._engine.opened, **self._options)
-        try:
-            for number, block in enumerate(blocks):
-                if number == self._stop_after:
-                    raise KeyboardInterrupt
-                yield transcriber(pa.table({BLOCK: [block]}))
-        finally:
-            transcriber.close()
-
-
-def make_item(path: Path, relative: str = "") -> Item:
-    stat = path.stat()
-    return Item(str(path), stat.st_size, stat.st_mtime_ns, relative or path.name)
 
 
 def same_answer(ours: Any, theirs: Any) -> bool:

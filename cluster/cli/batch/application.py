@@ -8,9 +8,10 @@ import os
 import tempfile
 from collections.abc import Iterator
 from contextlib import chdir, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.cli.batch.job import NO_CLUSTER, BatchJob
+from cluster.archives.archive import Archive
 from cluster.errors import ConfigurationError
 from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import joining_environment
@@ -19,34 +20,54 @@ from cluster.serve.start.readiness import Say
 from cluster.settings import Settings
 from router.http.models import ALIAS
 
+NO_CLUSTER = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class BatchJob:
+    """What a command line asks for. address: None looks for one, NO_CLUSTER starts one."""
+
+    inputs: tuple[str, ...]
+    archive: Archive
+    model: str
+    address: str | None
+    config: Path | None
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A running application. runner: its handles belong to the event loop that asked it first."""
+
+    settings: Settings
+    runner: asyncio.Runner
+
 
 @contextmanager
-def found_application(job: BatchJob, say: Say) -> Iterator[Settings | None]:
-    """The settings of a running application, to whose Ray cluster this process belongs meanwhile.
+def found_application(job: BatchJob, say: Say) -> Iterator[Found | None]:
+    """A running application, to whose Ray cluster this process belongs meanwhile.
 
-    None: there is none, and the job does not insist on one.
+    None: there is none, or the job does not want one.
 
     Raises:
         ConfigurationError: the address that was named has no Ray; several here, and none named.
     """
-    _set_environment()
     address = _address(job)
-    if address is None:
-        yield None
-        return
-    with joined_cluster(address):
-        settings = _settings_there(address, say)
-        if settings is not None:
-            say(f"using the application in Ray at {address}")
-            yield settings
-            return
+    if address is not None:
+        with joined_cluster(address), asyncio.Runner() as runner:
+            settings = _settings_there(address, runner, say)
+            if settings is not None:
+                say(f"using the application in Ray at {address}")
+                yield Found(settings, runner)
+                return
     yield None
 
 
 @contextmanager
 def joined_cluster(address: str) -> Iterator[None]:
     """Make this process one of the Ray cluster at `address`, in an empty folder meanwhile."""
-    _set_environment()
+    for name, value in {**joining_environment(), KEEP_SIGNALS: "1"}.items():
+        os.environ.setdefault(name, value)
     from cluster.serve.start.ray_session import ray_session
 
     with (
@@ -59,12 +80,6 @@ def joined_cluster(address: str) -> Iterator[None]:
         yield
 
 
-def _set_environment() -> None:
-    """Before Ray is imported."""
-    for name, value in {**joining_environment(), KEEP_SIGNALS: "1"}.items():
-        os.environ.setdefault(name, value)
-
-
 @contextmanager
 def own_application(job: BatchJob, settings: Settings, say: Say) -> Iterator[None]:
     """Pools for this run alone, in the Ray cluster that the job names, or in one of its own.
@@ -72,6 +87,7 @@ def own_application(job: BatchJob, settings: Settings, say: Say) -> Iterator[Non
     Raises:
         ConfigurationError: they do not start.
     """
+    os.environ.setdefault(KEEP_SIGNALS, "1")
     from cluster.serve.start.launch import running_cluster
 
     address = job.address if job.address != NO_CLUSTER else None
@@ -102,11 +118,11 @@ def _address(job: BatchJob) -> str | None:
     return next(iter(found), None)
 
 
-def _settings_there(address: str, say: Say) -> Settings | None:
+def _settings_there(address: str, runner: asyncio.Runner, say: Say) -> Settings | None:
     from cluster.serve.bulk.application import application_settings
 
     try:
-        settings, build = asyncio.run(application_settings())
+        settings, build = runner.run(application_settings())
     except ConfigurationError as error:
         say(f"there is no application in Ray at {address}: {error.message.splitlines()[0]}")
         return None
@@ -115,18 +131,6 @@ def _settings_there(address: str, say: Say) -> Settings | None:
             f"the application in Ray at {address} runs splitscribe {build}, this is {build_id()}: "
             f"use the same, or start another by --address {NO_CLUSTER}"
         )
-    # Its handle hears of changes for as long as this process lives, and complains that the loop
-    # which asked has ended. Nobody asks it again.
+    # Serve complains when the loop that its handles belong to ends, as it does with this run.
     logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
     return settings
-
-
-def absolute(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Paths as they are from here, since the process moves to an empty folder."""
-    from cluster.archives.inputs import STDIN
-    from cluster.archives.places import is_url
-
-    return tuple(
-        name if name == STDIN or is_url(name) else str(Path(name).expanduser().absolute())
-        for name in names
-    )

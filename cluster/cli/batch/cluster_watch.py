@@ -1,7 +1,7 @@
 """Ends `splitscribe batch` with words of its own when its Ray cluster has ended.
 
 Ray waits a minute for a cluster that does not answer, tells of it in lines of its own, and then
-ends the process. All that is done is in the journal by then, so there is nothing to wait for.
+ends the process. What is done has its sidecar by then, so there is nothing to wait for.
 """
 
 from __future__ import annotations

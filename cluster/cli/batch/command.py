@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
 from cluster.archives.archive import FILES_AT_ONCE, FORMATS, Archive
 from cluster.archives.places import Place, require_bulk
-from cluster.cli.batch.job import NO_CLUSTER, BatchJob
+from cluster.cli.batch.application import NO_CLUSTER, BatchJob
 from cluster.cli.transcribe.command import form_of, params_of
 from cluster.cli.transcribe.flags import (
     FALLBACK_STEP,
@@ -36,8 +36,7 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 INTERRUPTED = 130  # the shell's status after Ctrl-C
-NO_FORMAT = "none"
-Format = StrEnum("Format", [*FORMATS, NO_FORMAT])  # type: ignore[misc]  # typer knows no other list
+Format = StrEnum("Format", [*FORMATS])  # type: ignore[misc]  # typer knows no other list
 
 OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
     "Where it runs": (
@@ -53,15 +52,8 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "files_at_once",
             int,
-            "number of files that each transcriber works on at the same time",
+            "number of files that are in work at the same time",
             FILES_AT_ONCE,
-            NUMBER_OF_ONE_OR_MORE,
-        ),
-        Flag(
-            "transcribers",
-            int,
-            "number of processes that read audio; use more of them with many machines",
-            1,
             NUMBER_OF_ONE_OR_MORE,
         ),
     ),
@@ -75,14 +67,9 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "dry_run",
             bool,
-            "only show how many hours of audio there are, and how long they would take here",
+            "only show how many hours of audio there are, and how long they take at the last "
+            "run's speed",
             False,
-        ),
-        Flag(
-            "match",
-            Literal["stat", "content"],
-            "finished files are recognised by path, size and time (stat), or also by content",
-            "stat",
         ),
     ),
     "Language and context": (Flag("task", Task, "translate means: into English", "transcribe"),),
@@ -91,7 +78,7 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "format",
             list[Format] | None,
-            "json, srt, vtt or txt beside the data set, repeatable; none \\[default: json]",
+            "json, srt, vtt or txt, repeatable \\[default: json]",
             short=("-f",),
         ),
         Flag("word_timestamps", bool, "find when each word is spoken", False),
@@ -156,16 +143,12 @@ def job_of(flags: Mapping[str, Any]) -> BatchJob:
     params_of(flags["model"], flags["task"], form)
     model = "whisper-1" if flags["model"] == BUNDLED_MODEL else flags["model"]
     formats = tuple(dict.fromkeys(str(one) for one in flags["format"] or ("json",)))
-    if NO_FORMAT in formats and len(formats) > 1:
-        raise InvalidRequestError("--format none goes with no other format")
     archive = Archive(
         where=Place.of(flags["output"]),
         fields={"model": model, "response_format": "verbose_json", **form},  # words need it
         task=flags["task"],
-        formats=tuple(one for one in formats if one != NO_FORMAT),
-        match=flags["match"],
+        formats=formats,
         retry_failed=flags["retry_failed"],
-        transcribers=flags["transcribers"],
         files_at_once=flags["files_at_once"],
     )
     inputs = tuple(flags["inputs"])

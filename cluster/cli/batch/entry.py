@@ -19,7 +19,7 @@ class BatchCommand(TyperCommand):
 
 
 def batch() -> None:
-    """Transcribe an archive: files, folders, buckets and manifests, into files and a data set.
+    """Transcribe an archive: files, folders, buckets and manifests.
 
     It uses the application of the Ray cluster on this machine or at --address, after all more
     urgent requests there. Without an application it starts one for this run. A second run

@@ -1,42 +1,42 @@
-"""`splitscribe batch` at work: lists, plans, finds or starts an application, runs, tells."""
+"""`splitscribe batch` at work: lists, finds or starts an application, runs, and reports."""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, NoReturn
+from itertools import chain
+from pathlib import Path
 
 from rich.console import Console
 
 from cluster.archives.archive import Archive
-from cluster.archives.inputs import Item, list_items
-from cluster.archives.ledger import Ledger
-from cluster.archives.own_pools import own_settings
-from cluster.archives.progress import RunProgress, duration, hours
-from cluster.archives.run import (
+from cluster.archives.inputs import STDIN, list_items
+from cluster.archives.outputs import (
     FAILURES,
-    Measured,
-    Plan,
-    keep_measured,
-    make_plan,
-    read_measured,
-    run_archive,
+    Outputs,
+    Pending,
+    keep_speed,
+    read_speed,
+    told,
     write_failures,
 )
-from cluster.archives.transcriber import is_ours
-from cluster.archives.trial import measure_speed
+from cluster.archives.own_pools import own_settings
+from cluster.archives.places import is_url
+from cluster.archives.progress import RunProgress, Totals, duration
+from cluster.archives.run import ArchiveRun, look_at
+from cluster.archives.transcriber import unlimited_engine
 from cluster.cli.batch.application import (
-    absolute,
+    BatchJob,
     found_application,
     model_of,
     own_application,
 )
 from cluster.cli.batch.cluster_watch import ClusterWatch
-from cluster.cli.batch.job import BatchJob
-from cluster.errors import ConfigurationError
 from router.http.models import ALIAS
 
 ALL_DONE, SOME_FAILED = 0, 3
@@ -56,101 +56,96 @@ def run_batch(job: BatchJob, out: Console, err: Console) -> int:
     items = list_items(absolute(job.inputs), sys.stdin)
     with ExitStack() as stack:
         found = stack.enter_context(found_application(job, say))
-        settings = found or own_settings(job.model, job.config)
+        settings = found.settings if found else own_settings(job.model, job.config)
         archive = job.archive
         if found is None and not settings.models:  # a folder is served by its name alone
             archive = replace(archive, fields={**archive.fields, "model": ALIAS})
         archive = replace(archive, model=model_of(settings, str(archive.fields["model"])))
-        ledger = stack.enter_context(Ledger.opened(archive.where))
-        plan = make_plan(archive, items, ledger)
-        say(_summary(items, plan))
-        if plan.pending and found is None:
-            stack.enter_context(own_application(job, settings, say))
-        # Ray has set its own, which ends the process.
-        stack.callback(signal.signal, signal.SIGTERM, signal.signal(signal.SIGTERM, _interrupt))
+        outputs = stack.enter_context(Outputs.opened(archive, only_looks=job.dry_run))
+        progress = RunProgress(Totals(), err)
+        listing = look_at(items, outputs, progress.totals)
         if job.dry_run:
-            out.print(_forecast(archive, plan), markup=False)
+            deque(listing, maxlen=0)
+            out.print(_forecast(archive, progress.totals), markup=False)
             return ALL_DONE
-        return _run(archive, plan, items, ledger, out, err)
+        with told(archive.where):
+            first = next(filter(None, listing), None)
+        if first is None:
+            say(progress.totals.summary())
+        else:
+            if found is None:
+                stack.enter_context(own_application(job, settings, say))
+            runner = found.runner if found else stack.enter_context(asyncio.Runner())
+            # Ray has set its own, which ends the process.
+            before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+            stack.callback(signal.signal, signal.SIGTERM, before)
+            _run(archive, outputs, chain((first,), listing), progress, runner)
+        return _finish(archive, progress, out)
 
 
 def _run(
     archive: Archive,
-    plan: Plan,
-    items: Sequence[Item],
-    ledger: Ledger,
-    out: Console,
-    err: Console,
-) -> int:
+    outputs: Outputs,
+    listing: Iterator[list[Pending]],
+    progress: RunProgress,
+    runner: asyncio.Runner,
+) -> None:
+    totals = progress.totals
+
     def cluster_ended() -> None:
         progress.stop()
-        n_kept = plan.n_done + progress.n_done
-        err.print(
-            f"splitscribe: the Ray cluster has ended: {n_kept} of {len(items)} files are done and "
-            "kept; the same command goes on from here",
-            style="red",
-            markup=False,
+        progress.say(
+            f"the Ray cluster has ended: {totals.n_done + progress.n_done} files are done and "
+            "kept; the same command goes on from here"
         )
 
-    with RunProgress(plan.pending, err) as progress, ExitStack() as stack:
-        watch = None
-        if plan.pending:
-            watch = stack.enter_context(ClusterWatch.of_process(cluster_ended))
+    async def work() -> None:
+        async with unlimited_engine() as engine:
+            await ArchiveRun(archive, outputs, engine, progress).run(listing)
+
+    with progress, ClusterWatch.of_process(cluster_ended) as watch:
         try:
-            run_archive(archive, plan, items, ledger, progress)
-            n_failed = write_failures(archive, items, ledger)
-            if progress.done_s:
-                keep_measured(archive.where, Measured(progress.speed, progress.done_s))
+            with told(archive.where):
+                runner.run(work())
         except KeyboardInterrupt:
-            write_failures(archive, items, ledger)
+            write_failures(archive.where, totals.failures)
             raise
-        except OSError as error:
-            raise ConfigurationError(f"{archive.where.name} cannot be written: {error}") from error
-        except Exception as error:
-            if watch is not None:
-                watch.end_if_gone()
-            if (ours := is_ours(error)) is not None:
-                raise ours from error
+        except Exception:
+            watch.end_if_gone()
             raise
-    n_done = len(items) - n_failed
+
+
+def _finish(archive: Archive, progress: RunProgress, out: Console) -> int:
+    totals, where = progress.totals, archive.where
+    with told(where):
+        write_failures(where, totals.failures)
+        if progress.done_s:
+            keep_speed(where, progress.speed)
+    n_failed = len(totals.failures)
     out.print(
-        f"{n_done} of {len(items)} files have their transcripts in {archive.where.name}"
-        + (f"; this run: {progress.line()}" if progress.n_done else ""),
+        f"{totals.n_items - n_failed} of {totals.n_items} files have their transcripts in "
+        f"{where.name}" + (f"; this run: {progress.line()}" if progress.n_done else ""),
         markup=False,
     )
     if n_failed:
-        table = f"{archive.where.name}/{FAILURES}"
-        out.print(f"{n_failed} failed, for the reasons in {table}", markup=False)
+        out.print(f"{n_failed} failed, for the reasons in {where.name}/{FAILURES}", markup=False)
     return SOME_FAILED if n_failed else ALL_DONE
 
 
-def _summary(items: Sequence[Item], plan: Plan) -> str:
-    parts = [f"{len(items)} files"]
-    if plan.n_done:
-        parts.append(f"{plan.n_done} are done")
-    if plan.failed:
-        parts.append(f"{len(plan.failed)} failed before (--retry-failed tries them again)")
-    parts.append(f"{len(plan.pending)} to do, about {hours(plan.about_s)} of audio by their sizes")
-    return ", ".join(parts)
-
-
-def _forecast(archive: Archive, plan: Plan) -> str:
-    if not plan.pending:
+def _forecast(archive: Archive, totals: Totals) -> str:
+    if not totals.n_pending:
         return "nothing is left to do"
-    measured = read_measured(archive.where)
-    how = "the last run's speed"
-    if measured is None or not measured.speed:
-        measured = measure_speed(archive, plan.pending)
-        how = f"the speed of a trial with {hours(measured.audio_s)} of it"
-    if not measured.speed:
-        nothing = f"nothing of it was done within the trial{measured.why and f': {measured.why}'}"
-        return f"{len(plan.pending)} files, about {hours(plan.about_s)} of audio; {nothing}"
-    left_s = plan.about_s / measured.speed
-    return (
-        f"{len(plan.pending)} files, about {hours(plan.about_s)} of audio by their sizes; at "
-        f"{how}, {measured.speed:.1f} hours per hour, about {duration(left_s)}"
+    told_ = totals.summary()
+    speed = read_speed(archive.where)
+    if not speed:
+        return f"{told_}; no run has measured yet how fast it goes here"
+    left = duration(totals.about_s / speed)
+    return f"{told_}; at the last run's speed, {speed:.1f} hours per hour, about {left}"
+
+
+def absolute(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Paths as they are from here, since the process moves to an empty folder."""
+    return tuple(
+        name if name == STDIN or is_url(name) else str(Path(name).expanduser().absolute())
+        for name in names
     )
-
-
-def _interrupt(number: int, frame: Any) -> NoReturn:
-    raise KeyboardInterrupt

@@ -11,10 +11,10 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
-import pyarrow.parquet as pq
 import pytest
 
 from benchmark.shared.clips import Clip
@@ -72,20 +72,15 @@ def finish(process: subprocess.Popen[str], status: int) -> str:
     return told
 
 
-def journalled(output: Path) -> int:
-    """Rows that the run at work has kept so far."""
-    files = (output / "_splitscribe/journal").glob("*.jsonl")
-    return sum(len(file.read_text().splitlines()) for file in files)
-
-
-def parts(output: Path) -> list[dict[str, object]]:
-    rows = [
-        row
-        for part in (output / "transcripts").glob("*.parquet")
-        for row in pq.read_table(part).to_pylist()
-    ]
-    assert len({row["path"] for row in rows}) == len(rows)
-    return rows
+def sidecars(output: Path) -> dict[Path, dict[str, Any]]:
+    """Of files that are done or failed, by where their outputs are without a format."""
+    end = ".splitscribe.json"
+    found = {
+        file.with_name(file.name.removeprefix(".").removesuffix(end)): json.loads(file.read_bytes())
+        for file in output.rglob(f".*{end}")
+    }
+    assert len({one["source"]["path"] for one in found.values()}) == len(found)
+    return found
 
 
 def interrupt_when(process: subprocess.Popen[str], due: Callable[[], bool]) -> None:
@@ -98,20 +93,20 @@ def interrupt_when(process: subprocess.Popen[str], due: Callable[[], bool]) -> N
 def check_equal(server: Server, archive: Path, output: Path) -> None:
     """Every output is what the server's file endpoint answers."""
 
-    def check(row: dict[str, object]) -> None:
-        file = Path(str(row["path"]))
+    def check(written_to: Path, sidecar: dict[str, Any]) -> None:
+        file = Path(sidecar["source"]["path"])
         answer = httpx.post(
             f"{server.url}/v1/audio/transcriptions",
             data={"model": "whisper-1", "response_format": "verbose_json"},
             files={"file": file.read_bytes()},
             timeout=300,
         )
-        written = json.loads((output / f"{row['output']}.json").read_bytes())
-        assert written["text"] == row["text"]
+        written = json.loads(Path(f"{written_to}.json").read_bytes())
         assert same_answer(written, answer.json()), f"{file}:\n{written}\n{answer.text}"
 
     with ThreadPoolExecutor(4) as threads:
-        list(threads.map(check, (row for row in parts(output) if row["error"] is None)))
+        good = {k: one for k, one in sidecars(output).items() if one["error"] is None}
+        list(threads.map(check, good.keys(), good.values()))
 
 
 def test_an_archive_is_interrupted_goes_on_and_equals_the_endpoint(
@@ -120,27 +115,30 @@ def test_an_archive_is_interrupted_goes_on_and_equals_the_endpoint(
     archive, output = tmp_path / "talks", tmp_path / "texts"
     make_archive(archive, 12, 1)
     told = finish(start(archive, output, server, "--dry-run"), 0)
-    assert "hours per hour, about" in told
-    assert not parts(output)
+    assert "12 files, 12 to do, about" in told
+    assert not sidecars(output)
     first = start(archive, output, server, "--files-at-once", "1", "-f", "json", "-f", "srt")
-    interrupt_when(first, lambda: journalled(output) >= 2)
-    n_first = len(parts(output))
+    interrupt_when(first, lambda: len(sidecars(output)) >= 2)
+    n_first = len(sidecars(output))
     assert 2 <= n_first < 12
     flags = ("-f", "json", "-f", "srt")
     told = finish(start(archive, output, server, *flags), 3)
     assert "11 of 12 files" in told
-    rows = parts(output)
-    assert len(rows) == 12
-    (broken,) = [row for row in rows if row["error"] is not None]
+    kept = sidecars(output)
+    assert len(kept) == 12
+    (broken,) = [one for one in kept.values() if one["error"] is not None]
     failures = list(csv.reader((output / "failures.csv").open()))
-    assert failures[1:] == [[broken["path"], broken["error"]]]
+    assert failures[1:] == [[broken["source"]["path"], broken["error"]]]
     assert len(list(output.rglob("*.srt"))) == 11
     check_equal(server, archive, output)
     wait_until(server.does_nothing, 30, "no window of the archive is left")
 
     again = finish(start(archive, output, server, *flags), 3)
     assert "0 to do" in again
-    (archive / Path(str(broken["path"])).name).unlink()
+    assert "hours per hour, about" in finish(
+        start(archive, output, server, *flags, "--language", "en", "--dry-run"), 0
+    )
+    Path(broken["source"]["path"]).unlink()
     finish(start(archive, output, server, *flags), 0)
 
 

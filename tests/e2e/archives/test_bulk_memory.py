@@ -1,9 +1,8 @@
-"""An archive of 200 hours through Ray Data takes no more memory than one of 20."""
+"""An archive of 200 hours takes no more memory than one of 20."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,11 @@ from rich.console import Console
 
 from cluster.archives.archive import Archive
 from cluster.archives.inputs import list_items
-from cluster.archives.item_transcriber import stream_blocks
-from cluster.archives.ledger import Ledger
+from cluster.archives.outputs import Outputs
 from cluster.archives.places import Place
-from cluster.archives.progress import RunProgress
-from cluster.archives.run import make_plan, run_archive
-from cluster.archives.transcriber import map_options
+from cluster.archives.progress import RunProgress, Totals
+from cluster.archives.run import ArchiveRun, look_at
 from cluster.serve.bulk.engine import BulkResult
-from cluster.serve.ray_environment import ENVIRONMENT
 from router.api.params import TranscriptionParams
 from router.interface import StageTimings
 from router.transcript import Segment, Transcript, Word
@@ -60,42 +56,31 @@ def make_segment(index: int) -> Segment:
     return Segment(index, 0, start, start + SEGMENT_S, text, tokens, 0.0, -0.2, 0.9, 0.0, (), words)
 
 
-@asynccontextmanager
-async def free_engine() -> AsyncIterator[Any]:
-    yield FreeEngine()
-
-
-@pytest.fixture
-def ray_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    for name, value in ENVIRONMENT.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[3]))
-    from cluster.serve.start.ray_session import ray_session
-
-    with ray_session(None, log_to_driver=False):
-        yield
-
-
-def test_memory_does_not_follow_the_size_of_an_archive(ray_here: Any, tmp_path: Path) -> None:
+def test_memory_does_not_follow_the_size_of_an_archive(tmp_path: Path) -> None:
     folder = tmp_path / "talks"
     folder.mkdir()
     for i in range(N_FILES):
         with (folder / f"{i:04d}.mp3").open("wb") as file:
             file.truncate(16_000 * FILE_S)  # of nothing: it takes no room on the disk
     archive = Archive(Place.of(str(tmp_path / "texts")))
-    items = list_items([str(folder)])
-    assert sum(item.about_s for item in items) == N_FILES * FILE_S
     memory: list[int] = []
 
-    def transcribe(blocks: list[str]) -> Iterator[Any]:
-        for table in stream_blocks(blocks, map_options(open_engine=free_engine)):
-            yield table
+    class Measuring(FreeEngine):
+        async def transcribe(self, *args: Any, **options: Any) -> BulkResult:
             memory.append(taken_bytes())
+            return await super().transcribe(*args, **options)
 
-    with Ledger.opened(archive.where) as ledger, RunProgress(items, Console(quiet=True)) as told:
-        run_archive(archive, make_plan(archive, items, ledger), items, ledger, told, transcribe)
-    assert told.n_done == N_FILES
-    assert told.done_s == N_FILES * FILE_S
+    totals = Totals()
+    with (
+        Outputs.opened(archive) as outputs,
+        RunProgress(totals, Console(quiet=True)) as progress,
+    ):
+        listing = look_at(list_items([str(folder)]), outputs, totals)
+        engine: Any = Measuring()
+        asyncio.run(ArchiveRun(archive, outputs, engine, progress).run(listing))
+    assert totals.about_s == N_FILES * FILE_S
+    assert progress.n_done == N_FILES
+    assert progress.done_s == N_FILES * FILE_S
     tenth = len(memory) // 10
     first, last = max(memory[: 2 * tenth]), max(memory)
     print(f"{first / 2**20:.0f} MiB after a fifth of it, {last / 2**20:.0f} MiB at most")

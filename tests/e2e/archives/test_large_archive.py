@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.e2e.archives.test_batch import finish, journalled, parts, start
+from tests.e2e.archives.test_batch import finish, sidecars, start
 from tests.e2e.archives.test_batches import OWNER, done, ended, processes, settings_of, upload
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
 from tests.support.archive_files import ArchiveFiles, make_files
@@ -72,12 +72,12 @@ def answers(cluster: Server, talks: ArchiveFiles) -> Answers:
         return dict(zip(map(str, files), threads.map(ask, files), strict=True))
 
 
-def interrupt(process: subprocess.Popen[str], output: Path, n_more: int, how: int) -> int:
+def interrupt(process: subprocess.Popen[str], output: Path, n: int, how: int) -> int:
     """End a run once it has kept so many files; returns how many it has kept."""
-    wait_until(lambda: journalled(output) >= n_more, RUN_S, f"{n_more} files are done", 0.02)
+    wait_until(lambda: len(sidecars(output)) >= n, RUN_S, f"{n} files are done", 0.1)
     os.kill(process.pid, how)
     finish(process, 130 if how == signal.SIGINT else -how)
-    return journalled(output) if how == signal.SIGKILL else len(parts(output))
+    return len(sidecars(output))
 
 
 def test_the_command_line(
@@ -89,13 +89,12 @@ def test_the_command_line(
         start(talks.folder, output, cluster, "--seed", str(SEED)), output, 40, signal.SIGKILL
     )
     second = start(talks.folder, output, cluster, "--seed", str(SEED))
-    wait_until(lambda: journalled(output) == 0, RUN_S, "the killed run's journal is a part")
-    assert len(parts(output)) == n_killed
-    n_stopped = interrupt(second, output, 40, signal.SIGINT)
+    n_stopped = interrupt(second, output, n_killed + 40, signal.SIGINT)
     assert n_killed + 40 <= n_stopped < N_FILES
     told = finish(start(talks.folder, output, cluster, "--seed", str(SEED)), 3)
-    rows = {str(row["path"]): row for row in parts(output)}
-    n_failed = sum(row["error"] is not None for row in list(rows.values()))
+    kept = sidecars(output)
+    rows = {one["source"]["path"]: one | {"output": name} for name, one in kept.items()}
+    n_failed = sum(row["error"] is not None for row in rows.values())
     assert f"{n_stopped - n_failed_of(told)} are done" in told, told
     assert f"{N_FILES - N_BROKEN} of {N_FILES} files" in told
     assert (len(rows), n_failed) == (N_FILES, N_BROKEN)
@@ -103,8 +102,7 @@ def test_the_command_line(
     for path, (status, answer) in answers.items():
         row = rows[path]
         if status == 200:
-            written = json.loads((output / f"{row['output']}.json").read_bytes())
-            assert written["text"] == row["text"]
+            written = json.loads(Path(f"{row['output']}.json").read_bytes())
             assert same_answer(written, answer), f"{path}:\n{written}\n{answer}"
         elif answer["error"]["code"] == "audio_too_short":  # here any length is long enough
             assert row["error"] == "Audio file is too short. There is no audio in it.", path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.archives import places
-from cluster.archives.inputs import UNKNOWN_BYTES, Item, list_items
-from cluster.archives.item_transcriber import MOST_FILES, audio_of, blocks_of, embedded_audio
-from cluster.archives.places import Place
-from cluster.archives.transcriber import local_file
+from cluster.archives import inputs, places
+from cluster.archives.inputs import Item, list_items, opened
+from cluster.archives.places import UNKNOWN_BYTES, Place
 from cluster.errors import InvalidRequestError
 
 
@@ -27,12 +27,22 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def listed(names: list[str], stdin: Iterable[str] = ()) -> list[Item]:
+    return list(list_items(names, stdin))
+
+
+def heard(item: Item) -> bytes:
+    """An item's audio."""
+    with opened(item) as audio:
+        return audio if isinstance(audio, bytes) else audio.read_bytes()
+
+
 def named(items: list[Item]) -> list[str]:
     return [item.relative for item in items]
 
 
 def test_a_folder_is_its_audio_files_at_any_depth(folder: Path) -> None:
-    items = list_items([str(folder)])
+    items = listed([str(folder)])
     assert named(items) == ["a.mp3", "c.flac", "deep/er/b.WAV"]
     assert {item.size for item in items} == {7}
     assert items[0].path == str(folder / "a.mp3")
@@ -40,19 +50,19 @@ def test_a_folder_is_its_audio_files_at_any_depth(folder: Path) -> None:
 
 
 def test_a_file_named_twice_is_one_item(folder: Path) -> None:
-    assert len(list_items([str(folder / "a.mp3"), str(folder), str(folder / "a*")])) == 3
+    assert len(listed([str(folder / "a.mp3"), str(folder), str(folder / "a*")])) == 3
 
 
 def test_a_glob_may_go_deep(folder: Path) -> None:
-    assert named(list_items([f"{folder}/**/*.WAV"])) == ["deep/er/b.WAV"]
+    assert named(listed([f"{folder}/**/*.WAV"])) == ["deep/er/b.WAV"]
     with pytest.raises(InvalidRequestError, match="no file matches"):
-        list_items([f"{folder}/*.ogg"])
+        listed([f"{folder}/*.ogg"])
 
 
 def test_a_folder_without_audio_is_refused(folder: Path) -> None:
     (folder / "empty").mkdir()
     with pytest.raises(InvalidRequestError, match="no audio file"):
-        list_items([str(folder / "empty")])
+        listed([str(folder / "empty")])
 
 
 def test_a_url_is_asked_of_its_own_filesystem(folder: Path) -> None:
@@ -60,11 +70,11 @@ def test_a_url_is_asked_of_its_own_filesystem(folder: Path) -> None:
 
     with fsspec.open("memory://bucket/talks/d.mp3", "wb") as file:
         file.write(b"12345")
-    (item,) = list_items(["memory://bucket/talks"])
+    (item,) = listed(["memory://bucket/talks"])
     assert (item.size, item.relative) == (5, "d.mp3")
     assert item.path.startswith("memory://")
     with pytest.raises(InvalidRequestError, match="cannot be opened"):
-        list_items(["nosuch://bucket/x.mp3"])
+        listed(["nosuch://bucket/x.mp3"])
 
 
 @pytest.mark.parametrize("root", ["memory://globs", "{folder}"])
@@ -78,7 +88,7 @@ def test_globs_mean_the_same_everywhere(folder: Path, root: str) -> None:
             file.write(b"x")
 
     def found(name: str) -> list[str]:
-        paths = [item.path for item in list_items([f"{root}/{name}"])]
+        paths = [item.path for item in listed([f"{root}/{name}"])]
         return sorted(path.rpartition("talks" if "talks" in path else "globs")[2] for path in paths)
 
     assert found("*.mp3") == ["/a.mp3"]
@@ -91,9 +101,9 @@ def test_globs_mean_the_same_everywhere(folder: Path, root: str) -> None:
 def test_a_file_url_is_a_path(folder: Path) -> None:
     (folder / "with space.mp3").write_bytes(b"x")
     for url in (f"file://{folder}/with space.mp3", f"file://{folder}/with%20space.mp3"):
-        assert [item.path for item in list_items([url])] == [str(folder / "with space.mp3")]
+        assert [item.path for item in listed([url])] == [str(folder / "with space.mp3")]
     with pytest.raises(InvalidRequestError, match="no file of this machine"):
-        list_items(["file://elsewhere/a.mp3"])
+        listed(["file://elsewhere/a.mp3"])
 
 
 def test_options_of_a_bucket_go_with_every_name_in_it() -> None:
@@ -120,14 +130,14 @@ def test_a_bucket_of_google_without_credentials_is_told(
     monkeypatch.setenv("HOME", str(folder))  # where Google's tools leave some
     monkeypatch.setattr(places, "GOOGLE_WAIT_S", 2)
     with pytest.raises(InvalidRequestError, match="cannot be read"):
-        list_items(["gs://splitscribe-has-no-such-bucket/talks"])
+        listed(["gs://splitscribe-has-no-such-bucket/talks"])
 
 
 def test_manifests_that_match_a_glob_are_read(folder: Path) -> None:
     """As data sets of many parts come."""
     pq.write_table(pa.table({"bytes": [b"1", b"2"]}), folder / "part-0.parquet")
     pq.write_table(pa.table({"path": ["a.mp3"]}), folder / "part-1.parquet")
-    items = list_items([f"{folder}/part-*.parquet"])
+    items = listed([f"{folder}/part-*.parquet"])
     assert named(items) == ["part-0/000000", "part-0/000001", "a.mp3"]
 
 
@@ -146,7 +156,7 @@ def test_a_manifest_that_is_none_is_refused_by_name(
 ) -> None:
     (folder / name).write_bytes(content)
     with pytest.raises(InvalidRequestError):
-        list_items([str(folder / name)])
+        listed([str(folder / name)])
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
@@ -160,16 +170,16 @@ def test_a_manifest_lists_paths_beside_it_and_elsewhere(folder: Path, kind: str)
         manifest.write_text("id,path\n" + "".join(f"{i},{p}\n" for i, p in enumerate(paths)))
     else:
         pq.write_table(pa.table({"path": paths}), manifest)
-    items = list_items([str(manifest)])
+    items = listed([str(manifest)])
     assert [item.path for item in items] == [str(folder / Path(p).name) for p in paths]
     assert [item.size for item in items] == [7, 7, UNKNOWN_BYTES]
 
 
 def test_standard_input_is_a_list(folder: Path) -> None:
     lines = [f"{folder}/a.mp3\n", "\n", json.dumps({"path": f"{folder}/c.flac"}) + "\n"]
-    assert named(list_items(["-"], lines)) == ["a.mp3", "c.flac"]
+    assert named(listed(["-"], lines)) == ["a.mp3", "c.flac"]
     with pytest.raises(InvalidRequestError, match="no column of paths"):
-        list_items(["-"], ['{"name": "x"}\n'])
+        listed(["-"], ['{"name": "x"}\n'])
 
 
 @pytest.mark.parametrize("nested", [False, True])
@@ -178,10 +188,9 @@ def test_a_parquet_file_may_hold_the_audio(folder: Path, nested: bool) -> None:
     column = pa.array(audio) if not nested else pa.array([{"bytes": b, "path": "x"} for b in audio])
     file = folder / "set.parquet"
     pq.write_table(pa.table({"audio": column}), file, row_group_size=2)
-    items = list_items([str(file)])
+    items = listed([str(file)])
     assert [item.key for item in items] == [f"{file}#{i}" for i in range(5)]
-    found = [embedded_audio(item.path, item.row, item.column) for item in items]
-    assert found == audio
+    assert [heard(item) for item in items] == audio
 
 
 def test_odd_names_in_a_folder_or_a_list_cost_themselves(folder: Path) -> None:
@@ -190,13 +199,13 @@ def test_odd_names_in_a_folder_or_a_list_cost_themselves(folder: Path) -> None:
     Path(os.fsdecode(odd)).write_bytes(b"x")
     (folder / "loop").symlink_to(folder)
     for name in (str(folder), f"{folder}/*.mp3"):
-        items = list_items([name])
+        items = listed([name])
         assert "caf\\xe9.mp3" in named(items)
-        (item,) = [one for one in items if "caf" in one.path]
-        with pytest.raises(InvalidRequestError, match="not UTF-8"), local_file(item.path):
-            pass
-    assert len(list_items([str(folder)])) == 4
-    bad, good = list_items(["-"], ["nosuch://bucket/x.mp3\n", f"{folder}/a.mp3\n"])
+        (item,) = [one for one in items if "caf" in one.relative]
+        with pytest.raises(InvalidRequestError, match="not UTF-8"):
+            heard(item)
+    assert len(listed([str(folder)])) == 4
+    bad, good = listed(["-"], ["nosuch://bucket/x.mp3\n", f"{folder}/a.mp3\n"])
     assert (bad.path, bad.size, good.size) == ("nosuch://bucket/x.mp3", UNKNOWN_BYTES, 7)
 
 
@@ -213,7 +222,7 @@ def test_a_folder_that_cannot_be_read_is_told(
 
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(InvalidRequestError, match="Permission denied"):
-        list_items([str(folder)])
+        listed([str(folder)])
 
 
 def test_a_row_without_audio_may_name_a_file(folder: Path) -> None:
@@ -221,16 +230,64 @@ def test_a_row_without_audio_may_name_a_file(folder: Path) -> None:
     rows = [{"bytes": None, "path": "a.mp3"}, {"bytes": b"sound", "path": "x"}]
     file = folder / "set.parquet"
     pq.write_table(pa.table({"audio": pa.array(rows)}), file)
-    items = list_items([str(file)])
-    found = [audio_of(item.path, item.row, item.column) for item in items]
-    assert found == [(str(folder / "a.mp3"), None), (str(file), b"sound")]
-    assert audio_of(str(file), 2, "audio") == (str(file), None)
-    assert audio_of(str(folder / "a.mp3"), 0, "audio") == (str(folder / "a.mp3"), None)
+    items = listed([str(file)])
+    assert [heard(item) for item in items] == [b"x" * 7, b"sound"]
+    file.unlink()
+    inputs._group.cache_clear()
+    with pytest.raises(OSError, match=r"set\.parquet"):
+        heard(items[0])
 
 
-def test_small_files_share_a_block_and_large_ones_do_not() -> None:
-    sizes = [10**8, 10**7, *[16_000] * 40]
-    items = [Item(f"/{i}.mp3", size, 0, f"{i}.mp3") for i, size in enumerate(sizes)]
-    blocks = [[item[0] for item in json.loads(block)] for block in blocks_of(items)]
-    assert [key for block in blocks for key in block] == [item.key for item in items]
-    assert [len(block) for block in blocks] == [1, 1, MOST_FILES, MOST_FILES, 40 - 2 * MOST_FILES]
+def test_threads_share_what_is_read_of_a_parquet_file(folder: Path) -> None:
+    """A row group is read whole, and may be large."""
+    audio = [f"talk {i}".encode() for i in range(40)]
+    pq.write_table(pa.table({"bytes": audio}), folder / "set.parquet", row_group_size=20)
+    items = listed([str(folder / "set.parquet")])
+    inputs._group.cache_clear()
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(heard, items)) == audio
+    assert inputs._group.cache_info().misses == 2
+
+
+def test_what_is_named_and_not_there_is_refused(folder: Path) -> None:
+    """At once, whatever else is named; a list of a thousand may hold one that is gone."""
+    with pytest.raises(InvalidRequestError, match="no file or folder"):
+        list_items([str(folder), str(folder / "gone.mp3")])
+    (folder / "list.jsonl").write_text("gone.mp3\n")
+    assert listed([str(folder / "list.jsonl")])[0].size == UNKNOWN_BYTES
+
+
+def test_files_are_looked_at_as_they_are_taken(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(100):
+        (folder / f"{i:03d}.mp3").touch()
+    looked: list[str] = []
+    real = places._local_entry
+
+    def look(path: str) -> places.Entry:
+        looked.append(path)
+        return real(path)
+
+    monkeypatch.setattr(places, "_local_entry", look)
+    for name in (str(folder), f"{folder}/*.mp3"):
+        looked.clear()
+        listing = list_items([name])
+        assert [next(listing).size for _ in range(3)] == [0, 0, 0]
+        assert len(looked) <= 5
+        assert len(list(listing)) >= 98
+
+
+@pytest.mark.parametrize("name", ["in/a/../../../up.wav", "in/./../up.wav"])
+def test_names_of_objects_lead_out_of_no_folder(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    with fsspec.open("memory://outside/in/seed.txt", "wb") as file:
+        file.write(b"x")
+    store = fsspec.filesystem("memory").store
+    monkeypatch.setitem(store, f"/outside/{name}", store["/outside/in/seed.txt"])
+    for asked in ("memory://outside/in", "memory://outside/in/**/*.wav"):
+        (item,) = listed([asked])
+        assert item.path.endswith(name)
+        assert item.relative in ("up.wav", "a/up.wav")
+        assert heard(item) == b"x"

@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import csv
+import hashlib
 import json
 import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
+import pyarrow.fs
 import pytest
 from rich.console import Console
 
 from cluster.archives.archive import Archive
 from cluster.archives.inputs import Item, list_items
-from cluster.archives.ledger import Ledger
+from cluster.archives.outputs import Outputs, write_failures
 from cluster.archives.places import Place
-from cluster.archives.progress import RunProgress, duration, hours
-from cluster.archives.run import Plan, make_plan, run_archive, write_failures
+from cluster.archives.progress import RunProgress, Totals, duration, hours
+from cluster.archives.run import LOOKED_AT, ArchiveRun, look_at
 from cluster.errors import ConfigurationError, InvalidRequestError, OverloadedError
 from router.api.formats import render
-from tests.support.archives import HEARD_BYTES, FakeEngine, LocalRun, make_transcript
+from tests.support.archives import HEARD_BYTES, FakeEngine, Stopped, make_transcript
 
 QUIET = Console(quiet=True)
 
@@ -35,9 +34,8 @@ def sounds(tmp_path: Path) -> Path:
     folder = tmp_path / "sounds"
     folder.mkdir()
     for i in range(5):
-        # So large that each is a block of its own.
-        (folder / f"{i}.mp3").write_bytes(f"talk {i} ".encode() * 150_000)
-    (folder / "bad.mp3").write_bytes(b"broken ".ljust(2_000_000))
+        (folder / f"{i}.mp3").write_bytes(f"talk {i} ".encode() * 100)
+    (folder / "bad.mp3").write_bytes(b"broken ".ljust(2000))
     return folder
 
 
@@ -48,61 +46,134 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place.of(f"memory://texts/{tmp_path.name}")
 
 
-def run(
-    archive: Archive, names: list[str], engine: FakeEngine, stop_after: int | None = None
-) -> Plan:
-    items = list_items(names)
-    with Ledger.opened(archive.where) as ledger:
-        plan = make_plan(archive, items, ledger)
-        with RunProgress(plan.pending, QUIET) as progress:
-            work = LocalRun(engine, stop_after)
-            try:
-                run_archive(archive, plan, items, ledger, progress, work)
-            except KeyboardInterrupt:
-                assert stop_after is not None
-        write_failures(archive, items, ledger)
-    return plan
+def run_items(archive: Archive, items: Iterable[Item], engine: Any) -> Totals:
+    with Outputs.opened(archive) as outputs, RunProgress(Totals(), QUIET) as progress:
+
+        async def work() -> None:
+            listing = look_at(items, outputs, progress.totals)
+            await ArchiveRun(archive, outputs, engine, progress).run(listing)
+
+        try:
+            asyncio.run(work())
+        except Stopped:
+            assert engine.stop_after is not None
+        write_failures(archive.where, progress.totals.failures)
+    return progress.totals
 
 
-def dataset(where: Place) -> dict[str, dict[str, Any]]:
-    """Rows by name of the file; each file has one."""
-    rows: list[dict[str, Any]] = []
-    for info in (where / "transcripts").below():
-        with where.files.open_input_file(info.path) as content:
-            rows += pq.read_table(content).to_pylist()
-    assert len({row["path"] for row in rows}) == len(rows)
-    return {Path(row["path"]).name: row for row in rows}
+def run(archive: Archive, names: list[str], engine: Any) -> Totals:
+    return run_items(archive, list_items(names), engine)
+
+
+def sidecars(where: Place) -> dict[str, dict[str, Any]]:
+    """By name of the input; each has one."""
+    found = {}
+    for entry in where.below():
+        if entry.path.endswith(".splitscribe.json"):
+            sidecar = json.loads(Place.of(where.name_of(entry.path)).read())
+            assert sidecar["source"]["path"] not in found
+            found[sidecar["source"]["path"]] = sidecar
+    return {key.rpartition("/")[2]: sidecar for key, sidecar in found.items()}
+
+
+def outputs_of(where: Place) -> set[str]:
+    """All but sidecars and what else is hidden."""
+    names = {one.path.removeprefix(f"{where.path}/") for one in where.below()}
+    return {name for name in names if not name.rpartition("/")[2].startswith(".")}
 
 
 def test_texts_and_failures_are_written(sounds: Path, where: Place) -> None:
-    engine = FakeEngine()
     archive = Archive(where, formats=("json", "srt", "vtt", "txt"))
-    run(archive, [str(sounds)], engine)
-    rows = dataset(where)
-    assert len(rows) == 6
-    assert rows["1.mp3"]["text"].startswith("talk 1 talk 1")
-    assert rows["1.mp3"]["duration"] == 2.5
-    assert rows["bad.mp3"]["error"] == "this is no audio"
+    run(archive, [str(sounds)], FakeEngine())
     content = (sounds / "1.mp3").read_text()[:HEARD_BYTES]
     expected = render(make_transcript(content), "srt").body
     assert (where / "1.srt").read() == expected
     assert json.loads((where / "1.json").read())["segments"][0]["tokens"] == [50364, 7]
     failures = list(csv.reader((where / "failures.csv").read().decode().splitlines()))
     assert failures == [["path", "reason"], [str(sounds / "bad.mp3"), "this is no audio"]]
-    names = {one.path.rpartition("/")[2] for one in where.below()}
-    assert not {name for name in names if name.startswith("bad.")}
+    assert not {name for name in outputs_of(where) if name.startswith("bad.")}
+
+
+def test_a_sidecar_tells_source_settings_and_what_was_written(sounds: Path, where: Place) -> None:
+    archive = Archive(where, {"language": "en"}, model="small", formats=("json", "srt"))
+    run(archive, [str(sounds)], FakeEngine())
+    found = sidecars(where)
+    assert len(found) == 6
+    stat = (sounds / "1.mp3").stat()
+    source = {"size": stat.st_size, "mtime_ns": stat.st_mtime_ns, "path": str(sounds / "1.mp3")}
+    assert found["1.mp3"]["source"] == source
+    assert found["1.mp3"]["settings"] == archive.settings
+    assert found["1.mp3"]["duration"] == 2.5
+    for name, hashed in found["1.mp3"]["written"].items():
+        written = (where / f"1.{name}").read()
+        assert hashlib.blake2b(written, digest_size=16).hexdigest() == hashed
+    assert found["1.mp3"]["written"].keys() == {"json", "srt"}
+    assert (found["bad.mp3"]["error"], found["bad.mp3"]["written"]) == ("this is no audio", {})
 
 
 def test_an_interrupted_run_goes_on_where_it_was(sounds: Path, where: Place) -> None:
-    archive, first, second = Archive(where), FakeEngine(), FakeEngine()
-    run(archive, [str(sounds)], first, stop_after=2)
-    assert len(dataset(where)) == 2
-    plan = run(archive, [str(sounds)], second)
-    assert plan.n_done + len(plan.failed) == 2
+    archive = Archive(where, files_at_once=1)
+    first, second = FakeEngine(stop_after=2), FakeEngine()
+    run(archive, [str(sounds)], first)
+    assert len(sidecars(where)) == 2
+    totals = run(archive, [str(sounds)], second)
+    assert totals.n_done + totals.n_failed == 2
     assert sorted(first.heard + second.heard) == sorted(
         file.read_text()[:HEARD_BYTES] for file in sounds.iterdir()
     )
-    assert not run(archive, [str(sounds)], FakeEngine()).pending
+    assert not run(archive, [str(sounds)], FakeEngine()).n_pending
+
+
+class Killed(BaseException):
+    """The process is gone at this moment."""
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, ending: str) -> Callable[[], None]:
+    """Before a file with this ending is written; call what is returned to end that."""
+    real = Place.write_whole
+
+    def write_whole(self: Place, content: bytes) -> None:
+        if self.path.endswith(ending):
+            raise Killed
+        real(self, content)
+
+    patched = monkeypatch.context()
+    patched.__enter__().setattr(Place, "write_whole", write_whole)
+    return lambda: patched.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("at", ["/1.srt", "/.1.splitscribe.json"])
+def test_killed_between_two_formats_a_file_is_done_again(
+    sounds: Path, where: Place, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    archive, names = Archive(where, formats=("json", "srt")), [str(sounds / "1.mp3")]
+    live_again = killed_at(monkeypatch, at)
+    with pytest.raises(Killed):
+        run(archive, names, FakeEngine())
+    live_again()
+    assert "1.json" in outputs_of(where)
+    assert not sidecars(where)
+    engine = FakeEngine()
+    run(archive, names, engine)
+    assert len(engine.heard) == 1
+    assert sidecars(where)["1.mp3"]["written"].keys() == {"json", "srt"}
+    assert {"1.json", "1.srt"} <= outputs_of(where)
+
+
+def test_killed_over_older_outputs_nothing_passes_for_done(
+    sounds: Path, where: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two settings, outputs of the second beside outputs of the first."""
+    german = Archive(where, {"language": "de"}, formats=("json", "srt"))
+    english = replace(german, fields={"language": "en"})
+    names = [str(sounds / "1.mp3")]
+    run(german, names, FakeEngine())
+    live_again = killed_at(monkeypatch, "/1.srt")
+    with pytest.raises(Killed):
+        run(english, names, FakeEngine())
+    live_again()
+    for archive in (german, english):
+        assert run(archive, names, FakeEngine()).n_pending == 1
 
 
 def test_only_what_changed_is_done_again(sounds: Path, where: Place) -> None:
@@ -110,53 +181,10 @@ def test_only_what_changed_is_done_again(sounds: Path, where: Place) -> None:
     run(archive, [str(sounds)], FakeEngine())
     (sounds / "2.mp3").write_bytes(b"another talk")
     os.utime(sounds / "3.mp3", ns=(1, 1))
-    by_stat = FakeEngine()
-    run(archive, [str(sounds)], by_stat)
-    assert sorted(text[:6] for text in by_stat.heard) == ["anothe", "talk 3"]
-    assert dataset(where)["2.mp3"]["text"] == "another talk"
-
-
-def test_content_that_is_done_is_not_done_again_wherever_it_is(sounds: Path, where: Place) -> None:
-    """Touched, moved, copied, or within a Parquet file; what is told of it is of the new place."""
-    archive = Archive(where)
-    run(archive, [str(sounds)], FakeEngine())
-    (sounds / "2.mp3").write_bytes(b"another talk")
-    os.utime(sounds / "3.mp3", ns=(1, 1))
-    (sounds / "4.mp3").rename(sounds / "moved.mp3")
-    (sounds / "copied.mp3").write_bytes((sounds / "0.mp3").read_bytes())
-    shutil.copy(sounds / "bad.mp3", sounds / "as bad.mp3")
-    held = pa.table({"bytes": [(sounds / "1.mp3").read_bytes(), b"a third talk"]})
-    pq.write_table(held, sounds / "held.parquet")
-    names, by_content = [str(sounds), str(sounds / "held.parquet")], FakeEngine()
-    plan = run(replace(archive, match="content"), names, by_content)
-    assert sorted(by_content.heard) == ["a third talk", "another talk"]
-    assert (plan.n_done, len(plan.failed)) == (6, 2)
-    rows = dataset(where)
-    assert rows["copied.mp3"]["text"] == rows["0.mp3"]["text"]
-    assert rows["held.parquet#0"]["text"] == rows["1.mp3"]["text"]
-    assert (where / "moved.json").read() == (where / "4.json").read()
-    assert rows["3.mp3"]["mtime_ns"] == 1
-    by_stat = FakeEngine()
-    run(archive, names, by_stat)
-    assert by_stat.heard == [], "the next run need not read them"
-
-
-def test_objects_of_a_bucket_are_known_by_content_too(where: Place) -> None:
-    import fsspec
-
-    def put(name: str, content: bytes) -> None:
-        with fsspec.open(f"memory://talks{where.path}/{name}", "wb") as file:
-            file.write(content)
-
-    put("a.mp3", b"talk a")
-    names = [f"memory://talks{where.path}"]
-    run(Archive(where), names, FakeEngine())
-    put("b.mp3", b"talk a")
-    put("c.mp3", b"talk c")
     engine = FakeEngine()
-    run(Archive(where, match="content"), names, engine)
-    assert engine.heard == ["talk c"]
-    assert dataset(where)["b.mp3"]["text"] == "talk a"
+    run(archive, [str(sounds)], engine)
+    assert sorted(text[:6] for text in engine.heard) == ["anothe", "talk 3"]
+    assert json.loads((where / "2.json").read())["text"] == "another talk"
 
 
 def test_other_settings_are_other_texts(sounds: Path, where: Place) -> None:
@@ -168,17 +196,30 @@ def test_other_settings_are_other_texts(sounds: Path, where: Place) -> None:
         replace(archive, task="translate"),
     ):
         assert other.settings != archive.settings
-    engine = FakeEngine()
-    run(replace(archive, fields={"language": "de"}), [str(sounds)], engine)
-    assert len(engine.heard) == 6
-    assert len(dataset(where)) == 6
+        engine = FakeEngine()
+        run(other, [str(sounds)], engine)
+        assert len(engine.heard) == 6
+        assert {one["settings"]["model"] for one in sidecars(where).values()} == {other.model}
+        assert not run(other, [str(sounds)], FakeEngine()).n_pending
 
 
-def test_another_format_is_written_from_what_is_there(sounds: Path, where: Place) -> None:
-    run(Archive(where, formats=()), [str(sounds)], FakeEngine())
+def test_another_format_is_written_from_the_json_as_it_was_written(
+    sounds: Path, where: Place
+) -> None:
+    names = [str(sounds / "3.mp3"), str(sounds / "4.mp3")]
+    run(Archive(where), names, FakeEngine())
+    (where / "3.json").write_whole(b"{}")  # by somebody else
     engine = FakeEngine()
-    run(Archive(where, formats=("vtt",)), [str(sounds)], engine)
-    assert engine.heard == []
+    for _ in range(2):
+        run(Archive(where, formats=("vtt", "txt")), names, engine)
+    assert [text[:6] for text in engine.heard] == ["talk 3"]
+    transcript = make_transcript((sounds / "4.mp3").read_text()[:HEARD_BYTES])
+    assert (where / "4.vtt").read() == render(transcript, "vtt").body
+    assert (where / "4.txt").read() == render(transcript, "text").body
+    assert sidecars(where)["4.mp3"]["written"].keys() == {"json", "vtt", "txt"}
+    (where / "4.vtt").remove()
+    run(Archive(where, formats=("vtt",)), names, engine)
+    assert len(engine.heard) == 1
     assert (where / "4.vtt").read().startswith(b"WEBVTT")
 
 
@@ -186,9 +227,9 @@ def test_failures_are_left_alone_unless_they_may_pass(sounds: Path, where: Place
     archive = Archive(where)
     run(archive, [str(sounds)], FakeEngine())
     again, asked = FakeEngine(), FakeEngine()
-    assert run(archive, [str(sounds)], again).failed == [str(sounds / "bad.mp3")]
-    assert again.heard == []
-    (sounds / "bad.mp3").write_bytes((sounds / "bad.mp3").read_bytes())  # as broken, but new
+    totals = run(archive, [str(sounds)], again)
+    assert totals.failures.keys() == {str(sounds / "bad.mp3")}
+    assert (again.heard, totals.n_failed) == ([], 1)
     run(replace(archive, retry_failed=True), [str(sounds)], asked)
     assert len(asked.heard) == 1
 
@@ -202,32 +243,51 @@ def test_what_failed_for_the_clusters_reasons_is_tried_by_the_next_run(
 
     archive, engine = Archive(where), FakeEngine()
     run(archive, [str(sounds / "1.mp3")], FullEngine())
-    assert dataset(where)["1.mp3"]["retryable"]
+    assert "no worker" in sidecars(where)["1.mp3"]["error"]
     run(archive, [str(sounds / "1.mp3")], engine)
     assert len(engine.heard) == 1
-    assert dataset(where)["1.mp3"]["error"] is None
+    assert sidecars(where)["1.mp3"]["error"] is None
 
 
-def test_what_is_not_there_is_a_failure_of_its_own(tmp_path: Path, where: Place) -> None:
-    run(Archive(where), [str(tmp_path / "gone.mp3")], FakeEngine())
-    assert "there is no such file" in dataset(where)["gone.mp3"]["error"]
+def test_what_a_list_names_wrongly_is_a_failure_of_its_own(tmp_path: Path, where: Place) -> None:
+    (tmp_path / "list.jsonl").write_text("gone.mp3\nnosuch://bucket/x.mp3\n")
+    totals = run(Archive(where), [str(tmp_path / "list.jsonl")], FakeEngine())
+    assert "there is no such file" in totals.failures[f"{tmp_path}/gone.mp3"]
+    assert "cannot be opened" in totals.failures["nosuch://bucket/x.mp3"]
 
 
-def test_longest_first_and_equal_names_apart(tmp_path: Path) -> None:
-    for name, size in (("a.wav", 10), ("a.mp3", 10_000), ("b/a.wav", 5), ("transcripts.wav", 1)):
-        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "in" / name).write_bytes(b"x" * size)
-    items = list_items([str(tmp_path / "in")])
-    with Ledger.opened(Place.of(str(tmp_path / "out"))) as ledger:
-        plan = make_plan(Archive(Place.of(str(tmp_path / "out"))), items, ledger)
-    assert plan.pending[0].relative == "a.mp3"
-    names = {key.removeprefix(f"{tmp_path}/in/"): name for key, name in plan.outputs.items()}
-    assert names == {
-        "a.mp3": "a",
-        "a.wav": "a.wav",
-        "b/a.wav": "b/a",
-        "transcripts.wav": "transcripts.wav",
+def test_equal_names_stay_apart(tmp_path: Path, where: Place) -> None:
+    """In one folder and in two, in one run and in several, whatever order they come in."""
+    for name in ("a/talk.wav", "a/talk.mp3", "b/talk.mp3", "b/in/talk.mp3"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    names, archive = [str(tmp_path / "a"), str(tmp_path / "b")], Archive(where, formats=("txt",))
+    run(archive, names, FakeEngine())
+    texts = {name: (where / name).read().decode().strip() for name in outputs_of(where)}
+    del texts["failures.csv"]
+    assert texts == {
+        "talk.txt": "a/talk.mp3",
+        "talk.wav.txt": "a/talk.wav",
+        "talk.mp3.txt": "b/talk.mp3",
+        "in/talk.txt": "b/in/talk.mp3",
     }
+    (tmp_path / "a/talk.mp3").unlink()
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/talk.mp3").write_text("c/talk.mp3")
+    engine = FakeEngine()
+    run(archive, [str(tmp_path / "c"), *reversed(names)], engine)
+    assert engine.heard == ["c/talk.mp3"]
+    assert (where / "talk.txt").read() == b"a/talk.mp3\n"
+    assert (where / "talk.mp3-2.txt").read() == b"c/talk.mp3\n"
+
+
+def test_the_longest_of_what_is_listed_goes_first(tmp_path: Path) -> None:
+    for i, size in enumerate((10, 20, 5000, 100)):
+        (tmp_path / f"{i}.mp3").write_bytes(f"talk {i} ".encode().ljust(size))
+    engine = FakeEngine()
+    archive = Archive(Place.of(f"{tmp_path}/out"), files_at_once=1)
+    run(archive, [str(tmp_path)], engine)
+    assert [text[:6] for text in engine.heard] == ["talk 2", "talk 3", "talk 1", "talk 0"]
 
 
 @pytest.mark.parametrize("name", ["a" * 251, "あ" * 83])
@@ -239,118 +299,141 @@ def test_names_as_long_as_they_can_be(tmp_path: Path, name: str) -> None:
     run(Archive(where, formats=("json", "txt")), [str(tmp_path / "in")], FakeEngine())
     texts = [file.read_text().strip() for file in (tmp_path / "out").glob("*.txt")]
     assert sorted(texts) == ["one", "two"]
+    assert len(sidecars(where)) == 2
 
 
-# --------------------------------------------------------------------------- the ledger
+def test_work_begins_while_a_large_folder_is_listed(tmp_path: Path) -> None:
+    """Of 100,000 files, when a part of them is listed."""
+    (tmp_path / "talk.mp3").write_text("talk")
+    stat, n_listed, n_before = (tmp_path / "talk.mp3").stat(), 0, 0
+
+    class Begun(FakeEngine):
+        async def transcribe(self, *args: Any, **options: Any) -> Any:
+            nonlocal n_before
+            n_before = n_before or n_listed
+            return await super().transcribe(*args, **options)
+
+    def listing() -> Iterable[Item]:
+        nonlocal n_listed
+        for i in range(100_000):
+            n_listed += 1
+            path = str(tmp_path / "talk.mp3")
+            yield Item(f"{i}", path, stat.st_size, stat.st_mtime_ns, f"{i}.mp3")
+
+    where = Place.of(str(tmp_path / "out"))
+    run_items(Archive(where, files_at_once=1), listing(), Begun(stop_after=1))
+    assert 0 < n_before <= 2 * LOOKED_AT
 
 
-def make_row(path: str, **changes: Any) -> dict[str, Any]:
-    from cluster.archives.rows import ITEM_COLUMNS, failed_row
+def test_buckets_are_listed_once_and_asked_of_no_file(
+    where: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a run that goes on, too."""
+    import fsspec
 
-    row = dict.fromkeys(ITEM_COLUMNS) | failed_row(OverloadedError("full"))
-    own = {"path": path, "size": 1, "mtime_ns": 2, "settings": "s", "output": path}
-    return row | own | changes
+    for i in range(30):
+        with fsspec.open(f"memory://talks{where.path}/{i}.mp3", "wb") as file:
+            file.write(f"talk {i}".encode())
+    asked: list[Any] = []
+    handler = pyarrow.fs.FSSpecHandler
 
+    def counted(name: str) -> None:
+        real = getattr(handler, name)
 
-def test_what_a_killed_run_wrote_counts(tmp_path: Path) -> None:
-    """Killed, it neither makes a part of its journal nor ends its last line."""
-    where = Place.of(str(tmp_path))
-    killed = Ledger(where)
-    killed.add([make_row("a"), make_row("b")])
-    (journal,) = (tmp_path / "_splitscribe/journal").iterdir()
-    with journal.open("ab") as file:
-        file.write(b'{"path": "c", "si')
-    with Ledger.opened(where) as ledger:
-        assert ledger.done.keys() == {"a", "b"}
-        assert not list((tmp_path / "_splitscribe/journal").iterdir())
-    assert dataset(where).keys() == {"a", "b"}
+        def count(self: Any, what: Any) -> Any:
+            asked.append(what)
+            return real(self, what)
 
+        monkeypatch.setattr(handler, name, count)
 
-def test_a_part_that_came_to_nothing_is_passed_over(where: Place) -> None:
-    """A write into a bucket that is interrupted may leave an object of no bytes."""
-    with Ledger.opened(where) as ledger:
-        ledger.add([make_row("a")])
-    (where / "transcripts/part-x-0000.parquet").write_whole(b"")
-    with Ledger.opened(where) as ledger:
-        assert ledger.done.keys() == {"a"}
-    assert dataset(where).keys() == {"a"}
+    counted("get_file_info")
+    counted("get_file_info_selector")
+    names = [f"memory://talks{where.path}"]
+    for n_pending in (30, 0):
+        asked.clear()
+        assert run(Archive(where, formats=("json", "txt")), names, FakeEngine()).n_pending == (
+            n_pending
+        )
+        n_listings = sum(not isinstance(what, list) for what in asked)
+        assert n_listings == 1 + (not where.is_local)
+        assert [what for what in asked if isinstance(what, list)] == [[f"/talks{where.path}"]]
 
 
 def test_a_place_that_does_not_answer_is_told_by_its_name(
     where: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When it is opened, and when the run's last rows are kept."""
-
     def refuse(*args: Any, **options: Any) -> Any:
         raise OSError("access denied")
 
-    def add_and_lose(method: str, when: str) -> None:
-        if when == "before":
-            monkeypatch.setattr(Place, method, refuse)
-        with Ledger.opened(where) as ledger:
-            ledger.add([make_row("a")])
-            monkeypatch.setattr(Place, method, refuse)
+    monkeypatch.setattr(Place, "below", refuse)
+    if where.is_local:
+        Outputs(Archive(where))
+        return
+    with pytest.raises(ConfigurationError, match=r"texts.*access denied"):
+        Outputs(Archive(where))
 
-    with pytest.raises(ConfigurationError, match=r"texts.*access denied"):
-        add_and_lose("write_whole", "in the middle")
-    with pytest.raises(ConfigurationError, match=r"texts.*access denied"):
-        add_and_lose("below", "before")
+
+def test_an_output_that_cannot_be_written_ends_the_run(
+    sounds: Path, where: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(Place, "write_whole", refuse)
+    with pytest.raises(OSError, match="full"):
+        run(Archive(where), [str(sounds)], FakeEngine())
 
 
 def test_two_runs_do_not_write_to_one_place(tmp_path: Path) -> None:
-    @contextmanager
-    def opened() -> Iterator[Ledger]:
-        with Ledger.opened(Place.of(str(tmp_path))) as ledger:
-            yield ledger
-
-    with opened(), pytest.raises(InvalidRequestError, match="another run"), opened():
+    archive = Archive(Place.of(str(tmp_path)))
+    with (
+        Outputs.opened(archive),
+        pytest.raises(InvalidRequestError, match="another run"),
+        Outputs.opened(archive),
+    ):
         pass
-    with opened():
+    with Outputs.opened(archive):
         pass
-
-
-def test_a_file_has_one_row_however_often_it_was_done(tmp_path: Path) -> None:
-    where = Place.of(str(tmp_path))
-    for round_ in range(3):
-        with Ledger.opened(where) as ledger:
-            ledger.add([make_row("a", size=round_), make_row(f"only {round_}")])
-    assert dataset(where)["a"]["size"] == 2
-    assert len(dataset(where)) == 4
 
 
 # --------------------------------------------------------------------------- progress
 
 
+def hour(name: str) -> Item:
+    return Item(name, name, 16_000 * 3600, 0, name)
+
+
 def test_progress_tells_hours_speed_and_time_to_go() -> None:
     now = [0.0]
-    items = [Item(f"/{i}.mp3", 16_000 * 3600, 0, f"{i}.mp3") for i in range(4)]
-    with RunProgress(items, QUIET, lambda: now[0]) as progress:
+    totals = Totals(n_pending=4, about_s=4 * 3600.0, is_listed=True)
+    with RunProgress(totals, QUIET, lambda: now[0]) as progress:
         now[0] = 600.0
-        progress.add([{"path": "/0.mp3", "error": None, "duration": 7200.0}])
-        progress.add([{"path": "/1.mp3", "error": "broken"}])
+        progress.end(hour("0.mp3"), 7200.0)
+        progress.end(hour("1.mp3"), None)
         # Files had twice the audio that their size told: so will the others.
         assert progress.line() == (
             "2 of 4 files, 2.0 h of about 6.0 h of audio, 12.0 hours per hour, 20 min to go, "
             "1 failed"
         )
+        totals.is_listed = False
+        assert progress.line().startswith("2 of 4 or more files, ")
 
 
 def test_what_is_done_of_a_long_file_counts() -> None:
     now = [0.0]
-    items = [Item(f"/{i}.mp3", 16_000 * 3600, 0, f"{i}.mp3") for i in range(2)]
-    with RunProgress(items, QUIET, lambda: now[0]) as progress:
+    totals = Totals(n_pending=2, about_s=2 * 3600.0, is_listed=True)
+    with RunProgress(totals, QUIET, lambda: now[0]) as progress:
         now[0] = 900.0
-        progress.heard({"/0.mp3": (1800.0, 7200.0), "/of another run.mp3": (5.0, 5.0)})
+        progress.note(hour("0.mp3"), 1800.0, 7200.0)
         # The first file is twice as long as its size told, which says nothing of the other.
         assert progress.line() == (
             "0 of 2 files, 30.0 min of about 3.0 h of audio, 2.0 hours per hour, 1 h 15 min to go"
         )
-        progress.add([{"path": "/0.mp3", "error": None, "duration": 7200.0}])
-        progress.heard({"/0.mp3": (7200.0, 7200.0)})
+        progress.end(hour("0.mp3"), 7200.0)
         assert progress.done_s == 7200.0
         assert "2.0 h of about 4.0 h" in progress.line()
-        progress.heard({"/1.mp3": (60.0, 60.0)})
-        progress.heard({})
+        progress.note(hour("1.mp3"), 60.0, 60.0)
+        progress.note(hour("1.mp3"), 0.0, 0.0)
         assert "2.0 h of about 4.0 h" in progress.line(), "it began again"
 
 

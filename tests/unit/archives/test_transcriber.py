@@ -11,19 +11,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
-from cluster.archives import item_transcriber, places
-from cluster.archives.inputs import list_items
-from cluster.archives.item_transcriber import BLOCK, ItemTranscriber, blocks_of
-from cluster.archives.rows import RESULT_COLUMNS, row_of, transcript_of
-from cluster.archives.transcriber import Transcriber, is_ours
+from cluster.archives import places
+from cluster.archives.rows import RESULT_COLUMNS
+from cluster.archives.transcriber import Transcriber
 from cluster.errors import ConfigurationError, InvalidRequestError
-from cluster.serve.bulk.engine import BulkResult
-from router.api.params import TranscriptionParams
-from router.interface import StageTimings
-from tests.support.archives import FakeEngine, make_transcript
+from tests.support.archives import FakeEngine
 
 AUDIO = [b"one", b"broken", b"three"]
 
@@ -78,24 +72,6 @@ def test_calls_of_several_threads_share_the_bound(
     assert engine.most == 2
 
 
-def test_threads_share_what_is_read_of_a_parquet_file(engine: FakeEngine, tmp_path: Path) -> None:
-    """A row group is read whole, and may be large."""
-    table = pa.table({"bytes": [f"talk {i}".encode() for i in range(40)]})
-    pq.write_table(table, tmp_path / "talks.parquet", row_group_size=20)
-    blocks = blocks_of(list_items([str(tmp_path / "talks.parquet")]))
-    made = ItemTranscriber(open_engine=engine.opened)
-    item_transcriber._group.cache_clear()
-    try:
-        with ThreadPoolExecutor(len(blocks)) as threads:
-            tables = list(threads.map(made, [pa.table({BLOCK: [block]}) for block in blocks]))
-    finally:
-        made.close()
-    assert [text for one in tables for text in one["text"].to_pylist()] == [
-        f"talk {i}" for i in range(40)
-    ]
-    assert item_transcriber._group.cache_info().misses == 2
-
-
 def test_rows_without_audio_and_refused_fields_end_the_call(engine: FakeEngine) -> None:
     refused = Transcriber({"temperature": "9"}, open_engine=engine.opened)
     try:
@@ -121,23 +97,9 @@ def test_without_an_application_the_call_ends() -> None:
         transcriber.close()
 
 
-def test_a_row_gives_its_transcript_back() -> None:
-    transcript = make_transcript("to and fro")
-    result = BulkResult(transcript, StageTimings(), (), TranscriptionParams("m"))
-    table = pa.Table.from_pylist([row_of(result)])
-    assert transcript_of(table.to_pylist()[0]) == transcript
-
-
 def test_without_the_extra_one_sentence_tells_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'splitscribe\[bulk\]'"):
         places.require_bulk()
-
-
-def test_our_error_is_found_behind_those_of_others() -> None:
-    ours, theirs = ConfigurationError("here"), RuntimeError("Ray Data's")
-    theirs.__cause__ = ours
-    assert is_ours(theirs) is ours
-    assert is_ours(ValueError()) is None

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
-from cluster.archives import run as archive_run
-from cluster.archives import trial
-from cluster.archives.inputs import list_items
+from cluster.archives.outputs import LOCK, SPEED, keep_speed
 from cluster.archives.own_pools import own_settings
+from cluster.archives.places import Place
 from cluster.cli.batch import application
 from cluster.cli.batch import run as batch_run
-from cluster.cli.batch.application import model_of
-from cluster.cli.batch.job import BatchJob
+from cluster.cli.batch.application import BatchJob, Found, model_of
+from cluster.cli.batch.cluster_watch import ClusterWatch
 from cluster.cli.main import app
 from cluster.errors import ConfigurationError, SplitscribeError
-from cluster.settings import Settings
 from cluster.settings_sources import load_settings
-from tests.support.archives import FakeEngine, LocalRun
+from tests.support.archives import FakeEngine
 
 
 @pytest.fixture
@@ -33,13 +30,13 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine()
 
     @contextmanager
-    def found(job: BatchJob, say: Any) -> Iterator[Settings]:
-        yield load_settings(None, {}, environ={})
+    def found(job: BatchJob, say: Any) -> Iterator[Found]:
+        with asyncio.Runner() as runner:
+            yield Found(load_settings(None, {}, environ={}), runner)
 
     monkeypatch.setattr(batch_run, "found_application", found)
-    monkeypatch.setattr(
-        archive_run, "ray_data", lambda archive, heard: LocalRun(engine, fields=archive.fields)
-    )
+    monkeypatch.setattr(batch_run, "unlimited_engine", engine.opened)
+    monkeypatch.setattr(ClusterWatch, "of_process", lambda tell: nullcontext())
     return engine
 
 
@@ -88,57 +85,40 @@ def test_a_list_may_come_from_standard_input(engine: FakeEngine, talks: Path) ->
     assert (talks.parent / "texts/two.txt").read_text() == "two\n"
 
 
-def test_a_dry_run_tells_and_does_nothing(
-    engine: FakeEngine, talks: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_dry_run_tells_and_does_nothing(engine: FakeEngine, talks: Path) -> None:
     output = talks.parent / "texts"
     (talks / "long.wav").write_bytes(bytes(64_000 * 7200))
-
-    def measured(archive: Any, items: Any) -> archive_run.Measured:
-        return archive_run.Measured(speed=4.0, audio_s=30.0)
-
-    monkeypatch.setattr(batch_run, "measure_speed", measured)
     result = batch(talks, "-o", output, "--dry-run")
     assert result.exit_code == 0
-    assert "3 files, about 2.0 h of audio" in result.output
-    assert "4.0 hours per hour, about 30 min" in result.output
+    assert "3 files, 3 to do, about 2.0 h of audio by their sizes" in result.output
+    assert "no run has measured yet" in result.output
     assert engine.heard == []
-    assert not list(output.glob("*.json"))
+    keep_speed(Place.of(str(output)), 4.0)
+    result = batch(talks, "-o", output, "--dry-run")
+    assert "4.0 hours per hour, about 30 min" in result.output
+    assert {file.name for file in output.iterdir()} == {LOCK, SPEED}
+    batch(talks / "one.mp3", "-o", output)
+    kept = {file: file.read_bytes() for file in output.iterdir()}
+    result = batch(talks, "-o", output, "--dry-run", "-f", "srt")
+    assert "3 files, 1 are done, 2 to do" in result.output
+    assert {file: file.read_bytes() for file in output.iterdir()} == kept
 
 
-@pytest.mark.parametrize("kind", ["list", "held"])
-def test_a_trial_transcribes_some_and_tells_why_it_could_not(
-    talks: Path, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
-    """Files, and audio within a Parquet file."""
-    (talks / "bad.mp3").write_text("broken")
-    names = [talks / "one.mp3", talks / "two.mp3", talks / "bad.mp3", talks / "gone.mp3"]
-    if kind == "held":
-        contents = [file.read_bytes() if file.exists() else b"broken" for file in names]
-        pq.write_table(pa.table({"bytes": contents}), talks / "held.parquet")
-        names = [talks / "held.parquet"]
-    items = list_items([str(name) for name in names])
-    sources = [(item.path, item.row, item.column) for item in items]
-    monkeypatch.setattr(trial, "unlimited_engine", engine.opened)
-    fields = {"model": "whisper-1"}
-    _, audio_s, why = trial._trial(fields, "transcribe", sources, 20.0)
-    assert audio_s == 5.0
-    assert why.startswith("2 of 4 files failed, as with: ")
-    speed, audio_s, why = trial._trial(fields, "transcribe", sources[2:3], 20.0)
-    assert (speed, audio_s, why) == (0, 0, "1 of 1 files failed, as with: this is no audio")
+def test_what_is_not_there_is_told_before_anything_is_started(talks: Path, tmp_path: Path) -> None:
+    assert "no file or folder" in refused(talks, tmp_path / "nofolder", "-o", tmp_path / "texts")
+    assert not (tmp_path / "texts").exists()
 
 
 def test_fields_of_the_api_are_flags_and_part_of_what_is_done(
     engine: FakeEngine, talks: Path
 ) -> None:
     output = talks.parent / "texts"
-    result = batch(talks, "-o", output, "--language", "en", "--word_timestamps", "-f", "none")
+    result = batch(talks, "-o", output, "--language", "en", "--word_timestamps")
     assert result.exit_code == 0, result.exception or result.output
     assert len(engine.heard) == 2
-    assert {file.suffix for file in output.rglob("*") if file.is_file()} >= {".parquet", ".csv"}
-    batch(talks, "-o", output, "--language", "en", "--word-timestamps", "-f", "json")
-    assert len(engine.heard) == 2
     assert '"words"' in (output / "one.json").read_text()
+    batch(talks, "-o", output, "--language", "en", "--word-timestamps", "-f", "srt")
+    assert len(engine.heard) == 2
     batch(talks, "-o", output, "--language", "de")
     assert len(engine.heard) == 4
 
@@ -147,7 +127,6 @@ def test_mistakes_are_told_before_anything_is_started(talks: Path, tmp_path: Pat
     assert "--output" in refused(talks)
     assert "name files" in refused("-o", tmp_path)
     assert "temperature" in refused(talks, "-o", tmp_path, "--temperature", "7")
-    assert "no other format" in refused(talks, "-o", tmp_path, "-f", "none", "-f", "srt")
 
 
 def test_an_output_that_cannot_be_written_is_told(engine: FakeEngine, talks: Path) -> None:
@@ -160,7 +139,6 @@ def test_an_output_that_cannot_be_written_is_told(engine: FakeEngine, talks: Pat
 
 def make_job(**changes: Any) -> BatchJob:
     from cluster.archives.archive import Archive
-    from cluster.archives.places import Place
 
     fields = {"model": "demo", "address": None, "config": None, "dry_run": False} | changes
     return BatchJob(("x",), Archive(Place.of("/tmp")), **fields)
