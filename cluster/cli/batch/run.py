@@ -73,9 +73,10 @@ def run_batch(job: BatchJob, out: Console, err: Console) -> int:
         if first is None:
             say(progress.totals.summary())
         else:
+            # Before the application, which ends first then: Serve's handles end in this loop.
+            runner = found.runner if found else stack.enter_context(asyncio.Runner())
             if found is None:
                 stack.enter_context(own_application(job, settings, say))
-            runner = found.runner if found else stack.enter_context(asyncio.Runner())
             # Ray has set its own, which ends the process.
             before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
             stack.callback(signal.signal, signal.SIGTERM, before)
