@@ -30,7 +30,6 @@ from cluster.messages import (
     EncodeTimings,
     OnToken,
     Role,
-    WorkerLoad,
     WorkerStatus,
 )
 from cluster.model.checkpoint import open_checkpoint
@@ -90,10 +89,6 @@ class InstantWorker:
             timings=DecodeTimings(0.0, 0.0, 0, "none", 0.0, 0.0, len(self._tokens)),
             compression_ratio=1.0,
         )
-
-    def record_routing_stats(self) -> dict[str, float]:
-        """As real workers tell it."""
-        return WorkerLoad(0, window_s=0.0).as_stats()
 
     async def status(self) -> tuple[WorkerStatus, ...]:
         """As a worker of both roles tells it."""

@@ -8,6 +8,7 @@ from typing import Literal
 
 from cluster.messages.audio import WINDOW_FRAMES
 from cluster.messages.encode import CrossKVHandle
+from cluster.messages.load import WorkerLoad
 from cluster.messages.shared import FinishReason, Location, Priority, Task
 
 
@@ -173,6 +174,7 @@ class DecodeResult:
     peak_positions: for each of `tokens` the encoder position of 20 ms, from the window's start, at
         which the alignment heads looked most when it was predicted: the largest mean of their
         cross-attention. None unless they were asked for.
+    load: the worker's, beside this sequence; None from an engine without a pool.
     """
 
     request_id: str
@@ -190,3 +192,4 @@ class DecodeResult:
     alignment: TokenAlignment | None = None
     doubted: bool = False
     peak_positions: tuple[int, ...] | None = None
+    load: WorkerLoad | None = None

@@ -9,6 +9,7 @@ from cluster.messages.audio import (
     FileMel,
     Pcm,
 )
+from cluster.messages.load import WorkerLoad
 from cluster.messages.shared import Location, Payload, Priority
 
 
@@ -105,9 +106,11 @@ class EncodeReply:
 
     reused: whether the KV was there already, or came with that of another request's same window;
         None where nothing is kept for reuse.
+    load: the worker's, beside this window; None from an engine without a pool.
     """
 
     handle: CrossKVHandle
     timings: EncodeTimings
     location: Location = Location()
     reused: bool | None = None
+    load: WorkerLoad | None = None

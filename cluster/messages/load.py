@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from cluster.messages.shared import Role
 
@@ -35,32 +33,19 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class WorkerLoad:
-    """What a worker reports of itself to those who choose a worker.
+    """What a worker says of itself with each answer, for the choice of a worker.
 
     work: windows in an encoder (a trimmed one counts by its share of a window's positions),
         hypotheses in a decoder, waiting ones included.
-    capacity: of them that it works on at once; more only wait.
+    capacity: of them that a decoder works on at once, more only wait; 0 of an encoder, and where it
+        is not known.
     window_s: encoder seconds for one window of all positions; 0 where there was none yet, and of a
         decoder.
-    failed: it refuses all windows, and will be replaced; what it holds is little, therefore.
     """
 
     work: float = 0.0
-    capacity: float = 1.0
+    capacity: float = 0.0
     window_s: float = 0.0
-    failed: bool = False
-
-    def as_stats(self) -> dict[str, float]:
-        """As Serve carries it."""
-        return asdict(self)
-
-    @classmethod
-    def of_stats(cls, stats: Mapping[str, Any]) -> WorkerLoad:
-        """The reverse of `as_stats`; the defaults for a worker that has reported nothing yet."""
-        given: dict[str, Any] = {
-            name: float(stats[name]) for name in cls.__slots__ if name in stats
-        }
-        return cls(**given | {"failed": bool(given.get("failed"))})
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,12 +55,6 @@ class Crew:
         """Of all replicas that there are, also of those that drain."""
         return [replica.roles[role] for replica in self.pools[role].replicas]
 
-    def tell_stats(self) -> None:
-        """Each worker reports its load to Serve."""
-        for pool in self.every():
-            for replica in pool.opened:
-                replica.routing_stats = replica.core.load().as_stats()
-
     def kill(self, pool: SimPool, count: int) -> None:
         """End so many workers at once. Serve starts as many in their place."""
         for replica in pool.opened[:count]:
@@ -146,4 +140,4 @@ class Crew:
             roles["decoder"] = SimDecoder(name, node, cell, device)
             most = decoder.max_waiting + (decoder.max_batch or MOST_ROWS)
         most = UNBOUNDED if len(roles) == len(ROLES) else most
-        pool.add(Replica(name, node, roles, most, cell.profile.router.hop_s))
+        pool.add(Replica(name, node, roles, most))

@@ -11,8 +11,8 @@ calls.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -20,17 +20,17 @@ from typing import Any
 from ray.exceptions import RayActorError
 from ray.serve.request_router import FIFOMixin, RequestRouter
 
-from cluster.messages import Role, WorkerLoad
+from cluster.messages import Role
 from cluster.planning.worker import SimWorker
 from cluster.serve.hooks.replica_choice import LoadAwareRouter
-from cluster.serve.worker_choice import WorkLedger
+from cluster.serve.own_calls import OwnCalls
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.025, 0.5  # of Serve, between two tries to find room
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A worker as Serve knows it. The first four are what the hook reads of a `RunningReplica`.
+    """A worker as Serve knows it; the hook reads its ids and `replica_metadata`.
 
     roles: of a colocated worker both.
     """
@@ -39,15 +39,8 @@ class Replica:
     node_id: str
     roles: Mapping[Role, SimWorker]
     max_ongoing: int
-    hop_s: float
     replica_metadata: dict[str, str] = field(default_factory=lambda: {"domain": ""})
-    routing_stats: dict[str, Any] = field(default_factory=dict)
     ongoing: int = 0
-
-    @property
-    def core(self) -> Any:
-        """The engine whose load counts."""
-        return next(iter(self.roles.values())).core
 
     def kill(self, detected_after_s: float) -> None:
         for worker in self.roles.values():
@@ -101,29 +94,18 @@ class _WithoutServe(FIFOMixin, RequestRouter):
 class Choice(LoadAwareRouter, _WithoutServe):
     """The real hook, made without Serve."""
 
-    def __init__(
-        self, ledger: WorkLedger, chance: Random, clock: Callable[[], float], *, asks: bool
-    ) -> None:
-        """asks: Serve tells no loads of this pool, so workers are asked, which takes a hop."""
-        self.initialize_state(ledger=ledger, chance=chance, asks=asks, clock=clock)
+    def __init__(self, calls: OwnCalls, chance: Random) -> None:
+        self.initialize_state(calls=calls, chance=chance)
         self._deployment_id: Any = id(self)
+        self._told: Any = None  # the workers of which it knows
 
     async def order(self, replicas: Any, pending: Any) -> list[Replica]:
         """Those to be tried."""
-        if self._sample is not None:
-            await self._ask_before(self._sample, pending)
+        if replicas is not self._told:
+            self.update_replicas(replicas)
+            self._told = replicas
         ranks: Any = await self.choose_replicas(replicas, pending)
         return [replica for rank in ranks for replica in rank]
-
-    @property
-    def replica_queue_len_cache(self) -> Any:
-        """Serve's, which is not there: it never has to ask for a length."""
-        return SimpleNamespace(get=lambda _: 0)
-
-    async def _load_of(self, replica: Any) -> WorkerLoad:
-        await asyncio.sleep(replica.hop_s)
-        load: WorkerLoad = replica.core.load()
-        return load
 
 
 class OfTwo:
@@ -135,9 +117,6 @@ class OfTwo:
     async def order(self, replicas: list[Replica], _pending: Any) -> list[Replica]:
         pair = self._chance.sample(replicas, min(2, len(replicas)))
         return sorted(pair, key=lambda one: one.ongoing)
-
-    def update_replicas(self, replicas: list[Any]) -> None:
-        """It knows of no loads."""
 
     def on_request_routed(self, *_: Any) -> None:
         """It keeps no count."""
@@ -171,10 +150,6 @@ class SimHandle:
     def options(self, **_: Any) -> SimpleNamespace:
         return SimpleNamespace(remote=lambda request: SimCall(self._call(request)))
 
-    def tell_stats(self) -> None:
-        """What the workers have reported reaches this router."""
-        self._choice.update_replicas(self._pool.opened)
-
     async def _call(self, request: Any) -> Any:
         pool = self._pool
         pool.waiting += 1
@@ -184,9 +159,10 @@ class SimHandle:
         finally:
             pool.waiting -= 1
             self._waiting -= 1
-        answer = replica.roles[self._role].call(request)
+        worker: Any = replica.roles[self._role]
+        answer = worker.call(request)
         try:
-            return await answer
+            return replace(await answer, load=worker.core.load())
         except RayActorError:
             pool.remove(replica)  # as Serve's router does when a call finds it dead
             raise

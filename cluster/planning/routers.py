@@ -1,7 +1,7 @@
 """A simulated router: real admission, transcriber, pipeline and choice, over simulated parts.
 
 What is real is all that decides: `Admission`, `RequestContext`, `RequestTranscriber` with
-`ParallelRun` and `Pipeline`, `ServePool` with its ledger. The processor time of the event loop and
+`ParallelRun` and `Pipeline`, `ServePool` with its calls. The processor time of the event loop and
 of the audio workers are waits from the profile. HTTP is not there, and windows are silence of the
 lengths that the request was drawn with: nobody hears it.
 """
@@ -27,9 +27,8 @@ from cluster.planning.pools import Choice, OfTwo, SimHandle, SimPool
 from cluster.planning.report import Records
 from cluster.planning.scenario import LoadRequest
 from cluster.planning.worker import Cell
-from cluster.serve.app import TOLD_WORKERS
+from cluster.serve.own_calls import OwnCalls
 from cluster.serve.serve_pool import ServePool
-from cluster.serve.worker_choice import WorkLedger
 from router.api.params import TranscriptionParams
 from router.audio.windows import Window
 from router.http.admission import BYTES_PER_AUDIO_S, Admission, telling_waits
@@ -128,13 +127,13 @@ class SimRouter:
             settings.min_deadline_s, settings.deadline_factor, settings.max_deadline_s
         )
         self._params = TranscriptionParams("whisper-1", "en" if language_known else None)
-        ledger = WorkLedger()
-        self.handles = {role: _handle(pools[role], role, ledger, cell) for role in pools}
+        calls = OwnCalls(cell.clock.monotonic)
+        self.handles = {role: _handle(pools[role], role, calls, cell) for role in pools}
         simulated: Any = SimAudio(cell)
         self._transcriber = RequestTranscriber(
             simulated,
-            ServePool(self.handles["encoder"], "encoder", ledger),
-            ServePool(self.handles["decoder"], "decoder", ledger),
+            ServePool(self.handles["encoder"], "encoder", calls),
+            ServePool(self.handles["decoder"], "decoder", calls),
             cell.tokenizer,
             settings,
             Recorder(ROUTER_METRICS, partial(_Retries, records=records)),
@@ -188,9 +187,7 @@ def _context(cell: Cell) -> EncoderContext | None:
     )
 
 
-def _handle(pool: SimPool, role: Role, ledger: WorkLedger, cell: Cell) -> SimHandle:
+def _handle(pool: SimPool, role: Role, calls: OwnCalls, cell: Cell) -> SimHandle:
     if pool.name == "worker":
         return SimHandle(pool, role, OfTwo(cell.random))
-    most = max(pool.wanted, getattr(cell.settings, role).most)
-    asks = most > TOLD_WORKERS
-    return SimHandle(pool, role, Choice(ledger, cell.random, cell.clock.monotonic, asks=asks))
+    return SimHandle(pool, role, Choice(calls, cell.random))

@@ -116,13 +116,9 @@ class _Run:
             await asyncio.wait(running)
 
     async def keep(self, on_progress: OnProgress) -> None:
-        """What is done again and again: reports of load, autoscaling, a look at everything."""
+        """What is done again and again: autoscaling, a look at everything."""
         next_moment_s = 0.0
         while True:
-            self._crew.tell_stats()
-            for router in self._routers:
-                for handle in router.handles.values():
-                    handle.tell_stats()
             self._crew.scale()
             now_s = self._loop.time()
             if now_s >= next_moment_s:

@@ -30,10 +30,8 @@ HEALTH_TIMEOUT_S = 2.0
 # who kills one loses all that it holds. So they have 16.5 s.
 PATIENT_TIMEOUT_S = 5.5
 STATS_PERIOD_S = 0.5
-TOLD_WORKERS = 16  # in a pool that never has more, every load is told to every router
 PACED_WORKERS = 256  # above it Serve's controller asks and hears each worker less often
-LONE_PERIOD_S = 5.0  # in a pool that never has more than one, there is nothing to choose
-UNTOLD_PERIOD_S = 3600.0  # Serve's interval where routers ask: it cannot be turned off
+UNTOLD_PERIOD_S = 3600.0  # of Serve's reports to routers, which know by their calls' answers
 # How long a replica that is stopped may finish what it has. The longest decode of a window takes
 # less. A request may take more, up to 600 s, and is cut when its router is stopped meanwhile.
 DRAIN_S = 60.0
@@ -135,22 +133,15 @@ def pace(most: int) -> float:
     return max(1.0, most / PACED_WORKERS)
 
 
-def replica_choice(most: int = TOLD_WORKERS) -> dict[str, Any]:
-    """Options of a pool whose workers are chosen by their load (`cluster.serve.worker_choice`).
-
-    most: workers that the pool may have. Each report of each goes to every router; so where they
-        may be many, routers ask for loads instead (`cluster.serve.hooks.load_sample`).
-    """
+def replica_choice() -> dict[str, Any]:
+    """Options of a pool whose workers are chosen by `cluster.serve.worker_choice`."""
     from ray.serve.config import RequestRouterConfig
 
     config: Any = RequestRouterConfig
-    asks = most > TOLD_WORKERS
-    period_s = UNTOLD_PERIOD_S if asks else STATS_PERIOD_S if most > 1 else LONE_PERIOD_S
     return {
         "request_router_config": config(
             request_router_class="cluster.serve.hooks.replica_choice.LoadAwareRouter",
-            request_router_kwargs={"asks": True} if asks else {},
-            request_routing_stats_period_s=period_s,
+            request_routing_stats_period_s=UNTOLD_PERIOD_S,
         )
     }
 
@@ -187,7 +178,7 @@ def _pools(
         EncoderReplica,
         name=f"encoder{suffix}",
         **_size("encoder", settings),
-        **replica_choice(settings.encoder.most),
+        **replica_choice(),
         # Windows queue inside the replica by deadline, so Serve's own queue must stay shallow.
         max_ongoing_requests=4 * (settings.encoder.max_batch or DEEPEST_BATCH),
         **encoder_options,
@@ -196,7 +187,7 @@ def _pools(
         DecoderReplica,
         name=f"decoder{suffix}",
         **_size("decoder", settings),
-        **replica_choice(settings.decoder.most),
+        **replica_choice(),
         max_ongoing_requests=settings.decoder.max_waiting
         + (settings.decoder.max_batch or MOST_ROWS),
         **_replica_options(

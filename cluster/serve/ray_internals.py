@@ -178,16 +178,6 @@ def shared_value(namespace: bytes, name: bytes, first: bytes) -> bytes:
     return kept
 
 
-async def routing_stats_of(replica: Any) -> Mapping[str, Any]:
-    """What this `RunningReplica` says of its load now; the method is the one that Serve calls.
-
-    Serve would tell all routers of all replicas, at an interval. A router that asks has no way
-    that is public: calls through a handle choose the replica themselves.
-    """
-    stats: Mapping[str, Any] = await replica._actor_handle.record_routing_stats.remote()
-    return stats
-
-
 def replica_is_stopping() -> bool:
     """Whether Serve has begun to stop the replica of this process, which still finishes requests.
 

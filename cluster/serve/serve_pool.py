@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from cluster.errors import OverloadedError, SplitscribeError, WorkerGoneError
+from cluster.errors import (
+    HandleRefusedError,
+    KVLostError,
+    OverloadedError,
+    SplitscribeError,
+    WorkerError,
+    WorkerGoneError,
+)
 from cluster.messages import (
     DecodeRequest,
     DecodeResult,
@@ -22,8 +30,7 @@ from cluster.messages import (
     Role,
     WorkerStatus,
 )
-from cluster.serve.hooks.ledger import LARGE_POOLS
-from cluster.serve.worker_choice import WorkLedger, kept_key, key_of
+from cluster.serve.own_calls import OwnCalls, kept_key, key_of
 
 logger = logging.getLogger(__name__)
 
@@ -37,40 +44,45 @@ class ServePool:
     Its workers are of `role`, or of both roles; then each reports its status as either.
     """
 
-    def __init__(self, handle: Any, role: Role, ledger: WorkLedger) -> None:
-        """ledger: of this process, in which Serve's hook counts what it sends to each worker."""
+    def __init__(self, handle: Any, role: Role, calls: OwnCalls) -> None:
+        """calls: of this process, in which Serve's hook counts what it sends to each worker."""
         self._handle = handle
         self._role = role
-        self._ledger = ledger
+        self._calls = calls
         # Made once: each costs as much as a small call.
         self._encode = handle.options(method_name="encode", request_serialization="pickle")
         self._decode = handle.options(method_name="decode", request_serialization="pickle")
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
-        key = self._begin(request)
-        try:
+        with self._call(request) as key:
             reply: EncodeReply = await call_worker(self._encode.remote(request))
-            if reply.reused is not None:
-                self._ledger.keep(key, kept_key(request))
+            kept = kept_key(request) if reply.reused is not None else b""
+            self._calls.answered(key, reply.load, kept)
             return reply
-        finally:
-            self._ledger.end(key)
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
-        key = self._begin(request)
-        try:
+        with self._call(request) as key:
             if on_token is not None:
-                return await self._decode_streamed(request, on_token)
-            result: DecodeResult = await call_worker(self._decode.remote(request))
+                result = await self._decode_streamed(request, on_token)
+            else:
+                result = await call_worker(self._decode.remote(request))
+            self._calls.answered(key, result.load)
             return result
-        finally:
-            self._ledger.end(key)
 
-    def _begin(self, request: EncodeRequest | DecodeRequest) -> Hashable:
-        """A call is in progress from now on, for the ledger; its key there."""
+    @contextmanager
+    def _call(self, request: EncodeRequest | DecodeRequest) -> Iterator[Hashable]:
+        """Count a call as long as it is in progress, and how it ends; its key in `OwnCalls`."""
         key = key_of(request)
-        self._ledger.begin(key)
-        return key
+        self._calls.begin(key)
+        try:
+            yield key
+        except WorkerError as error:
+            # That its KV is not to be had is as likely the encoder's fault.
+            is_kv = isinstance(error, KVLostError | HandleRefusedError)
+            self._calls.failed(key, is_worker_s_fault=not is_kv)
+            raise
+        finally:
+            self._calls.end(key)
 
     async def _decode_streamed(self, request: DecodeRequest, on_token: OnToken) -> DecodeResult:
         groups = self._handle.options(stream=True).decode_stream.remote(request)
@@ -87,40 +99,40 @@ class ServePool:
             groups.cancel()
 
     async def status(self) -> list[WorkerStatus]:
-        """Ask every running replica, of a large pool `N_ASKED`; who does not answer is left out."""
-        size = LARGE_POOLS.get(str(getattr(self._handle, "deployment_id", "")), 0)
+        """Of every worker that answers; of a pool of more than `N_ASKED`, of so many at random.
+
+        Every router is asked for its health every few seconds, and asks for this.
+        """
+        size = self._calls.sizes.get(str(getattr(self._handle, "deployment_id", "")), 0)
+        is_large = size > N_ASKED
         try:
-            if size > N_ASKED:
-                return await self._status_of_some(size)
-            answers = await self._handle.broadcast("status").results_async(
-                timeout_s=STATUS_TIMEOUT_S, return_exceptions=True
-            )
+            if is_large:
+                asked = [
+                    self._handle.options(method_name="status").remote() for _ in range(N_ASKED)
+                ]
+                answers = await asyncio.gather(*map(_in_time, asked), return_exceptions=True)
+            else:
+                answers = await self._handle.broadcast("status").results_async(
+                    timeout_s=STATUS_TIMEOUT_S, return_exceptions=True
+                )
         except Exception as error:  # a pool that cannot answer is reported, and is no failure
             logger.debug("the status of a pool cannot be had: %s", error)
             return []
         each = (answer if isinstance(answer, tuple) else (answer,) for answer in answers)
-        return [
+        found = [
             status
             for statuses in each
             for status in statuses
             if isinstance(status, WorkerStatus) and status.role == self._role
         ]
+        if is_large:  # some may have been asked twice
+            return list({one.replica: replace(one, of_workers=size) for one in found}.values())
+        return found
 
-    async def _status_of_some(self, size: int) -> list[WorkerStatus]:
-        """Of workers at random: every router is asked for its health every few seconds."""
-        calls = [self._handle.options(method_name="status").remote() for _ in range(N_ASKED)]
-        asked = [asyncio.ensure_future(call_worker(call)) for call in calls]
-        done, late = await asyncio.wait(asked, timeout=STATUS_TIMEOUT_S)
-        for call in late:
-            call.cancel()
-        answers = [call.result() for call in done if call.exception() is None]
-        return list(
-            {
-                answer.replica: replace(answer, of_workers=size)
-                for answer in answers
-                if isinstance(answer, WorkerStatus) and answer.role == self._role
-            }.values()
-        )
+
+async def _in_time(response: Any) -> Any:
+    async with asyncio.timeout(STATUS_TIMEOUT_S):
+        return await call_worker(response)
 
 
 async def call_worker(response: Any, cancel: Callable[[], Any] | None = None) -> Any:

@@ -1,12 +1,15 @@
-"""Which worker of a pool gets a window: what each is known to hold, and the order to ask them in.
+"""Which worker of a pool gets a window: a few candidates, ranked by what this process knows.
+
+All of a small pool's workers are candidates, of a larger one some at random and those that the
+window prefers: so a choice costs as much among 10,000 as among ten, and workers that seem empty to
+all routers at once are not rushed. What is known is what `cluster.serve.own_calls` has.
 
 An encoder goes through windows one batch after another, so the best one is done with its queue
 first; of those that are done about as soon, the one that encoded the same audio for this process,
 or else the one that the audio prefers by rendezvous hashing: there its KV may be kept, and nobody
 has to tell what is kept where. A decoder holds the KV of all its sequences at once, so the best one
 has the emptiest pool, and of those about as empty the one next to the encoder that holds the KV. A
-worker that has failed comes last: it has the least to do. Workers report their load twice a second,
-or are asked for it where they are many; what this process has sent since then it knows itself.
+worker whose calls failed is taken for a fuller one, and a window comes last where it has failed.
 Knows nothing of Serve: `cluster.serve.hooks.replica_choice` calls it.
 """
 
@@ -15,12 +18,16 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-import threading
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cluster.messages import DecodeRequest, EncodeRequest, Location, WorkerLoad
+from cluster.serve.own_calls import OwnCalls, kept_key, key_of
 
 # What the KV's way counts for, in parts of a decoder's pool: a worker that far away must be so
 # much emptier.
@@ -32,150 +39,88 @@ ABOUT_AS_FREE = 0.5
 # The same limit for the encoder where this process had the same audio encoded. If the KV is still
 # kept there, the window does not wait; if it is not, it is encoded so much later, this once.
 LIKELY_KEPT = 2.0
-N_REMEMBERED = 4096  # windows of which a process knows where they were encoded
+FEW = 8  # workers that are all compared
+N_SAMPLED = 4  # of more, beside those that the window prefers
+N_NEAR = 2  # decoders on the node of the KV, and as many in its domain
+# What a worker's `OwnCalls.trouble` counts for: windows in an encoder, parts of a decoder's pool.
+TROUBLE_WINDOWS = 8.0
+TROUBLE_POOLS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker that could take the window. work: there now, as far as it is known."""
+    """A worker that could take the window. trouble: as of `OwnCalls.trouble`."""
 
     key: Hashable
     load: WorkerLoad
     location: Location
-    work: float
+    trouble: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Sent:
-    """A call in progress: its worker, None until the choice, and what it counts for there."""
+class Members:
+    """The workers of one pool, and who of them is compared for a window."""
 
-    worker: Hashable = None
-    work: float = 0.0
-    kv_key: bytes = b""
+    def __init__(self, places: Mapping[Hashable, Location] | None = None) -> None:
+        self._places = dict(places or {})
+        self._keys = list(self._places)
+        self._points = _points(self._keys)
+        self._near: dict[tuple[str, str], list[Hashable]] = {}
+        for key, place in self._places.items():
+            self._near.setdefault(("node", place.node), []).append(key)
+            if place.domain:
+                self._near.setdefault(("domain", place.domain), []).append(key)
 
+    def choose(self, request: Any, calls: OwnCalls, chance: random.Random) -> list[Hashable]:
+        """Workers for `request`, the best one first, which is counted in `calls` from now on.
 
-class WorkLedger:
-    """Work of this process at each worker, and what others have there, as far as it is known.
-
-    A worker's report is up to a second old. So others have what it reports beyond the most that
-    this process had there in that time, and what this process has is counted here. Thread-safe:
-    Serve may choose in a thread of its own.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._sent: dict[Hashable, _Sent] = {}  # by request
-        self._own: dict[Hashable, float] = {}
-        self._peaks: dict[Hashable, tuple[float, float]] = {}  # of the last two intervals
-        self._others: dict[Hashable, float] = {}
-        self._same: dict[bytes, list[Hashable]] = {}  # requests that were sent, by `kept_key`
-        self._kept: dict[bytes, Hashable] = {}  # workers, by `kept_key`; the newest last
-
-    def begin(self, request: Hashable) -> None:
-        """A call begins: what is sent for it counts from now on, until `end`."""
-        with self._lock:
-            self._sent.setdefault(request, _Sent())
-
-    def send(self, worker: Hashable, request: Hashable, work: float, kv_key: bytes = b"") -> None:
-        """Count `work` there until `end`; a request is at one worker at a time.
-
-        Nothing where the call has ended: Serve may still choose for one that was just cancelled.
+        One that encodes the same audio for another call of this process comes first. Windows that
+        come together are counted before they are sent, so that the next one sees the last.
         """
-        with self._lock:
-            if request in self._sent:
-                self._send(request, _Sent(worker, work, kv_key))
+        order = ranked(
+            request,
+            self._compared(request, calls, chance),
+            chance,
+            calls.kept_at(shared_key(request)),
+            calls.failed_at(key_of(request)) if work_of(request) else (),
+        )
+        if order and (work := work_of(request)):
+            call, kv_key = key_of(request), shared_key(request)
+            place = calls.place_of(kv_key, call)
+            is_well = place in self._places and calls.trouble(place) < 1.0
+            if is_well and place not in calls.failed_at(call):
+                order = [place, *(key for key in order if key != place)]
+                work = 0.0  # there it is encoded already
+            calls.send(order[0], call, work, kv_key)
+        return order
 
-    def place_of(self, kv_key: bytes, request: Hashable) -> Hashable:
-        """Where the same KV is being made for another call of this process; None: nowhere."""
-        with self._lock:
-            same = (one for one in self._same.get(kv_key, ()) if one != request)
-            return next((self._sent[one].worker for one in same), None)
+    def owner(self, kv_key: bytes) -> Hashable:
+        """The worker that the audio prefers, the same in every process."""
+        return self._keys[int(np.argmax(_affinity(kv_key, self._points)))]
 
-    def move(self, worker: Hashable, request: Hashable) -> None:
-        """It went to this worker instead; nothing where it has ended."""
-        with self._lock:
-            if (sent := self._sent.get(request)) is not None and sent.worker != worker:
-                self._send(request, replace(sent, worker=worker))
+    def _compared(self, request: Any, calls: OwnCalls, chance: random.Random) -> list[Candidate]:
+        keys: Iterable[Hashable] = self._keys
+        if len(self._keys) > FEW:
+            preferred = self._preferred(request, calls, chance)
+            keys = dict.fromkeys([*preferred, *chance.sample(self._keys, N_SAMPLED)])
+        places = self._places
+        return [Candidate(key, calls.load(key), places[key], calls.trouble(key)) for key in keys]
 
-    def keep(self, request: Hashable, kv_key: bytes) -> None:
-        """The worker of this call has this KV, and keeps it for some time."""
-        with self._lock:
-            self._kept.pop(kv_key, None)
-            if (sent := self._sent.get(request)) is not None:
-                self._kept[kv_key] = sent.worker
-            if len(self._kept) > N_REMEMBERED:
-                del self._kept[next(iter(self._kept))]
-
-    def kept_at(self, kv_key: bytes) -> Hashable:
-        """Where it was made last, as far as this process remembers; None: unknown."""
-        return self._kept.get(kv_key)
-
-    def end(self, request: Hashable) -> None:
-        """It has its answer, or will have none."""
-        with self._lock:
-            self._end(request)
-
-    def report(self, worker: Hashable, work: float) -> None:
-        """A worker says what is there."""
-        with self._lock:
-            own, (before, now) = self._own.get(worker, 0.0), self._peaks.get(worker, (0.0, 0.0))
-            self._others[worker] = max(0.0, work - max(before, now))
-            self._peaks[worker] = (now, own)
-
-    def heard(self, worker: Hashable, work: float, own_before: float) -> None:
-        """A worker that was asked says what is there now.
-
-        own_before: what this process had there when it asked; see `own`.
-        """
-        with self._lock:
-            own = max(own_before, self._own.get(worker, 0.0))
-            self._others[worker] = max(0.0, work - own)
-
-    def own(self, worker: Hashable) -> float:
-        """What this process has there."""
-        return self._own.get(worker, 0.0)
-
-    def work(self, worker: Hashable) -> float:
-        """All that is there now, as far as it is known."""
-        return self._own.get(worker, 0.0) + self._others.get(worker, 0.0)
-
-    def forget(self, worker: Hashable) -> None:
-        """It is gone; what was sent there is at no worker until it is sent again."""
-        with self._lock:
-            for known in (self._own, self._peaks, self._others):
-                known.pop(worker, None)
-
-    def _send(self, request: Hashable, sent: _Sent) -> None:
-        self._end(request)
-        self._sent[request] = sent
-        if sent.kv_key:
-            self._same.setdefault(sent.kv_key, []).append(request)
-        own = self._own[sent.worker] = self._own.get(sent.worker, 0.0) + sent.work
-        before, now = self._peaks.get(sent.worker, (0.0, 0.0))
-        self._peaks[sent.worker] = (before, max(now, own))
-
-    def _end(self, request: Hashable) -> None:
-        sent = self._sent.pop(request, _Sent())
-        if sent.worker in self._own:
-            self._own[sent.worker] -= sent.work
-        if same := self._same.get(sent.kv_key):
-            same.remove(request)
-            if not same:
-                del self._same[sent.kv_key]
-
-
-def key_of(request: EncodeRequest | DecodeRequest) -> Hashable:
-    """One call of a worker; Serve's own id is shared by all calls of one HTTP request."""
-    return type(request), request.request_id, request.window, request.attempt
-
-
-def kept_key(request: EncodeRequest) -> bytes:
-    """Names the KV that is made of a window: its audio, in its context; empty: it is not kept."""
-    return request.audio_key and request.audio_key + request.context.to_bytes(2, "big")
+    def _preferred(self, request: Any, calls: OwnCalls, chance: random.Random) -> list[Hashable]:
+        """Encoders that may keep the audio's KV, or decoders next to the KV."""
+        if isinstance(request, DecodeRequest):
+            place = request.kv_location
+            near = (
+                self._near.get(one, []) for one in (("node", place.node), ("domain", place.domain))
+            )
+            return [key for some in near for key in chance.sample(some, min(N_NEAR, len(some)))]
+        if kv_key := shared_key(request):
+            kept_at = calls.kept_at(kv_key)
+            return [self.owner(kv_key), *([kept_at] if kept_at in self._places else [])]
+        return []
 
 
 def shared_key(request: Any) -> bytes:
-    """The same for a window that need not be encoded twice; empty for all else."""
+    """`kept_key` of a window that need not be encoded twice; empty for all else."""
     if isinstance(request, EncodeRequest) and not request.fresh:
         return kept_key(request)
     return b""
@@ -193,59 +138,57 @@ def ranked(
     candidates: Iterable[Candidate],
     chance: random.Random,
     kept_at: Hashable = None,
-    owner: Hashable = None,
+    failed_at: Collection[Hashable] = (),
 ) -> list[Hashable]:
     """The candidates' keys, the best one first; `chance` decides among equal ones.
 
-    kept_at: as of `WorkLedger.kept_at`.
-    owner: the encoder that the audio prefers; None: the one by rendezvous hashing of all candidates
-        that are about as free, which is the same in every process where all are candidates.
+    kept_at, failed_at: as of `OwnCalls`.
     """
     workers = list(candidates)
     chance.shuffle(workers)
     if isinstance(request, DecodeRequest):
-        workers.sort(key=lambda worker: _decoder_cost(worker, request.kv_location))
-    elif isinstance(request, EncodeRequest):
-        workers = _encoders_ranked(request, workers, kept_at, owner)
-    workers.sort(key=lambda worker: worker.load.failed)  # the others keep their order
+        usual = _usual(worker.load.capacity for worker in workers)
+        workers.sort(key=lambda worker: _decoder_cost(worker, request.kv_location, usual))
+    elif isinstance(request, EncodeRequest) and workers:
+        workers = _encoders_ranked(request, workers, kept_at)
+    workers.sort(key=lambda worker: worker.key in failed_at)  # the others keep their order
     return [worker.key for worker in workers]
 
 
 def _encoders_ranked(
-    request: EncodeRequest, workers: list[Candidate], kept_at: Hashable, owner: Hashable
+    request: EncodeRequest, workers: list[Candidate], kept_at: Hashable
 ) -> list[Candidate]:
     """By when they are done; of those that are done about first, the audio's own before them."""
-    told_s = [worker.load.window_s for worker in workers if worker.load.window_s]
-    usual_s = sorted(told_s)[len(told_s) // 2] if told_s else 1.0
+    usual_s = _usual(worker.load.window_s for worker in workers)
     cost_s = {worker.key: _encoder_cost(worker, request.work, usual_s) for worker in workers}
     workers = sorted(workers, key=lambda worker: cost_s[worker.key])
     if kv_key := shared_key(request):
         first_s = cost_s[workers[0].key]
         one_s = request.work * (workers[0].load.window_s or usual_s)
         free = [one for one in workers if cost_s[one.key] < first_s + ABOUT_AS_FREE * one_s]
-        if owner is None:
-            own = max(free, key=lambda worker: affinity(kv_key, str(worker.key)))
-        else:
-            own = next((worker for worker in free if worker.key == owner), workers[0])
+        own = free[int(np.argmax(_affinity(kv_key, _points([one.key for one in free]))))]
         if cost_s.get(kept_at, math.inf) <= first_s + LIKELY_KEPT * one_s:
             own = next(worker for worker in workers if worker.key == kept_at)
         return [own, *(worker for worker in workers if worker is not own)]
     return workers
 
 
-def affinity(kv_key: bytes, worker: str) -> bytes:
-    """The same in every process; each KV orders workers in its own way."""
-    return hashlib.blake2b(worker.encode(), digest_size=8, key=kv_key).digest()
+def _usual(known: Iterable[float]) -> float:
+    """For a worker that has told nothing yet: the median of the others."""
+    told = sorted(one for one in known if one)
+    return told[len(told) // 2] if told else 1.0
 
 
 def _encoder_cost(worker: Candidate, work: float, usual_s: float) -> float:
     """Seconds until it would be done with this window more."""
-    return (worker.work + work) * (worker.load.window_s or usual_s)
+    windows = worker.load.work + work + TROUBLE_WINDOWS * worker.trouble
+    return windows * (worker.load.window_s or usual_s)
 
 
-def _decoder_cost(worker: Candidate, kv_location: Location) -> float:
+def _decoder_cost(worker: Candidate, kv_location: Location, usual: float) -> float:
     """How full it is, in parts of its capacity, and how far away."""
-    return worker.work / worker.load.capacity + _distance(worker.location, kv_location)
+    full = worker.load.work / (worker.load.capacity or usual)
+    return full + TROUBLE_POOLS * worker.trouble + _distance(worker.location, kv_location)
 
 
 def _distance(location: Location, kv_location: Location) -> float:
@@ -254,3 +197,25 @@ def _distance(location: Location, kv_location: Location) -> float:
     if location.domain and location.domain == kv_location.domain:
         return SAME_DOMAIN
     return ELSEWHERE
+
+
+def _affinity(kv_key: bytes, points: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """uint64 [n]: how much a KV prefers each worker. Bits are mixed as SplitMix64 does."""
+    mixed = points ^ np.uint64(_point(kv_key))
+    for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
+        mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(factor)
+    scores: NDArray[np.uint64] = mixed ^ (mixed >> np.uint64(31))
+    return scores
+
+
+def _points(keys: Iterable[Hashable]) -> NDArray[np.uint64]:
+    return np.fromiter((_worker_point(str(key)) for key in keys), np.uint64)
+
+
+@lru_cache(maxsize=65536)
+def _worker_point(name: str) -> int:
+    return _point(name.encode())
+
+
+def _point(name: bytes) -> int:
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big")

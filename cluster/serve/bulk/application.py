@@ -12,7 +12,7 @@ from cluster.metrics import Recorder
 from cluster.serve.bulk.engine import BulkEngine
 from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.distribution import check_distribution
-from cluster.serve.hooks.ledger import PROCESS_LEDGER
+from cluster.serve.own_calls import OWN_CALLS
 from cluster.serve.ray_environment import APP_NAME
 from cluster.serve.serve_pool import ServePool, call_worker
 from cluster.settings import Settings
@@ -85,7 +85,7 @@ def serve_pools(
             (together, together) if together in names else (f"encoder{suffix}", f"decoder{suffix}")
         )
         pools[model] = (
-            ServePool(serve.get_deployment_handle(encoder, app_name), "encoder", PROCESS_LEDGER),
-            ServePool(serve.get_deployment_handle(decoder, app_name), "decoder", PROCESS_LEDGER),
+            ServePool(serve.get_deployment_handle(encoder, app_name), "encoder", OWN_CALLS),
+            ServePool(serve.get_deployment_handle(decoder, app_name), "decoder", OWN_CALLS),
         )
     return pools

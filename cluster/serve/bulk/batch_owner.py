@@ -14,7 +14,7 @@ from typing import Any
 from cluster.errors import WorkerError
 from cluster.metrics import BATCH_METRICS, ROUTER_METRICS
 from cluster.serve.bulk.engine import BulkEngine
-from cluster.serve.hooks.ledger import PROCESS_LEDGER
+from cluster.serve.own_calls import OWN_CALLS
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.serve.serve_pool import ServePool
 from cluster.settings import Settings
@@ -39,8 +39,8 @@ class BatchOwner:
         _, recorder = start_replica("batches", settings, build, (*ROUTER_METRICS, *BATCH_METRICS))
         pools = {
             name: (
-                ServePool(encoders[name], "encoder", PROCESS_LEDGER),
-                ServePool(decoders[name], "decoder", PROCESS_LEDGER),
+                ServePool(encoders[name], "encoder", OWN_CALLS),
+                ServePool(decoders[name], "decoder", OWN_CALLS),
             )
             for name in settings.by_model()
         }

@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import AsyncGenerator
 from contextlib import AbstractContextManager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from cluster.logs import log_fields, request_scope
@@ -72,7 +72,7 @@ class DecoderWorker(PoolWorker):
                 result = await asyncio.wrap_future(self._engine.submit(request))
             self._record(request, result)
             tell_stages(span, request, result, arrived_s)
-            return result
+            return replace(result, load=self._engine.load())
 
     async def decode_stream(
         self, request: DecodeRequest
@@ -101,7 +101,7 @@ class DecoderWorker(PoolWorker):
                 result = await asyncio.wrap_future(submitted)
                 self._record(request, result)
                 tell_stages(span, request, result, arrived_s)
-                yield result
+                yield replace(result, load=self._engine.load())
             finally:
                 submitted.cancel()
 

@@ -102,7 +102,7 @@ class EncoderWorker(PoolWorker):
             if not reply.reused:
                 span.stage("encode batch", begun_s, timings.encode_s, windows=timings.batch_size)
             span.note(reused=bool(reply.reused))
-            return replace(reply, location=self._location)
+            return replace(reply, location=self._location, load=self._engine.load())
 
     async def _reply(self, request: EncodeRequest) -> EncodeReply:
         n_cores = 0 if request.priority == "bulk" or self._device != "cpu" else self._cores

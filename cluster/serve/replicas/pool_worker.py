@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from dataclasses import replace
 from typing import ClassVar, Protocol
 
 from cluster.errors import WorkerError
@@ -107,11 +106,6 @@ class PoolWorker:
             attempt=request.attempt,
             replica=self._name,
         )
-
-    def record_routing_stats(self) -> dict[str, float]:
-        """For `cluster.serve.hooks.replica_choice`; Serve asks twice a second."""
-        load = replace(self._engine.load(), failed=self._engine.healthy() is not None)
-        return load.as_stats()
 
     async def status(self) -> WorkerStatus:
         return self._engine.stats().as_status(

@@ -19,13 +19,13 @@ from cluster.messages import ROLES
 from cluster.metrics import ROUTER_METRICS, Recorder
 from cluster.model.checkpoint import open_checkpoint
 from cluster.serve.batch_client import batches_behind
-from cluster.serve.hooks.ledger import PROCESS_LEDGER
 from cluster.serve.model_parts import (
     make_first_window,
     make_live_engine,
     make_transcriber,
     served_model,
 )
+from cluster.serve.own_calls import OWN_CALLS
 from cluster.serve.ray_internals import replica_is_stopping
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.serve.serve_pool import ServePool
@@ -74,8 +74,8 @@ class Router:
         models, first_windows = [], []
         for name, own in settings.by_model().items():
             checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
-            encoder = ServePool(encoders[name], "encoder", PROCESS_LEDGER)
-            decoder = ServePool(decoders[name], "decoder", PROCESS_LEDGER)
+            encoder = ServePool(encoders[name], "encoder", OWN_CALLS)
+            decoder = ServePool(decoders[name], "decoder", OWN_CALLS)
             may_sleep = [role for role in ROLES if getattr(own, role).fewest == 0]
             transcriber = make_transcriber(
                 own,

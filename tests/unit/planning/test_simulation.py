@@ -168,7 +168,7 @@ def test_states_travel_in_fewer_bytes_and_are_projected() -> None:
     assert figures["classes"]["interactive"]["answered"] == outcome.records.n_requests
 
 
-def test_many_workers_are_asked_for_their_load() -> None:
+def test_many_workers_share_the_windows() -> None:
     fields = {"load": {"rate_per_s": 60.0, "seconds": 6.0}, "cluster": {"encoders": 20}}
     _, figures = run(fields)
     assert figures["classes"]["interactive"]["failed"] == {}

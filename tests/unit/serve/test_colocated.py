@@ -13,9 +13,9 @@ import torch
 from cluster.errors import DeadlineExceededError, HandleRefusedError
 from cluster.kv.exporter import KVExporter
 from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
+from cluster.serve.own_calls import OwnCalls
 from cluster.serve.replicas.colocated_replica import SWITCH_S, ColocatedWorker
 from cluster.serve.serve_pool import ServePool
-from cluster.serve.worker_choice import WorkLedger
 from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm
@@ -77,8 +77,8 @@ async def test_one_worker_encodes_decodes_streams_and_drains(
 
     worker.check_health()
     handle = Handle(worker)
-    (encoder,) = await ServePool(handle, "encoder", WorkLedger()).status()
-    (decoder,) = await ServePool(handle, "decoder", WorkLedger()).status()
+    (encoder,) = await ServePool(handle, "encoder", OwnCalls()).status()
+    (decoder,) = await ServePool(handle, "decoder", OwnCalls()).status()
     assert (encoder.role, encoder.replica) == ("encoder", "encoder-1")
     assert (decoder.role, decoder.replica) == ("decoder", "decoder-1")
     await worker.shut_down()

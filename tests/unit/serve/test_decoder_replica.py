@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import pytest
 
@@ -15,7 +14,6 @@ from cluster.messages import (
     DecodeTimings,
     OnToken,
     SampledToken,
-    WorkerLoad,
 )
 from cluster.serve.replicas.decoder_replica import DecoderWorker
 from cluster.settings_sources import load_settings
@@ -26,14 +24,6 @@ RESULT = DecodeResult(
     "r", 0, (1, 2), (-0.1, -0.1), -0.1, 0.0, "en", 0.0, "stop",
     DecodeTimings(0.0, 0.0, 1, "memory", 0.0, 0.0, 2),
 )  # fmt: skip
-
-
-@pytest.mark.parametrize("reason", [None, "the decoder failed"])
-def test_a_worker_tells_those_who_choose_whether_it_has_failed(reason: str | None) -> None:
-    worker: Any = DecoderWorker.__new__(DecoderWorker)
-    worker._engine = SimpleNamespace(load=lambda: WorkerLoad(work=2.0), healthy=lambda: reason)
-    told = WorkerLoad.of_stats(worker.record_routing_stats())
-    assert told == WorkerLoad(work=2.0, failed=reason is not None)
 
 
 @pytest.mark.usefixtures("as_replica")
@@ -66,5 +56,6 @@ async def test_the_last_token_is_streamed_though_the_result_is_there_already(
     assert await anext(stream) == (first,)
     told[0](last)
     answer.set_result(RESULT)
-    assert [group async for group in stream] == [(last,), RESULT]
+    load = worker._engine.load()
+    assert [group async for group in stream] == [(last,), replace(RESULT, load=load)]
     await worker.shut_down()

@@ -3,47 +3,81 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from cluster.errors import (
+    OverloadedError,
+    PeerLostError,
+    SequenceFailedError,
+    WorkerGoneError,
+)
 from cluster.messages import EncodeRequest, WorkerStatus
-from cluster.serve.hooks.ledger import LARGE_POOLS
+from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.serve_pool import N_ASKED, ServePool
-from cluster.serve.worker_choice import WorkLedger, key_of
 
 REQUEST = EncodeRequest("clients", 0, 1, np.zeros(16, np.int16), 30.0)
 
 
 class Handle:
-    """Serve's handle of workers that never answer."""
+    """Serve's handle of workers that never answer, or all fail."""
 
-    def __init__(self) -> None:
-        self.called = asyncio.Event()
+    def __init__(self, error: Exception | None = None) -> None:
+        self.called, self.error = asyncio.Event(), error
+        self.on_call: Callable[[], None] = lambda: None
 
     def options(self, **options: Any) -> Handle:
         return self
 
     def remote(self, request: EncodeRequest) -> asyncio.Future[Any]:
         self.called.set()
-        return asyncio.get_running_loop().create_future()
+        self.on_call()
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        if self.error is not None:
+            answer.set_exception(self.error)
+        return answer
 
 
 async def test_a_cancelled_call_counts_nowhere_though_serve_chooses_a_worker_later() -> None:
     """Serve chooses in a thread of its own, which hears of the cancellation last."""
-    ledger, handle = WorkLedger(), Handle()
-    call = asyncio.create_task(ServePool(handle, "encoder", ledger).encode(REQUEST))
+    calls, handle = OwnCalls(), Handle()
+    call = asyncio.create_task(ServePool(handle, "encoder", calls).encode(REQUEST))
     await handle.called.wait()
-    ledger.send("a", key_of(REQUEST), 1.0)
-    assert ledger.work("a") == 1.0
+    calls.send("a", key_of(REQUEST), 1.0)
+    assert calls.load("a").work == 1.0
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
-    assert ledger.work("a") == 0.0
-    ledger.send("a", key_of(REQUEST), 1.0)
-    assert ledger.work("a") == 0.0
+    assert calls.load("a").work == 0.0
+    calls.send("a", key_of(REQUEST), 1.0)
+    assert calls.load("a").work == 0.0
+
+
+@pytest.mark.parametrize(
+    ("error", "is_worker_s_fault"),
+    [
+        (SequenceFailedError("it is not a number"), True),
+        (WorkerGoneError("it died"), True),
+        (PeerLostError("the encoder died"), False),
+        (OverloadedError("full"), None),
+    ],
+)
+async def test_how_a_call_fails_is_noted_of_its_worker(
+    error: Exception, is_worker_s_fault: bool | None
+) -> None:
+    """None: it is no failure, and the worker may be asked again."""
+    calls, handle = OwnCalls(), Handle(error)
+    key = key_of(REQUEST)
+    handle.on_call = lambda: calls.send("a", key, 1.0)
+    with pytest.raises(type(error)):
+        await ServePool(handle, "encoder", calls).encode(REQUEST)
+    assert (calls.trouble("a") > 0.0) is bool(is_worker_s_fault)
+    assert calls.failed_at(key) == (set() if is_worker_s_fault is None else {"a"})
+    assert calls.load("a").work == 0.0
 
 
 class LargePool(Handle):
@@ -68,12 +102,13 @@ class LargePool(Handle):
 STATUS = WorkerStatus("encoder-0", "encoder", True, "m", "memory", "cpu", 1, 1, 0, 0)
 
 
-async def test_of_a_large_pool_some_say_how_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_of_a_large_pool_some_say_how_they_are() -> None:
     """Every router is asked for its health every few seconds, and would ask every worker."""
-    monkeypatch.setitem(LARGE_POOLS, "large", 1000)
+    calls = OwnCalls()
+    calls.sizes["large"] = 1000
     handle = LargePool()
-    found = await ServePool(handle, "encoder", WorkLedger()).status()
+    found = await ServePool(handle, "encoder", calls).status()
     assert handle.asked == N_ASKED
     assert sorted(one.replica for one in found) == [f"encoder-{n}" for n in range(7)]
     assert {one.of_workers for one in found} == {1000}
-    assert await ServePool(LargePool(broken=True), "encoder", WorkLedger()).status() == []
+    assert await ServePool(LargePool(broken=True), "encoder", calls).status() == []

@@ -19,15 +19,18 @@ from cluster.messages import (
     Location,
     WorkerLoad,
 )
+from cluster.serve.own_calls import FORGIVEN_S, HEARD_S, N_REMEMBERED, OwnCalls, key_of
 from cluster.serve.worker_choice import (
-    N_REMEMBERED,
+    FEW,
+    N_NEAR,
+    N_SAMPLED,
     Candidate,
-    WorkLedger,
-    key_of,
+    Members,
     ranked,
     shared_key,
     work_of,
 )
+from tests.support.queues import Queues
 
 CHANCE = random.Random(0)
 HERE, NEAR, FAR = Location("a", "rack"), Location("b", "rack"), Location("c", "other")
@@ -47,11 +50,11 @@ def decode_request(beam_size: int = 1, kv_location: Location = HERE) -> DecodeRe
 
 
 def encoder(key: str, work: float, window_s: float) -> Candidate:
-    return Candidate(key, WorkerLoad(window_s=window_s), HERE, work)
+    return Candidate(key, WorkerLoad(work, window_s=window_s), HERE)
 
 
 def decoder(key: str, work: float, location: Location, capacity: float = 16.0) -> Candidate:
-    return Candidate(key, WorkerLoad(capacity=capacity), location, work)
+    return Candidate(key, WorkerLoad(work, capacity), location)
 
 
 def test_a_slow_encoder_gets_less() -> None:
@@ -119,20 +122,20 @@ def test_unique_audio_is_spread_as_evenly_as_without_preference() -> None:
     """Windows arrive at random, and each is at its encoder for a while."""
     peaks = []
     for keyed in (False, True):
-        chance, ledger = random.Random(3), WorkLedger()
+        chance, calls = random.Random(3), OwnCalls()
         running: list[int] = []
         spread = []
         for window in range(2000):
-            ledger.begin(window)
-            workers = [encoder(name, ledger.work(name), 0.1) for name in "abcd"]
+            calls.begin(window)
+            workers = [encoder(name, work_at(calls, name), 0.1) for name in "abcd"]
             key = window.to_bytes(32, "big") if keyed else b""
             first = ranked(encode_request(window, key), workers, chance)[0]
-            assert ledger.work(first) == min(ledger.work(name) for name in "abcd")
-            ledger.send(first, window, 1.0, key)
+            assert work_at(calls, first) == min(work_at(calls, name) for name in "abcd")
+            calls.send(first, window, 1.0, key)
             running.append(window)
             while len(running) > 10 or (running and chance.random() < 0.3):
-                ledger.end(running.pop(chance.randrange(len(running))))
-            spread.append(max(ledger.work(name) for name in "abcd"))
+                calls.end(running.pop(chance.randrange(len(running))))
+            spread.append(max(work_at(calls, name) for name in "abcd"))
         peaks.append(sum(spread) / len(spread))
     assert peaks[1] == pytest.approx(peaks[0], rel=0.05)
 
@@ -183,115 +186,245 @@ def test_encode_and_decode_of_a_window_are_two_calls() -> None:
     assert len(keys) == 3
 
 
-def counted(ledger: WorkLedger, *workers: Hashable) -> list[float]:
-    return [ledger.work(worker) for worker in workers]
+def work_at(calls: OwnCalls, worker: Hashable) -> float:
+    return calls.load(worker).work
 
 
-def make_ledger(*requests: Hashable) -> WorkLedger:
+def counted(calls: OwnCalls, *workers: Hashable) -> list[float]:
+    return [work_at(calls, worker) for worker in workers]
+
+
+def make_calls(*requests: Hashable) -> OwnCalls:
     """Calls of these requests are in progress."""
-    ledger = WorkLedger()
+    calls = OwnCalls()
     for request in requests:
-        ledger.begin(request)
-    return ledger
+        calls.begin(request)
+    return calls
 
 
 def test_work_is_counted_from_the_choice_to_the_end() -> None:
-    ledger = make_ledger(1, 2)
-    ledger.send("a", 1, 5.0)
-    ledger.send("a", 2, 1.0)
-    assert counted(ledger, "a", "b") == [6.0, 0.0]
-    ledger.move("b", 1)
-    assert counted(ledger, "a", "b") == [1.0, 5.0]
-    ledger.end(1)
-    ledger.end(1)
-    ledger.move("a", 1)  # its answer was faster than the news of where it went
-    ledger.send("a", 1, 5.0)  # Serve had not yet heard that the call was cancelled
-    assert counted(ledger, "a", "b") == [1.0, 0.0]
-    ledger.send("b", 2, 1.0)  # once more, after a failure
-    assert counted(ledger, "a", "b") == [0.0, 1.0]
+    calls = make_calls(1, 2)
+    calls.send("a", 1, 5.0)
+    calls.send("a", 2, 1.0)
+    assert counted(calls, "a", "b") == [6.0, 0.0]
+    calls.move("b", 1)
+    assert counted(calls, "a", "b") == [1.0, 5.0]
+    calls.end(1)
+    calls.end(1)
+    calls.move("a", 1)  # its answer was faster than the news of where it went
+    calls.send("a", 1, 5.0)  # Serve had not yet heard that the call was cancelled
+    assert counted(calls, "a", "b") == [1.0, 0.0]
+    calls.send("b", 2, 1.0)  # once more, after a failure
+    assert counted(calls, "a", "b") == [0.0, 1.0]
 
 
-def test_what_a_worker_tells_of_ones_own_work_is_not_counted_twice() -> None:
-    ledger = make_ledger(*range(4))
-    for request in range(4):
-        ledger.send("a", request, 1.0)
-    ledger.report("a", 4.0)
-    assert counted(ledger, "a") == [4.0]
-    for request in range(3):
-        ledger.end(request)
-    ledger.report("a", 4.0)  # from before the three had ended
-    assert counted(ledger, "a") == [1.0]
-
-
-def test_work_of_others_is_what_is_beyond_ones_own() -> None:
-    ledger = make_ledger(1)
-    ledger.send("a", 1, 1.0)
-    ledger.report("a", 7.0)
-    assert counted(ledger, "a") == [7.0]
-    ledger.end(1)
-    assert counted(ledger, "a") == [6.0]
-    ledger.report("a", 0.0)
-    assert counted(ledger, "a") == [0.0]
+def test_work_of_others_is_what_an_answer_has_beyond_ones_own_until_it_is_old() -> None:
+    clock = Clock()
+    calls = OwnCalls(clock)
+    for call in (1, 2):
+        calls.begin(call)
+        calls.send("a", call, 1.0)
+    calls.answered(1, WorkerLoad(7.0, 16.0))
+    calls.end(1)
+    assert calls.load("a") == WorkerLoad(7.0, 16.0), "one of its own, and six of others"
+    clock.now_s += HEARD_S
+    assert counted(calls, "a") == [1.0 + 3.0]
+    calls.answered(2, WorkerLoad(0.0, 16.0))
+    calls.end(2)
+    assert counted(calls, "a") == [0.0]
 
 
 def test_it_is_remembered_where_audio_was_encoded_last() -> None:
-    ledger = make_ledger(*range(N_REMEMBERED + 2))
-    assert ledger.kept_at(b"k") is None
-    ledger.send("a", 0, 1.0, b"k")
-    ledger.keep(0, b"k")
-    ledger.end(0)
-    assert ledger.kept_at(b"k") == "a"
-    ledger.send("b", 1, 1.0)  # encoded anew
-    ledger.keep(1, b"k")
-    assert ledger.kept_at(b"k") == "b"
+    calls = make_calls(*range(N_REMEMBERED + 2))
+    assert calls.kept_at(b"k") is None
+    calls.send("a", 0, 1.0, b"k")
+    calls.answered(0, None, b"k")
+    calls.end(0)
+    assert calls.kept_at(b"k") == "a"
+    calls.send("b", 1, 1.0)  # encoded anew
+    calls.answered(1, None, b"k")
+    assert calls.kept_at(b"k") == "b"
     for request in range(2, N_REMEMBERED + 2):
-        ledger.send("b", request, 1.0)
-        ledger.keep(request, request.to_bytes(4, "big"))
-    assert ledger.kept_at(b"k") is None
-    assert len(ledger._kept) == N_REMEMBERED
+        calls.send("b", request, 1.0)
+        calls.answered(request, None, request.to_bytes(4, "big"))
+    assert calls.kept_at(b"k") is None
+    assert len(calls._kept) == N_REMEMBERED
 
 
 def test_it_is_known_where_the_same_audio_is_encoded() -> None:
-    ledger = make_ledger(1, 2, 3)
-    assert ledger.place_of(b"k", 1) is None
-    ledger.send("a", 1, 1.0, b"k")
-    assert ledger.place_of(b"k", 1) is None, "its own call tells nothing"
-    assert ledger.place_of(b"k", 2) == "a"
-    assert ledger.place_of(b"", 2) is None
-    ledger.move("b", 1)
-    assert ledger.place_of(b"k", 2) == "b"
-    ledger.send("b", 2, 0.0, b"k")
-    ledger.end(1)
-    assert ledger.place_of(b"k", 3) == "b"
-    ledger.end(2)
-    assert ledger.place_of(b"k", 3) is None
-    assert not ledger._same
+    calls = make_calls(1, 2, 3)
+    assert calls.place_of(b"k", 1) is None
+    calls.send("a", 1, 1.0, b"k")
+    assert calls.place_of(b"k", 1) is None, "its own call tells nothing"
+    assert calls.place_of(b"k", 2) == "a"
+    assert calls.place_of(b"", 2) is None
+    calls.move("b", 1)
+    assert calls.place_of(b"k", 2) == "b"
+    calls.send("b", 2, 0.0, b"k")
+    calls.end(1)
+    assert calls.place_of(b"k", 3) == "b"
+    calls.end(2)
+    assert calls.place_of(b"k", 3) is None
+    assert not calls._same
 
 
 def test_a_worker_that_is_gone_leaves_nothing() -> None:
-    ledger = make_ledger(1)
-    ledger.send("a", 1, 1.0)
-    ledger.report("a", 7.0)
-    ledger.forget("a")
-    assert counted(ledger, "a") == [0.0]
-    ledger.end(1)
-    ledger.begin(1)
-    ledger.send("b", 1, 1.0)
-    assert counted(ledger, "a", "b") == [0.0, 1.0]
+    calls = make_calls(1)
+    calls.send("a", 1, 1.0)
+    calls.answered(1, WorkerLoad(7.0))
+    calls.failed(1, is_worker_s_fault=True)
+    calls.forget("a")
+    assert calls.trouble("a") == 0.0
+    assert counted(calls, "a") == [0.0]
+    calls.end(1)
+    calls.begin(1)
+    calls.send("b", 1, 1.0)
+    assert counted(calls, "a", "b") == [0.0, 1.0]
 
 
 @pytest.mark.parametrize("window", [encode_request(0, b"k"), decode_request()])
-def test_a_worker_that_has_failed_comes_last_however_little_it_has_to_do(window: Any) -> None:
-    busy = [Candidate(name, WorkerLoad(), HERE, 9.0) for name in "ab"]
-    failed = Candidate("failed", WorkerLoad(failed=True), HERE, 0.0)
-    assert ranked(window, [failed, *busy], CHANCE, kept_at="failed")[-1] == "failed"
-    assert ranked(window, [failed], CHANCE) == ["failed"], "there is no other to ask"
+def test_a_window_comes_last_where_it_failed_however_little_there_is_to_do(window: Any) -> None:
+    busy = [Candidate(name, WorkerLoad(9.0), HERE) for name in "ab"]
+    failed = Candidate("failed", WorkerLoad(), HERE)
+    assert ranked(window, [failed, *busy], CHANCE, "failed", {"failed"})[-1] == "failed"
+    assert ranked(window, [failed], CHANCE, None, {"failed"}) == ["failed"], "there is no other"
 
 
-def test_a_load_survives_the_way_through_serve() -> None:
-    load = WorkerLoad(3.0, 16.0, 0.25, failed=True)
-    assert WorkerLoad.of_stats(load.as_stats()) == load
-    assert WorkerLoad.of_stats({}) == WorkerLoad()
+def test_one_failure_is_a_little_work_and_failures_alone_are_without_bound() -> None:
+    clock = Clock()
+    calls = OwnCalls(clock)
+    trouble = []
+    for call in range(30):
+        calls.begin(call)
+        calls.send("a", call, 1.0)
+        calls.failed(call, is_worker_s_fault=True)
+        calls.end(call)
+        trouble.append(calls.trouble("a"))
+    assert trouble[0] < 0.5
+    assert trouble == sorted(trouble)
+    assert trouble[-1] > 1000.0
+    assert calls.failed_at(29) == {"a"}
+    clock.now_s += FORGIVEN_S
+    assert calls.trouble("a") == pytest.approx(1.0, rel=0.01)
+    calls.begin(30)
+    calls.send("a", 30, 1.0)
+    calls.answered(30, None)
+    assert calls.trouble("a") < 0.7
+    calls.failed(30, is_worker_s_fault=False)
+    assert calls.trouble("a") < 0.7
+    assert calls.failed_at(30) == {"a"}, "its next try goes elsewhere all the same"
+
+
+def test_a_next_try_goes_elsewhere_until_the_window_is_done() -> None:
+    calls, members = OwnCalls(), Members({"a": HERE, "b": HERE})
+    first = encode_request(0, b"k")
+    calls.begin(key_of(first))
+    (place, other) = members.choose(first, calls, CHANCE)
+    calls.failed(key_of(first), is_worker_s_fault=False)
+    calls.end(key_of(first))
+    again = replace(first, attempt=2)
+    calls.begin(key_of(again))
+    assert members.choose(again, calls, CHANCE) == [other, place]
+    calls.answered(key_of(again), None)
+    assert calls.failed_at(key_of(again)) == set()
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def many(count: int, per_node: int = 1) -> Members:
+    return Members({n: Location(f"node-{n // per_node}", f"rack-{n // 100}") for n in range(count)})
+
+
+@pytest.mark.parametrize("count", [1, 2, FEW, FEW + 1, 17, 10_000])
+def test_few_are_compared_however_many_there_are_and_the_owner_always_is(count: int) -> None:
+    members, calls = many(count), OwnCalls()
+    for audio in range(50):
+        request = encode_request(audio, audio.to_bytes(32, "big"))
+        order = members.choose(request, calls, CHANCE)
+        assert len(set(order)) == len(order) <= max(FEW, N_SAMPLED + 1)
+        assert len(order) >= min(count, N_SAMPLED)
+        assert order[0] == members.owner(shared_key(request)), "all are free"
+
+
+@pytest.mark.parametrize("count", [2, 17, 1000])
+def test_only_audio_of_a_worker_that_left_goes_elsewhere(count: int) -> None:
+    """The same audio has the same owner in every process, whatever came and went there before."""
+    keys = [n.to_bytes(32, "big") for n in range(2000)]
+    owners = [many(count).owner(key) for key in keys]
+    assert max(Counter(owners).values()) < 2000 / count + 6 * (2000 / count) ** 0.5 + 3
+    places = {n: HERE for n in reversed(range(count)) if n != 1}
+    fewer = Members(places)
+    assert [fewer.owner(k) for k, one in zip(keys, owners, strict=True) if one != 1] == [
+        one for one in owners if one != 1
+    ]
+
+
+def test_decoders_beside_the_kv_are_compared_and_preferred() -> None:
+    members, calls = many(1000, per_node=4), OwnCalls()
+    firsts = set()
+    for window in range(40):
+        request = replace(decode_request(kv_location=Location("node-30", "rack-1")), window=window)
+        calls.begin(key_of(request))
+        order = members.choose(request, calls, CHANCE)
+        assert len(order) <= 2 * N_NEAR + N_SAMPLED
+        firsts.add(order[0])
+        calls.end(key_of(request))
+    assert firsts == {120, 121, 122, 123}
+
+
+def test_the_same_audio_in_flight_is_not_joined_at_a_worker_that_fails() -> None:
+    calls, members = OwnCalls(), Members({"a": HERE, "b": HERE})
+    one, other = encode_request(0, b"k"), encode_request(1, b"k")
+    for request in (one, other):
+        calls.begin(key_of(request))
+    place = members.choose(one, calls, CHANCE)[0]
+    assert members.choose(other, calls, CHANCE)[0] == place
+    for call in range(5):
+        calls.begin(call)
+        calls.send(place, call, 0.0)
+        calls.failed(call, is_worker_s_fault=True)
+        calls.end(call)
+    third = encode_request(2, b"k")
+    calls.begin(key_of(third))
+    assert members.choose(third, calls, CHANCE)[0] != place
+
+
+@pytest.mark.parametrize(
+    ("workers", "routers", "bound"),
+    [(2, 1, 2.5), (2, 2, 2.5), (17, 2, 1.5), (64, 4, 1.5), (400, 8, 2.0), (1000, 4, 2.0)],
+)
+def test_work_is_balanced_far_better_than_by_chance(
+    workers: int, routers: int, bound: float
+) -> None:
+    windows = min(max(3000, 50 * workers), 20_000)
+    assert Queues(workers, routers, 0.9).run(windows).wait < bound
+    if workers >= 64:
+        assert Queues(workers, routers, 0.9, at_random=True).run(100 * workers).wait > 3.0
+
+
+@pytest.mark.parametrize("workers", [2, 17, 1000, 10_000])
+def test_a_worker_that_fails_is_avoided_though_it_is_the_emptiest(workers: int) -> None:
+    """Every window is of audio that prefers it, and those that it fails go elsewhere at once."""
+    load, windows = min(0.4, 5 / workers), 4000  # 100 a second at most
+    queues = Queues(workers, 1, load, audio=1)
+    bad: Any = queues.members.owner(shared_key(queues.request(0)))
+    queues.failing = {bad}
+    outcome = queues.run(windows)
+    assert outcome.failures[bad] < 0.01 * windows
+    assert outcome.tries == 2
+
+
+@pytest.mark.parametrize("workers", [17, 1000])
+def test_where_a_tenth_fails_few_windows_are_tried_twice(workers: int) -> None:
+    failing = range(0, workers, 10)
+    outcome = Queues(workers, 2, 0.6, failing=failing).run(20 * workers)
+    assert sum(outcome.failures.values()) < 12 * len(failing)
+    assert outcome.tries <= 4
 
 
 def test_a_trimmed_window_weighs_as_much_as_its_share_of_the_positions() -> None:
