@@ -21,14 +21,14 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cluster.errors import ConfigurationError
-from cluster.gpu.kernels import has_triton
-from cluster.jit.tile_registers import has_bfloat16_tiles, tile_config
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.dims import ModelDims
-from cluster.model.kv_scales import kv_scales
-from cluster.model.layers import MLP, LayerNorm, Linear
-from cluster.settings import Attention
+from cluster.common.errors import ConfigurationError
+from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
+from cluster.common.kernels.gpu.kernels import has_triton
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.dims import ModelDims
+from cluster.common.model.kv_scales import kv_scales
+from cluster.common.model.layers import MLP, LayerNorm, Linear
+from cluster.common.settings import Attention
 from decoder_worker.attention.base import (
     AttentionBackend,
     AttentionBatch,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.errors import ConfigurationError
-from cluster.kv.importer import KVImporter
-from cluster.kv.layout import KVLayout
-from cluster.kv.pool import PagePool
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.device import resolve_device, resolve_dtype, step_threads
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.settings import DecoderSettings
+from cluster.common.errors import ConfigurationError
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.pool import PagePool
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.device import resolve_device, resolve_dtype, step_threads
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import DecoderSettings
 from decoder_worker.backends import choose_attention, load_decoders
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.scheduling.scheduler import Scheduler

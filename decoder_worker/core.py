@@ -14,10 +14,10 @@ from dataclasses import asdict
 from functools import partial
 from weakref import ref
 
-from cluster.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
-from cluster.kv.importer import KVImporter
-from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken, WorkerLoad
-from cluster.settings import DecoderSettings
+from cluster.common.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
+from cluster.common.kv.importer import KVImporter
+from cluster.common.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken, WorkerLoad
+from cluster.common.settings import DecoderSettings
 from decoder_worker.build import EngineParts
 from decoder_worker.loop import Call, DecodeLoop
 from decoder_worker.prompts import PromptBuilder

@@ -14,14 +14,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from cluster.errors import WorkerDrainingError
-from cluster.jit.background import wait_for_builds
-from cluster.kv.importer import KVImporter
-from cluster.kv.pool import PagePool
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.device import let_encoder_go_first, use_step_threads
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.settings import DecoderSettings
+from cluster.common.errors import WorkerDrainingError
+from cluster.common.kernels.cpu.background import wait_for_builds
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.pool import PagePool
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.device import let_encoder_go_first, use_step_threads
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import DecoderSettings
 from decoder_worker.build import EngineParts, build_parts
 from decoder_worker.core import DecoderCore
 from decoder_worker.loop import IDLE_S

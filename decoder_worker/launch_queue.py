@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from cluster.batches import run_alone
+from cluster.common.failed_batches import run_alone
 from decoder_worker.model_runner import ModelRunner
 from decoder_worker.readback import Launched
 from decoder_worker.sampling.search import Search, StepOutput

@@ -17,18 +17,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from cluster.batches import run_batch
-from cluster.errors import (
+from cluster.common.errors import (
     DeadlineExceededError,
     KVLostError,
     SequenceFailedError,
     SplitscribeError,
     TransferTimeoutError,
 )
-from cluster.kv.importer import KVImporter
-from cluster.kv.transfer_config import FetchStats
-from cluster.messages import DecodeResult, SampledToken
-from cluster.model.text.quality import compression_ratio
+from cluster.common.failed_batches import run_batch
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.transfer_config import FetchStats
+from cluster.common.messages import DecodeResult, SampledToken
+from cluster.common.model.text.quality import compression_ratio
 from decoder_worker.launch_queue import Kind, LaunchQueue
 from decoder_worker.model_runner import ModelRunner
 from decoder_worker.prompts import PromptBuilder

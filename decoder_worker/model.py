@@ -18,8 +18,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cluster.model.dims import EMBED_TOKENS
-from cluster.model.layers import MLP, LayerNorm, Linear, Pack, Projection, load_qkv, packer
+from cluster.common.model.dims import EMBED_TOKENS
+from cluster.common.model.layers import MLP, LayerNorm, Linear, Pack, Projection, load_qkv, packer
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.tensors import DecoderTensors

@@ -17,14 +17,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from cluster.kv.layout import KVLayout
-from cluster.kv.pool import PagePool
-from cluster.messages import TokenAlignment
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.streams import DECODE_PRIORITY, new_stream, on_stream, synchronize, upload
-from cluster.model.text.quality import is_silence
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.model.text.words import split_tokens
+from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import TokenAlignment
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.streams import DECODE_PRIORITY, new_stream, on_stream, synchronize, upload
+from cluster.common.model.text.quality import is_silence
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.words import split_tokens
 from decoder_worker.alignment.heads import AlignmentHeads
 from decoder_worker.alignment.peaks import PeakFinder, PeakItem
 from decoder_worker.alignment.token_times import Aligner, AlignmentItem

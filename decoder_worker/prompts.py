@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
-from cluster.errors import UnsupportedValueError
-from cluster.messages import DecodeOptions
-from cluster.model.dims import ModelDims
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.errors import UnsupportedValueError
+from cluster.common.messages import DecodeOptions
+from cluster.common.model.dims import ModelDims
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 
 SOT_TOKENS = 3  # start of transcript, language, task: the longest start sequence
 

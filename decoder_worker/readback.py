@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cluster.model.streams import new_event
+from cluster.common.model.streams import new_event
 from decoder_worker.sampling.sampler import Sampled
 from decoder_worker.sampling.search import StepOutput
 from decoder_worker.scheduling.sequence import DecodeSequence

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from cluster.jit.background import as_array
-from cluster.model.dims import EMBED_TOKENS
+from cluster.common.kernels.cpu.background import as_array
+from cluster.common.model.dims import EMBED_TOKENS
 from decoder_worker.cpu.coarse_head import LEAST_EXACT, CoarseHead
 from decoder_worker.cpu.compiled import step_kernels
 from decoder_worker.cpu.fused import FusedDecoder

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 
-from cluster.kv.connect import LANDING_WINDOWS, served_kv_layout, served_layout
-from cluster.kv.layout import ITEM_BYTES, window_bytes
-from cluster.kv.wires.gpu_memory import RESERVE_BYTES, GpuBudget, pool_windows
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.device import resolve_dtype
-from cluster.model.dims import ModelDims, cross_kv_shapes, decoder_shapes
-from cluster.settings import Settings
+from cluster.common.kv.connect import LANDING_WINDOWS, served_kv_layout, served_layout
+from cluster.common.kv.layout import ITEM_BYTES, window_bytes
+from cluster.common.kv.wires.gpu_memory import RESERVE_BYTES, GpuBudget, pool_windows
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.device import resolve_dtype
+from cluster.common.model.dims import ModelDims, cross_kv_shapes, decoder_shapes
+from cluster.common.settings import Settings
 from decoder_worker.engine import MOST_GPU_ROWS, auto_batch
 
 GPU_ROWS = (MOST_GPU_ROWS, 48, 32, 24, 16, 12, 8, 4, 2, 1)  # as many as fit

@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cluster.batches import run_batch
-from cluster.kv.cross_kv import CrossKVProjection
-from cluster.kv.pool import PagePool
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.kv_scales import kv_scales
-from cluster.model.streams import (
+from cluster.common.failed_batches import run_batch
+from cluster.common.kv.cross_kv import CrossKVProjection
+from cluster.common.kv.pool import PagePool
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.kv_scales import kv_scales
+from cluster.common.model.streams import (
     PROJECT_PRIORITY,
     has_come,
     new_event,

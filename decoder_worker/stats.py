@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.messages import DecoderSignals, WorkerLoad, WorkerStatus
+from cluster.common.messages import DecoderSignals, WorkerLoad, WorkerStatus
 
 
 @dataclass(slots=True)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.dims import ModelDims, decoder_shapes
-from cluster.model.kv_scales import KVScales
-from cluster.model.layers import stream_dtype
-from cluster.model.weights import load_tensors, output_projection
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.dims import ModelDims, decoder_shapes
+from cluster.common.model.kv_scales import KVScales
+from cluster.common.model.layers import stream_dtype
+from cluster.common.model.weights import load_tensors, output_projection
 
 
 @dataclass(frozen=True, slots=True)

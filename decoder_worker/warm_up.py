@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from cluster.kv.pool import PagePool
-from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from decoder_worker.model_runner import ModelRunner
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row

@@ -1,6 +1,6 @@
 """The encoder's queue of windows: which go next, and when a batch is closed.
 
-Order: by class first (`cluster.priorities`). Within a class windows whose time runs out go first;
+Order: by class first (`common.priorities`). Within a class windows whose time runs out go first;
 the others by arrival, where late windows of a request and long ones count as having come some
 seconds later: so a two-second clip passes a two-hour file, and no stream of clips, however dense,
 keeps a window waiting for longer than that. Live windows go by arrival alone. Of bulk windows few
@@ -21,14 +21,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from cluster.messages import (
+from cluster.common.messages import (
     SAMPLE_RATE,
     WINDOW_SAMPLES,
     EncodeReply,
     EncodeRequest,
     Priority,
 )
-from cluster.priorities import URGENCY, Turns
+from cluster.common.priorities import URGENCY, Turns
 
 # Window n of a request, from 0, counts as n / LATE_WINDOWS of LATE_S later than it came; all
 # windows from LATE_WINDOWS on count as LATE_S later.

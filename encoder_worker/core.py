@@ -15,14 +15,14 @@ from weakref import ref
 
 import numpy as np
 
-from cluster.errors import (
+from cluster.common.errors import (
     ConfigurationError,
     InvalidAudioError,
     WorkerDrainingError,
 )
-from cluster.kv.exporter import KVExporter
-from cluster.kv.layout import KVLayout
-from cluster.messages import (
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.layout import KVLayout
+from cluster.common.messages import (
     HOP_LENGTH,
     MEL_CONTEXT_SAMPLES,
     WINDOW_SAMPLES,
@@ -33,8 +33,8 @@ from cluster.messages import (
     Pcm,
     WorkerLoad,
 )
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.encoder_context import SAMPLES_PER_POSITION
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.loop import EncodeLoop
 from encoder_worker.publisher import KVReuse

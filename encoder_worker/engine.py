@@ -13,15 +13,20 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from cluster.errors import WorkerDrainingError
-from cluster.idle_threads import run_when_idle
-from cluster.jit.background import wait_for_builds
-from cluster.kv.exporter import KVExporter
-from cluster.metrics import ENCODER_METRICS, Recorder, silent_recorder
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.device import resolve_device, resolve_dtype, usable_cores, use_threads
-from cluster.model.encoder_context import FILE, EncoderContext, chosen_context, unused_settings
-from cluster.settings import EncoderSettings
+from cluster.common.errors import WorkerDrainingError
+from cluster.common.idle_threads import run_when_idle
+from cluster.common.kernels.cpu.background import wait_for_builds
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.metrics import ENCODER_METRICS, Recorder, silent_recorder
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.device import resolve_device, resolve_dtype, usable_cores, use_threads
+from cluster.common.model.encoder_context import (
+    FILE,
+    EncoderContext,
+    chosen_context,
+    unused_settings,
+)
+from cluster.common.settings import EncoderSettings
 from encoder_worker.batcher import Batcher
 from encoder_worker.core import EncoderCore, Lane, check_layout
 from encoder_worker.forward import WindowEncoder

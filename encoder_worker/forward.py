@@ -20,9 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cluster.gpu.kernels import has_triton
-from cluster.jit.background import InBackground
-from cluster.kv.cross_kv import (
+from cluster.common.kernels.cpu.background import InBackground
+from cluster.common.kernels.gpu.kernels import has_triton
+from cluster.common.kv.cross_kv import (
     CrossKVProjection,
     Store,
     Unprojected,
@@ -30,17 +30,17 @@ from cluster.kv.cross_kv import (
     is_packed,
     packed_page,
 )
-from cluster.messages import FileMel, Payload
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.encoder_context import FULL, MEL_PER_POSITION
-from cluster.model.kv_scales import kv_scales
-from cluster.model.streams import (
+from cluster.common.messages import FileMel, Payload
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.encoder_context import FULL, MEL_PER_POSITION
+from cluster.common.model.kv_scales import kv_scales
+from cluster.common.model.streams import (
     ENCODE_PRIORITY,
     default_stream,
     new_stream,
     on_stream,
 )
-from cluster.model.weights import TORCH_DTYPES
+from cluster.common.model.weights import TORCH_DTYPES
 from encoder_worker.cpu.compiled import DTYPES, team_kernels
 from encoder_worker.gpu.encoder import Encoder, GpuEncoder
 from encoder_worker.gpu.float8 import check_float8

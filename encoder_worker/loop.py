@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.batches import run_alone
-from cluster.errors import ConfigurationError, DeadlineExceededError
-from cluster.kv.exporter import KVExporter
-from cluster.kv.pool import Pages
-from cluster.messages import WINDOW_SAMPLES, EncodeTimings
-from cluster.metrics import Recorder
-from cluster.model.encoder_context import SAMPLES_PER_POSITION
-from cluster.priorities import leaves_room
+from cluster.common.errors import ConfigurationError, DeadlineExceededError
+from cluster.common.failed_batches import run_alone
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.pool import Pages
+from cluster.common.messages import WINDOW_SAMPLES, EncodeTimings
+from cluster.common.metrics import Recorder
+from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
+from cluster.common.priorities import leaves_room
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu.static_encoder import Ready

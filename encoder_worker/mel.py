@@ -16,10 +16,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cluster.jit.cache import ensure_jit_cache
-from cluster.messages import HOP_LENGTH, MEL_CONTEXT_SAMPLES, WINDOW_FRAMES, WINDOW_SAMPLES, FileMel
-from cluster.model.checkpoint import N_FFT
-from cluster.model.mel_filters import mel_filters
+from cluster.common.kernels.cpu.cache import ensure_jit_cache
+from cluster.common.messages import (
+    HOP_LENGTH,
+    MEL_CONTEXT_SAMPLES,
+    WINDOW_FRAMES,
+    WINDOW_SAMPLES,
+    FileMel,
+)
+from cluster.common.model.checkpoint import N_FFT
+from cluster.common.model.mel_filters import mel_filters
 
 INT16_SCALE = 32_768.0
 _HALF = N_FFT // 2  # a frame looks 200 samples to each side of its middle

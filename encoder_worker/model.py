@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.dims import encoder_shapes
-from cluster.model.layers import MLP, LayerNorm, Linear, Pack, Projection, load_qkv, packer
-from cluster.model.weights import load_tensors
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.dims import encoder_shapes
+from cluster.common.model.layers import MLP, LayerNorm, Linear, Pack, Projection, load_qkv, packer
+from cluster.common.model.weights import load_tensors
 
 # Rows of a product are computed in such steps where only some of a unit's differ: a product of
 # another number of rows is prepared anew, which takes some milliseconds.

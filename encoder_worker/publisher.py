@@ -12,11 +12,11 @@ import hashlib
 import threading
 from collections.abc import Callable
 
-from cluster.errors import KVLostError, SequenceFailedError, WorkerError
-from cluster.kv.exporter import KVExporter
-from cluster.kv.pool import Pages
-from cluster.messages import EncodeReply, EncodeRequest, EncodeTimings
-from cluster.metrics import Recorder
+from cluster.common.errors import KVLostError, SequenceFailedError, WorkerError
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.pool import Pages
+from cluster.common.messages import EncodeReply, EncodeRequest, EncodeTimings
+from cluster.common.metrics import Recorder
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.stats import Counts, ReuseStats
 

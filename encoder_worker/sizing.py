@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 
-from cluster.kv.connect import served_layout
-from cluster.kv.cross_kv import WINDOWS_AT_ONCE
-from cluster.kv.layout import ITEM_BYTES, window_bytes
-from cluster.kv.wires.gpu_memory import GpuBudget, pool_windows
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.device import resolve_dtype
-from cluster.model.dims import ModelDims, cross_kv_shapes, encoder_shapes
-from cluster.settings import EncoderSettings, Settings
+from cluster.common.kv.connect import served_layout
+from cluster.common.kv.cross_kv import WINDOWS_AT_ONCE
+from cluster.common.kv.layout import ITEM_BYTES, window_bytes
+from cluster.common.kv.wires.gpu_memory import GpuBudget, pool_windows
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.device import resolve_dtype
+from cluster.common.model.dims import ModelDims, cross_kv_shapes, encoder_shapes
+from cluster.common.settings import EncoderSettings, Settings
 from encoder_worker.engine import auto_batch
 from encoder_worker.gpu.static_encoder import PAD
 from encoder_worker.mel import ROW_SAMPLES

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cluster.messages import NO_SLACK_S, EncoderSignals, WorkerLoad, WorkerStatus
+from cluster.common.messages import NO_SLACK_S, EncoderSignals, WorkerLoad, WorkerStatus
 
 UNKNOWN_WINDOW_S = 0.2  # before the first
 RECENT = 0.2  # what the newest batch counts for in `window_s`

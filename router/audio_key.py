@@ -13,7 +13,7 @@ import struct
 
 import numpy as np
 
-from cluster.messages import FileMel, Pcm
+from cluster.common.messages import FileMel, Pcm
 
 KEY_BYTES = 32
 _FILE_MEL = struct.Struct("<qqd")

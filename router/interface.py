@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
 
-from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.messages import Priority, Role, WorkerStatus
-from cluster.tracing import NO_SPAN, Span
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.messages import Priority, Role, WorkerStatus
+from cluster.common.tracing import NO_SPAN, Span
 from router.api.params import TranscriptionParams
 from router.transcript import Segment, TokenLogprob, Transcript
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
-from cluster.messages import SAMPLE_RATE, DecodeOptions, Pcm, QualityGates, SampledToken
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.messages import SAMPLE_RATE, DecodeOptions, Pcm, QualityGates, SampledToken
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.audio.stream import AudioStream
 from router.audio.windows import Window
 from router.interface import Update

@@ -14,8 +14,8 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.errors import (
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.errors import (
     DeadlineExceededError,
     KVLostError,
     LayoutMismatchError,
@@ -26,8 +26,8 @@ from cluster.errors import (
     WorkerError,
     WorkerGoneError,
 )
-from cluster.logs import log_fields
-from cluster.messages import (
+from cluster.common.logs import log_fields
+from cluster.common.messages import (
     FRAMES_PER_S,
     HOP_LENGTH,
     SAMPLE_RATE,
@@ -42,10 +42,10 @@ from cluster.messages import (
     Role,
     SampledToken,
 )
-from cluster.metrics import Recorder
-from cluster.model.encoder_context import FULL
-from cluster.settings import RouterSettings
-from cluster.tracing import NO_TRACER, Span, Tracer
+from cluster.common.metrics import Recorder
+from cluster.common.model.encoder_context import FULL
+from cluster.common.settings import RouterSettings
+from cluster.common.tracing import NO_TRACER, Span, Tracer
 from router.audio_key import audio_key
 from router.interface import RequestContext, StageTimings
 from router.pools import DecoderClient, EncoderClient
@@ -78,9 +78,9 @@ class WindowAudio:
     """What an encoder gets of one window.
 
     index: its number within the request, which orders it in queues and seeds its sampling.
-    pcm: int16 [n], as in `cluster.messages.EncodeRequest`.
+    pcm: int16 [n], as in `cluster.common.messages.EncodeRequest`.
     content_frames: mel frames of audio, the rest of the window is padding.
-    context: encoder positions to begin with, as in `cluster.messages.EncodeRequest`.
+    context: encoder positions to begin with, as in `cluster.common.messages.EncodeRequest`.
     """
 
     index: int

@@ -12,7 +12,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any, Protocol
 
-from cluster.messages import (
+from cluster.common.messages import (
     DecodeRequest,
     DecodeResult,
     EncodeReply,

@@ -11,15 +11,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cluster.messages import (
+from cluster.common.messages import (
     FRAMES_PER_S,
     WINDOW_FRAMES,
     DecodeResult,
     QualityGates,
 )
-from cluster.model.text.quality import is_silence
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.model.text.words import Split, split_tokens
+from cluster.common.model.text.quality import is_silence
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.words import Split, split_tokens
 from router.api.params import SequentialOptions
 from router.hallucination import Surroundings, first_hallucination, silence_before_hallucination
 from router.text_context import TextContext

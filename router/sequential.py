@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from cluster.messages import (
+from cluster.common.messages import (
     FRAMES_PER_S,
     HOP_LENGTH,
     MEL_CONTEXT_SAMPLES,
@@ -20,8 +20,8 @@ from cluster.messages import (
     SampledToken,
     Task,
 )
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.model.text.words import split_tokens
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.words import split_tokens
 from router.audio.whole import WholeAudio
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio

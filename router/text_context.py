@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 
 
 class TextContext:

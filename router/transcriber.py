@@ -18,8 +18,8 @@ from typing import Protocol
 
 import numpy as np
 
-from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.messages import (
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.messages import (
     HOP_LENGTH,
     SAMPLE_RATE,
     WINDOW_SAMPLES,
@@ -28,12 +28,12 @@ from cluster.messages import (
     Role,
     WorkerStatus,
 )
-from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
-from cluster.model.dims import ModelDims
-from cluster.model.encoder_context import EncoderContext
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.settings import RouterSettings
-from cluster.tracing import NO_TRACER, Tracer
+from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.common.model.dims import ModelDims
+from cluster.common.model.encoder_context import EncoderContext
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import RouterSettings
+from cluster.common.tracing import NO_TRACER, Tracer
 from router.api.params import Chunking, TranscriptionParams
 from router.audio.stream import AudioStream
 from router.audio.whole import WholeAudio

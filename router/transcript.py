@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.messages import Task, TokenAlignment
+from cluster.common.messages import Task, TokenAlignment
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 Takes tokens, offsets and scores, and makes frozen values with times in seconds from the start of
 the upload. The splitting rule and the silence rule are openai/whisper's
-(`cluster.model.text.words`, `cluster.model.text.quality`). `TranscriptBuilder` takes windows in
+(`common.model.text.words`, `common.model.text.quality`). `TranscriptBuilder` takes windows in
 any order and returns, in time order, what can no longer change. Knows nothing of workers, HTTP or
 output formats.
 """
@@ -13,10 +13,10 @@ import codecs
 from collections.abc import Sequence
 from dataclasses import replace
 
-from cluster.messages import FRAMES_PER_S, DecodeResult, QualityGates, Task
-from cluster.model.text.quality import is_silence
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.model.text.words import Piece, split_tokens
+from cluster.common.messages import FRAMES_PER_S, DecodeResult, QualityGates, Task
+from cluster.common.model.text.quality import is_silence
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.words import Piece, split_tokens
 from router.transcript import Segment, TokenLogprob, Transcript, WindowTranscript
 from router.words import add_words
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import fmean
 
-from cluster.messages import SAMPLE_RATE, QualityGates
+from cluster.common.messages import SAMPLE_RATE, QualityGates
 from router.audio.windows import Window
 from router.transcript import Segment, WindowTranscript
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.errors import SplitscribeError
-from cluster.messages import SAMPLE_RATE, DecodeOptions
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.errors import SplitscribeError
+from cluster.common.messages import SAMPLE_RATE, DecodeOptions
 from router.interface import RequestContext
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 

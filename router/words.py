@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
 
-from cluster.messages import TokenAlignment
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.model.text.words import split_words
+from cluster.common.messages import TokenAlignment
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.words import split_words
 from router.transcript import Segment, Word
 
 MEDIAN_LIMIT_S = 0.7  # no word is thought to be longer than that as a rule

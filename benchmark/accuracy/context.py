@@ -48,9 +48,9 @@ from benchmark.accuracy.looks import Part, cut, looker
 from benchmark.shared.clips import Clip, add_clip_flags, clips_of, demo_clips
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.word_errors import difference
-from cluster.model.device import use_threads
-from cluster.settings import Settings
-from cluster.settings_sources import load_settings
+from cluster.common.model.device import use_threads
+from cluster.common.settings import Settings
+from cluster.common.settings_sources import load_settings
 from router.audio.vad import SpeechDetector
 
 SLACKS = ("0", "16", "32", "64", "128", "256", "full")

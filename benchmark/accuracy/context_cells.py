@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmark.accuracy.looks import Look, Looker, Part
-from cluster.messages import HOP_LENGTH, Pcm
-from cluster.model.encoder_context import FULL, EncoderContext
+from cluster.common.messages import HOP_LENGTH, Pcm
+from cluster.common.model.encoder_context import FULL, EncoderContext
 
 FULL_SLACK = -1  # every position, whatever the content: the row to compare with
 

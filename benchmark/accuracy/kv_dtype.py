@@ -25,13 +25,13 @@ from rich.table import Table
 from benchmark.shared.clips import add_clip_flags, clips_of
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.word_errors import WordErrors, count_all, difference, total
+from cluster.common.kv.connect import served_kv_layout
+from cluster.common.kv.layout import window_bytes
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.device import use_threads
+from cluster.common.settings import Settings
+from cluster.common.settings_sources import load_settings
 from cluster.demo.recipe.evaluate import transcribe_served
-from cluster.kv.connect import served_kv_layout
-from cluster.kv.layout import window_bytes
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.device import use_threads
-from cluster.settings import Settings
-from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 
 REFERENCE = "float32"

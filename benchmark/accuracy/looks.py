@@ -14,16 +14,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from benchmark.shared.clips import Clip
-from cluster.messages import (
+from cluster.common.messages import (
     FRAMES_PER_S,
     DecodeOptions,
     DecodeRequest,
     DecodeResult,
     EncodeRequest,
 )
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import Settings
 from cluster.serve.in_process import LocalEngines, local_engines
-from cluster.settings import Settings
 from router.api.params import PARALLEL_GATES
 from router.audio.cutter import WindowCutter
 from router.audio.vad import SpeechDetector

@@ -71,7 +71,7 @@ from benchmark.shared.machine import (
 )
 from benchmark.shared.shapes import SHAPES
 from benchmark.shared.word_errors import WordErrors, count_all, total
-from cluster.settings import DType
+from cluster.common.settings import DType
 
 KINDS = (
     "float32",

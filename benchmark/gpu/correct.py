@@ -16,10 +16,10 @@ from torch import Tensor
 
 from benchmark.gpu.decode import fill_pool, publish, submit
 from benchmark.gpu.rig import PAGE_FRAMES, PATIENCE_S, Clock, Record, Rig, clip
-from cluster.kv.connect import kv_layout
-from cluster.kv.layout import FLOAT8
-from cluster.messages import DecodeResult
-from cluster.model.checkpoint import Checkpoint
+from cluster.common.kv.connect import kv_layout
+from cluster.common.kv.layout import FLOAT8
+from cluster.common.messages import DecodeResult
+from cluster.common.model.checkpoint import Checkpoint
 from encoder_worker.forward import WindowEncoder
 
 KV_ERROR = 0.03  # of the KV's norm, bfloat16 against float32

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from benchmark.gpu.rig import PATIENCE_S, Clock, Pair, Record, Rig, greedy
-from cluster.messages import DecodeRequest
+from cluster.common.messages import DecodeRequest
 
 STEADY_TOKENS = 200  # of a decode whose steps are timed
 

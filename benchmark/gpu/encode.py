@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from benchmark.gpu.rig import PAGE_FRAMES, Clock, Record, Rig, clip
-from cluster.kv.connect import kv_layout, states_layout
-from cluster.kv.layout import PageLayout
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.weights import TORCH_DTYPES
+from cluster.common.kv.connect import kv_layout, states_layout
+from cluster.common.kv.layout import PageLayout
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.weights import TORCH_DTYPES
 from encoder_worker.forward import WindowEncoder
 
 

@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from benchmark.gpu.decode import fill_pool, step_s
 from benchmark.gpu.rig import Clock, Pair, Record, Rig, Served, clip
 from benchmark.gpu.serving import closed_loop, latencies
-from cluster.errors import ConfigurationError
-from cluster.messages import FRAMES_PER_S
-from cluster.model.encoder_context import EncoderContext
+from cluster.common.errors import ConfigurationError
+from cluster.common.messages import FRAMES_PER_S
+from cluster.common.model.encoder_context import EncoderContext
 
 TRIMMED = "trimmed contexts"
 OPTIONS: dict[str, dict[str, Any]] = {

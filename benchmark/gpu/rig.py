@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from benchmark.shared.flops import H200, Gpu
 from benchmark.shared.shapes import SHAPES
-from cluster.kv.connect import make_exporter, make_importer, make_kv_pool
-from cluster.kv.wires.gpu_memory import gpu_budget
-from cluster.messages import (
+from cluster.common.kv.connect import make_exporter, make_importer, make_kv_pool
+from cluster.common.kv.wires.gpu_memory import gpu_budget
+from cluster.common.messages import (
     SAMPLE_RATE,
     CrossKVHandle,
     DecodeOptions,
@@ -35,8 +35,8 @@ from cluster.messages import (
     EncodeRequest,
     SampledToken,
 )
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.settings import DecoderSettings, EncoderSettings, Settings
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
 from decoder_worker import sizing as decoder_sizing
 from decoder_worker.engine import DecoderEngine
 from encoder_worker import sizing as encoder_sizing

@@ -27,11 +27,11 @@ from benchmark.gpu.rig import (
     clip,
     greedy,
 )
-from cluster.kv.connect import available_transport, kv_layout, make_wire
-from cluster.kv.exporter import KVExporter
-from cluster.kv.importer import KVImporter
-from cluster.kv.transfer_config import TransferConfig
-from cluster.messages import DecodeRequest
+from cluster.common.kv.connect import available_transport, kv_layout, make_wire
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.messages import DecodeRequest
 
 WARM_UP_SHARE = 0.25  # of a load point, on top of it
 OVERLAP_WINDOWS = 32

@@ -23,8 +23,8 @@ import numpy as np
 from benchmark.shared.clips import Clip
 from benchmark.shared.openai_client import Client, Upload, form_fields
 from benchmark.shared.speech.wav import wav_bytes
+from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import sample_path
-from cluster.messages import SAMPLE_RATE
 from cluster.planning.profile import Profile
 from cluster.planning.report import percentile as nearest
 from cluster.planning.scenario import Load, Slo, arrivals, make_scenario

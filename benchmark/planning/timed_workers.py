@@ -17,8 +17,9 @@ from functools import partial
 from typing import Any
 
 from benchmark.shared.command import make_parser
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import RouterSettings, Settings
 from cluster.planning.profile import Profile, load_profile
 from cluster.planning.roles import Texts, WaitingForward, WaitingRunner
 from cluster.planning.scenario import LoadRequest
@@ -29,7 +30,6 @@ from cluster.serve.replicas.decoder_replica import DecoderReplica
 from cluster.serve.replicas.encoder_replica import EncoderReplica
 from cluster.serve.replicas.router_replica import Router
 from cluster.serve.start.launch import running_cluster
-from cluster.settings import RouterSettings, Settings
 from decoder_worker.scheduling.sequence import DecodeSequence
 from router.http.admission import MAX_REQUESTS
 

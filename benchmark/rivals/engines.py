@@ -29,7 +29,7 @@ from benchmark.rivals.faster_whisper_models import (
     take_as_multilingual,
 )
 from benchmark.shared.clips import Clip
-from cluster.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE
 
 START_S = 300.0
 STOP_S = 10.0
@@ -246,8 +246,8 @@ def _transformers(spec: RivalSpec, checkpoint: Path) -> Transcribe:
     import torch
     from transformers import WhisperForConditionalGeneration
 
-    from cluster.model.checkpoint import open_checkpoint
-    from cluster.model.text.tokenizer import WhisperTokenizer
+    from cluster.common.model.checkpoint import open_checkpoint
+    from cluster.common.model.text.tokenizer import WhisperTokenizer
     from tests.support.references.hugging_face import hf_features
 
     quiet_transformers()

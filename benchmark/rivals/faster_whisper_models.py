@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmark.shared.demo_speech import CACHE
-from cluster.model.tensor_files import BUNDLED_FOLDER
+from cluster.common.model.tensor_files import BUNDLED_FOLDER
 
 # Arguments of faster-whisper's `transcribe` for one greedy decode whose result is always taken.
 GREEDY: dict[str, Any] = {

@@ -50,7 +50,7 @@ from benchmark.shared.server import SPLITSCRIBE, BenchServer, serving
 from benchmark.shared.shapes import SHAPES
 from cluster.archives.transcriber import unlimited_engine
 from cluster.cli.batch.application import joined_cluster
-from cluster.model.checkpoint import open_checkpoint
+from cluster.common.model.checkpoint import open_checkpoint
 from cluster.serve.bulk.application import application_settings, serve_pools
 from cluster.serve.bulk.engine import BulkEngine
 from cluster.serve.model_parts import make_transcriber

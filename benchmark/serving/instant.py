@@ -19,8 +19,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 
 from benchmark.shared.command import make_parser
-from cluster.demo.samples import sample_text
-from cluster.messages import (
+from cluster.common.messages import (
     CrossKVHandle,
     DecodeRequest,
     DecodeResult,
@@ -32,13 +31,14 @@ from cluster.messages import (
     Role,
     WorkerStatus,
 )
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import RouterSettings, Settings
+from cluster.demo.samples import sample_text
 from cluster.serve.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, replica_choice
 from cluster.serve.placement import Placement
 from cluster.serve.replicas.router_replica import Router
 from cluster.serve.start.launch import running_cluster
-from cluster.settings import RouterSettings, Settings
 from router.http.admission import MAX_REQUESTS
 
 ROLES: tuple[Role, ...] = ("encoder", "decoder")

@@ -42,7 +42,7 @@ from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, serving
 from benchmark.shared.talks import Talk, make_talks
 from benchmark.shared.word_errors import count_all, total
-from cluster.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE
 
 UPDATES = "ray_splitscribe_live_updates_total"
 ENCODER_S = "ray_splitscribe_encoder_busy_seconds_total"

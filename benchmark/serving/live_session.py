@@ -18,7 +18,7 @@ import numpy as np
 from websockets.asyncio.client import connect
 
 from benchmark.shared.talks import Talk
-from cluster.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE
 
 PIECE_S = 0.1
 TAIL_S = 1.5  # of silence behind a talk, so that its last turn ends by itself

@@ -14,10 +14,10 @@ import numpy as np
 
 from benchmark.shared.clips import Clip
 from benchmark.shared.speech.wav import wav_bytes
+from cluster.common.messages import SAMPLE_RATE
+from cluster.common.settings import RouterSettings
 from cluster.demo.samples import SAMPLES, sample_path
-from cluster.messages import SAMPLE_RATE
 from cluster.serve.bulk.engine import BulkEngine
-from cluster.settings import RouterSettings
 from router.audio.pool import AudioPool
 from router.audio.windows import Window
 

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from benchmark.shared.demo_speech import CACHE, demo_clip_files
 from benchmark.shared.speech.wav import wav_bytes
+from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import SAMPLES, sample_path, sample_text
-from cluster.messages import SAMPLE_RATE
 
 AUDIO_SUFFIXES = frozenset(
     (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4", ".webm", ".aac")

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmark.shared.flops import START_TOKENS
-from cluster.model.dims import EMBED_TOKENS
+from cluster.common.model.dims import EMBED_TOKENS
 from tests.support.checkpoints import ModelShape, make_checkpoint, special_tokens
 
 FULL_VOLUME = 3.0  # of the residual stream's own norm: nothing else is heard

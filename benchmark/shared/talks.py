@@ -12,7 +12,7 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE
 
 PAUSE_S = (0.3, 1.2)
 NOISE_DB = (-55.0, -40.0)

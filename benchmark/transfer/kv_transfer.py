@@ -35,12 +35,12 @@ from rich.table import Table
 
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.rounds import median_ratio
-from cluster.kv.connect import make_wire
-from cluster.kv.exporter import KVExporter
-from cluster.kv.importer import KVImporter
-from cluster.kv.layout import KVLayout, PageLayout, window_bytes
-from cluster.kv.transfer_config import TransferConfig
-from cluster.messages import CrossKVHandle
+from cluster.common.kv.connect import make_wire
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.layout import KVLayout, PageLayout, window_bytes
+from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.messages import CrossKVHandle
 
 # A round is never cut short by the expiry of a lease.
 CONFIG = TransferConfig(b"benchmark", "benchmark", "nixl", lease_s=600.0)

@@ -28,11 +28,11 @@ from benchmark.shared.flops import FRAMES, projection_flops
 from benchmark.shared.machine import cpu_info
 from benchmark.shared.shapes import SHAPES
 from benchmark.transfer.kv_transfer import CONFIG, Encoder
-from cluster.kv.cross_kv import CrossKVProjection
-from cluster.kv.importer import KVImporter
-from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
-from cluster.kv.pool import PagePool
-from cluster.kv.wires.nixl_wire import NixlWire
+from cluster.common.kv.cross_kv import CrossKVProjection
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
+from cluster.common.kv.pool import PagePool
+from cluster.common.kv.wires.nixl_wire import NixlWire
 
 GBIT = 1e9 / 8  # bytes
 WIRES = {"25 Gbit/s": 25 * GBIT, "10 Gbit/s": 10 * GBIT, "1 Gbit/s": GBIT}
@@ -72,7 +72,7 @@ class Decoder:
         dims = {"n_audio_ctx": FRAMES, "n_audio_state": SHAPE.d_model, "n_text_head": SHAPE.n_head}
         dims |= {"n_text_state": SHAPE.d_model, "n_text_layer": KV.n_layer, "text_head_dim": 64}
         checkpoint: Any = SimpleNamespace(dims=SimpleNamespace(**dims))
-        with patch("cluster.kv.cross_kv.load_tensors", _random_weights):
+        with patch("cluster.common.kv.cross_kv.load_tensors", _random_weights):
             self._projection = CrossKVProjection(checkpoint, torch.bfloat16)
         self._pool = PagePool(KV, WINDOWS)
         self._pool.tensor.zero_()

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cluster.archives.places import Place
-from cluster.messages import Task
+from cluster.common.messages import Task
 from router.api.params import ResponseFormat
 
 FILES_AT_ONCE = 8

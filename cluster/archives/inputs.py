@@ -32,7 +32,7 @@ from cluster.archives.places import (
     shown,
     split_options,
 )
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 
 STDIN = "-"
 # Of files in a folder that are taken, with about how many bytes a second of them has: for what goes

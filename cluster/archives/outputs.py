@@ -31,7 +31,7 @@ from cluster.archives.archive import FORMATS, Archive
 from cluster.archives.inputs import Item
 from cluster.archives.places import Place, shown
 from cluster.archives.rows import error_text, may_pass
-from cluster.errors import ConfigurationError, InvalidRequestError
+from cluster.common.errors import ConfigurationError, InvalidRequestError
 from router.api.formats import render
 from router.transcript import Segment, Transcript
 

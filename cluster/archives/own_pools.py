@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.settings import BUNDLED_MODEL, Settings
-from cluster.settings_sources import load_settings
+from cluster.common.settings import BUNDLED_MODEL, Settings
+from cluster.common.settings_sources import load_settings
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
-from cluster.errors import ConfigurationError, InvalidRequestError
+from cluster.common.errors import ConfigurationError, InvalidRequestError
 
 URL = re.compile(r"^([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 # pyarrow's, at the end of a bucket's URL, as in ?region=eu-west-1. Names of objects may have a "?".

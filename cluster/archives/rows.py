@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from cluster.errors import SplitscribeError
+from cluster.common.errors import SplitscribeError
 from router.api.formats import segment_bodies
 
 if TYPE_CHECKING:

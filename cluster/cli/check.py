@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from cluster.errors import SplitscribeError
+from cluster.common.errors import SplitscribeError
 from cluster.serve.distribution import build_id, package_root
 
 Row = tuple[str, str, bool]  # what, finding, whether it is well
@@ -81,7 +81,7 @@ def _attention() -> list[Row]:
 
 
 def _transport() -> list[Row]:
-    from cluster.kv.connect import available_transport
+    from cluster.common.kv.connect import available_transport
 
     transport = available_transport()
     if transport == "nixl":
@@ -91,14 +91,14 @@ def _transport() -> list[Row]:
 
 
 def _placement() -> list[Row]:
+    from cluster.common.settings import Settings
     from cluster.serve.placement import place, this_machine
-    from cluster.settings import Settings
 
     return [("placement", str(place(Settings(), this_machine())), True)]
 
 
 def _model() -> list[Row]:
-    from cluster.model.checkpoint import open_checkpoint
+    from cluster.common.model.checkpoint import open_checkpoint
 
     dims = open_checkpoint("demo").dims
     layers = f"{dims.n_audio_layer}+{dims.n_text_layer} layers, width {dims.n_audio_state}"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from cluster.settings import DType
+from cluster.common.settings import DType
 
 DTYPES: tuple[DType, ...] = ("auto", "float32", "int8")  # of either role on a CPU
 LONGEST_S = 600.0  # on cores that other processes have
@@ -45,8 +45,8 @@ def compile_kernels(dtypes: tuple[DType, ...] = DTYPES) -> Iterator[Compiled]:
 def _builds(dtypes: tuple[DType, ...]) -> Iterator[Callable[[], Any]]:
     import torch
 
-    from cluster.model.device import resolve_dtype
-    from cluster.model.weights import TORCH_DTYPES
+    from cluster.common.model.device import resolve_dtype
+    from cluster.common.model.weights import TORCH_DTYPES
     from decoder_worker.cpu import compiled as decoder
     from encoder_worker.cpu.compiled import team_kernels
 

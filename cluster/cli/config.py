@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.serve.distribution import package_root
 
 ENDINGS = (".yaml", ".Dockerfile", ".json", ".cfg", ".conf")

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 from rich.console import Console
 
-from cluster.model.checkpoint import open_checkpoint
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.settings import Settings
 from cluster.serve.ray_internals import KEEP_SIGNALS
 from cluster.serve.start.launch import running_cluster
-from cluster.settings import Settings
 
 
 def serve_foreground(

@@ -21,9 +21,9 @@ from cluster.cli.planning.plan_command import plan
 from cluster.cli.planning.profile_command import profile
 from cluster.cli.planning.simulate_command import simulate
 from cluster.cli.transcribe.entry import TranscribeCommand, transcribe
-from cluster.errors import SplitscribeError
-from cluster.settings import Device, DType, LogLevel, PlacementName, Settings, Transport
-from cluster.settings_sources import load_settings
+from cluster.common.errors import SplitscribeError
+from cluster.common.settings import Device, DType, LogLevel, PlacementName, Settings, Transport
+from cluster.common.settings_sources import load_settings
 
 app = typer.Typer(
     name="splitscribe",

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import yaml
 from pydantic import BaseModel
 
-from cluster.settings import Settings
+from cluster.common.settings import Settings
 
 HEADER = """\
 # Every setting with its default. Copy what you change into a file of your own:

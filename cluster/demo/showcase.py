@@ -13,9 +13,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import SAMPLES, sample_path, sample_text, words_of
 from cluster.serve.start.launch import running_cluster
-from cluster.settings_sources import load_settings
 
 # server-timing names, in the order of the path
 STAGES = ("audio", "queue", "encode", "transfer", "decode")

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
-from cluster.messages import ROLES, Role
+from cluster.common.messages import ROLES, Role
 from cluster.planning.pools import Replica, SimPool
 from cluster.planning.report import Records
 from cluster.planning.roles import SimDecoder, SimEncoder

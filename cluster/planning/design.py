@@ -13,7 +13,7 @@ from itertools import islice
 from random import Random
 from typing import Any, Literal
 
-from cluster.kv.layout import window_bytes
+from cluster.common.kv.layout import window_bytes
 from cluster.planning.order import NodeKind, Order, Placement
 from cluster.planning.profile import Profile
 from cluster.planning.scenario import TIMESTAMPS, Load, arrivals

@@ -20,15 +20,22 @@ from pathlib import Path
 import numpy as np
 import psutil
 
-from cluster.jit.background import longest_wait_s, wait_for_builds
-from cluster.kv.connect import make_exporter, make_importer, served_kv_layout
-from cluster.kv.exporter import KVExporter
-from cluster.kv.importer import KVImporter
-from cluster.kv.pool import PagePool, Pages
-from cluster.messages import SAMPLE_RATE, CrossKVHandle, DecodeOptions, DecodeRequest, EncodeRequest
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.device import usable_cores, use_step_threads
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.kernels.cpu.background import longest_wait_s, wait_for_builds
+from cluster.common.kv.connect import make_exporter, make_importer, served_kv_layout
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.pool import PagePool, Pages
+from cluster.common.messages import (
+    SAMPLE_RATE,
+    CrossKVHandle,
+    DecodeOptions,
+    DecodeRequest,
+    EncodeRequest,
+)
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.device import usable_cores, use_step_threads
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import Settings
 from cluster.planning.measure_server import time_server
 from cluster.planning.profile import (
     AudioProfile,
@@ -44,7 +51,6 @@ from cluster.planning.profile import (
 )
 from cluster.serve.distribution import build_id
 from cluster.serve.in_process import on_one_device, sized_together
-from cluster.settings import Settings
 from decoder_worker.build import build_parts
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row

@@ -15,8 +15,8 @@ from collections.abc import Callable
 import httpx
 import psutil
 
+from cluster.common.errors import ConfigurationError
 from cluster.demo.samples import sample_path
-from cluster.errors import ConfigurationError
 from cluster.planning.profile import AudioProfile, RouterProfile
 
 SHORT_S, MEDIUM_S = 5.0, 25.0  # of the two samples, about; the rate is taken between them

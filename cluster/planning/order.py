@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import Literal
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.planning.profile import Profile, load_profile, shipped_profiles
 from cluster.planning.scenario import NAMED_LENGTHS, Load, arrivals
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.planning.design import Costs, Design, Found, Nodes, Size, designs, front_of
 from cluster.planning.order import Order
 from cluster.planning.report import PERCENTILES, Outcome, percentile, summary

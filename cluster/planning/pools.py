@@ -20,7 +20,7 @@ from typing import Any
 from ray.exceptions import RayActorError
 from ray.serve.request_router import FIFOMixin, RequestRouter
 
-from cluster.messages import Role
+from cluster.common.messages import Role
 from cluster.planning.worker import SimWorker
 from cluster.serve.hooks.replica_choice import LoadAwareRouter
 from cluster.serve.own_calls import OwnCalls

@@ -13,9 +13,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
 
-from cluster.errors import ConfigurationError
-from cluster.kv.layout import KVLayout, StatesLayout
-from cluster.model.dims import ModelDims
+from cluster.common.errors import ConfigurationError
+from cluster.common.kv.layout import KVLayout, StatesLayout
+from cluster.common.model.dims import ModelDims
 
 FOLDER = Path(__file__).parent / "profiles"
 

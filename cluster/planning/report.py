@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cluster.messages import Priority
+from cluster.common.messages import Priority
 from cluster.planning.profile import Profile
 from cluster.planning.scenario import Scenario
 from cluster.planning.transfer import Traffic

@@ -14,13 +14,13 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from cluster.kv.connect import LANDING_WINDOWS
-from cluster.kv.exporter import KVExporter
-from cluster.kv.layout import PageLayout
-from cluster.kv.pool import PagePool
-from cluster.kv.transfer_config import TransferConfig
-from cluster.metrics import ENCODER_METRICS, silent_recorder
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.kv.connect import LANDING_WINDOWS
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.layout import PageLayout
+from cluster.common.kv.pool import PagePool
+from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.metrics import ENCODER_METRICS, silent_recorder
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.planning.profile import Profile, Surface
 from cluster.planning.scenario import LoadRequest
 from cluster.planning.transfer import Exported, NobodysWire, NoThread, SimImporter

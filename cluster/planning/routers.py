@@ -19,10 +19,10 @@ from typing import Any, Self
 
 import numpy as np
 
-from cluster.errors import SplitscribeError
-from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, Role
-from cluster.metrics import ROUTER_METRICS, MetricSpec, Recorder
-from cluster.model.encoder_context import EncoderContext
+from cluster.common.errors import SplitscribeError
+from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Role
+from cluster.common.metrics import ROUTER_METRICS, MetricSpec, Recorder
+from cluster.common.model.encoder_context import EncoderContext
 from cluster.planning.pools import Choice, OfTwo, SimHandle, SimPool
 from cluster.planning.report import Records
 from cluster.planning.scenario import LoadRequest

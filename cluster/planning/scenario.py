@@ -18,10 +18,10 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from cluster.errors import ConfigurationError
-from cluster.messages import FRAMES_PER_S, WINDOW_S, Priority, Role
+from cluster.common.errors import ConfigurationError
+from cluster.common.messages import FRAMES_PER_S, WINDOW_S, Priority, Role
+from cluster.common.settings import Settings
 from cluster.planning.profile import Frozen, first_problem
-from cluster.settings import Settings
 
 SHORTEST_CUT_S = 20.0  # the cutter looks for a pause in the last 10 s of a full window
 TIMESTAMPS = 2  # tokens of a window beside its text

@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
 
-from cluster.messages import ROLES
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.messages import ROLES
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import BUNDLED_MODEL, Settings
 from cluster.planning.crew import Crew
 from cluster.planning.profile import LinkProfile, Profile
 from cluster.planning.report import Moment, Outcome, Records
@@ -25,7 +26,6 @@ from cluster.planning.transfer import Links
 from cluster.planning.virtual_time import run_virtually, virtual_clock
 from cluster.planning.worker import Cell
 from cluster.serve.app import STATS_PERIOD_S
-from cluster.settings import BUNDLED_MODEL, Settings
 
 MOMENT_S = 1.0
 GARBAGE = 200_000  # objects between two looks of Python's collector; they hold few circles

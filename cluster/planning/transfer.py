@@ -14,20 +14,20 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from cluster.errors import KVLostError, PeerLostError
-from cluster.kv.exporter import KVExporter
-from cluster.kv.handles import release_message, renewal_messages
-from cluster.kv.peers import HeldHandles
-from cluster.kv.pool import PagePool
-from cluster.kv.transfer_config import RENEW_S, FetchStats
-from cluster.messages import CrossKVHandle
+from cluster.common.errors import KVLostError, PeerLostError
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.handles import release_message, renewal_messages
+from cluster.common.kv.peers import HeldHandles
+from cluster.common.kv.pool import PagePool
+from cluster.common.kv.transfer_config import RENEW_S, FetchStats
+from cluster.common.messages import CrossKVHandle
 from cluster.planning.profile import LinkProfile
 
 LOST_AFTER_S = 0.005  # until a READ from a dead process fails: 0.2 to 31 ms, 1 in the median
 
 
 class NobodysWire:
-    """The wire of an exporter whose readers call it directly. See `cluster.kv.wires.wire.Wire`."""
+    """The wire of an exporter whose readers call it directly. See `common.kv.wires.wire.Wire`."""
 
     transport = "simulated"
     metadata = b""

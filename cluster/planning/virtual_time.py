@@ -12,7 +12,7 @@ from collections.abc import Coroutine
 from random import Random
 from typing import Any, TypeVar
 
-from cluster.clock import Clock
+from cluster.common.clock import Clock
 
 T = TypeVar("T")
 STANDS_STILL = "every task waits, and for no time: nothing would ever happen"

@@ -21,14 +21,14 @@ from typing import Any
 
 from ray.exceptions import RayActorError
 
-from cluster.clock import Clock
-from cluster.errors import SplitscribeError
-from cluster.kv.pool import PagePool
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.clock import Clock
+from cluster.common.errors import SplitscribeError
+from cluster.common.kv.pool import PagePool
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import Settings
 from cluster.planning.profile import Profile
 from cluster.planning.scenario import LoadRequest
 from cluster.planning.transfer import Links
-from cluster.settings import Settings
 
 Answer = asyncio.Future[Any]
 

@@ -11,7 +11,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.messages import Role
+from cluster.common.messages import Role
+from cluster.common.settings import Settings
 from cluster.serve.bulk.batch_owner import BatchOwner
 from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.placement import Placement
@@ -19,7 +20,6 @@ from cluster.serve.replicas.colocated_replica import ColocatedReplica
 from cluster.serve.replicas.decoder_replica import DecoderReplica
 from cluster.serve.replicas.encoder_replica import EncoderReplica
 from cluster.serve.replicas.router_replica import Router
-from cluster.settings import Settings
 from router.http.admission import MAX_REQUESTS
 
 HEALTH_PERIOD_S = 1.0

@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import Any, cast
 
-from cluster.errors import OverloadedError, WorkerGoneError
+from cluster.common.errors import OverloadedError, WorkerGoneError
 from cluster.serve.serve_pool import call_worker
 from router.batches.service import ASKED, BatchService
 

@@ -13,7 +13,7 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 
 CODE_PACKAGES = ("cluster", "router", "encoder_worker", "decoder_worker")
 PACKAGES = (*CODE_PACKAGES, "configs")

@@ -14,13 +14,13 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings
+from cluster.common.settings_sources import load_settings
 from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import ENVIRONMENT
 from cluster.serve.ray_internals import shared_value
 from cluster.serve.start.resolve import resolved
-from cluster.settings import Settings
-from cluster.settings_sources import load_settings
 
 logger = logging.getLogger("ray.serve")  # the build's log, which the dashboard shows
 
@@ -41,7 +41,7 @@ def build(args: dict[str, Any]) -> Any:
     """
     import ray
 
-    from cluster.model.checkpoint import open_checkpoint
+    from cluster.common.model.checkpoint import open_checkpoint
     from cluster.serve.app import build_app
     from cluster.serve.placement import joined_machine, place
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from cluster.errors import ConfigurationError
-from cluster.jit.background import longest_wait_s
-from cluster.kv.connect import make_exporter, make_importer, make_kv_pool
-from cluster.kv.wires.gpu_memory import gpu_budget
-from cluster.messages import Role, WorkerStatus
-from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.device import resolve_device
+from cluster.common.errors import ConfigurationError
+from cluster.common.kernels.cpu.background import longest_wait_s
+from cluster.common.kv.connect import make_exporter, make_importer, make_kv_pool
+from cluster.common.kv.wires.gpu_memory import gpu_budget
+from cluster.common.messages import Role, WorkerStatus
+from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.device import resolve_device
+from cluster.common.settings import Settings
 from cluster.serve.model_parts import make_live_engine, make_transcriber
 from cluster.serve.replicas.colocated_replica import EXPORT_PORTION
-from cluster.settings import Settings
 from decoder_worker import sizing as decoder_sizing
 from decoder_worker.engine import DecoderEngine
 from encoder_worker import sizing as encoder_sizing

@@ -9,13 +9,13 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.encoder_context import chosen_context
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.settings import Settings
-from cluster.tracing import NO_TRACER, Tracer
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.encoder_context import chosen_context
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import Settings
+from cluster.common.tracing import NO_TRACER, Tracer
 from router.http.models import ServedModel
 from router.live.activity import VoiceActivity
 from router.live.engine import LiveSessions

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.messages import DecodeRequest, EncodeRequest, WorkerLoad
+from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerLoad
 
 N_REMEMBERED = 4096  # windows of which it is known where they were encoded, or where they failed
 HEARD_S = 1.0  # after which half of what others had at a worker is taken to be done

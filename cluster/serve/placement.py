@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from cluster.errors import ConfigurationError
-from cluster.settings import DecoderSettings, EncoderSettings, Settings
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
 
 MPS_DIRECTORY = "/tmp/nvidia-mps"
 CUDA_DRIVER = "libcuda.so.1"
@@ -69,7 +69,7 @@ def _count_gpus() -> int:
 
 def joined_machine(n_gpus: float, environ: Mapping[str, str] = os.environ) -> Machine:
     """A Ray cluster with so many GPUs; this host stands for all in whether MPS runs there."""
-    from cluster.kv.connect import available_transport
+    from cluster.common.kv.connect import available_transport
 
     return Machine(int(n_gpus), n_gpus > 0 and mps_runs(environ), available_transport() == "nixl")
 

@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from cluster.messages import NO_SLACK_S, DecoderSignals, EncoderSignals, Role
+from cluster.common.messages import NO_SLACK_S, DecoderSignals, EncoderSignals, Role
 
 FULL = 0.8  # of a pool's demand over its workers: above it workers are added
 EMPTY = 0.6  # a worker is removed only if the demand over the others stays below this

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
-from cluster.errors import (
+from cluster.common.errors import (
     HandleRefusedError,
     KVLostError,
     OverloadedError,
@@ -21,7 +21,7 @@ from cluster.errors import (
     WorkerError,
     WorkerGoneError,
 )
-from cluster.messages import (
+from cluster.common.messages import (
     DecodeRequest,
     DecodeResult,
     EncodeReply,

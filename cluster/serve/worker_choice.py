@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.messages import DecodeRequest, EncodeRequest, Location, WorkerLoad
+from cluster.common.messages import DecodeRequest, EncodeRequest, Location, WorkerLoad
 from cluster.serve.own_calls import OwnCalls, kept_key, key_of
 
 # What the KV's way counts for, in parts of a decoder's pool: a worker that far away must be so

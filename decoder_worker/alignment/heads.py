@@ -11,10 +11,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from cluster.errors import CheckpointError
-from cluster.kv.cross_kv import packed_page
-from cluster.kv.pool import PagePool
-from cluster.model.checkpoint import Checkpoint
+from cluster.common.errors import CheckpointError
+from cluster.common.kv.cross_kv import packed_page
+from cluster.common.kv.pool import PagePool
+from cluster.common.model.checkpoint import Checkpoint
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch
 from decoder_worker.model import TorchDecoder
 

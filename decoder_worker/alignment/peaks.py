@@ -16,8 +16,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from cluster.errors import SequenceFailedError
-from cluster.kv.pool import PagePool
+from cluster.common.errors import SequenceFailedError
+from cluster.common.kv.pool import PagePool
 from decoder_worker.alignment.heads import AlignmentHeads
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 

@@ -20,12 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.errors import SequenceFailedError
-from cluster.kv.pool import PagePool
-from cluster.messages import WINDOW_S, Task, TokenAlignment
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.encoder_context import MEL_PER_POSITION
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.errors import SequenceFailedError
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import WINDOW_S, Task, TokenAlignment
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.encoder_context import MEL_PER_POSITION
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.alignment.heads import AlignmentHeads
 from decoder_worker.alignment.time_warping import first_columns, median_filter, standardise
 from decoder_worker.attention.base import AttentionBatch, PagedKV

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cluster.gpu.kernels import launcher
-from cluster.model.operators import define, nothing
+from cluster.common.kernels.gpu.kernels import launcher
+from cluster.common.model.operators import define, nothing
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper, fast_decode_pl
 from flashinfer.prefill import BatchPrefillWithPagedKVCacheWrapper
 from torch import Tensor
 
-from cluster.model.streams import new_event
+from cluster.common.model.streams import new_event
 from decoder_worker.attention.append import Places, append_qkv, empty_queries
 from decoder_worker.attention.base import PagedKV
 from decoder_worker.attention.operators import (

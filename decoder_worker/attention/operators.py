@@ -1,4 +1,4 @@
-"""flashinfer's calls as operators that say what they read and write (`cluster.model.operators`).
+"""flashinfer's calls as operators that say what they read and write (`common.model.operators`).
 
 An operator takes tensors and numbers only, so a wrapper of flashinfer's, which holds a plan, is
 registered here and named by a number. Whatever of the wrapper's a kernel reads or writes is an
@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from cluster.model.operators import define, nothing
+from cluster.common.model.operators import define, nothing
 
 Run = Callable[..., Tensor]
 

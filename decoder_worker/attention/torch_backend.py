@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.kv.cross_kv import packed_page
+from cluster.common.kv.cross_kv import packed_page
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 
 
@@ -39,7 +39,7 @@ class TorchAttention:
     cross_pool [page, layer, 2, page_frames, head, head_dim], only read; its dtype may differ
         from the model's: queries are then converted to it and results back. An 8-bit one has no
         arithmetic: what is read of it is converted to the model's dtype instead.
-    packed: a window lies packed in its cross page (`cluster.kv.cross_kv.packed_page`), so its
+    packed: a window lies packed in its cross page (`common.kv.cross_kv.packed_page`), so its
         entry has one page, and its length says for how many positions that is laid out.
     """
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.jit.background import as_array
+from cluster.common.kernels.cpu.background import as_array
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.cpu.compiled import attention_kernels

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from cluster.jit.arithmetic import LOG2_E, exp2, stored
+from cluster.common.kernels.cpu.arithmetic import LOG2_E, exp2, stored
 from decoder_worker.cpu.attention_parts import lay_out_query, mix_values, scores_of, to_weights
 from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE, Pages
 from decoder_worker.cpu.step_team import new_counters

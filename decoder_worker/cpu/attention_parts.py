@@ -12,7 +12,7 @@ import numpy as np
 from numba import njit
 from numba.extending import overload
 
-from cluster.jit.arithmetic import exp2, larger, number
+from cluster.common.kernels.cpu.arithmetic import exp2, larger, number
 from decoder_worker.cpu import attention_vectors
 from decoder_worker.cpu.attention_vectors import fits_vectors
 from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE

@@ -20,9 +20,9 @@ from llvmlite import binding, ir
 from numba import njit, types
 from numba.extending import intrinsic
 
-from cluster.jit import vectors
-from cluster.jit.arithmetic import FLOAT8_UNIT
-from cluster.jit.tile_instructions import address, offset
+from cluster.common.kernels.cpu import vectors
+from cluster.common.kernels.cpu.arithmetic import FLOAT8_UNIT
+from cluster.common.kernels.cpu.tile_instructions import address, offset
 from decoder_worker.cpu.fused_arrays import HEAD_DIM
 
 AHEAD_BYTES = 768

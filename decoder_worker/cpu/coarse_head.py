@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.jit.tile_registers import TILE_ROW_BYTES
-from cluster.model.dims import ModelDims
-from cluster.model.layers import quantize_rows
+from cluster.common.kernels.cpu.tile_registers import TILE_ROW_BYTES
+from cluster.common.model.dims import ModelDims
+from cluster.common.model.layers import quantize_rows
 from decoder_worker.cpu.tile_blocks import BLOCK_OUTPUTS, in_blocks
 
 ROWS_AT_ONCE = 4096  # of the vocabulary that are converted, so that little memory is taken

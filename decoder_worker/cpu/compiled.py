@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cluster.jit.background import InBackground
-from cluster.jit.tile_registers import has_bfloat16_tiles, tile_config
+from cluster.common.kernels.cpu.background import InBackground
+from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
 
 if TYPE_CHECKING:
     from decoder_worker.cpu.attention_kernels import AttentionKernels

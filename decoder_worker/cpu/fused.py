@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.jit.background import as_array
-from cluster.model.dims import ModelDims
+from cluster.common.kernels.cpu.background import as_array
+from cluster.common.model.dims import ModelDims
 from decoder_worker.attention.base import AttentionBatch
 from decoder_worker.cpu.attention import cut_pages
 from decoder_worker.cpu.coarse_head import LEAST_EXACT, CoarseHead, coarse_head, fits_coarse

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.model.dims import ModelDims
-from cluster.model.layers import Linear, quantize_rows
+from cluster.common.model.dims import ModelDims
+from cluster.common.model.layers import Linear, quantize_rows
 from decoder_worker.cpu.tile_blocks import in_blocks
 
 HEAD_DIM = 64  # of every published checkpoint: a constant, so that loops over it unroll
@@ -44,7 +44,8 @@ class Layers(NamedTuple):
     """norms: float32 [3 * L + 1, 2, d], weight and bias of each in the order that they come.
 
     tiles: where products are computed by the CPU's tiles, their configuration
-        (`cluster.jit.tile_registers`), and every weight is uint16, or int8 in blocks; else None.
+        (`common.kernels.cpu.tile_registers`), and every weight is uint16, or int8
+        in blocks; else None.
     """
 
     qkv: Products

@@ -13,9 +13,9 @@ import numpy as np
 from numba import njit, types
 from numba.extending import overload
 
-from cluster.jit.arithmetic import erf, number
-from cluster.jit.rows import SUMS, add_norm_row
-from cluster.jit.tile_instructions import begin_tiles, end_tiles
+from cluster.common.kernels.cpu.arithmetic import erf, number
+from cluster.common.kernels.cpu.rows import SUMS, add_norm_row
+from cluster.common.kernels.cpu.tile_instructions import begin_tiles, end_tiles
 from decoder_worker.cpu.int8_products import int8_tile_product, split_in_8_bits
 from decoder_worker.cpu.tile_products import split_rows, tile_product
 

@@ -5,7 +5,7 @@ largest value, and what these leave in steps a 254th as large. Both are rows of 
 sums are exact; so a product is as near as one of float32 rows, whatever other rows there are.
 Weights lie `in_int8_blocks`, and are read from the first byte to the last.
 
-Imports numba, and compiles only where `cluster.jit.tile_registers.has_bfloat16_tiles`.
+Imports numba, and compiles only where `common.kernels.cpu.tile_registers.has_bfloat16_tiles`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic, overload
 
-from cluster.jit import vectors
-from cluster.jit.tile_instructions import (
+from cluster.common.kernels.cpu import vectors
+from cluster.common.kernels.cpu.tile_instructions import (
     address,
     load_tile,
     multiply_int8_tiles,
     offset,
     procedure,
 )
-from cluster.jit.tile_registers import N_TILES, TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS
+from cluster.common.kernels.cpu.tile_registers import N_TILES, TILE_BYTES, TILE_ROW_BYTES, TILE_ROWS
 from decoder_worker.cpu.tile_blocks import BLOCK_OUTPUTS, ROWS_OF_TILE, TILES_OF_BLOCK
 from decoder_worker.cpu.tile_products import clear_sums, store_sums
 

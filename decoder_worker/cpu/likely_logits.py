@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from cluster.jit.arithmetic import larger, number
-from cluster.jit.rows import SUMS
+from cluster.common.kernels.cpu.arithmetic import larger, number
+from cluster.common.kernels.cpu.rows import SUMS
 from decoder_worker.cpu.fused_arrays import LOGITS
 from decoder_worker.cpu.fused_parts import begin_product, end_product, product
 from decoder_worker.cpu.int8_products import lost_by_split

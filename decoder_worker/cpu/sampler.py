@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from cluster.jit.background import as_array
+from cluster.common.kernels.cpu.background import as_array
 from decoder_worker.cpu.compiled import sampling_kernel
 from decoder_worker.cpu.step_team import StepTeam
 from decoder_worker.sampling.logit_rules import LogitRules

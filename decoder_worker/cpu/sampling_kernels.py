@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numba import int32, njit
 
-from cluster.jit.arithmetic import LOG2_E, exp2, larger
-from cluster.jit.rows import SUMS
+from cluster.common.kernels.cpu.arithmetic import LOG2_E, exp2, larger
+from cluster.common.kernels.cpu.rows import SUMS
 from decoder_worker.cpu.step_team import new_counters
 from decoder_worker.cpu.work_sharing import claim, finish, wait
 from decoder_worker.sampling.logit_rules import Marks

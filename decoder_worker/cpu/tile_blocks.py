@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from cluster.jit.tile_registers import TILE_ROW_BYTES, TILE_ROWS
-from cluster.model.dims import ModelDims
+from cluster.common.kernels.cpu.tile_registers import TILE_ROW_BYTES, TILE_ROWS
+from cluster.common.model.dims import ModelDims
 
 ROWS_OF_TILE = 8  # of x in one tile: each is a row of its upper and one of its lower halves
 TILES_OF_BLOCK = 4

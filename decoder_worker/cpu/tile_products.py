@@ -6,7 +6,7 @@ is within some 2 ** -16 of the exact one, whatever other rows there are. Eight r
 one: weights are read once. Those that lie in blocks are read from the first byte to the last, which
 takes less time than to read 64 rows side by side.
 
-Imports numba, and compiles only where `cluster.jit.tile_registers.has_bfloat16_tiles`.
+Imports numba, and compiles only where `common.kernels.cpu.tile_registers.has_bfloat16_tiles`.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from llvmlite import ir
 from numba import njit
 from numba.extending import intrinsic, overload
 
-from cluster.jit.arithmetic import bfloat16_bits, number
-from cluster.jit.tile_instructions import (
+from cluster.common.kernels.cpu.arithmetic import bfloat16_bits, number
+from cluster.common.kernels.cpu.tile_instructions import (
     WORD,
     address,
     clear_tile,
@@ -29,7 +29,7 @@ from cluster.jit.tile_instructions import (
     procedure,
     store_tile,
 )
-from cluster.jit.tile_registers import (
+from cluster.common.kernels.cpu.tile_registers import (
     N_TILES,
     TILE_BYTES,
     TILE_INPUTS,

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from cluster.gpu.norm import Pending
-from cluster.gpu.product import INNER_MULTIPLE
-from cluster.model.layers import Linear
+from cluster.common.kernels.gpu.norm import Pending
+from cluster.common.kernels.gpu.product import INNER_MULTIPLE
+from cluster.common.model.layers import Linear
 from decoder_worker.attention.base import AttentionBatch, ProjectedAttention
 from decoder_worker.gpu.embed import embed
 from decoder_worker.gpu.layers import FewRowsLayer, ManyRowsLayer

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from cluster.gpu.kernels import launcher
-from cluster.model.operators import define, nothing
+from cluster.common.kernels.gpu.kernels import launcher
+from cluster.common.model.operators import define, nothing
 
 
 def embed(

@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cluster.kv.layout import PageLayout
-from cluster.kv.pool import PagePool
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.kv.layout import PageLayout
+from cluster.common.kv.pool import PagePool
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.gpu.graphs import (
     BatchRow,
     Buckets,

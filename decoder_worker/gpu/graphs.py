@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.model.streams import Body, capture, new_graph_memory, upload, warm_up
+from cluster.common.model.streams import Body, capture, new_graph_memory, upload, warm_up
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.model import TextDecoder
 from decoder_worker.readback import Readback

@@ -17,8 +17,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cluster.gpu.kernels import launcher
-from cluster.model.operators import define, nothing
+from cluster.common.kernels.gpu.kernels import launcher
+from cluster.common.model.operators import define, nothing
 from decoder_worker.sampling.logit_rules import NEVER, LogitRules, Marks
 from decoder_worker.sampling.sampler import Sampled, Sampler
 from decoder_worker.sampling.slots import (

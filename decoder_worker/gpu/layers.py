@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.gpu.norm import Pending
-from cluster.gpu.product import MAX_ROWS, FewRows
-from cluster.model.layers import LayerNorm, Linear, as_loaded
+from cluster.common.kernels.gpu.norm import Pending
+from cluster.common.kernels.gpu.product import MAX_ROWS, FewRows
+from cluster.common.model.layers import LayerNorm, Linear, as_loaded
 from decoder_worker.attention.base import ProjectedAttention
 from decoder_worker.model import DecoderLayer
 

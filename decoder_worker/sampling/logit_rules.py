@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 
 NEVER = float("-inf")
 NO_TIMESTAMP = -1

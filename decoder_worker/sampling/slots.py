@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from cluster.model.streams import upload
+from cluster.common.model.streams import upload
 from decoder_worker.sampling.logit_rules import NO_TIMESTAMP, History
 
 # Columns of the table; a step writes the first six.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.messages import DecodeResult, DecodeTimings
+from cluster.common.messages import DecodeResult, DecodeTimings
 from decoder_worker.scheduling.fallback import chosen_attempt
 from decoder_worker.scheduling.sequence import DecodeSequence
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cluster.messages import QualityGates
-from cluster.model.encoder_context import positions_of
-from cluster.model.text.quality import is_silence, needs_fallback, repeats_itself
+from cluster.common.messages import QualityGates
+from cluster.common.model.encoder_context import positions_of
+from cluster.common.model.text.quality import is_silence, needs_fallback, repeats_itself
 from decoder_worker.scheduling.sequence import Attempt, DecodeSequence
 
 

@@ -1,6 +1,6 @@
 """Who waits, who loads, who runs; and the pages and slots that they hold.
 
-Admission is by class (`cluster.priorities`), and within one by deadline: a sequence gets its
+Admission is by class (`cluster.common.priorities`), and within one by deadline: a sequence gets its
 cross-attention pages, and those that its encoder states land in where these travel, or it waits
 holding nothing. Its rows, each with a slot in the
 batch and self-attention pages for the longest text, it gets when it begins to run, all at once. So
@@ -16,9 +16,9 @@ import itertools
 import math
 from collections.abc import Container
 
-from cluster.kv.pool import PagePool
-from cluster.messages import Priority
-from cluster.priorities import BULK_SHARE, URGENCY, Turns, leaves_room
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import Priority
+from cluster.common.priorities import BULK_SHARE, URGENCY, Turns, leaves_room
 from decoder_worker.sampling.search import Row
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 

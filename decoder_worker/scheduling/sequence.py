@@ -17,8 +17,8 @@ from enum import Enum
 from functools import partial
 from weakref import ref
 
-from cluster.kv.transfer_config import FetchStats
-from cluster.messages import (
+from cluster.common.kv.transfer_config import FetchStats
+from cluster.common.messages import (
     DecodeOptions,
     DecodeRequest,
     DecodeResult,

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.jit.background import as_array
-from cluster.jit.tile_registers import tile_config
+from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.tile_registers import tile_config
 from encoder_worker.cpu.attention_steps import HEAD_DIM, KEYS
 from encoder_worker.cpu.team_kernels import TeamKernels
 

@@ -14,8 +14,8 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from cluster.jit import vectors
-from cluster.jit.tile_instructions import (
+from cluster.common.kernels.cpu import vectors
+from cluster.common.kernels.cpu.tile_instructions import (
     WORD,
     clear_tile,
     load_tile,
@@ -24,7 +24,7 @@ from cluster.jit.tile_instructions import (
     procedure,
     store_tile,
 )
-from cluster.jit.tile_registers import (
+from cluster.common.kernels.cpu.tile_registers import (
     TILE_BYTES,
     TILE_INPUTS,
     TILE_ROW_BYTES,

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from cluster.jit.background import InBackground
-from cluster.jit.tile_registers import has_bfloat16_tiles
+from cluster.common.kernels.cpu.background import InBackground
+from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
 
 if TYPE_CHECKING:
     from encoder_worker.cpu.team_kernels import TeamKernels

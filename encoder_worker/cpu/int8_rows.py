@@ -3,7 +3,7 @@
 oneDNN multiplies integers, and knows one scale for all rows. So a product comes here times its
 weights' scales alone, and these kernels multiply each row by its own, add the bias, do what follows
 (residual and LayerNorm, GELU, or heads) and quantise the row for the next product; between that it
-is float32 in the nearest cache. `cluster.model.layers.DynamicInt8` does the same by torch.
+is float32 in the nearest cache. `cluster.common.model.layers.DynamicInt8` does the same by torch.
 
 All run on the calling thread, and a row's results depend on no other row. Imports numba.
 """
@@ -18,12 +18,12 @@ import numpy as np
 from numba import int32, njit, types, uint8, uint32
 from numba.extending import intrinsic
 
-from cluster.jit import vectors
-from cluster.jit.arithmetic import as_bits, as_float, number, stored
-from cluster.jit.rows import add_norm_row
-from cluster.jit.tile_instructions import address
-from cluster.jit.vectors import LANES
-from cluster.model.layers import LEAST_SCALE, MIDDLE, MOST
+from cluster.common.kernels.cpu import vectors
+from cluster.common.kernels.cpu.arithmetic import as_bits, as_float, number, stored
+from cluster.common.kernels.cpu.rows import add_norm_row
+from cluster.common.kernels.cpu.tile_instructions import address
+from cluster.common.kernels.cpu.vectors import LANES
+from cluster.common.model.layers import LEAST_SCALE, MIDDLE, MOST
 from encoder_worker.cpu.rows import BLOCK, put_queries_keys, put_values
 
 _LEAST, _MOST = np.float32(LEAST_SCALE), np.float32(MOST)

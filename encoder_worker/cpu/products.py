@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.jit.background import as_array
-from cluster.model.layers import DynamicInt8, LayerNorm, Projection
+from cluster.common.kernels.cpu.background import as_array
+from cluster.common.model.layers import DynamicInt8, LayerNorm, Projection
 from encoder_worker.cpu.int8_rows import Int8Kernels
 from encoder_worker.cpu.team_kernels import TeamKernels
 from encoder_worker.model import AudioEncoder

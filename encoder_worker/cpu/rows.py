@@ -10,10 +10,10 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from cluster.gpu.scatter import stored_as
-from cluster.jit.arithmetic import number
-from cluster.jit.background import as_array
-from cluster.jit.rows import SUMS
+from cluster.common.kernels.cpu.arithmetic import number
+from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.rows import SUMS
+from cluster.common.kernels.gpu.scatter import stored_as
 
 N_BFLOAT16 = 1 << 16
 BLOCK = 32  # rows whose values are put together: of one dimension they fill a line of cache

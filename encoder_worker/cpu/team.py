@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.jit.background import as_array
+from cluster.common.kernels.cpu.background import as_array
 from encoder_worker.cpu.attention import Attention, make_attention
 from encoder_worker.cpu.products import ROWS, Heads, make_products
 from encoder_worker.cpu.team_kernels import TeamKernels

@@ -14,9 +14,9 @@ import numpy as np
 from numba import int32, njit
 from torch import Tensor
 
-from cluster.jit.arithmetic import LOG2_E, bfloat16_bits, exp2, number, stored
-from cluster.jit.rows import SUMS, add_norm
-from cluster.jit.tile_registers import tile_config
+from cluster.common.kernels.cpu.arithmetic import LOG2_E, bfloat16_bits, exp2, number, stored
+from cluster.common.kernels.cpu.rows import SUMS, add_norm
+from cluster.common.kernels.cpu.tile_registers import tile_config
 from encoder_worker.cpu.attention_steps import HEAD_DIM, KEYS
 from encoder_worker.cpu.int8_rows import Int8Kernels
 from encoder_worker.cpu.int8_rows import build as build_int8
@@ -28,7 +28,7 @@ from encoder_worker.cpu.tile_attention import attend
 class TeamKernels:
     """`own` stands for the dtype that the encoder computes in: float32, or bfloat16 as uint16.
 
-    add_norm: `cluster.jit.rows`.
+    add_norm: `cluster.common.kernels.cpu.rows`.
     split(qkv, begin, q, k, v, key_sums): rows [n, 3 * d] of positions from `begin` on to
         q [H, n, Dh], k and v [H, T, Dh], all own; key_sums float32 [d] = the sums of k's rows.
     centre(k, begin, end, mean): k [H, begin:end, Dh] -= mean, float32 [d].

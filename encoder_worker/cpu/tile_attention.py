@@ -10,7 +10,7 @@ A power is 2 to the score less the highest of the first block. A later score may
 and bfloat16 have room for 2 ** 127, and are as precise there. Where that is not enough, the highest
 of all keys is looked for, and the queries go through them once more.
 
-Imports numba, and compiles only where `cluster.jit.tile_registers.has_bfloat16_tiles`.
+Imports numba, and compiles only where `common.kernels.cpu.tile_registers.has_bfloat16_tiles`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from cluster.jit.tile_instructions import address, begin_tiles, end_tiles
-from cluster.jit.tile_registers import TILE_BYTES, TILE_ROW_BYTES
+from cluster.common.kernels.cpu.tile_instructions import address, begin_tiles, end_tiles
+from cluster.common.kernels.cpu.tile_registers import TILE_BYTES, TILE_ROW_BYTES
 from encoder_worker.cpu.attention_steps import (
     HEAD_DIM,
     KEY_BYTES,

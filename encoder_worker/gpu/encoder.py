@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.gpu.norm import Pending, add_norm
-from cluster.model.dims import ModelDims
-from cluster.model.layers import LayerNorm, Linear, as_loaded
+from cluster.common.kernels.gpu.norm import Pending, add_norm
+from cluster.common.model.dims import ModelDims
+from cluster.common.model.layers import LayerNorm, Linear, as_loaded
 from encoder_worker.gpu.float8 import Float8Linear, Scaled
 from encoder_worker.model import AudioEncoder, EncoderLayer, attention
 

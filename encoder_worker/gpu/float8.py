@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.errors import ConfigurationError
-from cluster.gpu.kernels import launcher
-from cluster.gpu.norm import store_scaled
-from cluster.model.layers import Linear
-from cluster.model.operators import define, nothing
+from cluster.common.errors import ConfigurationError
+from cluster.common.kernels.gpu.kernels import launcher
+from cluster.common.kernels.gpu.norm import store_scaled
+from cluster.common.model.layers import Linear
+from cluster.common.model.operators import define, nothing
 
 FLOAT8 = torch.float8_e4m3fn
 RESULT = torch.bfloat16

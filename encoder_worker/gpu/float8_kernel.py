@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cluster.gpu.norm import LEAST_SCALE
+from cluster.common.kernels.gpu.norm import LEAST_SCALE
 
 WARPS_ABOVE = 4096  # numbers of a row for which four warps have too many each
 

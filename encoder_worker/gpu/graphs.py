@@ -14,7 +14,7 @@ from functools import partial
 
 import torch
 
-from cluster.model.streams import Body, capture, new_graph_memory, on_stream, warm_up
+from cluster.common.model.streams import Body, capture, new_graph_memory, on_stream, warm_up
 
 logger = logging.getLogger(__name__)
 

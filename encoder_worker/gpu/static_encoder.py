@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cluster.gpu.scatter import scatter_pages
-from cluster.kv.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
-from cluster.messages import FileMel
-from cluster.model.layers import Linear
-from cluster.model.streams import new_event, on_stream, synchronize
+from cluster.common.kernels.gpu.scatter import scatter_pages
+from cluster.common.kv.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
+from cluster.common.messages import FileMel
+from cluster.common.model.layers import Linear
+from cluster.common.model.streams import new_event, on_stream, synchronize
 from encoder_worker.gpu.encoder import Encoder
 from encoder_worker.gpu.graphs import BatchGraphs, BatchShape, sizes_up_to
 from encoder_worker.gpu.staging import Staging

@@ -11,8 +11,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import cast, get_args
 
-from cluster.errors import InvalidRequestError, UnsupportedValueError
-from cluster.messages import Task
+from cluster.common.errors import InvalidRequestError, UnsupportedValueError
+from cluster.common.messages import Task
 from router.api.formats import WRITERS
 from router.api.forms import Pairs, check_model, parse_transcription
 from router.api.kinds import Choice, Schema, shown

@@ -20,7 +20,7 @@ from pydantic import (
     ValidationError,
 )
 
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 from router.api.documents import refusal, repeated
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]

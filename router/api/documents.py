@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from cluster.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedValueError
+from cluster.common.errors import InvalidRequestError, PayloadTooLargeError, UnsupportedValueError
 from router.api.kinds import Schema, shown
 from router.api.request_fields import FIELDS
 

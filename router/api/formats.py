@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.model.text.languages import language_name
+from cluster.common.model.text.languages import language_name
 from router.api.params import ResponseFormat
 from router.api.subtitles import VTT_HEADER, CueOptions, srt, srt_cue, tsv, txt, vtt, vtt_cue
 from router.transcript import Segment, TokenLogprob, Transcript, Word

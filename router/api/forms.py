@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from cluster.errors import InvalidRequestError, UnsupportedValueError
-from cluster.messages import QualityGates, Task
+from cluster.common.errors import InvalidRequestError, UnsupportedValueError
+from cluster.common.messages import QualityGates, Task
 from router.api.documents import repeated
 from router.api.kinds import SHOWN, shown
 from router.api.params import TranscriptionParams

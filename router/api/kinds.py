@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from cluster.errors import InvalidRequestError, UnsupportedValueError
-from cluster.model.text.languages import language_code
+from cluster.common.errors import InvalidRequestError, UnsupportedValueError
+from cluster.common.model.text.languages import language_code
 from router.api.params import Chunking
 
 Schema = dict[str, Any]

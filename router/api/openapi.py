@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from cluster.messages import Task
+from cluster.common.messages import Task
 from router.api.documents import AUDIO_FIELD, AUDIO_SCHEMA
 from router.api.kinds import Schema
 from router.api.request_fields import RequestField, fields_of

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from cluster.messages import QualityGates, Task
+from cluster.common.messages import QualityGates, Task
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Decoding = Literal["parallel", "sequential"]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
-from cluster.messages import Task
+from cluster.common.messages import Task
 from router.api.kinds import (
     AudioFile,
     Boolean,

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from cluster.errors import SplitscribeError
+from cluster.common.errors import SplitscribeError
 
 
 class DurationUsage(BaseModel):

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 from router.transcript import Segment, Word
 
 VTT_HEADER = "WEBVTT\n\n"

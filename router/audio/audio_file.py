@@ -20,8 +20,8 @@ from av.audio.stream import AudioStream
 from av.container import InputContainer
 from av.packet import Packet
 
-from cluster.errors import InvalidAudioError
-from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.common.errors import InvalidAudioError
+from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.containers import Container, missing_bytes, sniff
 from router.audio.converter import Converter, raise_if_out_of_memory
 from router.audio.limits import AudioLimits, too_large

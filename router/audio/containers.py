@@ -17,7 +17,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import BinaryIO
 
-from cluster.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE
 
 HEAD_BYTES = 64  # what `sniff` needs when no ID3 tag comes first
 

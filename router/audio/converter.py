@@ -11,8 +11,8 @@ from av.audio.fifo import AudioFifo
 from av.audio.frame import AudioFrame
 from av.audio.resampler import AudioResampler
 
-from cluster.errors import InvalidAudioError
-from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.common.errors import InvalidAudioError
+from cluster.common.messages import SAMPLE_RATE, Pcm
 
 BLOCK_S = 0.5  # what is resampled, and handed on, at a time: it fits the cache
 

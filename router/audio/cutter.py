@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
+from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 from router.audio.vad import (
     BLOCK_SAMPLES,
     FRAME_SAMPLES,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.errors import AudioTooShortError, InvalidAudioError, PayloadTooLargeError
+from cluster.common.errors import AudioTooShortError, InvalidAudioError, PayloadTooLargeError
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from cluster.jit.cache import ensure_jit_cache
-from cluster.messages import HOP_LENGTH, Pcm
-from cluster.model.checkpoint import N_FFT
-from cluster.model.mel_filters import mel_filters
+from cluster.common.kernels.cpu.cache import ensure_jit_cache
+from cluster.common.messages import HOP_LENGTH, Pcm
+from cluster.common.model.checkpoint import N_FFT
+from cluster.common.model.mel_filters import mel_filters
 
 FLOOR = 1e-10  # power below which the logarithm is cut
 _HALF = N_FFT // 2

@@ -22,8 +22,8 @@ from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
-from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.errors import (
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.errors import (
     ConfigurationError,
     DeadlineExceededError,
     InvalidAudioError,
@@ -31,7 +31,7 @@ from cluster.errors import (
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.settings import RouterSettings
+from cluster.common.settings import RouterSettings
 from router.api.params import Chunking
 from router.audio.limits import AudioLimits
 from router.audio.protocol import Alive, Report, UploadReport

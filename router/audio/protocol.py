@@ -21,9 +21,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from cluster import errors
-from cluster.errors import SplitscribeError
-from cluster.messages import WINDOW_SAMPLES
+from cluster.common import errors
+from cluster.common.errors import SplitscribeError
+from cluster.common.messages import WINDOW_SAMPLES
 from router.api.params import Chunking
 
 MAX_MESSAGE_BYTES = 65_536

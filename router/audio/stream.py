@@ -10,8 +10,8 @@ from typing import Self
 
 import numpy as np
 
-from cluster.errors import SplitscribeError
-from cluster.messages import SAMPLE_RATE
+from cluster.common.errors import SplitscribeError
+from cluster.common.messages import SAMPLE_RATE
 from router.api.params import Chunking
 from router.audio.protocol import Failed, Finished, Opened, OpenUpload, UploadReport, WindowFound
 from router.audio.windows import Window

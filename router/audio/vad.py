@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.errors import ConfigurationError
-from cluster.messages import Pcm
+from cluster.common.errors import ConfigurationError
+from cluster.common.messages import Pcm
 
 FRAME_SAMPLES = 512  # 32 ms at 16 kHz, what the model was trained on
 BLOCK_SAMPLES = 64 * FRAME_SAMPLES  # 2.048 s: what the cutter gives the model in one call

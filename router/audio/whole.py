@@ -19,8 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.errors import OverloadedError
-from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.common.errors import OverloadedError
+from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.stream import AudioStream
 
 RETRY_AFTER_S = 10.0  # after a full disk

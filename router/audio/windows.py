@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.messages import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, Pcm
+from cluster.common.messages import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, Pcm
 
 
 @dataclass(frozen=True, slots=True)

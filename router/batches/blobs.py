@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from cluster.errors import OverloadedError
+from cluster.common.errors import OverloadedError
 from router.batches.database import disk_full, telling_full_disk
 
 READERS_GRACE_S = 60.0  # a download that asked for nothing so long is over

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
-from cluster.errors import ConfigurationError, InvalidRequestError
+from cluster.common.errors import ConfigurationError, InvalidRequestError
 
 PORTS = {"http": 80, "https": 443}
 NOT_ALLOWED = "url_not_allowed"

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster.errors import (
+from cluster.common.errors import (
     InsufficientStorageError,
     InvalidRequestError,
     NotFoundError,
     SplitscribeError,
 )
-from cluster.logs import request_scope
-from cluster.messages import Task
+from cluster.common.logs import request_scope
+from cluster.common.messages import Task
 from router.api.batch_bodies import ENDPOINTS
 from router.api.documents import (
     AUDIO_FIELD,

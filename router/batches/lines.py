@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from cluster.errors import InvalidRequestError, SplitscribeError
+from cluster.common.errors import InvalidRequestError, SplitscribeError
 from router.api.batch_bodies import BatchError, Status
 from router.api.documents import AUDIO_FIELD
 from router.api.formats import to_json

@@ -17,8 +17,8 @@ from urllib.parse import urljoin
 
 import httpx
 
-from cluster.errors import InvalidRequestError, SplitscribeError
-from cluster.settings import BatchSettings
+from cluster.common.errors import InvalidRequestError, SplitscribeError
+from cluster.common.settings import BatchSettings
 from router.audio.limits import too_large
 from router.batches.blobs import Blobs
 from router.batches.database import telling_full_disk

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from cluster.metrics import Recorder
-from cluster.settings import BatchSettings
+from cluster.common.metrics import Recorder
+from cluster.common.settings import BatchSettings
 from router.api.batch_bodies import FileObject
 from router.batches.blobs import Blobs
 from router.batches.database import Database, DatabaseThread

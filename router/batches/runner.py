@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from typing import Any, Literal
 
-from cluster.errors import InsufficientStorageError
+from cluster.common.errors import InsufficientStorageError
 from router.api.batch_bodies import BatchError, FileObject, Status
 from router.batches.line_work import LineWork
 from router.batches.lines import CheckedInput, Models, check_input, file_lines

@@ -15,9 +15,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from cluster.errors import ConfigurationError, InsufficientStorageError
-from cluster.metrics import BATCH_METRICS, Recorder, silent_recorder
-from cluster.settings import BatchSettings
+from cluster.common.errors import ConfigurationError, InsufficientStorageError
+from cluster.common.metrics import BATCH_METRICS, Recorder, silent_recorder
+from cluster.common.settings import BatchSettings
 from router.api.batch_bodies import (
     Batch,
     BatchPage,

@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
-from cluster.errors import ConflictError, InvalidRequestError, NotFoundError, RateLimitError
+from cluster.common.errors import ConflictError, InvalidRequestError, NotFoundError, RateLimitError
 from router.api.batch_bodies import (
     Batch,
     BatchError,

@@ -15,7 +15,7 @@ import logging
 
 import httpx
 
-from cluster.errors import InvalidRequestError, SplitscribeError
+from cluster.common.errors import InvalidRequestError, SplitscribeError
 from router.batches.hosts import HostRules
 from router.batches.outbound import Caller
 from router.batches.owned import Owned

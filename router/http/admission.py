@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
-from cluster.errors import CrowdedError, DeadlineExceededError
+from cluster.common.errors import CrowdedError, DeadlineExceededError
 from router.interface import RequestContext, TranscriptionResult
 
 logger = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from fastapi.security import (
     HTTPBearer,
 )
 
-from cluster.model.text.languages import language_name
+from cluster.common.model.text.languages import language_name
 from router.api.asr import AsrQuery, asr_description, read_detection_query, read_query
 from router.api.formats import WRITERS
 from router.api.responses import DetectedLanguageResponse

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
 
-from cluster.errors import InvalidRequestError, NotFoundError
+from cluster.common.errors import InvalidRequestError, NotFoundError
 from router.api.batch_bodies import Batch, BatchPage, CreateBatchRequest
 from router.api.documents import parse_document
 from router.api.openapi import whole_schema

@@ -17,7 +17,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from cluster.errors import AuthenticationError, InvalidRequestError, SplitscribeError
+from cluster.common.errors import AuthenticationError, InvalidRequestError, SplitscribeError
 from router.api.responses import envelope, error_body
 
 logger = logging.getLogger(__name__)

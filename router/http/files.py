@@ -16,7 +16,7 @@ from urllib.parse import quote
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import StreamingResponse
 
-from cluster.errors import AudioTooShortError, InvalidRequestError, SplitscribeError
+from cluster.common.errors import AudioTooShortError, InvalidRequestError, SplitscribeError
 from router.api.batch_bodies import (
     FileDeleted,
     FileObject,

@@ -13,7 +13,7 @@ import hmac
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from cluster.errors import AuthenticationError, RateLimitError
+from cluster.common.errors import AuthenticationError, RateLimitError
 
 RETRY_AFTER_S = 1.0
 

@@ -16,7 +16,7 @@ import socket
 import uvicorn
 from starlette.types import ASGIApp
 
-from cluster.errors import WorkerError
+from cluster.common.errors import WorkerError
 from router.http.protocols import HttpProtocol, WebSocketProtocol
 
 logger = logging.getLogger(__name__)

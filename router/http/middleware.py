@@ -16,10 +16,10 @@ from typing import Any
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.logs import request_scope
-from cluster.metrics import Recorder
-from cluster.tracing import NO_SPAN, NO_TRACER, Span, Tracer
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.logs import request_scope
+from cluster.common.metrics import Recorder
+from cluster.common.tracing import NO_SPAN, NO_TRACER, Span, Tracer
 from router.http.envelope import ASR_PATHS, UnexpectedError, error_response, note_error, noted_error
 
 logger = logging.getLogger(__name__)

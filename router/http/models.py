@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import unquote
 
-from cluster.errors import ConfigurationError, ModelNotFoundError
-from cluster.messages import ROLES, Role
+from cluster.common.errors import ConfigurationError, ModelNotFoundError
+from cluster.common.messages import ROLES, Role
 from router.api.responses import ModelListResponse, ModelResponse
 from router.interface import HealthReport, PoolHealth, Transcriber
 from router.live.interface import LiveEngine

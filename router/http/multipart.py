@@ -13,7 +13,7 @@ from typing import Protocol
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from cluster.errors import AudioTooShortError, InvalidRequestError
+from cluster.common.errors import AudioTooShortError, InvalidRequestError
 from router.audio.limits import too_large
 
 FORM_TYPE = "multipart/form-data"

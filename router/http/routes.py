@@ -22,10 +22,10 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
 
-from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.metrics import ROUTER_METRICS, Recorder, report_each_second, silent_recorder
-from cluster.settings import RouterSettings
-from cluster.tracing import NO_TRACER, Tracer
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.metrics import ROUTER_METRICS, Recorder, report_each_second, silent_recorder
+from cluster.common.settings import RouterSettings
+from cluster.common.tracing import NO_TRACER, Tracer
 from router.api.forms import parse_transcription, parse_translation
 from router.api.openapi import (
     DESCRIPTION,

@@ -19,11 +19,11 @@ from typing import Any
 
 from fastapi import Request, Response
 
-from cluster.clock import Clock
-from cluster.errors import SplitscribeError
-from cluster.logs import current_request_id, log_fields
-from cluster.metrics import Recorder
-from cluster.settings import RouterSettings
+from cluster.common.clock import Clock
+from cluster.common.errors import SplitscribeError
+from cluster.common.logs import current_request_id, log_fields
+from cluster.common.metrics import Recorder
+from cluster.common.settings import RouterSettings
 from router.api.formats import render
 from router.api.forms import requested_model
 from router.api.params import TranscriptionParams

@@ -19,8 +19,8 @@ from typing import Any
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from cluster.errors import SplitscribeError
-from cluster.logs import current_request_id
+from cluster.common.errors import SplitscribeError
+from cluster.common.logs import current_request_id
 from router.api.formats import (
     json_body,
     logprob_bodies,

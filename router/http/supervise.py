@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from cluster.errors import DeadlineExceededError, WorkerError
+from cluster.common.errors import DeadlineExceededError, WorkerError
 from router.http.uploads import ClientDisconnectedError, Receive
 from router.interface import RequestContext
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError
+from cluster.common.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError
 from router.api.documents import AUDIO_FIELD
 from router.audio.containers import wav_head
 from router.audio.limits import too_large

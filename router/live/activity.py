@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.messages import Pcm
+from cluster.common.messages import Pcm
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector, SpeechStream
 
 logger = logging.getLogger(__name__)

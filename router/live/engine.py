@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.errors import OverloadedError
-from cluster.metrics import Recorder
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.settings import LiveSettings
-from cluster.tracing import NO_TRACER, Tracer
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.errors import OverloadedError
+from cluster.common.metrics import Recorder
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import LiveSettings
+from cluster.common.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig
 from router.live.observer import LiveObserver

@@ -21,8 +21,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from cluster.errors import SplitscribeError
-from cluster.messages import Pcm
+from cluster.common.errors import SplitscribeError
+from cluster.common.messages import Pcm
 from router.transcript import TokenLogprob
 
 Eagerness = Literal["low", "medium", "high", "auto"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
 
 
 @dataclass(slots=True)

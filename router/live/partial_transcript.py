@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from cluster.messages import Pcm
-from cluster.model.encoder_context import SAMPLES_PER_POSITION
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.model.text.words import split_tokens
+from cluster.common.messages import Pcm
+from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.words import split_tokens
 from router.live.interface import TurnSegment
 from router.live.policies import Hypothesis, Policy, confirmed_words
 from router.live.timeline import Utterance, ends_sentence, quietest, seconds

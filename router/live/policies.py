@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from cluster.messages import SAMPLE_RATE
-from cluster.model.dims import ModelDims
-from cluster.model.encoder_context import SAMPLES_PER_POSITION
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.settings import LivePolicy
+from cluster.common.messages import SAMPLE_RATE
+from cluster.common.model.dims import ModelDims
+from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import LivePolicy
 
 POSITIONS_PER_S = SAMPLE_RATE // SAMPLES_PER_POSITION  # 50
 REWIND = 2 * POSITIONS_PER_S  # positions by which a peak may lie before the latest one

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.clock import SYSTEM_CLOCK, Clock
+from cluster.common.clock import SYSTEM_CLOCK, Clock
 from router.live.interface import Delay, LiveConfig
 from router.live.timeline import AudioBuffer, Utterance, samples
 from router.live.turn_detector import TAIL, TurnDetector

@@ -11,9 +11,9 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 
-from cluster.errors import WorkerError
-from cluster.logs import log_fields
-from cluster.messages import Pcm
+from cluster.common.errors import WorkerError
+from cluster.common.logs import log_fields
+from cluster.common.messages import Pcm
 from router.live.activity import Probabilities
 from router.live.interface import LiveConfig, LiveEvent
 from router.live.schedule import Schedule

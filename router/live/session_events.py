@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 
-from cluster.errors import SplitscribeError
-from cluster.model.encoder_context import SAMPLES_PER_POSITION
+from cluster.common.errors import SplitscribeError
+from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from router.live.interface import LiveEvent, TurnCompleted, TurnFailed
 from router.live.observer import LiveObserver
 from router.live.partial_transcript import ConfirmedToken

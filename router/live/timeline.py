@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.errors import SplitscribeError
-from cluster.messages import SAMPLE_RATE, Pcm
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.tracing import NO_SPAN, Span
+from cluster.common.errors import SplitscribeError
+from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.tracing import NO_SPAN, Span
 from router.live.interface import LiveConfig, TextDelta
 from router.transcript import TokenLogprob
 

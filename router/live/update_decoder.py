@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.messages import DecodeOptions, DecodeResult, Pcm, QualityGates
-from cluster.model.encoder_context import SAMPLES_PER_POSITION
-from cluster.model.text.quality import is_silence, repeats_itself
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.tracing import NO_TRACER, Tracer
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.messages import DecodeOptions, DecodeResult, Pcm, QualityGates
+from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
+from cluster.common.model.text.quality import is_silence, repeats_itself
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.tracing import NO_TRACER, Tracer
 from router.api.params import LADDER, PARALLEL_GATES
 from router.interface import RequestContext
 from router.live.activity import VoiceActivity

@@ -13,9 +13,9 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from cluster.errors import SplitscribeError
-from cluster.logs import log_fields
-from cluster.model.encoder_context import SAMPLES_PER_POSITION
+from cluster.common.errors import SplitscribeError
+from cluster.common.logs import log_fields
+from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from router.live.interface import LiveConfig
 from router.live.partial_transcript import ConfirmedToken, PartialTranscript
 from router.live.policies import AttentionPeak, Policy

@@ -15,8 +15,8 @@ import openai
 
 from benchmark.shared.clips import Clip
 from benchmark.shared.speech.wav import wav_bytes
+from cluster.common.messages import HOP_LENGTH, SAMPLE_RATE
 from cluster.demo.samples import sample_path
-from cluster.messages import HOP_LENGTH, SAMPLE_RATE
 from tests.chaos.faults import Both, Burst, Fault, Freeze, KillAmidBurst
 from tests.chaos.load import Load, Sent
 

@@ -17,8 +17,8 @@ import openai
 import soundfile
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
+from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import sample_path
-from cluster.messages import SAMPLE_RATE
 from tests.chaos.load import CLIPS, Load, Sent
 
 CHUNK_S = 0.1

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from cluster.kv.connect import available_transport
-from cluster.kv.transfer_config import LEASE_S
+from cluster.common.kv.connect import available_transport
+from cluster.common.kv.transfer_config import LEASE_S
 from tests.support.kv.host import (
     LAYOUTS,
     LocalHost,

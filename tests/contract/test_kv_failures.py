@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.errors import (
+from cluster.common.errors import (
     KVLostError,
     PeerLostError,
     TransferTimeoutError,
     WorkerDrainingError,
 )
-from cluster.messages import CrossKVHandle
+from cluster.common.messages import CrossKVHandle
 from tests.support.kv.host import (
     DEADLINE_S,
     MakeHost,

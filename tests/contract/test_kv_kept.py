@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.errors import KVLostError, PeerLostError, StaleGenerationError
+from cluster.common.errors import KVLostError, PeerLostError, StaleGenerationError
 from tests.support.kv.host import (
     DEADLINE_S,
     MakeHost,

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.errors import HandleRefusedError, KVLostError, StaleGenerationError
-from cluster.kv.handles import sign
-from cluster.messages import CrossKVHandle
+from cluster.common.errors import HandleRefusedError, KVLostError, StaleGenerationError
+from cluster.common.kv.handles import sign
+from cluster.common.messages import CrossKVHandle
 from tests.support.kv.host import (
     DEADLINE_S,
     KEY,

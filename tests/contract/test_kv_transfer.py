@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.errors import (
+from cluster.common.errors import (
     HandleRefusedError,
     KVLostError,
     LayoutMismatchError,
     StaleGenerationError,
 )
-from cluster.kv.handles import sign
-from cluster.kv.transfer_config import LEASE_S
+from cluster.common.kv.handles import sign
+from cluster.common.kv.transfer_config import LEASE_S
 from tests.support.kv.host import (
     DEADLINE_S,
     KEY,

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import sample_path
 from cluster.serve.in_process import local_transcriber
-from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.transcriber import RequestTranscriber
 from tests.support.audio.recordings import lengthened

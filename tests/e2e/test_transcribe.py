@@ -11,8 +11,8 @@ import av
 import numpy as np
 import pytest
 
+from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import sample_path
-from cluster.messages import SAMPLE_RATE
 from tests.e2e.conftest import SPLITSCRIBE
 
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from cluster.messages import DecodeOptions, DecodeResult, QualityGates
+from cluster.common.messages import DecodeOptions, DecodeResult, QualityGates
 from decoder_worker.gpu import graphs
 from tests.support.checkpoints import SHAPES, cached_checkpoint
 from tests.support.references.near_texts import assert_follow

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.gpu.norm import add_norm
-from cluster.gpu.product import MAX_ROWS, FewRows
-from cluster.model.layers import LayerNorm, Linear
+from cluster.common.kernels.gpu.norm import add_norm
+from cluster.common.kernels.gpu.product import MAX_ROWS, FewRows
+from cluster.common.model.layers import LayerNorm, Linear
 from decoder_worker.attention.append import Places, append_qkv
 from decoder_worker.gpu.embed import embed
 from decoder_worker.gpu.greedy import GpuSampler

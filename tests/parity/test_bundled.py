@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.demo.samples import SAMPLES, sample_path
-from cluster.messages import (
+from cluster.common.messages import (
     DecodeRequest,
     DecodeResult,
     EncodeReply,
@@ -16,10 +15,11 @@ from cluster.messages import (
     OnToken,
     WorkerStatus,
 )
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings_sources import load_settings
+from cluster.demo.samples import SAMPLES, sample_path
 from cluster.serve.in_process import local_transcriber
-from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.pools import DecoderClient, EncoderClient
 from tests.support.references.hugging_face import hf_features, hf_model

@@ -17,11 +17,11 @@ from transformers.generation.logits_process import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from cluster.kv.connect import kv_layout
-from cluster.kv.pool import PagePool
-from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.kv.connect import kv_layout
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.attention.base import AttentionBatch
 from decoder_worker.backends import Decoders, load_decoders, torch_attention
 from decoder_worker.model import TextDecoder

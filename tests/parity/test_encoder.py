@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.kv.cross_kv import CrossKVProjection
-from cluster.model.checkpoint import open_checkpoint
+from cluster.common.kv.cross_kv import CrossKVProjection
+from cluster.common.model.checkpoint import open_checkpoint
 from encoder_worker.model import AudioEncoder
 from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
 from tests.support.references.hugging_face import assert_close, hf_features, hf_model, make_pcm

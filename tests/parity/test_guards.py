@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from cluster.common.messages import SAMPLE_RATE, Pcm, QualityGates
+from cluster.common.model.checkpoint import open_checkpoint
 from cluster.demo.samples import sample_path, sample_text, words_of
-from cluster.messages import SAMPLE_RATE, Pcm, QualityGates
-from cluster.model.checkpoint import open_checkpoint
 from router.api.params import TranscriptionParams
 from router.transcriber import RequestTranscriber
 from tests.support.references.transcribers import float32_transcriber, ours, theirs

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmark.shared.word_errors import WordErrors, total
-from cluster.messages import Pcm
+from cluster.common.messages import Pcm
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.cutter import WindowCutter
 from router.audio.vad import SpeechDetector

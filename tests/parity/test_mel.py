@@ -8,7 +8,7 @@ import torch
 import whisper.audio
 from numpy.typing import NDArray
 
-from cluster.messages import MEL_CONTEXT_SAMPLES, FileMel
+from cluster.common.messages import MEL_CONTEXT_SAMPLES, FileMel
 from encoder_worker.mel import LogMel
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import assert_close, hf_features, make_pcm

@@ -19,9 +19,9 @@ from torch import Tensor
 from whisper.decoding import DecodingOptions
 from whisper.model import disable_sdpa
 
+from cluster.common.messages import SAMPLE_RATE, DecodeOptions, DecodeResult, QualityGates
+from cluster.common.model.checkpoint import open_checkpoint
 from cluster.demo.samples import sample_path
-from cluster.messages import SAMPLE_RATE, DecodeOptions, DecodeResult, QualityGates
-from cluster.model.checkpoint import open_checkpoint
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm
 from tests.support.references.openai_whisper import (

@@ -22,11 +22,11 @@ import pytest_asyncio
 import torch
 import whisper
 
+from cluster.common.messages import SAMPLE_RATE, Pcm, QualityGates
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import sample_path, sample_text
-from cluster.messages import SAMPLE_RATE, Pcm, QualityGates
-from cluster.model.checkpoint import open_checkpoint
 from cluster.serve.in_process import local_transcriber
-from cluster.settings_sources import load_settings
 from decoder_worker.sampling.noise import gumbel, noise_key
 from router.api.params import LADDER, SequentialOptions, TranscriptionParams
 from router.interface import Update

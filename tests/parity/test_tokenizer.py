@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import CheckpointError, UnsupportedValueError
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.errors import CheckpointError, UnsupportedValueError
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint, special_tokens
 
 VOCABULARIES = ["micro", "tiny", "tiny.en", "large-v3"]

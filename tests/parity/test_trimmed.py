@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import soundfile
 
-from cluster.demo.samples import sample_path
-from cluster.jit.background import wait_for_builds
-from cluster.messages import (
+from cluster.common.kernels.cpu.background import wait_for_builds
+from cluster.common.messages import (
     FRAMES_PER_S,
     SAMPLE_RATE,
     CrossKVHandle,
@@ -27,9 +26,10 @@ from cluster.messages import (
     Pcm,
     QualityGates,
 )
-from cluster.model.encoder_context import EncoderContext, positions_of
+from cluster.common.model.encoder_context import EncoderContext, positions_of
+from cluster.common.settings_sources import load_settings
+from cluster.demo.samples import sample_path
 from cluster.serve.in_process import LocalEngines, local_engines
-from cluster.settings_sources import load_settings
 
 ANSWER_S = 60.0
 RULE = EncoderContext(64, 30.0)

@@ -16,10 +16,10 @@ from torch import Tensor
 from whisper import timing
 from whisper.tokenizer import Tokenizer
 
+from cluster.common.messages import FRAMES_PER_S, TokenAlignment
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.words import split_words
 from cluster.demo.samples import SAMPLES, sample_path
-from cluster.messages import FRAMES_PER_S, TokenAlignment
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.words import split_words
 from router.transcript import Segment
 from router.words import add_words
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint

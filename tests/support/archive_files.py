@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmark.shared.clips import Clip
+from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.demo.samples import sample_path
-from cluster.messages import SAMPLE_RATE, Pcm
 from tests.support.audio.sounds import FORMATS, cut, encode, write_video, write_wav
 
 KINDS = [name for name in FORMATS if name not in ("alac", "wav24", "wav32f", "mulaw")]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import InvalidAudioError
+from cluster.common.errors import InvalidAudioError
 from cluster.serve.bulk.engine import BulkResult, OnProgress
 from router.api.forms import parse_transcription
 from router.api.params import TranscriptionParams

@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 import openai
 
-from cluster.errors import UnsupportedValueError
-from cluster.messages import Task
+from cluster.common.errors import UnsupportedValueError
+from cluster.common.messages import Task
+from cluster.common.settings import BatchSettings, RouterSettings
 from cluster.serve.bulk.engine import BulkResult
-from cluster.settings import BatchSettings, RouterSettings
 from router.api.batch_bodies import Batch, CreateBatchRequest, ExpiresAfter, Purpose, UploadFields
 from router.api.forms import parse_transcription, parse_translation, requested_model
 from router.api.params import TranscriptionParams

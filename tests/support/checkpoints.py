@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from cluster.model.dims import (
+from cluster.common.model.dims import (
     EMBED_TOKENS,
     ModelDims,
     Shape,
@@ -30,7 +30,7 @@ from cluster.model.dims import (
     decoder_shapes,
     encoder_shapes,
 )
-from cluster.model.text.languages import LANGUAGES
+from cluster.common.model.text.languages import LANGUAGES
 
 N_TIMESTAMPS = 1501  # 0.00 to 30.00 s
 _MERGES = ("t h", "Ġ t", "Ġt h", "i n", "in g", "Ġ a", "a n", "an d", "e r", "Ġ -", "Ġ '")

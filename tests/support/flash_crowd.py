@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.errors import OverloadedError
-from cluster.messages import EncodeReply, EncodeRequest, Priority
+from cluster.common.errors import OverloadedError
+from cluster.common.messages import EncodeReply, EncodeRequest, Priority
 from encoder_worker.batcher import Batcher, QueuedWindow
 from router.http.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest
 

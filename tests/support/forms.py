@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 from router.api.forms import parse_transcription
 from router.api.params import TranscriptionParams
 

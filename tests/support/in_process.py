@@ -16,10 +16,10 @@ from typing import Any
 
 import uvicorn
 
+from cluster.common.settings import Settings
+from cluster.common.settings_sources import load_settings
 from cluster.serve.in_process import live_engine_over, local_engines, transcriber_over
 from cluster.serve.model_parts import served_model
-from cluster.settings import Settings
-from cluster.settings_sources import load_settings
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
 

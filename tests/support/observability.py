@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from cluster.metrics import (
+from cluster.common.metrics import (
     BATCH_METRICS,
     CONTROLLER_METRICS,
     DECODER_METRICS,

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cluster.messages import (
+from cluster.common.messages import (
     SAMPLE_RATE,
     CrossKVHandle,
     DecodeOptions,
@@ -23,7 +23,7 @@ from cluster.messages import (
     SampledToken,
     WorkerStatus,
 )
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.audio.windows import Window
 
 Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> what to raise

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.messages import EncodeRequest, Location, WorkerLoad
+from cluster.common.messages import EncodeRequest, Location, WorkerLoad
 from cluster.serve.own_calls import OwnCalls, kept_key, key_of
 from cluster.serve.worker_choice import Members
 

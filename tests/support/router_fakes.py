@@ -14,8 +14,8 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from cluster.messages import Task, WorkerStatus
-from cluster.settings import RouterSettings
+from cluster.common.messages import Task, WorkerStatus
+from cluster.common.settings import RouterSettings
 from router.api.params import TranscriptionParams
 from router.api.responses import ErrorResponse
 from router.http.models import ModelRegistry, ServedModel

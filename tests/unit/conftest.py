@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.messages import Location
-from cluster.metrics import MetricSpec, Recorder
+from cluster.common.messages import Location
+from cluster.common.metrics import MetricSpec, Recorder
 from tests.support.gpu.triton_kernels import load_kernel
 
 Counted = dict[tuple[str, ...], float]  # by name and the values of its tags

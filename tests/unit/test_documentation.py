@@ -16,7 +16,7 @@ import yaml
 
 from cluster.cli.config import shipped_configs
 from cluster.cli.main import app
-from cluster.settings import Settings
+from cluster.common.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = (

@@ -21,7 +21,7 @@ from benchmark.shared.speech.synthesis import (
     Synthesizer,
     draw_manner,
 )
-from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES
+from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES
 
 SEED = "evaluation"
 TextSource = Callable[[Random], str]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import soxr
 
 from benchmark.shared.speech import corpus
-from cluster.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE
 
 FRAME_S = 0.02  # one encoder position; all times are kept on this grid
 FRAME_SAMPLES = 320

@@ -6,7 +6,7 @@ import wave
 import numpy as np
 import numpy.typing as npt
 
-from cluster.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE
 
 
 def to_pcm(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.archives.archive import Archive
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings
 from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import joining_environment
 from cluster.serve.ray_internals import KEEP_SIGNALS, ray_addresses_here
 from cluster.serve.start.readiness import Say
-from cluster.settings import Settings
 from router.http.models import ALIAS
 
 NO_CLUSTER = "none"

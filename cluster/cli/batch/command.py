@@ -27,9 +27,9 @@ from cluster.cli.transcribe.flags import (
     WhisperCommand,
     field_flag,
 )
-from cluster.errors import InvalidRequestError
-from cluster.messages import Task
-from cluster.settings import BUNDLED_MODEL
+from cluster.common.errors import InvalidRequestError
+from cluster.common.messages import Task
+from cluster.common.settings import BUNDLED_MODEL
 from router.api.request_fields import SECTIONS
 
 out = Console(highlight=False, soft_wrap=True)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings_sources import read_yaml
 from cluster.serve.ray_internals import prepared_cluster_file
-from cluster.settings_sources import read_yaml
 
 TOKEN_FILE = Path("~/.ray/auth_token")
 CLOUD_MODULES = {"aws": "boto3", "gcp": "googleapiclient"}

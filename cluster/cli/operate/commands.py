@@ -23,7 +23,7 @@ from cluster.cli.operate.cluster_file import (
 )
 from cluster.cli.operate.dashboard import Dashboard, reach
 from cluster.cli.operate.serve_file import ServeFile, read_serve_file
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.serve.start.readiness import wait_for_health
 
 out = Console(highlight=False, soft_wrap=True)

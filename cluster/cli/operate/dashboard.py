@@ -22,7 +22,7 @@ from typing import Any
 import httpx
 
 from cluster.cli.operate.cluster_file import OTHER_NODES, ClusterFile, read_token
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 
 PORT = 8265
 REPLICA = "ServeReplica:"  # then its application and its deployment: a replica's class name

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from cluster.cli.operate.cluster_file import ClusterFile
 from cluster.cli.operate.dashboard import ray_command
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.serve.start.readiness import Say
 
 DOWN_S = 900.0  # clouds take minutes to end machines

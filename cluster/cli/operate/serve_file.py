@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings
+from cluster.common.settings_sources import read_yaml
 from cluster.serve.from_file import IMPORT_PATH, settings_of
-from cluster.settings import Settings
-from cluster.settings_sources import read_yaml
 
 HTTP_PORT = 8000
 

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from cluster.cli.operate.cluster_file import ClusterFile
 from cluster.cli.operate.dashboard import Dashboard, Node, head_address
 from cluster.cli.operate.serve_file import ServeFile, http_port
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.serve.application_state import ApplicationState, state_of
 from cluster.serve.start.readiness import SERVE_LOGS, Changes, Say, health_line
 

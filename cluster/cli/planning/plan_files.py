@@ -17,7 +17,7 @@ import yaml
 from cluster.cli.config import shipped_config
 from cluster.cli.operate.cluster_file import read_cluster_file
 from cluster.cli.operate.serve_file import read_serve_file
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.planning.design import NodeRow, Nodes
 from cluster.planning.plan import Planned
 from cluster.planning.profile import save_profile

@@ -23,9 +23,9 @@ from cluster.cli.transcribe.flags import (
     parameters,
 )
 from cluster.cli.transcribe.job import Form, Job, LiveJob, Source, Target
-from cluster.errors import InvalidRequestError
-from cluster.messages import SAMPLE_RATE, Task
-from cluster.model.text.languages import LANGUAGES
+from cluster.common.errors import InvalidRequestError
+from cluster.common.messages import SAMPLE_RATE, Task
+from cluster.common.model.text.languages import LANGUAGES
 from router.api.forms import parse_transcription
 from router.api.params import TranscriptionParams
 from router.api.request_fields import FIELDS, RequestField

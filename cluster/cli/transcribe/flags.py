@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, cast
 import typer
 from typer.core import TyperCommand
 
-from cluster.messages import Task
+from cluster.common.messages import Task
 from router.api.kinds import Boolean, Choice, Integer, Number, Threshold, Times
 from router.api.params import LADDER
 from router.api.request_fields import FIELDS, SECTIONS, RequestField

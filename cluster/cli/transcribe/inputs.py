@@ -19,7 +19,7 @@ from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from cluster.cli.transcribe.job import STDIN
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 from router.audio.containers import wav_head
 
 STDIN_NAME = "stdin"  # its results are stdin.txt and so on

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from cluster.messages import Pcm
+from cluster.common.messages import Pcm
 from router.api.params import TranscriptionParams
 from router.api.subtitles import CueOptions
 from router.transcript import Segment, Transcript

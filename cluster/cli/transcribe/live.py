@@ -18,7 +18,7 @@ from rich.console import Console
 
 from cluster.cli.transcribe.job import LiveClient, LiveJob, Source
 from cluster.cli.transcribe.sound import blocks_of
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 
 MAX_UNSENT_S = 30.0  # of audio that is sent ahead, such as a file's
 LOOK_AGAIN_S = 0.05

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.cli.transcribe.job import Job, LiveJob, Said, Target, TranscribeFile, Watcher
-from cluster.messages import SAMPLE_RATE, Pcm
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.settings import Settings
-from cluster.settings_sources import load_settings
+from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import Settings
+from cluster.common.settings_sources import load_settings
 from router.api.forms import check_model
 from router.interface import RequestContext
 from router.live.interface import LiveConfig, LiveSession, TextDelta, TurnCompleted, TurnFailed

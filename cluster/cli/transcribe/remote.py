@@ -19,10 +19,10 @@ from typing import Any
 import openai
 
 from cluster.cli.transcribe.job import Job, LiveJob, Said, Target, TranscribeFile, Watcher
-from cluster.errors import InvalidRequestError, SplitscribeError
-from cluster.messages import Pcm
-from cluster.model.text.languages import language_code
-from cluster.settings import BUNDLED_MODEL
+from cluster.common.errors import InvalidRequestError, SplitscribeError
+from cluster.common.messages import Pcm
+from cluster.common.model.text.languages import language_code
+from cluster.common.settings import BUNDLED_MODEL
 from router.api.params import TranscriptionParams
 from router.transcript import Segment, Transcript, Word
 

@@ -20,7 +20,7 @@ from rich.console import Console
 from cluster.cli.transcribe.inputs import Input, inputs_of
 from cluster.cli.transcribe.job import Job, TranscribeFile, Watcher
 from cluster.cli.transcribe.progress import ProgressBoard
-from cluster.errors import InvalidRequestError, SplitscribeError
+from cluster.common.errors import InvalidRequestError, SplitscribeError
 from router.api.formats import WRITERS
 from router.api.subtitles import CueOptions, clock
 from router.transcript import Segment, Transcript

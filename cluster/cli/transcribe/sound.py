@@ -16,8 +16,8 @@ import av
 import numpy as np
 
 from cluster.cli.transcribe.job import STDIN, Source
-from cluster.errors import ConfigurationError, InvalidAudioError
-from cluster.messages import Pcm
+from cluster.common.errors import ConfigurationError, InvalidAudioError
+from cluster.common.messages import Pcm
 
 BLOCK_S = 0.1  # of a microphone
 READ_BYTES = 4096  # of standard input at most: what is there comes at once

@@ -23,10 +23,10 @@ import torch
 from rich.console import Console
 from transformers.utils import logging
 
+from cluster.common.model.encoder_context import FILE
 from cluster.demo.recipe import samples
 from cluster.demo.recipe.store import SHARD_SIZE, make_store
 from cluster.demo.recipe.train import CHECKPOINT, CONTEXT, FROM_NOTHING, Schedule, Trainer
-from cluster.model.encoder_context import FILE
 
 DECLARED = {"slack": 64, "max_content_s": 30.0}  # what the last stage makes true
 

@@ -32,12 +32,12 @@ from benchmark.shared.speech.examples import Example, ExampleMaker
 from benchmark.shared.speech.synthesis import UNHEARD_VOICES
 from benchmark.shared.speech.wav import to_pcm, wav_bytes
 from benchmark.shared.word_errors import WordErrors, count_errors
+from cluster.common.messages import SAMPLE_RATE
+from cluster.common.settings import Settings
+from cluster.common.settings_sources import load_settings
 from cluster.demo.recipe.train import CHECKPOINT
 from cluster.demo.samples import words_of
-from cluster.messages import SAMPLE_RATE
 from cluster.serve.in_process import local_transcriber
-from cluster.settings import Settings
-from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.interface import RequestContext
 from router.transcript import Transcript

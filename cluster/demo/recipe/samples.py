@@ -17,9 +17,9 @@ from rich.console import Console
 from benchmark.shared.speech import corpus
 from benchmark.shared.speech.examples import Example, ExampleMaker
 from benchmark.shared.speech.wav import to_pcm
+from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.recipe.evaluate import errors_of, hear_served
 from cluster.demo.recipe.train import CHECKPOINT
-from cluster.messages import SAMPLE_RATE
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 RECORDINGS = (("short", 5.0, "slt"), ("medium", 25.0, "en-us+f2"), ("long", 70.0, "rms"))

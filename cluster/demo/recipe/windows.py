@@ -19,8 +19,8 @@ from torch import Tensor
 
 from benchmark.shared.speech import lexicon
 from benchmark.shared.speech.synthesis import EDGE_FRAMES, FRAME_SAMPLES
+from cluster.common.model.checkpoint import N_FFT
 from cluster.demo.recipe.store import SpeechStore, Utterance
-from cluster.model.checkpoint import N_FFT
 from encoder_worker.mel import LogMel, scaled
 
 FULL_FRAMES = 1500  # encoder steps in 30 s

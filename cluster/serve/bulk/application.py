@@ -7,15 +7,15 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from cluster.errors import ConfigurationError, WorkerGoneError
-from cluster.metrics import Recorder
+from cluster.common.errors import ConfigurationError, WorkerGoneError
+from cluster.common.metrics import Recorder
+from cluster.common.settings import Settings
 from cluster.serve.bulk.engine import BulkEngine
 from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.distribution import check_distribution
 from cluster.serve.own_calls import OWN_CALLS
 from cluster.serve.ray_environment import APP_NAME
 from cluster.serve.serve_pool import ServePool, call_worker
-from cluster.settings import Settings
 
 STATE_S = 30.0  # for an application to tell its settings
 

@@ -11,13 +11,13 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Any
 
-from cluster.errors import WorkerError
-from cluster.metrics import BATCH_METRICS, ROUTER_METRICS
+from cluster.common.errors import WorkerError
+from cluster.common.metrics import BATCH_METRICS, ROUTER_METRICS
+from cluster.common.settings import Settings
 from cluster.serve.bulk.engine import BulkEngine
 from cluster.serve.own_calls import OWN_CALLS
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.serve.serve_pool import ServePool
-from cluster.settings import Settings
 from router.batches.service import ASKED, BatchService, open_service
 
 logger = logging.getLogger(__name__)

@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.clock import SYSTEM_CLOCK, Clock
-from cluster.errors import UnsupportedValueError
-from cluster.messages import Task
-from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
-from cluster.model.checkpoint import open_checkpoint
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.errors import UnsupportedValueError
+from cluster.common.messages import Task
+from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.settings import RouterSettings, Settings
 from cluster.serve.model_parts import make_transcriber, served_model
-from cluster.settings import RouterSettings, Settings
 from router.api.formats import answer_of
 from router.api.forms import parse_transcription, parse_translation, requested_model
 from router.api.params import TranscriptionParams

@@ -15,7 +15,7 @@ from typing import Any
 
 from ray.serve.config import AutoscalingContext
 
-from cluster.messages import DecoderSignals, EncoderSignals, Role
+from cluster.common.messages import DecoderSignals, EncoderSignals, Role
 from cluster.serve.hooks import scaling_state  # looked up in it: by value it would be a copy
 from cluster.serve.replica_count import (
     Balancer,

@@ -21,7 +21,7 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from cluster.messages import Location
+from cluster.common.messages import Location
 from cluster.serve import own_calls  # looked up in it: by value its object would be a copy
 from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.worker_choice import Members, work_of

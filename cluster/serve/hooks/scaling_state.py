@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from cluster.metrics import CONTROLLER_METRICS, Recorder, ray_recorder
+from cluster.common.metrics import CONTROLLER_METRICS, Recorder, ray_recorder
 from cluster.serve.replica_count import Balancer, Decision
 
 

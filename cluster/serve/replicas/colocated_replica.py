@@ -12,7 +12,7 @@ import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from cluster.messages import (
+from cluster.common.messages import (
     DecodeRequest,
     DecodeResult,
     EncodeReply,
@@ -20,10 +20,10 @@ from cluster.messages import (
     SampledToken,
     WorkerStatus,
 )
+from cluster.common.settings import Settings
 from cluster.serve.replicas.decoder_replica import DecoderWorker
 from cluster.serve.replicas.encoder_replica import EncoderWorker
 from cluster.serve.replicas.replica_setup import start_replica
-from cluster.settings import Settings
 
 SWITCH_S = 0.0005  # a step is launched in less
 EXPORT_PORTION = 0.25  # of a GPU's room, where the decoder's pool comes after the encoder's

@@ -13,15 +13,15 @@ from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from cluster.logs import log_fields, request_scope
-from cluster.messages import DecodeRequest, DecodeResult, SampledToken
-from cluster.metrics import DECODER_METRICS
-from cluster.model.checkpoint import open_checkpoint
+from cluster.common.logs import log_fields, request_scope
+from cluster.common.messages import DecodeRequest, DecodeResult, SampledToken
+from cluster.common.metrics import DECODER_METRICS
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.settings import Settings
+from cluster.common.tracing import Span
 from cluster.serve.replicas.pool_worker import PoolWorker
 from cluster.serve.replicas.replica_setup import gpu_share
 from cluster.serve.urgent_work import BulkGate
-from cluster.settings import Settings
-from cluster.tracing import Span
 
 if TYPE_CHECKING:
     from decoder_worker.engine import DecoderEngine
@@ -39,10 +39,10 @@ class DecoderWorker(PoolWorker):
 
     def __init__(self, settings: Settings, build: str) -> None:
         self._start(settings, build)
-        from cluster.jit.background import longest_wait_s
-        from cluster.kv.connect import make_importer, make_kv_pool
-        from cluster.kv.wires.gpu_memory import gpu_budget
-        from cluster.model.device import resolve_device, step_threads
+        from cluster.common.kernels.cpu.background import longest_wait_s
+        from cluster.common.kv.connect import make_importer, make_kv_pool
+        from cluster.common.kv.wires.gpu_memory import gpu_budget
+        from cluster.common.model.device import resolve_device, step_threads
         from decoder_worker.engine import DecoderEngine
         from decoder_worker.sizing import sized
 

@@ -11,15 +11,15 @@ import time
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
-from cluster.logs import log_fields, request_scope
-from cluster.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
-from cluster.metrics import ENCODER_METRICS
-from cluster.model.checkpoint import open_checkpoint
+from cluster.common.logs import log_fields, request_scope
+from cluster.common.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
+from cluster.common.metrics import ENCODER_METRICS
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.settings import Settings
 from cluster.serve.replicas.busy_share import BusyShare
 from cluster.serve.replicas.pool_worker import PoolWorker
 from cluster.serve.replicas.replica_setup import gpu_share
 from cluster.serve.urgent_work import BulkGate
-from cluster.settings import Settings
 
 if TYPE_CHECKING:
     from encoder_worker.engine import EncoderEngine
@@ -45,10 +45,10 @@ class EncoderWorker(PoolWorker):
             waits: for its kernels; False where a decoder of the same process does for all.
         """
         self._start(settings, build)
-        from cluster.jit.background import longest_wait_s
-        from cluster.kv.connect import make_exporter
-        from cluster.kv.wires.gpu_memory import gpu_budget
-        from cluster.model.device import resolve_device, usable_cores
+        from cluster.common.kernels.cpu.background import longest_wait_s
+        from cluster.common.kv.connect import make_exporter
+        from cluster.common.kv.wires.gpu_memory import gpu_budget
+        from cluster.common.model.device import resolve_device, usable_cores
         from encoder_worker.engine import EncoderEngine
         from encoder_worker.sizing import sized
 

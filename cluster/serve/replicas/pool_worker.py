@@ -13,13 +13,13 @@ import logging
 import os
 from typing import ClassVar, Protocol
 
-from cluster.errors import WorkerError
-from cluster.messages import DecodeRequest, EncodeRequest, WorkerLoad, WorkerStatus
-from cluster.metrics import MetricSpec, report_each_second
+from cluster.common.errors import WorkerError
+from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerLoad, WorkerStatus
+from cluster.common.metrics import MetricSpec, report_each_second
+from cluster.common.settings import Settings
+from cluster.common.tracing import Span, make_tracer
 from cluster.serve.replicas.replica_setup import give_memory_back, own_location, start_replica
 from cluster.serve.urgent_work import UrgentWork
-from cluster.settings import Settings
-from cluster.tracing import Span, make_tracer
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,12 @@ import os
 import sys
 from typing import Any
 
-from cluster.logs import configure_logging
-from cluster.messages import Location
-from cluster.metrics import MetricSpec, Recorder, serve_recorder
+from cluster.common.logs import configure_logging
+from cluster.common.messages import Location
+from cluster.common.metrics import MetricSpec, Recorder, serve_recorder
+from cluster.common.settings import Settings
 from cluster.serve.distribution import CODE_PACKAGES, check_distribution
 from cluster.serve.network import keep_to_network
-from cluster.settings import Settings
 
 logger = logging.getLogger(__name__)
 

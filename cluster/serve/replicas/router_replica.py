@@ -14,10 +14,12 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from cluster.errors import ConfigurationError
-from cluster.messages import ROLES
-from cluster.metrics import ROUTER_METRICS, Recorder
-from cluster.model.checkpoint import open_checkpoint
+from cluster.common.errors import ConfigurationError
+from cluster.common.messages import ROLES
+from cluster.common.metrics import ROUTER_METRICS, Recorder
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.settings import RouterSettings, Settings
+from cluster.common.tracing import NO_TRACER, Tracer, make_tracer
 from cluster.serve.batch_client import batches_behind
 from cluster.serve.model_parts import (
     make_first_window,
@@ -29,8 +31,6 @@ from cluster.serve.own_calls import OWN_CALLS
 from cluster.serve.ray_internals import replica_is_stopping
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.serve.serve_pool import ServePool
-from cluster.settings import RouterSettings, Settings
-from cluster.tracing import NO_TRACER, Tracer, make_tracer
 from router.audio.pool import AudioPool
 from router.http.batches import BatchAccess
 from router.http.listener import HttpListener

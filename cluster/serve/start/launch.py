@@ -16,7 +16,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings
 from cluster.serve.distribution import build_id, package_root
 from cluster.serve.placement import Placement, joined_machine, place, this_machine
 from cluster.serve.ray_environment import APP_NAME, ENVIRONMENT, joining_environment
@@ -29,7 +30,6 @@ from cluster.serve.start.readiness import (
     wait_for_replicas,
 )
 from cluster.serve.start.resolve import resolve_settings
-from cluster.settings import Settings
 
 Build = Callable[[Settings, str, Placement], Any]  # as `cluster.serve.app.build_app`
 

@@ -15,11 +15,11 @@ from typing import Any
 
 import ray
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import RayDashboard
 from cluster.serve.distribution import package_root
 from cluster.serve.ray_environment import APP_NAME, ONE_MACHINE_ENVIRONMENT
 from cluster.serve.ray_internals import DASHBOARD_PARTS, ray_on_loopback, small_ray_head
-from cluster.settings import RayDashboard
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # audio and KV do not pass through it
 

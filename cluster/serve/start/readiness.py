@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import httpx
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.serve.application_state import state_here
 
 Say = Callable[[str], None]

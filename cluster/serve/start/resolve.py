@@ -10,9 +10,9 @@ import secrets
 import socket
 from pathlib import Path
 
-from cluster.errors import ConfigurationError
-from cluster.settings import Listener, Settings
-from cluster.settings_sources import read_api_keys
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Listener, Settings
+from cluster.common.settings_sources import read_api_keys
 
 
 def resolve_settings(settings: Settings, address: str | None = None) -> Settings:

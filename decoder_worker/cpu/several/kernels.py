@@ -17,7 +17,7 @@ import torch
 from numba import njit, types
 from numba.extending import overload
 
-from cluster.jit.arithmetic import nearest_bfloat16, number
+from cluster.common.kernels.cpu.arithmetic import nearest_bfloat16, number
 from decoder_worker.cpu.attention_kernels import empty_pages
 from decoder_worker.cpu.coarse_head import coarse_head
 from decoder_worker.cpu.fused_arrays import (

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cluster.errors import SplitscribeError
+from cluster.common.errors import SplitscribeError
 from router.http.envelope import error_response
 from router.http.keys import KeyRing
 from router.http.realtime.client_secrets import PREFIX, ClientSecret, ClientSecrets

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.errors import AuthenticationError, InvalidRequestError
+from cluster.common.errors import AuthenticationError, InvalidRequestError
 from router.http.keys import KeyRing
 
 PREFIX = "ek_"

@@ -16,14 +16,14 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cluster.clock import Clock
-from cluster.errors import (
+from cluster.common.clock import Clock
+from cluster.common.errors import (
     InvalidRequestError,
     SplitscribeError,
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.settings import LiveSettings
+from cluster.common.settings import LiveSettings
 from router.http.budget import Budget
 from router.http.realtime.outbox import Outbox, SlowReaderError
 from router.live.protocol.events import Append, ClientEvent, EventWriter, InvalidEvent, read_event

@@ -13,7 +13,7 @@ import json
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
-from cluster.clock import Clock
+from cluster.common.clock import Clock
 from router.http.budget import Budget
 from router.live.protocol.events import Event
 

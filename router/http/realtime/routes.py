@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket
 
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 from router.api.documents import parse_document
 from router.api.openapi import whole_schema
 from router.http.json_body import JSON_TYPE

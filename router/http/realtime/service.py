@@ -15,10 +15,15 @@ from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cluster.clock import Clock
-from cluster.errors import OverloadedError, RateLimitError, SplitscribeError, UnsupportedValueError
-from cluster.metrics import Recorder
-from cluster.settings import LiveSettings, RouterSettings
+from cluster.common.clock import Clock
+from cluster.common.errors import (
+    OverloadedError,
+    RateLimitError,
+    SplitscribeError,
+    UnsupportedValueError,
+)
+from cluster.common.metrics import Recorder
+from cluster.common.settings import LiveSettings, RouterSettings
 from router.http.envelope import note_error
 from router.http.keys import KeyRing
 from router.http.models import LIVE_ALIASES, ModelRegistry

@@ -16,7 +16,7 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.common.messages import SAMPLE_RATE, Pcm
 
 Encoding = Literal["pcm", "pcmu", "pcma"]
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
-from cluster.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
+from cluster.common.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
 from router.api.documents import read_json
 
 Event = dict[str, Any]

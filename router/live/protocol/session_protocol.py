@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.errors import InvalidRequestError, SplitscribeError
-from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.common.errors import InvalidRequestError, SplitscribeError
+from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.api.formats import logprob_bodies
 from router.live.interface import (
     IdleTimeout,

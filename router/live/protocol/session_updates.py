@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar, get_args
 
-from cluster.errors import InvalidRequestError, UnsupportedValueError
+from cluster.common.errors import InvalidRequestError, UnsupportedValueError
 from router.api.kinds import (
     Choice,
     Integer,

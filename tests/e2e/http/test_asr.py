@@ -12,9 +12,9 @@ import openai
 import pytest
 import whisper
 
+from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.common.model.checkpoint import open_checkpoint
 from cluster.demo.samples import sample_path
-from cluster.messages import SAMPLE_RATE, Pcm
-from cluster.model.checkpoint import open_checkpoint
 from tests.support.audio.speech import pcm_of
 from tests.support.in_process import in_process_server
 from tests.support.references.openai_whisper import openai_model, openai_vocabulary

@@ -15,8 +15,8 @@ import numpy as np
 import openai
 import pytest
 
+from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import sample_path, sample_text
-from cluster.messages import SAMPLE_RATE
 from tests.e2e.conftest import Server, wait_until
 from tests.support.audio.sounds import joined, silence
 from tests.support.audio.speech import pcm_of, sentence_pcm, sentences_of, wav_of

@@ -14,9 +14,9 @@ import openai
 import pytest
 from numpy.typing import NDArray
 
+from cluster.common.messages import SAMPLE_RATE
+from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import SAMPLES, sample_path, sample_text
-from cluster.messages import SAMPLE_RATE
-from cluster.settings_sources import load_settings
 from router.audio.pool import AudioPool
 from tests.e2e.conftest import Server, wait_until
 

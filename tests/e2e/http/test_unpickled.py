@@ -13,8 +13,8 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.common.kv.layout import KVLayout
 from cluster.demo.samples import sample_path
-from cluster.kv.layout import KVLayout
 from cluster.serve.distribution import PACKAGES, package_root
 from tests.support.in_process import in_process_server
 from tests.support.kv.ends import MemoryExporter

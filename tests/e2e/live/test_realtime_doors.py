@@ -23,7 +23,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cluster.cli.config import shipped_config
-from cluster.settings import LiveSettings
+from cluster.common.settings import LiveSettings
 from tests.e2e.conftest import wait_until
 from tests.e2e.operation.test_tls import (
     START_S,

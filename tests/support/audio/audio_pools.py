@@ -9,7 +9,7 @@ import signal
 import time
 from collections.abc import AsyncIterator, Callable
 
-from cluster.settings import RouterSettings
+from cluster.common.settings import RouterSettings
 from router.audio.pool import AudioPool
 from router.audio.stream import AudioStream
 from router.audio.worker_handle import AudioProcess

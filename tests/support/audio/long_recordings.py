@@ -26,8 +26,8 @@ from benchmark.shared.speech.synthesis import (
 )
 from benchmark.shared.speech.wav import to_pcm
 from benchmark.shared.word_errors import WordErrors
+from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.demo.samples import words_of
-from cluster.messages import SAMPLE_RATE, Pcm
 
 EDGE_S = EDGE_FRAMES * FRAME_S  # around each sentence: all that stays of a pause that is glued
 PAUSES_S = (0.1, 0.9)

@@ -11,7 +11,7 @@ from typing import Any
 import av
 import numpy as np
 
-from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.limits import AudioLimits
 from tests.support.programs import require
 

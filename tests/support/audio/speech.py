@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import av
 import numpy as np
 
+from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.demo.samples import sample_path
-from cluster.messages import SAMPLE_RATE, Pcm
 from tests.support.audio.sounds import joined
 
 

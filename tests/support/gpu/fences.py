@@ -12,7 +12,7 @@ from tests.support.gpu.operations import ROOT
 
 PACKAGES = ("cluster", "encoder_worker", "decoder_worker")
 WAITS = ("synchronize", "wait_event", "wait_stream", "has_come")
-SEAM = "cluster/model/streams.py"  # defines them
+SEAM = "cluster/common/model/streams.py"  # defines them
 
 
 @dataclass(frozen=True, order=True, slots=True)

@@ -12,18 +12,18 @@ from unittest.mock import patch
 
 import torch
 
-from cluster.kv.connect import kv_layout, states_layout
-from cluster.kv.exporter import KVExporter
-from cluster.kv.importer import KVImporter
-from cluster.kv.layout import PageLayout
-from cluster.kv.pool import PagePool
-from cluster.kv.transfer_config import TransferConfig
-from cluster.kv.wires.memory_wire import MemoryWire
-from cluster.kv.wires.wire import Descriptor
-from cluster.messages import DecodeOptions, DecodeRequest, EncodeRequest
-from cluster.model import streams
-from cluster.model.checkpoint import open_checkpoint
-from cluster.settings import DecoderSettings, EncoderSettings
+from cluster.common.kv.connect import kv_layout, states_layout
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.layout import PageLayout
+from cluster.common.kv.pool import PagePool
+from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.kv.wires.memory_wire import MemoryWire
+from cluster.common.kv.wires.wire import Descriptor
+from cluster.common.messages import DecodeOptions, DecodeRequest, EncodeRequest
+from cluster.common.model import streams
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.settings import DecoderSettings, EncoderSettings
 from decoder_worker.engine import DecoderEngine
 from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import SHAPES, cached_checkpoint

@@ -13,7 +13,7 @@ from torch import Tensor
 
 ROOT = Path(__file__).parents[3]
 _OURS = str(Path(__file__).parent)
-_PASSED_THROUGH = ("cluster/model/streams.py", "cluster/model/operators.py")
+_PASSED_THROUGH = ("cluster/common/model/streams.py", "cluster/common/model/operators.py")
 
 
 class Kind(Enum):

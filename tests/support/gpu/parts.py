@@ -11,11 +11,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from cluster.kv.connect import kv_layout, states_layout
-from cluster.kv.pool import PagePool
-from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.streams import new_stream, on_stream, synchronize
+from cluster.common.kv.connect import kv_layout, states_layout
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.streams import new_stream, on_stream, synchronize
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 from decoder_worker.scheduling.sequence import DecodeSequence
 from decoder_worker.states import Projected, StatesProjection

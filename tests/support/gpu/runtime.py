@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.model import streams
-from cluster.model.streams import Body, CudaRuntime
+from cluster.common.model import streams
+from cluster.common.model.streams import Body, CudaRuntime
 from tests.support.gpu.capture import Capture, Recorded
 from tests.support.gpu.device import SimulatedGpu
 from tests.support.gpu.fences import Fence, fence_at
@@ -83,7 +83,7 @@ class SimulatedEvent:
 
 
 class SimulatedRuntime(CudaRuntime):
-    """Takes CUDA's place in `cluster.model.streams`.
+    """Takes CUDA's place in `cluster.common.model.streams`.
 
     without: a fence of the product that does nothing here, as if it were not in the code.
     passed: the fences that the product came to. graphs: the replays of all that were captured.

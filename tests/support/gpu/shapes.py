@@ -14,11 +14,11 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from cluster.kv.connect import kv_layout
-from cluster.kv.pool import PagePool
-from cluster.model import streams
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.kv.connect import kv_layout
+from cluster.common.kv.pool import PagePool
+from cluster.common.model import streams
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.backends import choose_attention, load_decoders
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from encoder_worker.forward import WindowEncoder
@@ -28,8 +28,8 @@ from tests.support.gpu.one_gpu import simulated_one_gpu
 from tests.support.gpu.runtime import SimulatedRuntime
 
 LOADERS = (
-    "cluster.kv.cross_kv",
-    "cluster.model.kv_scales",
+    "cluster.common.kv.cross_kv",
+    "cluster.common.model.kv_scales",
     "decoder_worker.tensors",
     "encoder_worker.model",
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from cluster.kv.exporter import KVExporter
-from cluster.kv.importer import KVImporter
-from cluster.kv.layout import PageLayout
-from cluster.kv.transfer_config import TransferConfig
-from cluster.kv.wires.memory_wire import MemoryWire
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.layout import PageLayout
+from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.kv.wires.memory_wire import MemoryWire
 
 
 class MemoryExporter(KVExporter):

@@ -20,12 +20,12 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.kv.connect import make_wire
-from cluster.kv.exporter import KVExporter
-from cluster.kv.importer import KVImporter
-from cluster.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
-from cluster.kv.transfer_config import TransferConfig
-from cluster.messages import CrossKVHandle
+from cluster.common.kv.connect import make_wire
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
+from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.messages import CrossKVHandle
 
 KEY = b"the cluster's key"
 LAYOUTS: dict[str, PageLayout] = {

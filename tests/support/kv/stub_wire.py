@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.kv.handles import sign
-from cluster.kv.layout import KVLayout
-from cluster.kv.pool import PagePool
-from cluster.kv.wires.wire import Descriptor
-from cluster.messages import CrossKVHandle
+from cluster.common.kv.handles import sign
+from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.pool import PagePool
+from cluster.common.kv.wires.wire import Descriptor
+from cluster.common.messages import CrossKVHandle
 
 LAYOUT = KVLayout("importer", 1, 1, 4, 10, 5, "float32")
 KEY = b"key"

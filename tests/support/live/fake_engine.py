@@ -12,8 +12,8 @@ from collections.abc import AsyncIterator
 
 import numpy as np
 
-from cluster.errors import OverloadedError, SplitscribeError, WorkerGoneError
-from cluster.messages import SAMPLE_RATE, Pcm
+from cluster.common.errors import OverloadedError, SplitscribeError, WorkerGoneError
+from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.live.interface import (
     LiveConfig,
     LiveEvent,

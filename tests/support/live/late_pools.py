@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from cluster.messages import (
+from cluster.common.messages import (
     SAMPLE_RATE,
     DecodeRequest,
     DecodeResult,
@@ -26,11 +26,11 @@ from cluster.messages import (
     Pcm,
     WorkerStatus,
 )
-from cluster.metrics import ROUTER_METRICS, silent_recorder
+from cluster.common.metrics import ROUTER_METRICS, silent_recorder
+from cluster.common.settings import Settings
 from cluster.planning.virtual_time import run_virtually, virtual_clock
 from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.serve.model_parts import make_live_engine
-from cluster.settings import Settings
 from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig, TurnFailed
 from tests.support.live.virtual_sessions import at_once, listen, speak

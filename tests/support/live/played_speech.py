@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.messages import (
+from cluster.common.messages import (
     SAMPLE_RATE,
     CrossKVHandle,
     DecodeRequest,
@@ -29,7 +29,7 @@ from cluster.messages import (
     Pcm,
     WorkerStatus,
 )
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector, VadOptions
 
 Floats = NDArray[np.float32]

@@ -14,7 +14,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
-from cluster.settings import RouterSettings
+from cluster.common.settings import RouterSettings
 from router.http.listener import HttpListener
 from router.http.routes import create_app
 from tests.support.live.fake_engine import FakeLiveEngine

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cluster.clock import Clock
-from cluster.messages import SAMPLE_RATE, Pcm
-from cluster.metrics import ROUTER_METRICS, Recorder, silent_recorder
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.clock import Clock
+from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import LiveSettings, RouterSettings
+from cluster.common.tracing import NO_TRACER, Tracer
 from cluster.planning.virtual_time import virtual_clock
-from cluster.settings import LiveSettings, RouterSettings
-from cluster.tracing import NO_TRACER, Tracer
 from router.live.activity import VoiceActivity
 from router.live.engine import LiveSessions
 from router.live.interface import (

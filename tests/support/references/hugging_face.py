@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE
 
 
 @functools.lru_cache(maxsize=1)

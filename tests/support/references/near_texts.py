@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from cluster.messages import DecodeResult
+from cluster.common.messages import DecodeResult
 
 
 def common_prefix(a: DecodeResult, b: DecodeResult) -> int:

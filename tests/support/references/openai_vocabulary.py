@@ -9,9 +9,9 @@ from pathlib import Path
 
 from whisper.tokenizer import Tokenizer, get_tokenizer
 
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.model.text.vocabulary import _BYTE
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.vocabulary import _BYTE
 from tests.support.checkpoints import SHAPES, make_checkpoint, tokenizer_definition
 
 

@@ -26,9 +26,9 @@ import whisper.model
 from safetensors.torch import load_file
 from whisper.tokenizer import Tokenizer
 
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.model.text.vocabulary import read_vocabulary
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.vocabulary import read_vocabulary
 
 # The package's attribute of that name is the function.
 TRANSCRIBE = sys.modules["whisper.transcribe"]

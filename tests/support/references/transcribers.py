@@ -13,9 +13,9 @@ import torch
 import whisper
 
 from benchmark.shared.speech.wav import wav_bytes
-from cluster.messages import Pcm
+from cluster.common.messages import Pcm
+from cluster.common.settings_sources import load_settings
 from cluster.serve.in_process import local_transcriber
-from cluster.settings_sources import load_settings
 from router.api.params import TranscriptionParams
 from router.interface import TranscriptionResult
 from router.transcriber import RequestTranscriber

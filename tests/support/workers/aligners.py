@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cluster.kv.connect import kv_layout
-from cluster.kv.pool import PagePool
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.kv.connect import kv_layout
+from cluster.common.kv.pool import PagePool
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.alignment.heads import AlignmentHeads
 from decoder_worker.alignment.token_times import Aligner, AlignmentItem
 from decoder_worker.backends import load_decoders, torch_attention

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from cluster.metrics import MetricSpec, Recorder
+from cluster.common.metrics import MetricSpec, Recorder
 
 
 class Counted:

@@ -13,12 +13,12 @@ from unittest.mock import patch
 
 import torch
 
-from cluster.kv.connect import kv_layout, states_layout
-from cluster.kv.importer import KVImporter
-from cluster.kv.pool import PagePool
-from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.settings import DecoderSettings
+from cluster.common.kv.connect import kv_layout, states_layout
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.settings import DecoderSettings
 from decoder_worker.backends import choose_attention, torch_attention
 from decoder_worker.engine import DecoderEngine
 from tests.support.kv.ends import MemoryExporter, memory_importer

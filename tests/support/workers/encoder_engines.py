@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cluster.kv.connect import kv_layout
-from cluster.kv.cross_kv import CrossKVProjection, packed_page
-from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel, Priority
-from cluster.metrics import Recorder
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.encoder_context import FULL
-from cluster.settings import EncoderSettings
+from cluster.common.kv.connect import kv_layout
+from cluster.common.kv.cross_kv import CrossKVProjection, packed_page
+from cluster.common.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel, Priority
+from cluster.common.metrics import Recorder
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.encoder_context import FULL
+from cluster.common.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
 from encoder_worker.gpu.static_encoder import Ready
 from encoder_worker.mel import LogMel

@@ -5,12 +5,12 @@ from __future__ import annotations
 from concurrent.futures import Future
 from pathlib import Path
 
-from cluster.kv.connect import kv_layout
-from cluster.kv.pool import PagePool
-from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.device import resolve_dtype
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.kv.connect import kv_layout
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.device import resolve_dtype
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.backends import choose_attention, load_decoders, torch_attention
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.prompts import PromptBuilder

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.sampling.slots import SlotOptions, SlotTable
 from tests.support.checkpoints import cached_checkpoint
 

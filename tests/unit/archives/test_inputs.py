@@ -16,7 +16,7 @@ import pytest
 from cluster.archives import inputs, places
 from cluster.archives.inputs import Item, list_items, opened
 from cluster.archives.places import UNKNOWN_BYTES, Place
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from cluster.archives.outputs import Outputs, write_failures
 from cluster.archives.places import Place
 from cluster.archives.progress import RunProgress, Totals, duration, hours
 from cluster.archives.run import LOOKED_AT, ArchiveRun, look_at
-from cluster.errors import ConfigurationError, InvalidRequestError, OverloadedError
+from cluster.common.errors import ConfigurationError, InvalidRequestError, OverloadedError
 from router.api.formats import render
 from tests.support.archives import HEARD_BYTES, FakeEngine, Stopped, make_transcript
 

@@ -16,7 +16,7 @@ import pytest
 from cluster.archives import places
 from cluster.archives.rows import RESULT_COLUMNS
 from cluster.archives.transcriber import Transcriber
-from cluster.errors import ConfigurationError, InvalidRequestError
+from cluster.common.errors import ConfigurationError, InvalidRequestError
 from tests.support.archives import FakeEngine
 
 AUDIO = [b"one", b"broken", b"three"]

@@ -17,7 +17,7 @@ from benchmark.gpu.rig import Served
 from benchmark.gpu.serving import closed_loop, latencies
 from benchmark.shared.flops import H200
 from benchmark.shared.shapes import SHAPES
-from cluster.messages import DecodeTimings
+from cluster.common.messages import DecodeTimings
 
 TIMINGS = DecodeTimings(0.0, 0.0, 0, "memory", 0.0, 0.0, 0)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmark.serving.live_session import Heard, speak
 from benchmark.shared.talks import Talk
-from cluster.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE
 from tests.support.live.realtime_door import opened
 
 

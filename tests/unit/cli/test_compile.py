@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmark.shared.forced_length import forced_checkpoint
+from cluster.common.kernels.cpu.cache import VARIABLE
 from cluster.demo.samples import sample_path
-from cluster.jit.cache import VARIABLE
 from tests.support.checkpoints import SHAPES
 
 COMMAND = (sys.executable, "-m", "cluster.cli.main")

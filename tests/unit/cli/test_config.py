@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from cluster.cli.config import shell_environment, shipped_config, shipped_configs
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings
 from cluster.serve.from_file import IMPORT_PATH, settings_of
 from cluster.serve.ray_environment import ENVIRONMENT
 from cluster.serve.ray_internals import prepared_cluster_file
-from cluster.settings import Settings
 
 CLUSTERS = ["cluster/aws", "cluster/gcp", "cluster/onprem"]
 APPLICATIONS = ["serve/cpu", "serve/one-model", "serve/several-models"]

@@ -16,8 +16,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cluster.errors import DeadlineExceededError, SequenceFailedError, WorkerDrainingError
-from cluster.messages import DecodeResult, QualityGates, SampledToken
+from cluster.common.errors import DeadlineExceededError, SequenceFailedError, WorkerDrainingError
+from cluster.common.messages import DecodeResult, QualityGates, SampledToken
 from tests.support.checkpoints import make_checkpoint
 from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
 

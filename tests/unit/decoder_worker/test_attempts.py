@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import UnsupportedValueError
-from cluster.messages import DecodeResult, QualityGates, SampledToken
+from cluster.common.errors import UnsupportedValueError
+from cluster.common.messages import DecodeResult, QualityGates, SampledToken
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand
 

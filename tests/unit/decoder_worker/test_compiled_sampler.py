@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.cpu.sampler import CompiledSampler
 from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules

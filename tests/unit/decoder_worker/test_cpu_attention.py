@@ -10,8 +10,8 @@ import torch
 from numba import njit
 from torch import Tensor
 
-from cluster.jit.arithmetic import number
-from cluster.kv.cross_kv import packed_page
+from cluster.common.kernels.cpu.arithmetic import number
+from cluster.common.kv.cross_kv import packed_page
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import choose_attention

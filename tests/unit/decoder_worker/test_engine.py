@@ -11,17 +11,17 @@ from weakref import ref
 import pytest
 import torch
 
-from cluster.errors import (
+from cluster.common.errors import (
     ConfigurationError,
     OverloadedError,
     SequenceFailedError,
     UnsupportedValueError,
     WorkerDrainingError,
 )
-from cluster.kv.connect import kv_layout, states_layout
-from cluster.messages import DecodeResult, SampledToken
-from cluster.model.checkpoint import open_checkpoint
-from cluster.settings import DecoderSettings
+from cluster.common.kv.connect import kv_layout, states_layout
+from cluster.common.messages import DecodeResult, SampledToken
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.settings import DecoderSettings
 from decoder_worker.engine import DecoderEngine
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.kv.ends import memory_importer

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import decoder_worker.engine
-from cluster.errors import (
+from cluster.common.errors import (
     DeadlineExceededError,
     HandleRefusedError,
     PeerLostError,
@@ -20,7 +20,7 @@ from cluster.errors import (
     TransferTimeoutError,
     WorkerDrainingError,
 )
-from cluster.messages import DecodeResult
+from cluster.common.messages import DecodeResult
 from decoder_worker.scheduling.sequence import SequenceState
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.messages import DecodeResult, QualityGates
+from cluster.common.messages import DecodeResult, QualityGates
 from decoder_worker.gpu.graphs import bucket_sizes, few_sizes
 from decoder_worker.readback import Launched
 from decoder_worker.scheduling.sequence import DecodeSequence

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.jit.tile_registers import has_bfloat16_tiles, tile_config
-from cluster.kv.cross_kv import packed_page
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
+from cluster.common.kv.cross_kv import packed_page
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import DecoderByRows

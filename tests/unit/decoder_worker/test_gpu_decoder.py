@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.dims import EMBED_TOKENS
-from cluster.model.layers import LayerNorm, as_it_is
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.dims import EMBED_TOKENS
+from cluster.common.model.layers import LayerNorm, as_it_is
 from decoder_worker import backends
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention

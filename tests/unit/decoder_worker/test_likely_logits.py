@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.jit.background import as_array
-from cluster.jit.tile_registers import has_bfloat16_tiles, tile_config
-from cluster.model.dims import ModelDims
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
+from cluster.common.model.dims import ModelDims
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.cpu.coarse_head import coarse_head, fits_coarse
 from decoder_worker.cpu.compiled import layer_kernels
 from decoder_worker.cpu.fused_arrays import n_likely_units, plain_head

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import UnsupportedValueError
-from cluster.messages import DecodeOptions, DecodeResult, QualityGates
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.errors import UnsupportedValueError
+from cluster.common.messages import DecodeOptions, DecodeResult, QualityGates
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.prompts import PromptBuilder
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand

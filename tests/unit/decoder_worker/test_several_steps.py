@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmark.shared.forced_length import forced_checkpoint
-from cluster.jit.background import wait_for_builds
-from cluster.messages import DecodeOptions
-from cluster.model.device import has_native_bfloat16
+from cluster.common.kernels.cpu.background import wait_for_builds
+from cluster.common.messages import DecodeOptions
+from cluster.common.model.device import has_native_bfloat16
 from decoder_worker import several_steps
 from decoder_worker.cpu.fused_arrays import PIECE
 from decoder_worker.sampling.search import StepOutput

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from cluster.jit.tile_registers import has_bfloat16_tiles
-from cluster.messages import DecodeOptions
+from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
+from cluster.common.messages import DecodeOptions
 from decoder_worker import backends
 from decoder_worker.cpu.fused import FusedDecoder
 from decoder_worker.model import TorchDecoder

@@ -12,18 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.errors import (
+from cluster.common.errors import (
     LayoutMismatchError,
     SequenceFailedError,
     StaleGenerationError,
     TransferTimeoutError,
 )
-from cluster.kv.connect import kv_layout, states_layout
-from cluster.kv.cross_kv import CrossKVProjection
-from cluster.kv.pool import PagePool
-from cluster.messages import CrossKVHandle, DecodeRequest, DecodeResult
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.kv_scales import kv_scales
+from cluster.common.kv.connect import kv_layout, states_layout
+from cluster.common.kv.cross_kv import CrossKVProjection
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import CrossKVHandle, DecodeRequest, DecodeResult
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.kv_scales import kv_scales
 from decoder_worker.states import StatesProjection
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until

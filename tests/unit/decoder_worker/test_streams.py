@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cluster.model.streams import ENCODE_PRIORITY
+from cluster.common.model.streams import ENCODE_PRIORITY
 from decoder_worker import model_runner
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.model_runners import RunnerBench

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.jit.tile_registers import CONFIG_BYTES, has_bfloat16_tiles, tile_config
-from cluster.model.checkpoint import open_checkpoint
+from cluster.common.kernels.cpu.tile_registers import CONFIG_BYTES, has_bfloat16_tiles, tile_config
+from cluster.common.model.checkpoint import open_checkpoint
 from decoder_worker.cpu import int8_products
 from decoder_worker.cpu.tile_blocks import (
     BLOCK_OUTPUTS,
@@ -46,7 +46,7 @@ def test_products_are_near_the_exact_ones(n_rows: int, n_out: int, n_in: int) ->
 
 
 def _product(x: Tensor, weight: Any, scale: Tensor) -> Tensor:
-    from cluster.jit.tile_instructions import begin_tiles
+    from cluster.common.kernels.cpu.tile_instructions import begin_tiles
     from decoder_worker.cpu import tile_products
 
     n_out = len(scale)
@@ -61,7 +61,7 @@ def _product(x: Tensor, weight: Any, scale: Tensor) -> Tensor:
 def _end_tiles() -> None:
     from numba import njit
 
-    from cluster.jit.tile_instructions import end_tiles
+    from cluster.common.kernels.cpu.tile_instructions import end_tiles
 
     njit(lambda: end_tiles())()
 
@@ -125,7 +125,7 @@ def test_rows_in_8_bits_that_are_zero_or_not_finite_leave_others_alone() -> None
 
 
 def _int8_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    from cluster.jit.tile_instructions import begin_tiles
+    from cluster.common.kernels.cpu.tile_instructions import begin_tiles
 
     out = np.full((len(x), len(scale)), np.nan, np.float32)
     begin_tiles(tile_config())

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from benchmark.shared.speech.examples import Example
 from benchmark.shared.speech.synthesis import FRAME_SAMPLES
+from cluster.common.model.checkpoint import open_checkpoint
 from cluster.demo.recipe.evaluate import score
 from cluster.demo.recipe.store import SpeechStore
 from cluster.demo.recipe.train import (
@@ -28,7 +29,6 @@ from cluster.demo.recipe.train import (
     mixed_shape,
 )
 from cluster.demo.recipe.windows import TextTokens, WindowMaker, WindowShape
-from cluster.model.checkpoint import open_checkpoint
 from router.transcript import Transcript
 from tests.support.router_fakes import make_segment
 

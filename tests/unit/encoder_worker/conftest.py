@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.encoder_engines import Bench
 

@@ -9,8 +9,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
-from cluster.messages import EncodeRequest, Priority
-from cluster.priorities import PASSED_BY
+from cluster.common.messages import EncodeRequest, Priority
+from cluster.common.priorities import PASSED_BY
 from encoder_worker.batcher import Batcher, QueuedWindow
 
 

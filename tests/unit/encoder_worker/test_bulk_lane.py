@@ -8,8 +8,8 @@ from concurrent.futures import wait
 
 import pytest
 
-from cluster.errors import WorkerDrainingError
-from cluster.jit.background import wait_for_builds
+from cluster.common.errors import WorkerDrainingError
+from cluster.common.kernels.cpu.background import wait_for_builds
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
 

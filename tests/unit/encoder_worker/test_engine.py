@@ -11,10 +11,10 @@ from weakref import ref
 import pytest
 import torch
 
-from cluster.errors import DeadlineExceededError, InvalidAudioError
-from cluster.jit.background import wait_for_builds
-from cluster.messages import CrossKVHandle, FileMel
-from cluster.metrics import ENCODER_METRICS, Recorder
+from cluster.common.errors import DeadlineExceededError, InvalidAudioError
+from cluster.common.kernels.cpu.background import wait_for_builds
+from cluster.common.messages import CrossKVHandle, FileMel
+from cluster.common.metrics import ENCODER_METRICS, Recorder
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
 

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cluster.errors import (
+from cluster.common.errors import (
     ConfigurationError,
     InvalidAudioError,
     SequenceFailedError,
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.kv.connect import kv_layout
-from cluster.messages import CrossKVHandle, FileMel
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.settings import EncoderSettings
+from cluster.common.kv.connect import kv_layout
+from cluster.common.messages import CrossKVHandle, FileMel
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.kv.ends import MemoryExporter

@@ -9,11 +9,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from cluster.errors import ConfigurationError
-from cluster.kv.connect import states_layout
-from cluster.messages import CrossKVHandle, EncodeRequest
-from cluster.model.checkpoint import Checkpoint
-from cluster.settings import EncoderSettings
+from cluster.common.errors import ConfigurationError
+from cluster.common.kv.connect import states_layout
+from cluster.common.messages import CrossKVHandle, EncodeRequest
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.errors import DeadlineExceededError, WorkerDrainingError
+from cluster.common.errors import DeadlineExceededError, WorkerDrainingError
 from encoder_worker.gpu.static_encoder import Ready
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import PATIENCE_S, Bench, Replaced, until

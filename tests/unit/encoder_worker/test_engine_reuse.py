@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cluster.errors import DeadlineExceededError, SequenceFailedError
-from cluster.messages import CrossKVHandle, EncodeReply, EncodeRequest
+from cluster.common.errors import DeadlineExceededError, SequenceFailedError
+from cluster.common.messages import CrossKVHandle, EncodeReply, EncodeRequest
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
 

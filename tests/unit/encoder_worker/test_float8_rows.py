@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.gpu.scatter import stored_as
-from cluster.model.checkpoint import open_checkpoint
+from cluster.common.kernels.gpu.scatter import stored_as
+from cluster.common.model.checkpoint import open_checkpoint
 from encoder_worker.cpu.rows import N_BFLOAT16, store_float8
 from encoder_worker.forward import WindowEncoder
 from tests.support.checkpoints import cached_checkpoint

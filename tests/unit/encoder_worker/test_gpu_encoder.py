@@ -8,12 +8,12 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from cluster.errors import ConfigurationError
-from cluster.gpu.norm import add_norm
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.device import resolve_dtype
-from cluster.model.layers import LayerNorm, Linear, as_it_is
-from cluster.settings_sources import load_settings
+from cluster.common.errors import ConfigurationError
+from cluster.common.kernels.gpu.norm import add_norm
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.device import resolve_dtype
+from cluster.common.model.layers import LayerNorm, Linear, as_it_is
+from cluster.common.settings_sources import load_settings
 from encoder_worker.gpu.encoder import GpuEncoder
 from encoder_worker.gpu.float8 import FLOAT8, Float8Linear, Scaled, check_float8
 from encoder_worker.model import AudioEncoder
@@ -21,7 +21,7 @@ from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu.triton_kernels import ARCHITECTURES, compiled, load_kernel
 from tests.support.references.hugging_face import assert_close
 
-KERNEL, NORM = "encoder_worker.gpu.float8_kernel", "cluster.gpu.norm_kernel"
+KERNEL, NORM = "encoder_worker.gpu.float8_kernel", "cluster.common.kernels.gpu.norm_kernel"
 SHAPES = ["micro", "tiny", pytest.param("large-v3", marks=pytest.mark.slow)]
 WIDTHS = (384, 1280, 5120)
 SCALED = [384, *(pytest.param(width, marks=pytest.mark.slow) for width in WIDTHS[1:])]

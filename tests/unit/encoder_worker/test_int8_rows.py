@@ -11,11 +11,11 @@ from numba import njit
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.jit.background import as_array
-from cluster.jit.tile_instructions import address
-from cluster.jit.vectors import LANES
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.layers import MIDDLE, quantize_rows
+from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.tile_instructions import address
+from cluster.common.kernels.cpu.vectors import LANES
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.layers import MIDDLE, quantize_rows
 from encoder_worker.cpu.compiled import team_kernels
 from encoder_worker.cpu.int8_rows import Int8Kernels, finish_gelu
 from encoder_worker.cpu.products import Int8Products, PlainProducts, make_products

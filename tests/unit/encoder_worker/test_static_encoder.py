@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cluster.gpu.scatter import NO_PAGE, scatter_pages
-from cluster.kv.connect import kv_layout, states_layout
-from cluster.kv.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
-from cluster.messages import FileMel, Payload
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.layers import MLP, LayerNorm
+from cluster.common.kernels.gpu.scatter import NO_PAGE, scatter_pages
+from cluster.common.kv.connect import kv_layout, states_layout
+from cluster.common.kv.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
+from cluster.common.messages import FileMel, Payload
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.layers import MLP, LayerNorm
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu.graphs import BatchGraphs, BatchShape, sizes_up_to
 from encoder_worker.gpu.staging import Staging
@@ -27,7 +27,7 @@ from tests.support.gpu.triton_kernels import load_kernel
 from tests.support.references.hugging_face import make_pcm
 
 UNTOUCHED = -7.0
-KERNEL = "cluster.gpu.scatter_kernel"
+KERNEL = "cluster.common.kernels.gpu.scatter_kernel"
 WINDOWS = [make_pcm(seconds, seed) for seed, seconds in enumerate((0.0001, 4.9973, 29.995, 30.0))]
 WINDOWS += [np.zeros(8_000, np.int16)]
 SLICES = [None] * len(WINDOWS)

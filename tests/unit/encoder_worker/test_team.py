@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.jit.background import as_array
-from cluster.jit.tile_registers import has_bfloat16_tiles
-from cluster.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.model.encoder_context import FULL, LENGTHS
+from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
+from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.encoder_context import FULL, LENGTHS
 from encoder_worker.cpu.attention import Attention, ProductAttention, TileAttention
 from encoder_worker.cpu.products import ROWS
 from encoder_worker.cpu.team import TeamEncoder, units_of

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.kv.connect import kv_layout
-from cluster.kv.cross_kv import CrossKVProjection, cross_kv_parts
-from cluster.model.checkpoint import Checkpoint
-from cluster.model.layers import Linear
+from cluster.common.kv.connect import kv_layout
+from cluster.common.kv.cross_kv import CrossKVProjection, cross_kv_parts
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.layers import Linear
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu import static_encoder
 from encoder_worker.gpu.static_encoder import StaticEncoder, WholeWindows

@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.model.operators import define
-from cluster.model.streams import (
+from cluster.common.model.operators import define
+from cluster.common.model.streams import (
     capture,
     new_event,
     new_graph_memory,

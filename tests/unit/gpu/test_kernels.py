@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.gpu.norm import add_norm
-from cluster.gpu.product import MAX_ROWS, FewRows
-from cluster.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
+from cluster.common.kernels.gpu.norm import add_norm
+from cluster.common.kernels.gpu.product import MAX_ROWS, FewRows
+from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
 from decoder_worker.attention.append import Places, append_qkv
 from decoder_worker.gpu.embed import embed
 from decoder_worker.gpu.greedy import Parts, Rules, reduce_logits, sample_greedy
@@ -27,7 +27,10 @@ SHARES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 UNTOUCHED = -7.0
 GREEDY = "decoder_worker.gpu.greedy_kernel"
 
-NORM, PRODUCT = "cluster.gpu.norm_kernel", "cluster.gpu.product_kernel"
+NORM, PRODUCT = (
+    "cluster.common.kernels.gpu.norm_kernel",
+    "cluster.common.kernels.gpu.product_kernel",
+)
 APPEND, EMBED = "decoder_worker.attention.append_kernel", "decoder_worker.gpu.embed_kernel"
 
 

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from cluster.model.streams import new_event, new_stream, on_stream, pinned, synchronize
+from cluster.common.model.streams import new_event, new_stream, on_stream, pinned, synchronize
 from decoder_worker import model_runner
 from decoder_worker.gpu.fixed_sizes import FixedSizes
 from tests.support.gpu import parts
@@ -44,7 +44,7 @@ MISSED_BY: dict[str, Scenario] = {
     f"{TABLES} PrefillTable.plan: synchronize": parts.ragged_plans,
     f"{TABLES} StepTable.plan: synchronize": parts.step_plans,
     f"{STATIC} EventReady.wait: synchronize": parts.colocated,
-    "cluster/kv/wires/memory_wire.py MemoryWire._copy_pages: synchronize": parts.colocated,
+    "cluster/common/kv/wires/memory_wire.py MemoryWire._copy_pages: synchronize": parts.colocated,
     "decoder_worker/readback.py Readback.wait: synchronize": parts.colocated,
     f"{RUNNER}.__init__: synchronize": parts.colocated,
     f"{RUNNER}.__init__: synchronize (2)": parts.colocated,
@@ -69,7 +69,7 @@ def test_every_fence_of_the_product_is_taken_out_by_a_test() -> None:
 
 
 def test_streams_and_waits_are_asked_for_in_one_place() -> None:
-    """Past `cluster.model.streams` neither this detector nor the check of captures sees them."""
+    """Past `common.model.streams` neither this detector nor the check of captures sees them."""
     names = {"Stream", "Event", "stream", "synchronize", "current_stream", "default_stream"}
     names |= {"CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables"}
     for package in PACKAGES:

@@ -13,7 +13,7 @@ import yaml
 from cluster.cli.operate.cluster_file import read_cluster_file
 from cluster.cli.operate.serve_file import read_serve_file
 from cluster.cli.planning.plan_files import cluster_file, write_plan
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.planning.design import Costs, Design, Found, Nodes, Size
 from cluster.planning.order import (
     NodeKind,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.planning.profile import Surface, load_profile, save_profile, shipped_profiles
 
 PREDICTED = {

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import ConfigurationError
-from cluster.messages import WINDOW_S
+from cluster.common.errors import ConfigurationError
+from cluster.common.messages import WINDOW_S
 from cluster.planning.scenario import (
     NAMED_LENGTHS,
     Load,

@@ -6,7 +6,7 @@ import struct
 
 import numpy as np
 
-from cluster.messages import FileMel
+from cluster.common.messages import FileMel
 from router.audio_key import audio_key
 
 PCM = np.arange(-800, 800, dtype=np.int16)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.errors import (
+from cluster.common.errors import (
     DeadlineExceededError,
     HandleRefusedError,
     InvalidAudioError,
@@ -24,14 +24,14 @@ from cluster.errors import (
     SequenceFailedError,
     WorkerGoneError,
 )
-from cluster.messages import SAMPLE_RATE, EncodeRequest
-from cluster.metrics import ROUTER_METRICS, Recorder
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.encoder_context import EncoderContext
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.messages import SAMPLE_RATE, EncodeRequest
+from cluster.common.metrics import ROUTER_METRICS, Recorder
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.encoder_context import EncoderContext
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import RouterSettings
+from cluster.common.settings_sources import load_settings
 from cluster.planning.virtual_time import virtual_clock
-from cluster.settings import RouterSettings
-from cluster.settings_sources import load_settings
 from encoder_worker.core import check_request
 from router.api.params import TranscriptionParams
 from router.interface import RequestContext, TranscriptionResult, Update

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cluster.messages import DecodeResult, DecodeTimings, QualityGates, TokenAlignment
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.messages import DecodeResult, DecodeTimings, QualityGates, TokenAlignment
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.api.params import SequentialOptions
 from router.hallucination import Surroundings, first_hallucination, is_anomalous
 from router.seeking import PlannedWindow, Seeker, clips_of

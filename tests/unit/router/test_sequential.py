@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.errors import DeadlineExceededError, OverloadedError, WorkerGoneError
-from cluster.messages import (
+from cluster.common.errors import DeadlineExceededError, OverloadedError, WorkerGoneError
+from cluster.common.messages import (
     CrossKVHandle,
     DecodeRequest,
     DecodeResult,
@@ -28,10 +28,10 @@ from cluster.messages import (
     SampledToken,
     WorkerStatus,
 )
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.encoder_context import FULL, EncoderContext
-from cluster.model.text.tokenizer import WhisperTokenizer
-from cluster.settings import RouterSettings
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.encoder_context import FULL, EncoderContext
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import RouterSettings
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool
 from router.interface import DeadlineRule, RequestContext, TranscriptionResult, Update

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.messages import DecodeResult, DecodeTimings, QualityGates
+from cluster.common.messages import DecodeResult, DecodeTimings, QualityGates
 from router.transcript import Transcript, WindowTranscript
 from router.transcript_builder import TranscriptBuilder, gather_window, token_logprobs
 

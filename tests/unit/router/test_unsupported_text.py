@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cluster.messages import SAMPLE_RATE, QualityGates
+from cluster.common.messages import SAMPLE_RATE, QualityGates
 from router.audio.windows import Window
 from router.transcript import Segment, WindowTranscript
 from router.unsupported_text import gates_for, unheard_from, without_hallucinations

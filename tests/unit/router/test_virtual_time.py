@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from cluster.clock import Clock
-from cluster.errors import DeadlineExceededError, OverloadedError
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.clock import Clock
+from cluster.common.errors import DeadlineExceededError, OverloadedError
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import RouterSettings
 from cluster.planning.virtual_time import STANDS_STILL, run_virtually, virtual_clock
-from cluster.settings import RouterSettings
 from router.api.params import TranscriptionParams
 from router.http.admission import BYTES_PER_AUDIO_S, Admission
 from router.interface import DeadlineRule, RequestContext

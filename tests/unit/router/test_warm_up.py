@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from cluster.errors import WorkerGoneError
-from cluster.metrics import ROUTER_METRICS, silent_recorder
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.errors import WorkerGoneError
+from cluster.common.metrics import ROUTER_METRICS, silent_recorder
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings_sources import load_settings
 from cluster.planning.virtual_time import virtual_clock
-from cluster.settings_sources import load_settings
 from router.pipeline import Pipeline
 from router.warm_up import LONGEST_S, WarmUp, first_window
 from tests.support.checkpoints import cached_checkpoint

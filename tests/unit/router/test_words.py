@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from whisper import timing
 
-from cluster.messages import TokenAlignment
+from cluster.common.messages import TokenAlignment
 from router.transcript import Segment
 from router.words import add_words
 from tests.support.references.openai_vocabulary import openai_tokenizer, with_openai_vocabulary

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
 
+from cluster.common.settings_sources import load_settings
 from cluster.serve import app
 from cluster.serve.placement import Placement
-from cluster.settings_sources import load_settings
 
 
 def test_routers_and_the_batch_owner_may_be_busy_for_15_s_and_workers_may_not(

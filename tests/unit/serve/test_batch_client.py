@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 from ray.exceptions import RayActorError
 
-from cluster.errors import NotFoundError, OverloadedError
+from cluster.common.errors import NotFoundError, OverloadedError
 from cluster.serve import batch_client
 from cluster.serve.batch_client import batches_behind
 from cluster.serve.bulk.batch_owner import BatchOwner

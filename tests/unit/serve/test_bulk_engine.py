@@ -11,9 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.clock import Clock
-from cluster.demo.samples import sample_path
-from cluster.errors import (
+from cluster.common.clock import Clock
+from cluster.common.errors import (
     InvalidAudioError,
     InvalidRequestError,
     ModelNotFoundError,
@@ -21,13 +20,14 @@ from cluster.errors import (
     UnsupportedValueError,
     WorkerGoneError,
 )
-from cluster.messages import DecodeRequest, DecodeResult, EncodeReply, EncodeRequest
+from cluster.common.messages import DecodeRequest, DecodeResult, EncodeReply, EncodeRequest
+from cluster.common.settings import Settings
+from cluster.common.settings_sources import load_settings
+from cluster.demo.samples import sample_path
 from cluster.serve.bulk.engine import FIRST_PAUSE_S, BulkEngine
 from cluster.serve.in_process import LocalEngines, local_engines, transcriber_over
 from cluster.serve.model_parts import served_model
 from cluster.serve.replicas.router_replica import without_secrets
-from cluster.settings import Settings
-from cluster.settings_sources import load_settings
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
 from router.pools import EnginePool
@@ -164,7 +164,7 @@ async def test_what_the_endpoint_refuses_is_refused() -> None:
 
 def make_hasty_clock() -> tuple[Clock, list[float]]:
     """A clock that does not wait, and what it was asked to wait for."""
-    from cluster.clock import SYSTEM_CLOCK
+    from cluster.common.clock import SYSTEM_CLOCK
 
     waits: list[float] = []
 

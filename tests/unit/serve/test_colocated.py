@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.errors import DeadlineExceededError, HandleRefusedError
-from cluster.kv.exporter import KVExporter
-from cluster.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
+from cluster.common.errors import DeadlineExceededError, HandleRefusedError
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
+from cluster.common.settings_sources import load_settings
 from cluster.serve.own_calls import OwnCalls
 from cluster.serve.replicas.colocated_replica import SWITCH_S, ColocatedWorker
 from cluster.serve.serve_pool import ServePool
-from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm
 from tests.support.references.near_texts import assert_follow

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.messages import (
+from cluster.common.messages import (
     DecodeOptions,
     DecodeRequest,
     DecodeResult,
@@ -15,8 +15,8 @@ from cluster.messages import (
     OnToken,
     SampledToken,
 )
+from cluster.common.settings_sources import load_settings
 from cluster.serve.replicas.decoder_replica import DecoderWorker
-from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.kv.stub_wire import make_handle
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.serve.distribution import build_id, check_distribution, package_root
 
 

@@ -21,7 +21,8 @@ from ray.serve._private.common import (
 from ray.serve.config import AutoscalingPolicy, RequestRouterConfig
 from ray.serve.request_router import PendingRequest, RequestRouter
 
-from cluster.messages import EncodeRequest
+from cluster.common.messages import EncodeRequest
+from cluster.common.settings import ScalingSettings
 from cluster.serve import own_calls, worker_choice
 from cluster.serve.app import PACED_WORKERS, pace, replica_choice
 from cluster.serve.hooks import scaling_state
@@ -29,7 +30,6 @@ from cluster.serve.hooks.autoscaling import PoolPolicy
 from cluster.serve.hooks.replica_choice import LoadAwareRouter
 from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.worker_choice import shared_key
-from cluster.settings import ScalingSettings
 
 DEPLOYMENT = DeploymentID("encoder", "hooks")
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cluster.jit import background
-from cluster.jit.background import InBackground
+from cluster.common.kernels.cpu import background
+from cluster.common.kernels.cpu.background import InBackground
+from cluster.common.settings import Kernels, Settings
+from cluster.common.settings_sources import load_settings
 from cluster.serve.in_process import local_engines
-from cluster.settings import Kernels, Settings
-from cluster.settings_sources import load_settings
 from decoder_worker import engine as decoder_engine
 from encoder_worker import engine as encoder_engine
 

@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 import pytest
 import torch
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings
+from cluster.common.settings_sources import load_settings
 from cluster.serve import in_process
 from cluster.serve.in_process import local_transcriber, on_one_device
-from cluster.settings import Settings
-from cluster.settings_sources import load_settings
 from tests.support.checkpoints import cached_checkpoint
 
 THREADS = ("encoder-engine", "decoder-engine", "kv-")

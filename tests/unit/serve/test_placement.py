@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import DecoderSettings, EncoderSettings
+from cluster.common.settings_sources import load_settings
 from cluster.serve.placement import Machine, mps_runs, place
-from cluster.settings import DecoderSettings, EncoderSettings
-from cluster.settings_sources import load_settings
 
 CPU = Machine(0, False, True)
 ONE_GPU = Machine(1, False, True)

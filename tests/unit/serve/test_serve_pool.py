@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.errors import (
+from cluster.common.errors import (
     OverloadedError,
     PeerLostError,
     SequenceFailedError,
     WorkerGoneError,
 )
-from cluster.messages import EncodeRequest, WorkerStatus
+from cluster.common.messages import EncodeRequest, WorkerStatus
 from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.serve_pool import N_ASKED, ServePool
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.messages import (
+from cluster.common.messages import (
     CrossKVHandle,
     DecodeOptions,
     DecodeRequest,

@@ -19,8 +19,8 @@ from cluster.cli.batch import run as batch_run
 from cluster.cli.batch.application import BatchJob, Found, model_of
 from cluster.cli.batch.cluster_watch import ClusterWatch
 from cluster.cli.main import app
-from cluster.errors import ConfigurationError, SplitscribeError
-from cluster.settings_sources import load_settings
+from cluster.common.errors import ConfigurationError, SplitscribeError
+from cluster.common.settings_sources import load_settings
 from tests.support.archives import FakeEngine
 
 

@@ -19,7 +19,7 @@ from cluster.cli.operate.cluster_file import (
 )
 from cluster.cli.operate.dashboard import Node
 from cluster.cli.operate.steps import all_there, pools_line
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from tests.support.hosts import hosts, missing_for_hosts
 
 MISSING = missing_for_hosts()

@@ -10,7 +10,7 @@ import yaml
 from cluster.cli.config import shipped_config
 from cluster.cli.operate import launcher
 from cluster.cli.operate.cluster_file import ClusterFile, read_cluster_file
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from tests.support.programs import needs
 
 pytestmark = needs("ssh")

@@ -9,7 +9,7 @@ import pytest
 
 from cluster.cli.config import shipped_config
 from cluster.cli.operate.serve_file import read_serve_file
-from cluster.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError
 from cluster.serve.from_file import build
 
 

@@ -12,8 +12,8 @@ import pytest
 import whisper
 
 from cluster.cli.transcribe.flags import FALLBACK_STEP
-from cluster.errors import SplitscribeError
-from cluster.messages import QualityGates
+from cluster.common.errors import SplitscribeError
+from cluster.common.messages import QualityGates
 from router.api.params import LADDER, SequentialOptions, TranscriptionParams
 from router.api.request_fields import FIELDS
 from router.api.subtitles import CueOptions

@@ -16,7 +16,7 @@ from rich.console import Console
 from cluster.cli.transcribe import inputs, run
 from cluster.cli.transcribe.inputs import inputs_of
 from cluster.cli.transcribe.run import check_names, transcribe_files
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 from router.audio.containers import wav_head
 from tests.unit.cli.transcribe.conftest import MakeJob
 from tests.unit.cli.transcribe.test_run import hears_names, make_files

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from cluster.cli.transcribe import live
 from cluster.cli.transcribe.job import LiveJob, Said, Source, Target
-from cluster.errors import InvalidRequestError
-from cluster.messages import Pcm
+from cluster.common.errors import InvalidRequestError
+from cluster.common.messages import Pcm
 from tests.support.references.hugging_face import make_pcm
 from tests.unit.cli.transcribe.conftest import CommandLine
 

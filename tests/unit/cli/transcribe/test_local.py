@@ -13,9 +13,9 @@ from rich.console import Console
 from cluster.cli.transcribe.job import Target
 from cluster.cli.transcribe.local import local_settings
 from cluster.cli.transcribe.run import transcribe_files
+from cluster.common.errors import InvalidRequestError, UnsupportedValueError
+from cluster.common.settings import RouterSettings
 from cluster.demo.samples import sample_path, sample_text
-from cluster.errors import InvalidRequestError, UnsupportedValueError
-from cluster.settings import RouterSettings
 from router.api.params import TranscriptionParams
 from router.api.subtitles import CueOptions, srt, tsv, txt, vtt
 from router.transcript import Segment, Word

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.cli.transcribe.remote import read_answer, words_into_segments
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 from router.api.formats import WRITERS
 from router.api.params import TranscriptionParams
 from router.api.subtitles import PLAIN

@@ -17,8 +17,8 @@ import pytest
 
 from cluster.cli.transcribe.job import STDIN, Source
 from cluster.cli.transcribe.sound import blocks_of, open_sound
-from cluster.errors import ConfigurationError, InvalidAudioError
-from cluster.messages import Pcm
+from cluster.common.errors import ConfigurationError, InvalidAudioError
+from cluster.common.messages import Pcm
 from tests.support.references.hugging_face import make_pcm
 
 RATE = 16_000

@@ -15,9 +15,9 @@ from hypothesis.extra import numpy as hnp
 from numpy.typing import NDArray
 from whisper import timing
 
-from cluster.errors import CheckpointError, SequenceFailedError
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.kv_scales import kv_scales
+from cluster.common.errors import CheckpointError, SequenceFailedError
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.kv_scales import kv_scales
 from decoder_worker.alignment.heads import alignment_heads
 from decoder_worker.alignment.time_warping import first_columns, median_filter, standardise
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint

@@ -12,9 +12,9 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from cluster.errors import ConfigurationError
-from cluster.messages import DecodeResult, QualityGates
-from cluster.model.layers import as_it_is
+from cluster.common.errors import ConfigurationError
+from cluster.common.messages import DecodeResult, QualityGates
+from cluster.common.model.layers import as_it_is
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import Attentions, choose_attention

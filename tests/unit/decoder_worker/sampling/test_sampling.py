@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from cluster.model.checkpoint import open_checkpoint
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.noise import noise_key
 from decoder_worker.sampling.sampler import Sampled, TorchSampler, best_of

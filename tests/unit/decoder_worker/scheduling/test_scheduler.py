@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from cluster.errors import DeadlineExceededError
-from cluster.kv.layout import KVLayout
-from cluster.kv.pool import PagePool
-from cluster.kv.transfer_config import FetchStats
-from cluster.messages import CrossKVHandle, DecodeOptions, DecodeRequest, Priority
-from cluster.priorities import PASSED_BY, URGENCY
+from cluster.common.errors import DeadlineExceededError
+from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.pool import PagePool
+from cluster.common.kv.transfer_config import FetchStats
+from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest, Priority
+from cluster.common.priorities import PASSED_BY, URGENCY
 from decoder_worker.scheduling.scheduler import PREFILL_TOKENS, Scheduler
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.errors import InvalidRequestError
-from cluster.messages import QualityGates
+from cluster.common.errors import InvalidRequestError
+from cluster.common.messages import QualityGates
 from router.api.forms import parse_translation
 from router.api.params import SequentialOptions
 from router.api.request_fields import FIELDS

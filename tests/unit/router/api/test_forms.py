@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.errors import InvalidRequestError, UnsupportedValueError
+from cluster.common.errors import InvalidRequestError, UnsupportedValueError
 from router.api.forms import parse_transcription, parse_translation
 from router.api.params import LADDER, Chunking, TranscriptionParams
 from router.api.request_fields import FIELDS, MAX_SEED, RequestField

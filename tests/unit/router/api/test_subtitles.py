@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from whisper.utils import get_writer
 
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 from router.api import subtitles
 from router.api.subtitles import CueOptions, srt, srt_cue, tsv, txt, vtt, vtt_cue
 from router.transcript import Segment, Word

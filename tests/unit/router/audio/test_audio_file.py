@@ -11,8 +11,8 @@ import av
 import numpy as np
 import pytest
 
-from cluster.errors import AudioTooShortError, InvalidAudioError, PayloadTooLargeError
-from cluster.messages import SAMPLE_RATE
+from cluster.common.errors import AudioTooShortError, InvalidAudioError, PayloadTooLargeError
+from cluster.common.messages import SAMPLE_RATE
 from router.audio.audio_file import AudioFile
 from router.audio.containers import Container, missing_bytes, sniff
 from router.audio.limits import AudioLimits

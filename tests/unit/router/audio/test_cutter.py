@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cluster.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
+from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 from router.audio.cutter import WindowCutter
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector, VadOptions, runs, speech_mask
 from router.audio.windows import EARLY_CUTS, CutOptions, Window

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cluster.errors import (
+from cluster.common.errors import (
     AudioTooShortError,
     ConfigurationError,
     DeadlineExceededError,
@@ -22,7 +22,7 @@ from cluster.errors import (
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.settings import RouterSettings
+from cluster.common.settings import RouterSettings
 from router.api.params import Chunking
 from router.audio.pool import AudioPool
 from router.audio.stream import CREDIT, AudioStream

@@ -19,8 +19,8 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.errors import ConfigurationError, WorkerDrainingError
-from cluster.settings import RouterSettings
+from cluster.common.errors import ConfigurationError, WorkerDrainingError
+from cluster.common.settings import RouterSettings
 from router.audio.pool import AudioPool
 from router.audio.protocol import MAX_MESSAGE_BYTES
 from tests.support.audio.audio_pools import PATIENCE_S, running, until, worker_of

@@ -13,14 +13,14 @@ import pytest
 import whisper.audio
 from numpy.typing import NDArray
 
-from cluster.errors import (
+from cluster.common.errors import (
     AudioTooShortError,
     DeadlineExceededError,
     InvalidAudioError,
     OverloadedError,
     WorkerError,
 )
-from cluster.messages import WINDOW_SAMPLES
+from cluster.common.messages import WINDOW_SAMPLES
 from router.audio.pool import AudioPool
 from router.audio.whole import PcmFile, WholeAudio
 from router.audio.windows import Pieces

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.errors import ConfigurationError, InsufficientStorageError
+from cluster.common.errors import ConfigurationError, InsufficientStorageError
 from router.batches import database
 from router.batches.blobs import ABANDONED_S, READERS_GRACE_S, Blobs
 from router.batches.database import (

@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from cluster.errors import InsufficientStorageError
+from cluster.common.errors import InsufficientStorageError
 from router.batches import runner
 from tests.support.batches import Desk, desk, line, served
 from tests.support.router_fakes import FakeTranscriber

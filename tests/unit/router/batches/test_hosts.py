@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from cluster.errors import ConfigurationError, InvalidRequestError
+from cluster.common.errors import ConfigurationError, InvalidRequestError
 from router.batches.hosts import HostRules
 
 PUBLIC = "93.184.216.34"

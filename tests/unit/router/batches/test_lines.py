@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import InvalidAudioError, OverloadedError, SequenceFailedError
+from cluster.common.errors import InvalidAudioError, OverloadedError, SequenceFailedError
 from router.batches import runner
 from router.batches.line_work import MAX_CLAIMS
 from router.batches.lines import MAX_ERRORS, CheckedInput, check_input

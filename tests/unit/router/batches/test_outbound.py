@@ -10,7 +10,11 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import InsufficientStorageError, InvalidRequestError, PayloadTooLargeError
+from cluster.common.errors import (
+    InsufficientStorageError,
+    InvalidRequestError,
+    PayloadTooLargeError,
+)
 from router.batches import outbound
 from router.batches.blobs import Blobs
 from router.batches.hosts import HostRules

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import (
+from cluster.common.errors import (
     ConflictError,
     NotFoundError,
     OverloadedError,

@@ -9,7 +9,7 @@ from typing import Any
 import openai
 import pytest
 
-from cluster.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 from router.batches.hosts import Destination
 from router.batches.webhooks import DELAYS_S
 from tests.support.batches import Hands, desk, eventually, line

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from cluster.clock import Clock
-from cluster.errors import CrowdedError, DeadlineExceededError
-from cluster.messages import Priority
+from cluster.common.clock import Clock
+from cluster.common.errors import CrowdedError, DeadlineExceededError
+from cluster.common.messages import Priority
 from router.http.admission import (
     BYTES_PER_AUDIO_S,
     LEAST_SHARE,

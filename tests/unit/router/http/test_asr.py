@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.errors import InvalidAudioError
+from cluster.common.errors import InvalidAudioError
 from router.api.formats import WRITERS
 from router.api.params import Chunking
 from router.api.subtitles import PLAIN

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.errors import (
+from cluster.common.errors import (
     AudioTooShortError,
     CrowdedError,
     DeadlineExceededError,
@@ -20,7 +20,7 @@ from cluster.errors import (
     RateLimitError,
     SplitscribeError,
 )
-from cluster.metrics import ROUTER_METRICS, MetricSpec, Recorder
+from cluster.common.metrics import ROUTER_METRICS, MetricSpec, Recorder
 from router.http.routes import create_app
 from tests.support.router_fakes import (
     AUDIO,

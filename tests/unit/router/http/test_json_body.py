@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.errors import (
+from cluster.common.errors import (
     AudioTooShortError,
     InvalidAudioError,
     InvalidRequestError,

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import pytest
 
-from cluster.errors import AuthenticationError, RateLimitError
+from cluster.common.errors import AuthenticationError, RateLimitError
 from router.batches.service import BatchService
 from router.http.batches import BatchAccess
 from router.http.keys import KeyRing

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from cluster.errors import ConfigurationError, WorkerError
+from cluster.common.errors import ConfigurationError, WorkerError
 from cluster.serve.replicas.router_replica import open_listener
 from router.http.listener import HttpListener
 from router.http.routes import create_app

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.errors import ConfigurationError, ModelNotFoundError
+from cluster.common.errors import ConfigurationError, ModelNotFoundError
 from router.http.models import OPENAI_ALIASES, ModelRegistry, ServedModel
 from router.http.routes import create_app
 from tests.support.router_fakes import (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.model.text.languages import LANGUAGES
+from cluster.common.model.text.languages import LANGUAGES
 from router.api.formats import segment_bodies, verbose_body
 from router.api.subtitles import srt, txt, vtt
 from router.http.page import FOLDER

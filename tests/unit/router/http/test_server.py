@@ -16,7 +16,7 @@ import pytest
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
-from cluster.errors import OverloadedError
+from cluster.common.errors import OverloadedError
 from router.api.params import Chunking
 from router.http.routes import create_app
 from tests.support.router_fakes import (

@@ -12,7 +12,7 @@ import httpx
 import openai
 import pytest
 
-from cluster.errors import (
+from cluster.common.errors import (
     AudioTooShortError,
     DeadlineExceededError,
     OverloadedError,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import (
+from cluster.common.errors import (
     AudioTooShortError,
     InvalidRequestError,
     OverloadedError,

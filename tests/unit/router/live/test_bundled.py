@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from cluster.clock import Clock
+from cluster.common.clock import Clock
+from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.common.metrics import ROUTER_METRICS, silent_recorder
+from cluster.common.settings import LivePolicy
+from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import sample_path
-from cluster.messages import SAMPLE_RATE, Pcm
-from cluster.metrics import ROUTER_METRICS, silent_recorder
 from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.serve.model_parts import make_live_engine
-from cluster.settings import LivePolicy
-from cluster.settings_sources import load_settings
 from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig, ServerVad, TextDelta, TurnCompleted, TurnSegment
 from tests.support.audio.speech import pcm_of, sentences_of

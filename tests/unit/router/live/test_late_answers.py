@@ -8,9 +8,9 @@ from random import Random
 
 import pytest
 
+from cluster.common.errors import SequenceFailedError
+from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import sample_text
-from cluster.errors import SequenceFailedError
-from cluster.settings_sources import load_settings
 from router.live.interface import LiveConfig, ServerVad
 from tests.support.audio.speech import pcm_of
 from tests.support.live.late_pools import BackgroundEngines, LatePools, background_engines, hear

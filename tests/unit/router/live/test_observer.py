@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import SequenceFailedError
-from cluster.messages import SAMPLE_RATE
-from cluster.metrics import ROUTER_METRICS
+from cluster.common.errors import SequenceFailedError
+from cluster.common.messages import SAMPLE_RATE
+from cluster.common.metrics import ROUTER_METRICS
+from cluster.common.tracing import NO_TRACER, Tracer
 from cluster.planning.virtual_time import run_virtually
-from cluster.tracing import NO_TRACER, Tracer
 from router.live.interface import LiveConfig, TextDelta, TurnCompleted, TurnFailed
 from tests.support.live.played_speech import pcm_of_words, spoken
 from tests.support.live.virtual_sessions import PlayedEngine, Told, say

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.clock import Clock
+from cluster.common.clock import Clock
 from cluster.planning.virtual_time import run_virtually, virtual_clock
 from router.live.schedule import FRESH_S, Pace
 

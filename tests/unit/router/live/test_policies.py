@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cluster.model.dims import ModelDims
-from cluster.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.dims import ModelDims
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.live.policies import (
     AttentionPeak,
     Hypothesis,

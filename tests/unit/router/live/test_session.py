@@ -7,7 +7,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from cluster.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE
 from router.live.interface import (
     SpeechStarted,
     SpeechStopped,

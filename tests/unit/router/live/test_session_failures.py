@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from cluster.errors import OverloadedError, SequenceFailedError, UnsupportedValueError
-from cluster.messages import SAMPLE_RATE
-from cluster.settings import LiveSettings
+from cluster.common.errors import OverloadedError, SequenceFailedError, UnsupportedValueError
+from cluster.common.messages import SAMPLE_RATE
+from cluster.common.settings import LiveSettings
 from router.live.interface import (
     LiveConfig,
     SpeechStarted,

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.settings import LiveSettings
+from cluster.common.settings import LiveSettings
 from tests.support.live.realtime_door import (
     ANSWER_S,
     Door,

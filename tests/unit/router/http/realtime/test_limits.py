@@ -10,7 +10,7 @@ import httpx
 import pytest
 from websockets.exceptions import ConnectionClosed
 
-from cluster.settings import LiveSettings
+from cluster.common.settings import LiveSettings
 from router.http.realtime import connection, outbox
 from router.live.protocol.events import ClientEvent, Event
 from router.live.protocol.session_protocol import LiveProtocol

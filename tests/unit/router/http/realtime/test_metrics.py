@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from cluster.metrics import ROUTER_METRICS
-from cluster.settings import LiveSettings
+from cluster.common.metrics import ROUTER_METRICS
+from cluster.common.settings import LiveSettings
 from tests.support.live.realtime_door import opened, until
 from tests.support.router_fakes import make_settings
 from tests.support.workers.counted import Counted

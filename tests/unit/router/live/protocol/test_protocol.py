@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from openai._models import construct_type_unchecked
 from openai.types.realtime import RealtimeServerEvent
 
-from cluster.errors import ModelNotFoundError
+from cluster.common.errors import ModelNotFoundError
 from router.live.interface import LiveConfig
 from router.live.protocol.events import (
     MAX_BESIDE_AUDIO,

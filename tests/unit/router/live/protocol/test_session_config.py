@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.errors import InvalidRequestError, ModelNotFoundError, SplitscribeError
+from cluster.common.errors import InvalidRequestError, ModelNotFoundError, SplitscribeError
 from router.live.interface import LiveConfig, SemanticVad, ServerVad
 from router.live.protocol.audio_format import AudioFormat
 from router.live.protocol.session_config import SessionConfig, as_beta_session, as_session

@@ -1,0 +1,115 @@
+"""Machine code for this CPU without a C++ compiler: numba's, built in the background, cached.
+
+A role asks for its kernels at start and goes on with torch's own operations until `get` has them.
+Their rounding is another one, so a worker that is to give one text for one audio calls
+`wait_for_builds` before it says that it is ready. Numba keeps what it built in its cache folder
+(NUMBA_CACHE_DIR): one process of a machine compiles, the others and later ones only load it.
+Numba is imported only when something is built.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from cluster.common.kernels.cpu.cache import ensure_jit_cache, one_builder
+from cluster.common.kernels.cpu.loading import load_machine_code_alone
+from cluster.common.settings import Kernels
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+BUILDS_S = 20.0  # the longest that a worker's start waits for what it asked for
+
+# What this process has begun to build. Kernels belong to the process, not to an engine: whoever
+# waits for them need not know which of its parts has asked for which.
+_begun: weakref.WeakSet[InBackground[Any]] = weakref.WeakSet()
+
+
+class InBackground(Generic[T]):
+    """What `build` returns, once it has: `InBackground("encoder", build).get()`."""
+
+    def __init__(
+        self, name: str, build: Callable[[], T], sources: Sequence[Path] = (), variant: str = ""
+    ) -> None:
+        """Begin to build.
+
+        Args:
+            sources: of the kernels, as `common.kernels.cpu.cache.ensure_jit_cache` takes them.
+            variant: what `build` compiles them for, such as dtypes.
+        """
+        self.name = name
+        self.variant = variant
+        self._sources = sources
+        self._build = build
+        self._built: T | None = None
+        self._done = threading.Event()
+        _begun.add(self)
+        threading.Thread(target=self._main, name=f"build-{name}", daemon=True).start()
+
+    def get(self) -> T | None:
+        """The result; None while it is being built, or when that failed."""
+        return self._built
+
+    def wait(self, timeout_s: float) -> T | None:
+        """The same, after at most `timeout_s`."""
+        self._done.wait(timeout_s)
+        return self._built
+
+    def is_done(self, timeout_s: float) -> bool:
+        """Whether the build has ended after at most `timeout_s`, well or not."""
+        return self._done.wait(timeout_s)
+
+    def _main(self) -> None:
+        begun = time.monotonic()
+        try:
+            ensure_jit_cache(self._sources)
+            load_machine_code_alone()
+            with one_builder(f"{self.name} {self.variant}", self._sources):
+                self._built = self._build()
+            logger.info("%s kernels are ready after %.1f s", self.name, time.monotonic() - begun)
+        except Exception as error:  # torch's operations do the same, slower
+            reason = str(error).partition("\n")[0]
+            logger.warning("no %s kernels, torch's operations stay: %s", self.name, reason)
+            logger.debug("why", exc_info=True)
+        finally:
+            self._done.set()
+
+
+def longest_wait_s(kernels: Kernels) -> float:
+    """For what a worker computes with, by the setting of that name."""
+    return BUILDS_S if kernels == "wait" else 0.0
+
+
+def wait_for_builds(timeout_s: float) -> bool:
+    """Wait until all that this process has begun to build is there, or has failed.
+
+    Returns:
+        False where something is still being built after `timeout_s`, which a warning names:
+        torch's operations serve until it is there.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    late = [one.name for one in list(_begun) if not one.is_done(deadline_s - time.monotonic())]
+    if late:
+        logger.warning(
+            "not compiled after %.0f s: the kernels of %s; torch's operations, which are slower "
+            "and round otherwise, serve until they are, so a timestamp may then move a little",
+            timeout_s,
+            ", ".join(sorted(late)),
+        )
+    return not late
+
+
+def as_array(x: Tensor) -> Any:
+    """A CPU tensor as a NumPy array on the same memory; bfloat16 as uint16, float8 as uint8."""
+    bits = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}.get(x.dtype)
+    return (x if bits is None else x.view(bits)).numpy()

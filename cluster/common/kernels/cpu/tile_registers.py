@@ -1,0 +1,41 @@
+"""Whether this CPU multiplies in tiles (Intel's AMX), and how it is told their sizes.
+
+A tile register holds 16 rows of 64 bytes, and one instruction multiplies two of them: 16 outputs
+by 16 columns over 32 inputs of bfloat16, or 64 of 8 bits. `tile_instructions` uses it;
+this module does not import numba.
+Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+TILE_ROWS = 16
+TILE_ROW_BYTES = 64
+TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES
+TILE_INPUTS = 32  # bfloat16 numbers in a row of a tile
+N_TILES = 8
+CONFIG_BYTES = 64
+
+
+def has_bfloat16_tiles() -> bool:
+    """Whether the CPU has them and this process may use them: the system is asked once.
+
+    They come with those of 8 bits, which the same kernels use.
+    """
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    has_both = bool(capabilities.get("amx_bf16")) and bool(capabilities.get("amx_int8"))
+    return has_both and bool(torch.cpu._init_amx())
+
+
+def tile_config() -> Any:
+    """What the CPU is told before tiles are used, uint8 [CONFIG_BYTES]: all of them are whole."""
+    config = np.zeros(CONFIG_BYTES, np.uint8)
+    config[0] = 1  # the palette: 8 tiles of 1 kB
+    config[16:32].view(np.uint16)[:] = TILE_ROW_BYTES
+    config[48:56] = TILE_ROWS
+    return config

@@ -1,0 +1,165 @@
+"""What settings make of a worker's end of the hand-off: its layout, its transport, its pools.
+
+Both roles derive layouts from checkpoint and settings, to agree to the byte.
+
+"auto" is NIXL where it loads (Linux), else the transport within one process. What a worker exports
+or imports is `settings.handoff`: cross-attention KV, or encoder states, which a decoder projects
+into a pool of its own. To ask which transport there is imports no wire, and so not torch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from cluster.common.errors import ConfigurationError
+from cluster.common.kv.layout import FLOAT8, ITEM_BYTES, KVLayout, PageLayout, StatesLayout
+from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.kv.wires.nixl_agent import load_api
+from cluster.common.settings import Settings
+
+if TYPE_CHECKING:
+    from cluster.common.kv.exporter import KVExporter
+    from cluster.common.kv.importer import KVImporter
+    from cluster.common.kv.pool import PagePool
+    from cluster.common.kv.wires.wire import Wire
+    from cluster.common.model.checkpoint import Checkpoint
+
+GPU_PAGE_FRAMES = 125  # 12 pages a window: flashinfer splits long KV by pages
+LANDING_WINDOWS = 32  # states in flight at most; they land in milliseconds and leave at once
+
+
+def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> KVLayout:
+    """Layout of the KV that decoders of a cluster with these settings read.
+
+    Args:
+        device: resolved; both roles are on the same kind.
+
+    Raises:
+        ConfigurationError: as `kv_layout`.
+    """
+    from cluster.common.model.device import resolve_dtype
+
+    dtype: str = settings.kv_dtype
+    if dtype == "auto":
+        dtype = resolve_dtype(settings.encoder.dtype, device)
+    elif dtype == "float8":
+        dtype = FLOAT8
+    return kv_layout(checkpoint, settings.page_frames, dtype, device)
+
+
+def served_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> PageLayout:
+    """Layout of what a cluster with these settings hands over."""
+    if settings.handoff == "cross_kv":
+        return served_kv_layout(checkpoint, settings, device)
+    from cluster.common.model.device import resolve_dtype
+
+    return states_layout(checkpoint, resolve_dtype(settings.encoder.dtype, device))
+
+
+def states_layout(checkpoint: Checkpoint, dtype: str = "float32") -> StatesLayout:
+    """Layout of one window's encoder states; `dtype` is the encoder's, resolved."""
+    dims = checkpoint.dims
+    return StatesLayout(checkpoint.fingerprint, dims.n_audio_state, dims.n_audio_ctx, dtype)
+
+
+def kv_layout(
+    checkpoint: Checkpoint, page_frames: int = 0, dtype: str = "float32", device: str = "cpu"
+) -> KVLayout:
+    """Layout of one window's cross-attention KV.
+
+    Args:
+        page_frames: encoder frames in a page; 0 takes the whole window on a CPU, so that
+            attention reads a view without a gather, and `GPU_PAGE_FRAMES` on a GPU.
+        dtype: of the KV, resolved (not "auto"); both roles must be given the same.
+
+    Raises:
+        ConfigurationError: the page does not divide the window, or no such dtype.
+    """
+    dims = checkpoint.dims
+    if page_frames == 0:
+        divides = dims.n_audio_ctx % GPU_PAGE_FRAMES == 0
+        page_frames = GPU_PAGE_FRAMES if device != "cpu" and divides else dims.n_audio_ctx
+    if not 1 <= page_frames <= dims.n_audio_ctx or dims.n_audio_ctx % page_frames:
+        raise ConfigurationError(
+            f"page_frames {page_frames} does not divide a window of {dims.n_audio_ctx} frames"
+        )
+    if dtype not in ITEM_BYTES:
+        raise ConfigurationError(f"KV dtype {dtype!r} is none of {', '.join(ITEM_BYTES)}")
+    return KVLayout(
+        model=checkpoint.fingerprint,
+        n_layer=dims.n_text_layer,
+        n_head=dims.n_text_head,
+        head_dim=dims.text_head_dim,
+        n_frames=dims.n_audio_ctx,
+        page_frames=page_frames,
+        dtype=dtype,
+    )
+
+
+def available_transport() -> Literal["nixl", "memory"]:
+    """The best transport that works on this machine."""
+    try:
+        load_api()
+    except ConfigurationError:
+        return "memory"
+    return "nixl"
+
+
+def make_wire(config: TransferConfig) -> Wire:
+    """A wire of the configured transport, not open yet.
+
+    Raises:
+        ConfigurationError: the GPU's allocator does not suit the transport.
+    """
+    chosen = available_transport() if config.transport == "auto" else config.transport
+    if chosen == "memory":
+        from cluster.common.kv.wires.memory_wire import MemoryWire
+
+        return MemoryWire(config)
+    from cluster.common.kv.wires.nixl_wire import NixlWire
+
+    return NixlWire(config)
+
+
+def make_exporter(checkpoint: Checkpoint, settings: Settings, device: str, name: str) -> KVExporter:
+    """The exporter of an encoder; `name` is role and replica, as in "encoder-0".
+
+    Raises:
+        ConfigurationError: the transport does not work here, or the pages do not fit.
+    """
+    from cluster.common.kv.exporter import KVExporter
+
+    config, layout = _config(settings, device, name), served_layout(checkpoint, settings, device)
+    n_pages = settings.encoder.export_windows * layout.pages_per_window
+    return KVExporter(layout, n_pages, config, make_wire(config))
+
+
+def make_importer(checkpoint: Checkpoint, settings: Settings, device: str, name: str) -> KVImporter:
+    """The importer of a decoder, as `make_exporter`."""
+    from cluster.common.kv.importer import KVImporter
+
+    config, layout = _config(settings, device, name), served_layout(checkpoint, settings, device)
+    n_windows = settings.decoder.kv_windows
+    if layout.payload == "encoder_states":
+        n_windows = min(n_windows, LANDING_WINDOWS)
+    return KVImporter(layout, n_windows * layout.pages_per_window, config, make_wire(config))
+
+
+def make_kv_pool(checkpoint: Checkpoint, settings: Settings, device: str) -> PagePool | None:
+    """Where a decoder projects the states that its importer reads; None where it reads KV."""
+    from cluster.common.kv.pool import PagePool
+
+    if settings.handoff == "cross_kv":
+        return None
+    layout = served_kv_layout(checkpoint, settings, device)
+    return PagePool(layout, settings.decoder.kv_windows * layout.pages_per_window, device)
+
+
+def _config(settings: Settings, device: str, name: str) -> TransferConfig:
+    return TransferConfig(
+        cluster_key=(settings.cluster_key or "").encode(),
+        name=name,
+        transport=settings.transport,
+        device=device,
+        fetch_timeout_s=settings.decoder.fetch_timeout_s,
+    )

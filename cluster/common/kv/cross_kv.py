@@ -1,0 +1,154 @@
+"""Cross-attention K and V of every decoder layer, from encoder states into pages.
+
+With a page per window (CPU) each product is copied to its place in the page; a window of fewer
+frames lies packed in the page's beginning, so that one READ moves it. With smaller pages one
+product for all layers is scattered. It runs in the encoder worker, or in the decoder
+worker where the states themselves travelled. Knows the page layout, not who owns a page.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from cluster.common.kernels.gpu.scatter import page_table, scatter_pages, stored_as
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.dims import cross_kv_shapes
+from cluster.common.model.kv_scales import KVScales
+from cluster.common.model.layers import Linear, as_loaded, packer
+from cluster.common.model.weights import load_tensors
+
+WINDOWS_AT_ONCE = 4  # on a GPU: rows enough for a fast product, whose result is 983 MB for large-v3
+
+
+Store = Callable[[Tensor, Tensor], None]
+
+
+def _store(rows: Tensor, block: Tensor) -> None:
+    """rows [n, d] to a block [n, d] of another dtype; one of 8 bits saturates."""
+    block.copy_(stored_as(rows, block.dtype))
+
+
+class CrossKVProjection:
+    """K's and V's products of all layers, K then V of each layer.
+
+    On a GPU one fused product, weight [L * 2 * d, n_audio_state]; on a CPU one for each of K and V,
+    packed, since their results lie apart in a page.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        scales: KVScales | None = None,
+    ) -> None:
+        """scales: of what is stored (`kv_scales`), for pools of 8 bits."""
+        dims = checkpoint.dims
+        self._n_audio_ctx = dims.n_audio_ctx
+        self._shape = (dims.n_text_layer, 2, dims.n_text_head, dims.text_head_dim)
+        parts = cross_kv_parts(checkpoint, dtype, device, scales)
+        pack = packer(device, dtype)
+        on_cpu = torch.device(device).type == "cpu"
+        self._products = [pack(p) for p in (parts if on_cpu else [Linear.fused(parts)])]
+
+    def project(self, states: Tensor) -> Tensor:
+        """states [B, T, n_audio_state] -> [B, T, L, 2, H, Dh]."""
+        results = [one(states) for one in self._products]
+        joined = results[0] if len(results) == 1 else torch.cat(results, -1)
+        return joined.view(*states.shape[:2], *self._shape)
+
+    def write(self, states: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> None:
+        """Project states into the pages of each window. Mutates `pool`.
+
+        Args:
+            states: [B, T, n_audio_state]; T may be less than the checkpoint's positions.
+            pool: [n_pages, L, 2, page_frames, H, Dh] on the same device, any float dtype; an
+                8-bit one saturates.
+            pages: per window its pages in frame order, as many as T frames take.
+        """
+        if is_packed(pool, self._n_audio_ctx):
+            for row, own in zip(states, pages, strict=True):  # a window at a time fits the cache
+                self.write_rows(packed_page(pool[own[0]], len(row)), row, 0)
+            return
+        table = page_table(pages, pool.device)
+        at_once = 1 if states.device.type == "cpu" else WINDOWS_AT_ONCE
+        for first in range(0, len(states), at_once):
+            part = slice(first, first + at_once)
+            scatter_pages(self.project(states[part]), pool, table[part])
+
+    def fused(self) -> Linear:
+        """The one product of a GPU."""
+        (product,) = self._products
+        return as_loaded(product)
+
+    def write_rows(self, page: Tensor, states: Tensor, begin: int, store: Store = _store) -> None:
+        """Project some frames into a page that holds all of a window's. Mutates `page`.
+
+        Args:
+            page: [L, 2, T, H, Dh] of `packed_page`.
+            states: [n, n_audio_state], of the frames from `begin` on.
+            store: as `_store`, for this page's dtype.
+        """
+        blocks = page.flatten(0, 1).flatten(2)[:, begin : begin + len(states)]  # [L * 2, n, d]
+        for block, one in zip(blocks, self._products, strict=True):
+            store(one(states), block)
+
+
+def cross_kv_parts(
+    checkpoint: Checkpoint,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    scales: KVScales | None = None,
+) -> list[Linear]:
+    """The products of K and V, K then V of each layer; arguments as `CrossKVProjection`'s."""
+    dims, parts = checkpoint.dims, []
+    tensors = load_tensors(checkpoint, cross_kv_shapes(dims), dtype, device)
+    for layer, name in product(range(dims.n_text_layer), ("k_proj", "v_proj")):
+        part = Linear.load(tensors, f"decoder.layers.{layer}.encoder_attn.{name}")
+        parts.append(part if scales is None else scales.shrink(layer, name, part))
+    return parts
+
+
+class Unprojected:
+    """Stands for a `CrossKVProjection` where states travel as they are: one layer, block and head.
+
+    `write` and what `project` gives are for a pool that `as_kv_pool` made.
+    """
+
+    def project(self, states: Tensor) -> Tensor:
+        """states [B, T, n_audio_state] -> [B, T, 1, 1, 1, n_audio_state], a view."""
+        return states[:, :, None, None, None]
+
+    def write(self, states: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> None:
+        scatter_pages(self.project(states), pool, page_table(pages, pool.device))
+
+
+def is_packed(pool: Tensor, n_audio_ctx: int) -> bool:
+    """Whether windows of fewer than all positions lie packed in the beginning of their page.
+
+    So it is on a CPU with a page per window. A GPU's kernels read all pages by the same strides.
+
+    Args:
+        pool: [n_pages, L, 2, page_frames, H, Dh].
+    """
+    return pool.device.type == "cpu" and pool.shape[3] == n_audio_ctx
+
+
+def packed_page(page: Tensor, n_frames: int) -> Tensor:
+    """The beginning of a page as the KV of so many frames, contiguous.
+
+    page [L, 2, page_frames, H, Dh] -> [L, 2, n_frames, H, Dh], a view; of all frames the page.
+    """
+    n_layer, two, _, n_head, head_dim = page.shape
+    shape = (n_layer, two, n_frames, n_head, head_dim)
+    return page.flatten()[: math.prod(shape)].view(shape)
+
+
+def as_kv_pool(pool: Tensor) -> Tensor:
+    """A pool of states [n_pages, T, n] as [n_pages, 1, 1, T, 1, n], a view."""
+    return pool[:, None, None, :, None]

@@ -1,0 +1,106 @@
+"""Signed handles, and what is told about their leases.
+
+A handle names memory that a peer will read, so nothing in it may be used before its signature is
+checked: HMAC-SHA256 over every other field, as JSON in a fixed order, integers and floats as Python
+writes them, bytes as hex.
+
+A decoder tells an encoder about leases by short texts that ride on the transport. `REL:<lease>`:
+the handle was read, or is not wanted. `REN:<lease>,<lease>`: keep these alive. Whoever knows a
+lease's nonce may send it; everything else in a notification is untrusted.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal, NamedTuple
+
+from cluster.common.errors import HandleRefusedError
+from cluster.common.messages import CrossKVHandle
+
+_DOMAIN = b"splitscribe cross-kv handle v2\0"
+_as_json = json.JSONEncoder(separators=(",", ":")).encode  # made once: it costs as much as a text
+MAX_NOTIFICATION_BYTES = 7_000  # NIXL delivers up to 8 KB
+_LEASE_BYTES = 33  # 32 hex digits and a comma
+_LEASES_PER_NOTIFICATION = (MAX_NOTIFICATION_BYTES - 4) // _LEASE_BYTES
+_RENEWAL = re.compile(rb"REN:([0-9a-f]{32}(?:,[0-9a-f]{32})*)")
+_RELEASE = re.compile(rb"REL:([0-9a-f]{32})")
+
+
+def canonical_bytes(handle: CrossKVHandle) -> bytes:
+    """What is signed: every field but the signature, unambiguous and stable across processes."""
+    fields = [
+        handle.request_id,
+        int(handle.window),
+        int(handle.attempt),
+        handle.agent,
+        handle.metadata.hex(),
+        handle.layout_hash,
+        [int(address) for address in handle.addresses],
+        int(handle.page_bytes),
+        int(handle.frames),
+        int(handle.counter_address),
+        int(handle.generation),
+        handle.lease,
+        float(handle.remaining_s),
+        handle.payload,
+    ]
+    return _DOMAIN + _as_json(fields).encode()
+
+
+def sign(handle: CrossKVHandle, cluster_key: bytes) -> CrossKVHandle:
+    """A copy of `handle` with its signature filled in."""
+    return replace(handle, signature=_mac(handle, cluster_key))
+
+
+def verify(handle: CrossKVHandle, cluster_key: bytes) -> None:
+    """Check the signature in constant time.
+
+    Raises:
+        HandleRefusedError: it was signed with another key, altered, or is no handle at all.
+    """
+    try:
+        genuine = hmac.compare_digest(_mac(handle, cluster_key), handle.signature)
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise HandleRefusedError(f"not a KV handle: {error}") from error
+    if not genuine:
+        raise HandleRefusedError(
+            "the KV handle's signature is wrong: it was altered, or its sender has another "
+            "cluster key"
+        )
+
+
+def _mac(handle: CrossKVHandle, cluster_key: bytes) -> bytes:
+    return hmac.digest(cluster_key, canonical_bytes(handle), "sha256")
+
+
+class Notification(NamedTuple):
+    """What a peer asks for; a release has one lease."""
+
+    kind: Literal["REL", "REN"]
+    leases: list[str]
+
+
+def release_message(lease: str) -> bytes:
+    return b"REL:" + lease.encode()
+
+
+def renewal_messages(leases: Sequence[str]) -> Iterator[bytes]:
+    """Renewals of all `leases`, in as few notifications as their size allows."""
+    for start in range(0, len(leases), _LEASES_PER_NOTIFICATION):
+        batch = leases[start : start + _LEASES_PER_NOTIFICATION]
+        yield b"REN:" + ",".join(batch).encode()
+
+
+def parse_notification(payload: bytes) -> Notification | None:
+    """What a peer asks for, or None when the payload is none of ours."""
+    if len(payload) > MAX_NOTIFICATION_BYTES:
+        return None
+    if match := _RENEWAL.fullmatch(payload):
+        return Notification("REN", match[1].decode().split(","))
+    if match := _RELEASE.fullmatch(payload):
+        return Notification("REL", [match[1].decode()])
+    return None

@@ -1,0 +1,210 @@
+"""The decoder's end of a transfer: handles are verified, their leases held, their pages fetched.
+
+The same for every transport. Callers' threads verify handles and queue commands here;
+`cluster.common.kv.reader` carries them out on the one thread that owns the wire.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+
+from cluster.common.errors import (
+    HandleRefusedError,
+    KVLostError,
+    LayoutMismatchError,
+    PeerLostError,
+    WorkerDrainingError,
+)
+from cluster.common.kv.handles import verify
+from cluster.common.kv.layout import PageLayout
+from cluster.common.kv.peers import HeldHandles
+from cluster.common.kv.pool import PagePool
+from cluster.common.kv.reader import Fetch, Reader
+from cluster.common.kv.transfer_config import FetchStats, TransferConfig
+from cluster.common.kv.wires.wire import Wire, WireThread
+from cluster.common.messages import CrossKVHandle
+
+MAX_QUARANTINED = 0.25  # of the pool; above it the replica is unhealthy
+
+_Command = Callable[[], None]
+
+
+class KVImporter:
+    """Verifies handles of one payload, keeps their leases alive, READs their pages into its pool.
+
+    Life of a handle: `accept` verifies it, and its lease is renewed from then on; `fetch` reads it
+    into pages of the pool and releases the lease; `drop` releases the lease at any point.
+
+    All methods may be called from any thread; none waits for a transfer.
+    """
+
+    def __init__(
+        self, layout: PageLayout, n_pages: int, config: TransferConfig, wire: Wire
+    ) -> None:
+        """Takes over `wire`: opens it now, and closes it.
+
+        Raises:
+            ConfigurationError: the transport does not work on this machine.
+        """
+        self.layout = layout
+        self.pool = PagePool(layout, n_pages, config.device)
+        self._layout_hash = self.pool.layout_hash
+        self._cluster_key = config.cluster_key
+        self._wire = wire
+        self._held = HeldHandles(config.clock)
+        self._reader = Reader(self.pool, wire, self._held, config)
+        self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._submit_lock = threading.Lock()
+        self._closed = False
+        self._thread = WireThread("importer", self._reader.open, self._run, self._end)
+
+    @property
+    def transport(self) -> str:
+        """What moves the bytes; more precise once the first peer was read from."""
+        return self._wire.transport
+
+    def accept(self, handle: CrossKVHandle) -> None:
+        """Verify `handle` and keep its lease alive until it is fetched or dropped.
+
+        Raises:
+            HandleRefusedError: its signature is wrong; this is checked first.
+            LayoutMismatchError: it is of another layout.
+            PeerLostError: its exporter is known to be gone, or is suspect: an earlier READ from it
+                is overdue.
+            WorkerDrainingError: the importer is closed.
+        """
+        try:
+            verify(handle, self._cluster_key)
+        except HandleRefusedError:
+            self._held.count_refusal("signature")
+            raise
+        self._check_layout(handle)
+        self._held.hold(handle)
+        if not self._submit(partial(self._reader.connect, handle)):
+            self._held.let_go(handle.lease)
+            raise WorkerDrainingError(self.healthy() or "the KV importer is closed")
+
+    def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
+        """READ an accepted handle's payload into `pages` of the pool, then check its generation.
+
+        The handle is held no longer, whatever the outcome. The pages are the importer's until the
+        future resolves, also when the handle is dropped meanwhile.
+
+        Returns:
+            A future that cannot be cancelled. It raises KVLostError (the handle is not held: never
+            accepted, or fetched or dropped before), StaleGenerationError, PeerLostError,
+            TransferTimeoutError or WorkerDrainingError (closed meanwhile). After a
+            TransferTimeoutError the importer keeps `pages` in quarantine, and gives them back to
+            the pool once nothing can write to them; after anything else they are the caller's.
+
+        Raises:
+            ValueError: `pages` are not as many as the handle's.
+            RuntimeError: they are not in use in this pool.
+        """
+        if len(pages) != len(handle.addresses):
+            raise ValueError(f"{len(pages)} pages for a handle of {len(handle.addresses)}")
+        self.pool.check_used(pages)
+        fetch = Fetch(handle, tuple(pages), Future())
+        fetch.future.set_running_or_notify_cancel()
+        try:
+            self._held.begin_fetch(handle)
+        except KVLostError as error:
+            if isinstance(error, PeerLostError):
+                self.drop(handle)
+            else:
+                self._held.count_refusal("replayed")
+            fetch.future.set_exception(error)
+            return fetch.future
+        if not self._submit(partial(self._reader.start, fetch)):
+            self._held.let_go(handle.lease)
+            fetch.future.set_exception(WorkerDrainingError("the KV importer is closed"))
+        return fetch.future
+
+    def drop(self, handle: CrossKVHandle) -> None:
+        """Stop renewing and release the lease; harmless when already fetched or dropped."""
+        if self._held.let_go(handle.lease):
+            self._submit(partial(self._reader.release, handle))
+
+    def refused(self) -> Mapping[str, int]:
+        """Handles that were not taken, by reason.
+
+        "signature": forged, altered or of another cluster; "layout": of another model or setting;
+        "replayed": fetched or dropped before; "stale": its pages had changed hands.
+        """
+        return self._held.refused()
+
+    def healthy(self) -> str | None:
+        """None when well, else why not: closed, thread dead, too many pages in quarantine."""
+        if self._thread.failure is not None:
+            return self._thread.failure
+        if self._closed:
+            return "the KV importer is closed"
+        stuck = self.pool.n_quarantined
+        if stuck > MAX_QUARANTINED * self.pool.n_pages:
+            return f"{stuck} of {self.pool.n_pages} KV pages wait for overdue READs to end"
+        return None
+
+    def close(self) -> None:
+        """Release every lease, deregister and stop; idempotent.
+
+        Reads in flight get a moment to end; then their fetches fail.
+        """
+        with self._submit_lock:
+            self._closed = True
+            self._commands.put(None)
+        self._thread.join()
+
+    def _check_layout(self, handle: CrossKVHandle) -> None:
+        expected = (self.layout.payload, self._layout_hash)
+        n_pages, most = len(handle.addresses), self.layout.pages_per_window
+        fits = 1 <= handle.frames <= self.layout.n_frames
+        fits = fits and self.layout.pages_for(handle.frames) <= n_pages <= most
+        if (handle.payload, handle.layout_hash) != expected:
+            problem = (
+                f"the KV handle of {handle.agent} is for {handle.payload} in layout "
+                f"{handle.layout_hash}, expected {expected[0]} in {expected[1]}: encoder and "
+                f"decoder run different models or settings"
+            )
+        elif handle.page_bytes != self.pool.page_bytes or not fits:
+            problem = (
+                f"the KV handle has {len(handle.addresses)} pages of {handle.page_bytes} bytes "
+                f"for {handle.frames} frames, which does not fit its layout"
+            )
+        else:
+            return
+        self._held.count_refusal("layout")
+        raise LayoutMismatchError(problem)
+
+    def _submit(self, command: _Command) -> bool:
+        """Queue a command; False once closed, since nothing would carry it out."""
+        with self._submit_lock:
+            if self._closed:
+                return False
+            self._commands.put(command)
+            return True
+
+    def _run(self) -> None:
+        while True:
+            try:
+                command = self._commands.get(timeout=self._reader.wait_s())
+            except queue.Empty:
+                pass
+            else:
+                if command is None:
+                    return
+                command()  # one at a time: posting may take long, and others are to be polled
+            self._reader.step()
+
+    def _end(self) -> None:
+        with self._submit_lock:
+            self._closed = True
+        try:
+            self._reader.close()
+        finally:
+            while not self._commands.empty():  # the closed reader fails each fetch
+                if (command := self._commands.get()) is not None:
+                    command()

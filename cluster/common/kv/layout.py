@@ -1,0 +1,117 @@
+"""What lies in a page, for each payload: cross-attention KV, or encoder states.
+
+A page of KV is page-major, `[layer, 2, page_frames, head, head_dim]` with all layers' K and V,
+contiguous, so that one page is one descriptor for a transfer and neighbouring pages coalesce. A
+page of states is a whole window, `[n_frames, n_state]`. Nothing here needs torch or a transport.
+
+Example: 1500 frames in pages of 64 frames take 24 pages; the last holds 28 frames.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from cluster.common.messages import Payload
+
+FLOAT8 = "float8_e4m3fn"  # 1 sign, 4 exponent and 3 mantissa bits; up to 448, no infinity
+ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FLOAT8: 1}
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """The layout of cross-attention KV, on which both ends must agree to the byte.
+
+    model: fingerprint of the checkpoint, so that equal shapes of other weights are refused.
+    """
+
+    payload: ClassVar[Payload] = "cross_kv"
+
+    model: str
+    n_layer: int
+    n_head: int
+    head_dim: int
+    n_frames: int  # encoder positions in a window, 1500
+    page_frames: int
+    dtype: str  # a key of ITEM_BYTES
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"dtype {self.dtype!r} is none of {sorted(ITEM_BYTES)}")
+        if not 1 <= self.page_frames <= self.n_frames:
+            raise ValueError(f"page_frames {self.page_frames} is not in 1..{self.n_frames}")
+
+    @property
+    def page_shape(self) -> tuple[int, int, int, int, int]:
+        return (self.n_layer, 2, self.page_frames, self.n_head, self.head_dim)
+
+    @property
+    def page_bytes(self) -> int:
+        return math.prod(self.page_shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def pages_per_window(self) -> int:
+        return self.pages_for(self.n_frames)
+
+    def pages_for(self, frames: int) -> int:
+        """Pages that `frames` encoder frames take, the last one perhaps partly filled."""
+        return -(-frames // self.page_frames)
+
+    @property
+    def hash(self) -> str:
+        """Hex digest that differs whenever any field differs."""
+        return _hash(self)
+
+
+@dataclass(frozen=True, slots=True)
+class StatesLayout:
+    """The encoder's final states of one window, in the encoder's dtype; fields as in `KVLayout`."""
+
+    payload: ClassVar[Payload] = "encoder_states"
+
+    model: str
+    n_state: int
+    n_frames: int
+    dtype: str
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_BYTES:
+            raise ValueError(f"dtype {self.dtype!r} is none of {sorted(ITEM_BYTES)}")
+
+    @property
+    def page_frames(self) -> int:
+        return self.n_frames
+
+    @property
+    def page_shape(self) -> tuple[int, int]:
+        return (self.n_frames, self.n_state)
+
+    @property
+    def page_bytes(self) -> int:
+        return math.prod(self.page_shape) * ITEM_BYTES[self.dtype]
+
+    @property
+    def pages_per_window(self) -> int:
+        return 1
+
+    def pages_for(self, frames: int) -> int:
+        return 1
+
+    @property
+    def hash(self) -> str:
+        return _hash(self)
+
+
+PageLayout = KVLayout | StatesLayout
+
+
+def window_bytes(layout: PageLayout) -> int:
+    """Bytes that one window takes, with the unfilled end of its last page."""
+    return layout.pages_per_window * layout.page_bytes
+
+
+def _hash(layout: Any) -> str:
+    text = repr(sorted(asdict(layout).items()))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

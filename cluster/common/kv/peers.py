@@ -1,0 +1,298 @@
+"""What an importer knows of exporters: the handles of theirs that it holds, and its connections.
+
+A handle is held from `KVImporter.accept` until it is fetched or dropped. Leases of all handles held
+are renewed per peer, many to a notification. A peer is added on first contact, warmed, and kept. It
+is lost when an operation on it raises PeerLostError, refused for a while, and removed once nothing
+of it is in flight; one that is suspect (a READ from it is overdue) is refused until that READ ends.
+What is done often looks at peers of which something is held, never at all of them: a decoder may
+know thousands. Knows nothing of pages.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TypeVar
+
+from cluster.common.errors import KVLostError, PeerLostError, WorkerError
+from cluster.common.kv.handles import release_message, renewal_messages
+from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.kv.wires.wire import Wire
+from cluster.common.logs import log_fields
+from cluster.common.messages import CrossKVHandle
+
+logger = logging.getLogger(__name__)
+
+# After a handle is accepted. It may have waited in a router for nearly as long as its lease lasts,
+# and nothing tells for how long. One that is fetched earlier than this needs no renewal.
+FIRST_RENEWAL_S = 0.2
+RENEWALS_PER_LEASE = 3  # at least: an exporter of another version may lease for less time
+IDLE_PEER_S = 600.0  # a peer that was not read from for so long is forgotten
+FORGET_S = IDLE_PEER_S / 10  # between two looks for such peers
+LOST_S = 10.0  # how long a lost peer is refused before a new handle may connect to it again
+MAX_PEERS = 512  # above it the one that was not read from for longest is forgotten for a new one
+
+_T = TypeVar("_T")
+
+
+class HeldHandles:
+    """The handles that one importer holds, by lease. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._held: dict[str, CrossKVHandle] = {}  # by lease
+        self._by_agent: dict[str, dict[str, None]] = {}  # leases, for those that have any
+        self._fetching: set[str] = set()  # leases, a subset of those held
+        self._lost: dict[str, float] = {}  # by agent, when it was lost
+        self._suspect: set[str] = set()  # agents
+        self._refused: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def hold(self, handle: CrossKVHandle) -> None:
+        """Hold `handle`; harmless when it is held already.
+
+        Raises:
+            PeerLostError: its exporter was just lost, or is suspect.
+        """
+        with self._lock:
+            self._refuse_peer(handle.agent)
+            if handle.lease not in self._held:
+                self._held[handle.lease] = handle
+                self._by_agent.setdefault(handle.agent, {})[handle.lease] = None
+
+    def begin_fetch(self, handle: CrossKVHandle) -> None:
+        """Mark a held handle as being fetched.
+
+        Raises:
+            PeerLostError: its exporter was lost since it was accepted, or is suspect.
+            KVLostError: it is not held, or is being fetched already.
+        """
+        with self._lock:
+            self._refuse_peer(handle.agent)
+            if handle.lease not in self._held:
+                raise KVLostError("the KV handle was not accepted, or was fetched or dropped")
+            if handle.lease in self._fetching:
+                raise KVLostError("the KV handle is being fetched already")
+            self._fetching.add(handle.lease)
+
+    def let_go(self, lease: str) -> bool:
+        """Stop holding a lease; False when it was not held."""
+        with self._lock:
+            return self._let_go(lease) is not None
+
+    def let_go_of_waiting(self) -> list[CrossKVHandle]:
+        """Stop holding every handle that is not being fetched, and return them."""
+        with self._lock:
+            waiting = [lease for lease in self._held if lease not in self._fetching]
+            return [handle for lease in waiting if (handle := self._let_go(lease))]
+
+    def let_go_of_all(self) -> list[CrossKVHandle]:
+        """Stop holding every handle, and return them."""
+        with self._lock:
+            return [handle for lease in tuple(self._held) if (handle := self._let_go(lease))]
+
+    def leases_of(self, agent: str) -> list[str]:
+        """All leases held of one exporter."""
+        with self._lock:
+            return list(self._by_agent.get(agent, ()))
+
+    def agents(self) -> set[str]:
+        """The exporters of all handles held."""
+        with self._lock:
+            return set(self._by_agent)
+
+    def lose(self, agent: str) -> None:
+        """Remember that a peer was lost, and let go of every handle of it."""
+        now = self._clock()
+        with self._lock:
+            self._lost = {name: at for name, at in self._lost.items() if now - at < LOST_S}
+            self._lost[agent] = now
+            for lease in tuple(self._by_agent.get(agent, ())):
+                self._let_go(lease)
+
+    def refuse_lost(self, agent: str) -> None:
+        """Raise PeerLostError when `agent` was lost less than LOST_S ago."""
+        with self._lock:
+            self._refuse_lost(agent)
+
+    def suspect(self, agent: str) -> None:
+        with self._lock:
+            self._suspect.add(agent)
+
+    def trust(self, agent: str) -> None:
+        """End the suspicion."""
+        with self._lock:
+            self._suspect.discard(agent)
+
+    def count_refusal(self, reason: str) -> None:
+        with self._lock:
+            self._refused[reason] += 1
+
+    def refused(self) -> Mapping[str, int]:
+        """Refusals so far, by reason: a copy."""
+        with self._lock:
+            return dict(self._refused)
+
+    def _let_go(self, lease: str) -> CrossKVHandle | None:
+        self._fetching.discard(lease)
+        handle = self._held.pop(lease, None)
+        if handle is not None:
+            leases = self._by_agent[handle.agent]
+            del leases[lease]
+            if not leases:
+                del self._by_agent[handle.agent]
+        return handle
+
+    def _refuse_peer(self, agent: str) -> None:
+        self._refuse_lost(agent)
+        if agent in self._suspect:
+            raise PeerLostError(f"encoder {agent} does not answer: an earlier READ is overdue")
+
+    def _refuse_lost(self, agent: str) -> None:
+        lost_at = self._lost.get(agent)
+        if lost_at is not None and self._clock() - lost_at < LOST_S:
+            raise PeerLostError(f"encoder {agent} is gone")
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    """An exporter that this importer is connected to. All times are of the importer's clock.
+
+    renew_s: between two renewals of its leases.
+    overdue: how many of its reads in flight timed out; above 0 the peer is suspect.
+    lost: an operation on it failed; it is removed once nothing of it is in flight.
+    """
+
+    agent: str
+    renew_s: float
+    next_renewal: float
+    last_used: float
+    in_flight: int = 0
+    overdue: int = 0
+    lost: bool = False
+
+
+class Peers:
+    """Connections of one wire, by agent name. Used by the importer's thread only."""
+
+    def __init__(self, wire: Wire, held: HeldHandles, config: TransferConfig) -> None:
+        self._wire = wire
+        self._held = held
+        self._renew_s = config.renew_s
+        self._clock = config.clock
+        self._peers: dict[str, Peer] = {}
+        self._next_renewal = math.inf  # the earliest of any peer; none is due before
+        self._next_forgetting = -math.inf
+
+    def get(self, agent: str) -> Peer | None:
+        """The peer, or None on first contact; PeerLostError when it is lost."""
+        self._held.refuse_lost(agent)
+        peer = self._peers.get(agent)
+        if peer is not None and peer.lost:
+            raise PeerLostError(f"encoder {agent} is gone")
+        return peer
+
+    def add(self, agent: str, metadata: bytes) -> Peer:
+        now = self._clock()
+        self._make_room(now)
+        self._wire.connect(agent, metadata)
+        peer = Peer(agent, self._renew_s, next_renewal=now + self._renew_s, last_used=now)
+        self._peers[agent] = peer
+        self._next_renewal = min(self._next_renewal, peer.next_renewal)
+        return peer
+
+    def ask(self, peer: Peer, operation: Callable[[], _T]) -> _T:
+        """Run an operation of the wire on `peer`, which is lost when it raises PeerLostError."""
+        try:
+            return operation()
+        except PeerLostError as error:
+            if not peer.lost:
+                logger.warning(
+                    "lost encoder %s: %s", peer.agent, error, extra=log_fields(peer=peer.agent)
+                )
+            peer.lost = True
+            self._held.lose(peer.agent)
+            self.remove_if_lost(peer)
+            raise
+
+    def remove_if_lost(self, peer: Peer) -> None:
+        if peer.lost and peer.in_flight == 0 and self._peers.get(peer.agent) is peer:
+            self._remove(peer)
+
+    def release(self, handle: CrossKVHandle) -> None:
+        """Tell the exporter that a handle is not wanted any more, if it can be told."""
+        if peer := self._peers.get(handle.agent):
+            self._notify(peer, release_message(handle.lease))
+
+    def renew_soon(self, peer: Peer, lease_s: float) -> None:
+        """Bring the next renewal forward, for a handle of this peer that was just accepted.
+
+        lease_s: how long its exporter leases for; for a shorter time all renewals are closer.
+        """
+        peer.renew_s = min(peer.renew_s, max(FIRST_RENEWAL_S, lease_s / RENEWALS_PER_LEASE))
+        peer.next_renewal = min(peer.next_renewal, self._clock() + FIRST_RENEWAL_S)
+        self._next_renewal = min(self._next_renewal, peer.next_renewal)
+
+    def renew(self, now: float) -> None:
+        """Renew the leases of each peer whose renewal is due."""
+        if now < self._next_renewal:
+            return
+        for peer in self._with_handles():
+            if now >= peer.next_renewal:
+                peer.next_renewal = now + peer.renew_s
+                for message in renewal_messages(self._held.leases_of(peer.agent)):
+                    self._notify(peer, message)
+        self._next_renewal = self._first_due()
+
+    def next_renewal_s(self) -> float | None:
+        """Seconds until a renewal is due; None when nothing is held."""
+        due = self._first_due()
+        self._next_renewal = min(self._next_renewal, due)
+        return max(0.0, due - self._clock()) if due < math.inf else None
+
+    def clear(self) -> None:
+        """Forget all, before the wire is closed."""
+        self._peers.clear()
+
+    def _notify(self, peer: Peer, message: bytes) -> None:
+        if not peer.lost:
+            with suppress(WorkerError):  # then the lease runs out by itself
+                self.ask(peer, lambda: self._wire.notify(peer.agent, message))
+
+    def _with_handles(self) -> list[Peer]:
+        """The peers of which something is held; they are no more than the handles."""
+        return [peer for agent in self._held.agents() if (peer := self._peers.get(agent))]
+
+    def _first_due(self) -> float:
+        return min((peer.next_renewal for peer in self._with_handles()), default=math.inf)
+
+    def _make_room(self, now: float) -> None:
+        """Forget who was idle for long; and of too many, those that were idle for longest."""
+        is_full = len(self._peers) >= MAX_PEERS
+        if now < self._next_forgetting and not is_full:
+            return
+        self._next_forgetting = now + FORGET_S
+        agents = self._held.agents()
+        unused = [
+            peer
+            for peer in self._peers.values()
+            if peer.in_flight == 0 and peer.agent not in agents
+        ]
+        unused.sort(key=lambda peer: peer.last_used)
+        # An eighth at once, so that not each new peer looks at all.
+        room_for = MAX_PEERS // 8 if is_full else 0
+        for place, peer in enumerate(unused):
+            if place < room_for or now - peer.last_used > IDLE_PEER_S:
+                self._remove(peer)
+
+    def _remove(self, peer: Peer) -> None:
+        del self._peers[peer.agent]
+        self._wire.disconnect(peer.agent)

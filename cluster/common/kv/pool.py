@@ -1,0 +1,276 @@
+"""A worker's page pool: one block of memory, and a table of which page is in use.
+
+A page is free, used (one owner took it by `allocate`) or quarantined (its owner gave it up, but
+a transfer may still write to it). `release` is the only way back to free; lifting a quarantine
+goes through it too. A pool knows nothing of leases, transfers or sequences. It is thread-safe.
+
+On a CPU the memory is an anonymous mapping (page-aligned, advised to use huge pages, committed on
+first touch); on a GPU it is one torch allocation. It lives as long as the pool object does.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from cluster.common.kv.layout import FLOAT8, PageLayout
+
+Pages = tuple[int, ...]  # of one window, in frame order
+
+_FREE, _USED, _QUARANTINED = 0, 1, 2
+_TORCH_DTYPE = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    FLOAT8: torch.float8_e4m3fn,
+}
+
+
+class PagePool:
+    """`n_pages` pages of `layout`, as one tensor and one table of states.
+
+    tensor: [n_pages, *layout.page_shape], `layout.dtype`, on `device`, contiguous. Of KV that is
+        [n_pages, layer, 2, page_frames, head, head_dim]; on axis 2, index 0 is K and 1 is V.
+    packs: a window of fewer frames than a page has lies contiguous in the page's beginning. So do
+        states, and KV on a CPU with a page per window (`cluster.common.kv.cross_kv.packed_page`).
+    """
+
+    def __init__(self, layout: PageLayout, n_pages: int, device: str = "cpu") -> None:
+        if n_pages < 1:
+            raise ValueError(f"a pool needs at least one page, got {n_pages}")
+        self.layout = layout
+        self.n_pages = n_pages
+        self.page_bytes = layout.page_bytes
+        self.n_bytes = n_pages * layout.page_bytes
+        self.device = torch.device(device)
+        self.packs = _packs(layout, self.device)
+        self.tensor = _make_tensor(layout, n_pages, self.device)
+        self.base_address = self.tensor.data_ptr()
+        self._state = bytearray(n_pages)
+        self._n_free = n_pages
+        self._n_quarantined = 0
+        self._lock = threading.RLock()
+        self._freed = threading.Condition(self._lock)  # taken by the lock, which is quicker
+
+    def __repr__(self) -> str:
+        return (
+            f"PagePool({self.n_pages} pages of {self.page_bytes} bytes on {self.device}, "
+            f"{self.n_free} free, {self.n_quarantined} quarantined)"
+        )
+
+    @property
+    def layout_hash(self) -> str:
+        """What both ends must agree on: the layout's, and how a short window lies in its page.
+
+        Only where a page is a whole window do a CPU and a GPU of one layout differ in that.
+        """
+        is_whole = self.layout.page_frames == self.layout.n_frames
+        return f"{self.layout.hash}-unpacked" if is_whole and not self.packs else self.layout.hash
+
+    @property
+    def n_free(self) -> int:
+        return self._n_free
+
+    @property
+    def n_quarantined(self) -> int:
+        return self._n_quarantined
+
+    @property
+    def n_used(self) -> int:
+        with self._lock:
+            return self.n_pages - self._n_free - self._n_quarantined
+
+    def address(self, page: int) -> int:
+        """Byte address of `page`, in the address space of `device`."""
+        if not 0 <= page < self.n_pages:
+            raise ValueError(f"page {page} is not in 0..{self.n_pages - 1}")
+        return self.base_address + page * self.page_bytes
+
+    def addresses(self, pages: Sequence[int]) -> tuple[int, ...]:
+        """Of each of these pages, as `address` has it."""
+        if pages and not 0 <= min(pages) <= max(pages) < self.n_pages:
+            raise ValueError(f"not all of the pages {tuple(pages)} are in 0..{self.n_pages - 1}")
+        base, page_bytes = self.base_address, self.page_bytes
+        return tuple([base + page * page_bytes for page in pages])
+
+    def page_at(self, address: int) -> int:
+        """The page that begins at `address`; ValueError when none does."""
+        page, rest = divmod(address - self.base_address, self.page_bytes)
+        if rest or not 0 <= page < self.n_pages:
+            raise ValueError(f"no page of this pool begins at {address:#x}")
+        return page
+
+    def filled_bytes(self, frames: int) -> int:
+        """Bytes of each of its pages that a window of so many frames fills, from the beginning."""
+        if not self.packs:
+            return self.page_bytes
+        return self.page_bytes // self.layout.n_frames * frames
+
+    def bytes_at(self, address: int, n_bytes: int) -> torch.Tensor:
+        """So much of the pool from a page's beginning on, as uint8, a view.
+
+        Raises:
+            ValueError: no page begins there, or the pool ends before.
+        """
+        begin = self.page_at(address) * self.page_bytes
+        if not 0 < n_bytes <= self.n_bytes - begin:
+            raise ValueError(f"the pool has no {n_bytes} bytes at {address:#x}")
+        return self.tensor.view(torch.uint8).flatten()[begin : begin + n_bytes]
+
+    def allocate(
+        self,
+        n_pages: int,
+        timeout_s: float = 0.0,
+        make_room: Callable[[], bool] = lambda: False,
+    ) -> tuple[int, ...] | None:
+        """Take `n_pages` free pages, neighbours where possible, so that transfers coalesce.
+
+        Waits up to `timeout_s` for pages to come back, or for `wake`.
+
+        Args:
+            make_room: called as long as there are too few: releases some pages that can be done
+                without, or returns False. It runs under the pool's lock.
+
+        Returns:
+            Page indices in ascending order, or None when there were not enough in time.
+        """
+        if not 1 <= n_pages <= self.n_pages:
+            raise ValueError(f"cannot take {n_pages} pages of a pool of {self.n_pages}")
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            while self._n_free < n_pages:
+                if make_room():
+                    continue
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return None
+                self._freed.wait(left)
+            pages = self._find_free(n_pages)
+            self._mark(pages, _USED)
+            self._n_free -= n_pages
+            return pages
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Give used pages back: either all of them or, when this raises, none.
+
+        Raises:
+            RuntimeError: a page is not in use (freed twice, quarantined, or named twice).
+        """
+        with self._lock:
+            self._release(pages)
+
+    def wake(self) -> None:
+        """Let those who wait in `allocate` look again whether room can be made."""
+        with self._lock:
+            self._freed.notify_all()
+
+    def quarantine(self, pages: Sequence[int]) -> None:
+        """Take used pages from their owner without freeing them: they may still be written."""
+        with self._lock:
+            self._check(pages, _USED)
+            self._mark(pages, _QUARANTINED)
+            self._n_quarantined += len(pages)
+
+    def lift(self, pages: Sequence[int]) -> None:
+        """End the quarantine of `pages` and release them."""
+        with self._lock:
+            self._check(pages, _QUARANTINED)
+            self._mark(pages, _USED)
+            self._n_quarantined -= len(pages)
+            self._release(pages)
+
+    def check_used(self, pages: Sequence[int]) -> None:
+        """Raise RuntimeError unless every one of `pages` is in use and named once."""
+        with self._lock:
+            self._check(pages, _USED)
+
+    def check_integrity(self, n_used: int = 0) -> None:
+        """Raise RuntimeError unless exactly `n_used` pages are out and every count agrees.
+
+        With the default this holds whenever a worker is idle: no page is in use.
+        """
+        with self._lock:
+            free = self._state.count(_FREE)
+            quarantined = self._state.count(_QUARANTINED)
+            used = self._state.count(_USED)
+            if (free, quarantined) != (self._n_free, self._n_quarantined):
+                raise RuntimeError(
+                    f"pool counts disagree: {free} free and {quarantined} quarantined in the "
+                    f"table, {self._n_free} and {self._n_quarantined} counted"
+                )
+            if used != n_used:
+                held = [page for page, state in enumerate(self._state) if state == _USED]
+                raise RuntimeError(f"{used} pages are in use, expected {n_used}: {held[:16]}")
+
+    def _find_free(self, n_pages: int) -> tuple[int, ...]:
+        """The first run of `n_pages` free pages, or the first free ones when no run is there."""
+        start = self._state.find(bytes(n_pages))  # _FREE is 0
+        if start >= 0:
+            return tuple(range(start, start + n_pages))
+        pages: list[int] = []
+        page = -1
+        while len(pages) < n_pages:
+            page = self._state.find(_FREE, page + 1)
+            pages.append(page)
+        return tuple(pages)
+
+    def _mark(self, pages: Sequence[int], state: int) -> None:
+        if run := _run_of(pages):
+            self._state[run.start : run.stop] = bytes((state,)) * len(run)
+            return
+        for page in pages:
+            self._state[page] = state
+
+    def _check(self, pages: Sequence[int], state: int) -> None:
+        run = _run_of(pages)
+        if run and run.start >= 0 and self._state.count(state, run.start, run.stop) == len(run):
+            return  # all of them at once, as nearly always
+        seen = set(pages)
+        if len(seen) != len(pages):
+            raise RuntimeError(f"a page is named twice in {tuple(pages)}")
+        names = ("free", "used", "quarantined")
+        for page in pages:
+            if not 0 <= page < self.n_pages:
+                raise RuntimeError(f"page {page} is not in 0..{self.n_pages - 1}")
+            if self._state[page] != state:
+                raise RuntimeError(
+                    f"page {page} is {names[self._state[page]]}, expected {names[state]}"
+                )
+
+    def _release(self, pages: Sequence[int]) -> None:
+        self._check(pages, _USED)
+        self._mark(pages, _FREE)
+        self._n_free += len(pages)
+        self._freed.notify_all()
+
+
+def _run_of(pages: Sequence[int]) -> range | None:
+    """The pages, where each is the next one's neighbour, in rising order."""
+    if not pages:
+        return None
+    run = range(pages[0], pages[0] + len(pages))
+    return run if tuple(run) == tuple(pages) else None
+
+
+def _packs(layout: PageLayout, device: torch.device) -> bool:
+    if layout.payload == "encoder_states":
+        return True
+    return device.type == "cpu" and layout.page_frames == layout.n_frames
+
+
+def _make_tensor(layout: PageLayout, n_pages: int, device: torch.device) -> torch.Tensor:
+    shape = (n_pages, *layout.page_shape)
+    dtype = _TORCH_DTYPE[layout.dtype]
+    if device.type != "cpu":
+        return torch.empty(shape, dtype=dtype, device=device)
+    if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
+        return torch.zeros(shape, dtype=dtype)
+    memory = mmap.mmap(-1, n_pages * layout.page_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)  # a cross-process read pins 512 times fewer pages
+    # The tensor keeps the mapping alive; it is unmapped when the last view of it is gone.
+    return torch.frombuffer(memory, dtype=dtype).view(shape)

@@ -1,0 +1,190 @@
+"""The seam between KV and what moves it: a transport implements `Wire`, and nothing else.
+
+`memory_wire` copies within one process, `nixl_wire` uses RDMA, NVLink, shared memory or TCP;
+`connect.make_wire` chooses between them. All transports pass the same tests, those in
+`tests/contract`. One thread owns a wire, for an exporter or an importer. A wire knows nothing of
+handles, leases and generations.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.common.errors import ConfigurationError, SplitscribeError
+from cluster.common.kv.pool import PagePool
+
+logger = logging.getLogger(__name__)
+
+COUNTER_BYTES = 8  # of a page's generation
+OPEN_TIMEOUT_S = 60.0  # for a transport to start
+CLOSE_TIMEOUT_S = 10.0  # for it to stop
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """`n_bytes` at `remote`, in the exporter's pool, that go to `local`, in the importer's."""
+
+    local: int
+    remote: int
+    n_bytes: int
+
+
+def descriptors(local: Sequence[int], remote: Sequence[int], page_bytes: int) -> list[Descriptor]:
+    """Pair the pages at these addresses, and merge pages that are neighbours on both sides.
+
+    page_bytes: to be read of each page from its beginning on; less than a page of the only one.
+
+    Example: local pages at 0, 100, 200 and remote at 500, 600, 900, of 100 bytes: two descriptors,
+    200 bytes from 500 to 0 and 100 bytes from 900 to 200.
+    """
+    merged: list[Descriptor] = []
+    for here, there in zip(local, remote, strict=True):
+        if merged:
+            last = merged[-1]
+            if last.local + last.n_bytes == here and last.remote + last.n_bytes == there:
+                merged[-1] = Descriptor(last.local, last.remote, last.n_bytes + page_bytes)
+                continue
+        merged.append(Descriptor(here, there, page_bytes))
+    return merged
+
+
+class Wire(Protocol):
+    """One worker's end of a transport: an agent with one pool and one array of counters.
+
+    An exporter opens it, drains notifications and closes it; an importer does everything else.
+    All methods are called by one thread, the one that called `open`, and none waits for a peer.
+    Those that take an agent's name, and `poll`, raise PeerLostError when that peer is gone, and
+    HandleRefusedError when it has no such memory.
+
+    transport: what moves the bytes; may become more precise once a peer was read from.
+    agent: the name of this end, unique over all hosts and restarts.
+    metadata: what a peer needs in order to connect; filled by `open`.
+    on_notification: set by an exporter; called, on any thread, when there is something to drain,
+        by transports that can tell.
+    """
+
+    transport: str
+    agent: str
+    metadata: bytes
+    on_notification: Callable[[], object]
+
+    def open(self, pool: PagePool, counters: NDArray[np.uint64]) -> None:
+        """Make pool and counters what peers read (exporter), or where reads land (importer).
+
+        counters: [any length], in host memory also where the pool is on a GPU.
+
+        Raises:
+            ConfigurationError: the transport does not work on this machine.
+        """
+
+    def drain(self) -> Sequence[bytes]:
+        """Notifications that came in since the last call. They are untrusted."""
+
+    def connect(self, agent: str, metadata: bytes) -> None:
+        """Add a peer."""
+
+    def disconnect(self, agent: str) -> None:
+        """Forget a peer of which nothing is in flight."""
+
+    def read_pages(self, agent: str, descs: Sequence[Descriptor]) -> object:
+        """Post a read of pages into the pool; returns a token for `poll`.
+
+        A posted read cannot be cancelled: it may write until `poll` returns True or raises.
+        """
+
+    def read_counter(self, agent: str, local: int, remote: int, notification: bytes) -> object:
+        """Post a read of the counter at `remote` into `local`; returns a token for `poll`.
+
+        The peer gets `notification`, unless it is empty, after the read is done.
+        """
+
+    def poll(self, read: object) -> bool:
+        """Whether `read` is done. On True, and when this raises, it has ended and is freed."""
+
+    def notify(self, agent: str, payload: bytes) -> None:
+        """Send a notification; nothing tells whether it arrives."""
+
+    def close(self) -> None:
+        """End what is in flight; nothing is readable or written any more."""
+
+
+class RunsWire(Protocol):
+    """What runs a wire: a thread, or on a virtual clock whoever made it.
+
+    failure: None when well, else why it ended.
+    """
+
+    failure: str | None
+
+    def join(self) -> None:
+        """Wait for the end of what was told to end."""
+
+
+# From the owner's name, and what is called at the start, until it returns, and at the end.
+MakeThread = Callable[
+    [str, Callable[[], None], Callable[[], None], Callable[[], None]],
+    RunsWire,
+]
+
+
+class WireThread:
+    """Calls `start`, then `run` until it returns or raises, then `end`.
+
+    failure: None when well, else why the thread died.
+    """
+
+    def __init__(
+        self,
+        owner: str,
+        start: Callable[[], None],
+        run: Callable[[], None],
+        end: Callable[[], None],
+    ) -> None:
+        """Return when `start` has returned; `owner` is for messages.
+
+        Raises:
+            ConfigurationError: `start` raised; a SplitscribeError comes as it is.
+        """
+        self.failure: str | None = None
+        self._owner = owner
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(
+            target=self._live, args=(start, run, end), name=f"kv-{owner}", daemon=True
+        )
+        self._thread.start()
+        self._started.result(OPEN_TIMEOUT_S)
+
+    def join(self) -> None:
+        """Wait for the end of a thread whose `run` was told to return."""
+        self._thread.join(CLOSE_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.error("the KV %s's thread did not stop in %.0f s", self._owner, CLOSE_TIMEOUT_S)
+
+    def _live(
+        self, start: Callable[[], None], run: Callable[[], None], end: Callable[[], None]
+    ) -> None:
+        try:
+            start()
+        except SplitscribeError as error:
+            self._started.set_exception(error)
+            return
+        except Exception as error:
+            message = f"the KV transport could not start: {error!r}"
+            self._started.set_exception(ConfigurationError(message))
+            return
+        self._started.set_result(None)
+        try:
+            run()
+        except Exception as error:
+            logger.exception("the KV %s's thread died", self._owner)
+            self.failure = f"the KV {self._owner}'s thread died: {error}"
+        finally:
+            end()

@@ -1,0 +1,194 @@
+"""Log lines that say which request, role and replica they belong to; plain or JSON.
+
+Modules log through `logging.getLogger(__name__)` and know nothing of this. The request id comes
+from the context of the running task, or from `extra={"request_id": ...}` where a thread serves
+many requests at once. Other items of `extra` are printed as well, except those of `log_fields`:
+the message says them already, so they are for JSON alone.
+
+What a client sent is in no line. The message of an unexpected exception may quote it, so a process
+that sees what clients send (the router) logs the exception's class and place without its message.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import traceback
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, Literal, TextIO
+
+from cluster.common.errors import SplitscribeError
+
+NO_REQUEST = "-"
+
+LogEncoding = Literal["plain", "json"]
+
+_request_id: ContextVar[str] = ContextVar("splitscribe_request_id", default=NO_REQUEST)
+_STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {
+    "asctime",
+    "message",
+    "request_id",
+    "role",
+    "replica",
+    "taskName",
+    "color_message",
+    "log_fields",
+}
+
+
+@contextmanager
+def request_scope(request_id: str) -> Iterator[None]:
+    """Name the request that the code inside (and the tasks that it starts) works for."""
+    token = _request_id.set(request_id)
+    try:
+        yield
+    finally:
+        _request_id.reset(token)
+
+
+def current_request_id() -> str:
+    """Id of the request this task works for, "-" outside of any."""
+    return _request_id.get()
+
+
+def log_fields(request_id: str | None = None, **fields: object) -> dict[str, object]:
+    """The `extra` of a line whose message says the same: window, attempt, peer, figures."""
+    named = {} if request_id is None else {"request_id": request_id}
+    return {**named, "log_fields": fields}
+
+
+def configure_logging(
+    level: str,
+    packages: Iterable[str],
+    *,
+    role: str,
+    replica: str,
+    encoding: LogEncoding = "plain",
+    quotes: bool = True,
+    stream: TextIO | None = None,
+) -> None:
+    """Send the log lines of `packages` to `stream` (stderr); calling it again replaces it.
+
+    Other libraries' loggers and the root logger are left as they are.
+
+    Args:
+        level: such as "INFO".
+        packages: names of the loggers, with all below them.
+        role: "router", "encoder", "decoder", or what else this process is.
+        replica: its name among the replicas of that role.
+        encoding: one readable line, or one JSON object, per record.
+        quotes: log what unexpected exceptions say, which may be a piece of somebody's request.
+        stream: where to.
+    """
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(JsonFormatter() if encoding == "json" else PlainFormatter())
+    handler.addFilter(_Stamp(role, replica, quotes))
+    for package in packages:
+        logger = logging.getLogger(package)
+        logger.handlers = [handler]
+        logger.setLevel(level)
+        logger.propagate = False
+
+
+class PlainFormatter(logging.Formatter):
+    """`2026-01-31 12:00:00.123 INFO router/router-1 req_7f router.http: message key=value`"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        extras = "".join(f" {name}={value}" for name, value in _extras(record).items())
+        line = (
+            f"{_time(record):%Y-%m-%d %H:%M:%S}.{int(record.msecs):03d} {record.levelname} "
+            f"{_of(record, 'role')}/{_of(record, 'replica')} {_of(record, 'request_id')} "
+            f"{record.name}: {record.getMessage()}{extras}"
+        )
+        trace = _trace(self, record)
+        return f"{line}\n{trace}" if trace else line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object per line, with the same content."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line: dict[str, Any] = {
+            "time": _time(record).isoformat(timespec="milliseconds"),
+            "level": record.levelname,
+            "role": _of(record, "role"),
+            "replica": _of(record, "replica"),
+            "request_id": _of(record, "request_id"),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "log_fields", {}),
+            **_extras(record),
+        }
+        if trace := _trace(self, record):
+            line["exception"] = trace
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class _Stamp(logging.Filter):
+    """Adds request id, role and replica to each record; takes out what must not be quoted.
+
+    Of the handlers ours is the first, so that the others (Serve's file) get the same.
+    """
+
+    def __init__(self, role: str, replica: str, quotes: bool) -> None:
+        super().__init__()
+        self._quotes = quotes
+        self._role = role
+        self._replica = replica
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.role = self._role
+        record.replica = self._replica
+        if not hasattr(record, "request_id"):
+            record.request_id = _request_id.get()
+        if record.exc_info and not self._quotes:
+            error = record.exc_info[1]
+            record.exc_text = "\n".join(_unquoted(error)) if error is not None else None
+            record.exc_info = None
+        return True
+
+
+def _time(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)
+
+
+def _of(record: logging.LogRecord, name: str) -> str:
+    return str(getattr(record, name, NO_REQUEST))
+
+
+def _extras(record: logging.LogRecord) -> dict[str, Any]:
+    """Items of `extra`. A leading underscore is somebody's own: Ray stamps every record."""
+    return {
+        name: value
+        for name, value in vars(record).items()
+        if name not in _STANDARD_FIELDS and not name.startswith("_")
+    }
+
+
+def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    parts = []
+    if record.exc_text and not record.exc_info:
+        parts.append(record.exc_text)
+    if record.exc_info:
+        parts.append(formatter.formatException(record.exc_info))
+    if record.stack_info:
+        parts.append(formatter.formatStack(record.stack_info))
+    return "\n".join(parts)
+
+
+def _unquoted(error: BaseException) -> list[str]:
+    """An exception, what caused it and what it holds: classes and places, and our own words."""
+    lines = []
+    if (cause := error.__cause__ or error.__context__) is not None:
+        lines += [*_unquoted(cause), "", "which led to:", ""]
+    lines += [line.rstrip("\n") for line in traceback.format_tb(error.__traceback__)]
+    ours = isinstance(error, SplitscribeError) and error.status >= 500
+    lines.append(f"{type(error).__qualname__}{f': {error}' if ours else ''}")
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            lines += ["", "in it:", "", *_unquoted(inner)]
+    return lines

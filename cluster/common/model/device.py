@@ -1,0 +1,120 @@
+"""Resolve "auto" to a device and a dtype of this machine. Each role does so once, at start."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Device, EncoderDType
+
+MOST_STEP = 8  # threads that read as fast as the memory gives
+BEHIND_ENCODER = 5  # nice values, some three times less of a core that both want
+
+
+def resolve_device(device: Device) -> str:
+    """ "cpu" or "cuda"; "auto" takes the GPU where there is one.
+
+    Raises:
+        ConfigurationError: CUDA was asked for and this process sees none.
+    """
+    found = torch.cuda.is_available()
+    if device == "auto":
+        return "cuda" if found else "cpu"
+    if device == "cuda" and not found:
+        raise ConfigurationError(
+            "device is 'cuda', but torch sees no CUDA device: check the driver, the torch build "
+            "and CUDA_VISIBLE_DEVICES, or set device to 'cpu'"
+        )
+    return device
+
+
+def resolve_dtype(dtype: EncoderDType, device: str) -> str:
+    """What a role computes in: a key of `cluster.common.model.weights.TORCH_DTYPES`.
+
+    "auto" is bfloat16 on a GPU and on a CPU that multiplies it natively, float32 on any other.
+    "int8" holds weights in 8 bits and computes between them as "auto" does, and so does "float8".
+
+    Raises:
+        ConfigurationError: int8 was asked for on a GPU, or float8 on a CPU.
+    """
+    if dtype == "int8" and device != "cpu":
+        raise ConfigurationError("dtype int8 is for CPUs: on a GPU take bfloat16 or float8")
+    if dtype == "float8" and device == "cpu":
+        raise ConfigurationError("dtype float8 is for GPUs: on a CPU take int8 or bfloat16")
+    if dtype not in ("auto", "int8", "float8"):
+        return dtype
+    return "bfloat16" if device != "cpu" or has_native_bfloat16() else "float32"
+
+
+def has_native_bfloat16() -> bool:
+    """Whether this CPU multiplies bfloat16 by instructions of its own (AVX512_BF16 or AMX).
+
+    Others compute it by conversions, slower than float32.
+    """
+    checks = (
+        getattr(torch.cpu, name, None)
+        for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    )
+    has_onednn: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return has_onednn and any(check and check() for check in checks)
+
+
+def use_threads(threads: int) -> None:
+    """Set torch's threads of this process; 0 takes every core that the process may use."""
+    torch.set_num_threads(threads or usable_cores())
+
+
+def use_step_threads(threads: int) -> None:
+    """The same for a decoder's products by torch; 0 takes half of the cores.
+
+    Those of few rows are short: waking threads for each costs more than these save.
+    """
+    use_threads(threads or max(1, usable_cores() // 2))
+
+
+def let_encoder_go_first() -> None:
+    """Give the calling thread, one of a decoder on a CPU, a lower priority than an encoder's.
+
+    Where windows wait for the encoder, a decode step is for the one or two that are encoded, and
+    reads all weights for them. While the encoder goes first, more of them come to share a step.
+    Threads that the caller starts have its priority. Does nothing where the system refuses.
+    """
+    if sys.platform != "linux":  # elsewhere a thread has no priority of its own
+        return
+    thread = threading.get_native_id()
+    with suppress(OSError):
+        now = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, now + BEHIND_ENCODER)  # 19 at most
+
+
+def step_threads(threads: int) -> int:
+    """That share out a decode step which is one program; 0 takes every core, up to `MOST_STEP`."""
+    return threads or min(usable_cores(), MOST_STEP)
+
+
+def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """That this process may use: its affinity, and its container's limit on processor time."""
+    has_affinity = hasattr(os, "sched_getaffinity")
+    n = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    quota = _quota(cgroup)
+    return n if quota is None else max(1, min(n, math.ceil(quota)))
+
+
+def _quota(cgroup: Path) -> float | None:
+    """In cores, as Linux's control groups (version 2 or 1) say it; None: no limit."""
+    try:
+        if (unified := cgroup / "cpu.max").exists():
+            limit, period = unified.read_text().split()
+        else:
+            limit = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
+            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
+        return int(limit) / int(period) if int(limit) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # "max"
+        return None

@@ -1,0 +1,111 @@
+"""By how much cross-attention K and V are divided where they are stored in 8 bits.
+
+float8_e4m3fn reaches from 2^-9 to 448; what lies beyond is lost. A scale for each layer's V and for
+each head of its K brings what the projections can give into that range. It follows from the weights
+alone: the projections read the encoder's last norm, whose rows have a length of at most sqrt(d)
+before its weight and bias, so no audio and no shorter context can give more than the bound below.
+Nothing is calibrated on recordings, and nothing of it travels: both roles know the checkpoint.
+
+The scales are powers of two and go into the weights on both sides, which changes no bit of these: K
+and V are projected smaller, the queries and the output projection larger. So no kernel knows of
+them. V has one scale a layer, so that the output projection keeps its proportions in int8.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.dims import cross_kv_shapes, encoder_shapes
+from cluster.common.model.layers import Linear
+from cluster.common.model.weights import load_tensors
+
+MARGIN = 1.02  # states are rounded to 16 bits before they are projected
+NORM = "encoder.layer_norm"
+
+
+@dataclass(frozen=True, slots=True)
+class KVScales:
+    """What is stored, times these, is K and V.
+
+    keys: float32 [L, H]. values: float32 [L]. Powers of two.
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def shrink(self, layer: int, name: str, projection: Linear) -> Linear:
+        """The projection of a layer's K or V ("k_proj", "v_proj") as it is stored."""
+        if name == "v_proj":
+            scale = self.values[layer].expand(len(projection.weight))
+        else:
+            scale = self._rows(layer, len(projection.weight))
+        scale = scale.to(projection.weight)
+        bias = None if projection.bias is None else projection.bias / scale
+        return replace(projection, weight=projection.weight / scale[:, None], bias=bias)
+
+    def grow(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A decoder's tensors by name, with queries and outputs for K and V as they are stored."""
+        grown = dict(tensors)
+        for layer in range(len(self.values)):
+            prefix = f"decoder.layers.{layer}.encoder_attn"
+            bias = grown[f"{prefix}.q_proj.bias"]
+            rows = self._rows(layer, len(bias)).to(bias)
+            grown[f"{prefix}.q_proj.bias"] = bias * rows
+            grown[f"{prefix}.q_proj.weight"] = grown[f"{prefix}.q_proj.weight"] * rows[:, None]
+            out = grown[f"{prefix}.out_proj.weight"]
+            grown[f"{prefix}.out_proj.weight"] = out * self.values[layer].to(out)
+        return grown
+
+    def stored(self, kv: Tensor) -> Tensor:
+        """K and V [..., L, 2, H, Dh] as what is stored of them."""
+        values = self.values[:, None].expand_as(self.keys)
+        return kv / torch.stack((self.keys, values), 1)[..., None].to(kv)
+
+    def _rows(self, layer: int, n: int) -> Tensor:
+        heads = self.keys[layer]
+        return heads.repeat_interleave(n // len(heads))
+
+
+def kv_scales(checkpoint: Checkpoint, stored_in: torch.dtype) -> KVScales | None:
+    """The scales of a checkpoint's K and V in that dtype; None where it needs none.
+
+    Raises:
+        CheckpointError: the weights cannot be read.
+    """
+    if stored_in is not torch.float8_e4m3fn:
+        return None
+    dims, most = checkpoint.dims, torch.finfo(stored_in).max
+    shapes = encoder_shapes(dims)
+    names = (f"{NORM}.weight", f"{NORM}.bias")
+    weight, bias = load_tensors(checkpoint, {name: shapes[name] for name in names}).values()
+    keys, values = [], []
+    for layer in range(dims.n_text_layer):
+        prefix = f"decoder.layers.{layer}.encoder_attn"
+        own = {k: v for k, v in cross_kv_shapes(dims).items() if k.startswith(f"{prefix}.")}
+        tensors = load_tensors(checkpoint, own)  # a layer at a time: in all they are large
+        k, v = (_bound(tensors, f"{prefix}.{name}", weight, bias) for name in ("k_proj", "v_proj"))
+        keys.append(k.view(dims.n_text_head, -1).amax(1))
+        values.append(v.amax())
+    return KVScales(_scale(torch.stack(keys) / most), _scale(torch.stack(values) / most))
+
+
+def _bound(tensors: Mapping[str, Tensor], name: str, weight: Tensor, bias: Tensor) -> Tensor:
+    """The largest magnitude of each output: of W (weight * z + bias) + b, for |z| = sqrt(d)."""
+    linear = Linear.load(tensors, name)
+    centre = linear.weight @ bias
+    if linear.bias is not None:
+        centre = centre + linear.bias
+    spread = (linear.weight * weight).norm(dim=1) * math.sqrt(len(weight))
+    bound: Tensor = centre.abs() + spread
+    return bound
+
+
+def _scale(least: Tensor) -> Tensor:
+    """The next power of two; 1 for what is 0 whatever is heard."""
+    return torch.where(least > 0, torch.exp2(torch.ceil(torch.log2(MARGIN * least))), 1.0)

@@ -1,0 +1,228 @@
+"""Where a checkpoint's files are, and the tensors in them: which file holds which, their shapes.
+
+A checkpoint is the bundled one, a local folder, or a Hub id's snapshot. The Hub client honours
+HF_HOME, HF_TOKEN and HF_HUB_OFFLINE by itself; it is imported only when a Hub id is asked for.
+
+Reads only headers (and, for the fingerprint, a few bytes of each tensor); no torch, no weights
+in memory. Takes one file or shards with an index, and names with or without `model.` in front.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.common.errors import CheckpointError
+from cluster.common.model.dims import EMBED_TOKENS, PROJ_OUT
+from cluster.common.settings import BUNDLED_MODEL
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+_MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors format itself
+_SAMPLE_BYTES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor: `key` is its name inside `file`, `offset` its first byte there."""
+
+    file: Path
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    n_bytes: int
+
+
+def weight_files(folder: Path) -> tuple[Path, ...]:
+    """The safetensors files of a checkpoint folder.
+
+    Raises:
+        CheckpointError: there are none, or a shard of the index is missing.
+    """
+    if (folder / SINGLE_FILE).is_file():
+        return (folder / SINGLE_FILE,)
+    if (folder / INDEX_FILE).is_file():
+        weight_map = _read_index(folder / INDEX_FILE)
+        files = tuple(folder / name for name in sorted(set(weight_map.values())))
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise CheckpointError(
+                f"{folder} is incomplete: {INDEX_FILE} names {', '.join(missing)}, "
+                "which is not there; download the checkpoint again"
+            )
+        return files
+    if any(folder.glob("pytorch_model*.bin")):
+        raise CheckpointError(
+            f"{folder} has its weights only as pytorch_model.bin, which can run code when it is "
+            'loaded; convert it once: python -c "from transformers import '
+            "WhisperForConditionalGeneration as W; "
+            f"W.from_pretrained('{folder}').save_pretrained('{folder}')\""
+        )
+    raise CheckpointError(
+        f"{folder} has no weights: neither {SINGLE_FILE} nor {INDEX_FILE} is there"
+    )
+
+
+def index_tensors(files: tuple[Path, ...]) -> dict[str, TensorEntry]:
+    """All tensors by name (without `model.`).
+
+    A file that keeps only the output projection of the tied pair gives it under both names.
+
+    Raises:
+        CheckpointError: a file is not safetensors, or is shorter than its header says.
+    """
+    entries: dict[str, TensorEntry] = {}
+    for file in files:
+        for entry in _read_header(file):
+            entries[entry.key.removeprefix("model.")] = entry
+    if EMBED_TOKENS not in entries and PROJ_OUT in entries:
+        entries[EMBED_TOKENS] = entries[PROJ_OUT]
+    return entries
+
+
+def content_digest(entries: Mapping[str, TensorEntry]) -> str:
+    """Hex digest over names, types, shapes and a sample of each tensor's bytes.
+
+    It does not depend on where the files lie, nor on how they are sharded.
+    """
+    digest = hashlib.sha256()
+    streams = {file: file.open("rb") for file in {entry.file for entry in entries.values()}}
+    try:
+        for name, entry in sorted(entries.items()):
+            digest.update(repr((name, entry.dtype, entry.shape)).encode())
+            stream = streams[entry.file]
+            stream.seek(entry.offset + max(0, entry.n_bytes // 2 - _SAMPLE_BYTES))
+            digest.update(stream.read(min(_SAMPLE_BYTES, entry.n_bytes)))
+    finally:
+        for stream in streams.values():
+            stream.close()
+    return digest.hexdigest()
+
+
+def _read_index(file: Path) -> dict[str, str]:
+    try:
+        weight_map = json.loads(file.read_text())["weight_map"]
+        return {str(name): str(shard) for name, shard in weight_map.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is not an index of safetensors shards") from error
+
+
+def _read_header(file: Path) -> Iterator[TensorEntry]:
+    """Safetensors: 8 bytes of little-endian header length, that much JSON, then the data."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        if size < 8 or header_bytes > min(_MAX_HEADER_BYTES, size - 8):
+            raise CheckpointError(f"{file} is not a safetensors file, or it is truncated")
+        try:
+            header: dict[str, Any] = json.loads(stream.read(header_bytes))
+        except ValueError as error:
+            raise CheckpointError(f"{file} is not a safetensors file") from error
+    data = 8 + header_bytes
+    for key, item in header.items():
+        if key == "__metadata__":
+            continue
+        begin, end = item["data_offsets"]
+        if data + end > size:
+            raise CheckpointError(
+                f"{file} is truncated: {size} bytes where tensor {key} ends at {data + end}; "
+                "download the checkpoint again"
+            )
+        yield TensorEntry(file, key, item["dtype"], tuple(item["shape"]), data + begin, end - begin)
+
+
+BUNDLED_FOLDER = Path(__file__).resolve().parents[2] / "demo" / "checkpoint"
+
+# openai/whisper's short names, which its users type out of habit.
+_SIZES = ("tiny", "base", "small", "medium")
+SHORT_NAMES = {
+    **{size: f"openai/whisper-{size}" for size in (*_SIZES, "large", "large-v2", "large-v3")},
+    **{f"{size}.en": f"openai/whisper-{size}.en" for size in _SIZES},
+    "turbo": "openai/whisper-large-v3-turbo",
+    "large-v3-turbo": "openai/whisper-large-v3-turbo",
+}
+
+TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "encoder_context.json",
+)
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "model-*-of-*.safetensors")
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
+
+
+def locate(model: str, weights: bool) -> Path:
+    """The local folder that holds `model`, downloaded when it is a Hub id.
+
+    Args:
+        model: "demo", a folder, one of `SHORT_NAMES`, or a Hub id, perhaps with `@revision`.
+        weights: False leaves the weight files out of a download (the router needs none).
+
+    Raises:
+        CheckpointError: no such folder, and not a Hub id that can be had.
+    """
+    if model == BUNDLED_MODEL:
+        if not (BUNDLED_FOLDER / "config.json").is_file():
+            raise CheckpointError(
+                f"the bundled checkpoint is missing from this installation ({BUNDLED_FOLDER}); "
+                "install the package again, or name a folder or a Hub id"
+            )
+        return BUNDLED_FOLDER
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.resolve()
+    if folder.is_file():
+        raise CheckpointError(f"{model} is a file; name the folder that holds the checkpoint")
+    hub_id = SHORT_NAMES.get(model, model)
+    if not _HUB_ID.fullmatch(hub_id):
+        raise CheckpointError(f"no such folder: {model} (and it cannot be a Hub id)")
+    return _download(hub_id, weights)
+
+
+def _download(hub_id: str, weights: bool) -> Path:
+    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    repo, _, revision = hub_id.partition("@")
+    patterns = [*TEXT_FILES, *(WEIGHT_FILES if weights else ())]
+    try:
+        folder = snapshot_download(repo, revision=revision or None, allow_patterns=patterns)
+    except GatedRepoError as error:
+        raise CheckpointError(
+            f"Hub repository {repo} is gated: accept its terms on its page and set HF_TOKEN"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{repo} is neither a local folder nor a repository on the Hub "
+            "(for a private one, set HF_TOKEN)"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise CheckpointError(f"Hub repository {repo} has no revision {revision!r}") from error
+    except LocalEntryNotFoundError as error:
+        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub is unreachable"
+        raise CheckpointError(
+            f"{repo} is neither a local folder nor in the Hub cache ({constants.HF_HUB_CACHE}), "
+            f"and {why}; download it where there is a network, or name a folder"
+        ) from error
+    except Exception as error:  # HTTP and disk failures of a third-party client
+        raise CheckpointError(f"cannot download {repo} from the Hub: {error}") from error
+    return Path(folder)

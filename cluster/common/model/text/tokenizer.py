@@ -1,0 +1,227 @@
+"""Whisper's tokenizer: text to ids and back, and the ids that steer a decode.
+
+Every id comes from the checkpoint's files, none from this code: vocabularies differ (51864 to
+51866 published, the bundled one is far smaller), and so does every special id. No torch, so that
+the router can use it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cluster.common.errors import CheckpointError, UnsupportedValueError
+from cluster.common.messages import WINDOW_S, Task
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.text.languages import LANGUAGES
+from cluster.common.model.text.suppress import begin_suppress_tokens, suppress_tokens
+from cluster.common.model.text.vocabulary import Vocabulary, read_vocabulary
+
+_ENGLISH_ONLY_VOCAB = 51_864  # published sizes; multilingual ones are one or two tokens larger
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialTokens:
+    """Ids of the tokens that are not text, under openai/whisper's names."""
+
+    eot: int
+    sot: int
+    translate: int
+    transcribe: int
+    sot_lm: int
+    sot_prev: int
+    no_speech: int
+    no_timestamps: int
+    timestamp_begin: int
+    n_timestamps: int  # 1501 in published checkpoints: 0.00 to 30.00 s in steps of 20 ms
+    languages: Mapping[str, int]  # code -> id
+
+    @property
+    def timestamp_end(self) -> int:
+        """The last timestamp's id, 30.00 s."""
+        return self.timestamp_begin + self.n_timestamps - 1
+
+
+@dataclass(frozen=True, slots=True)
+class WhisperTokenizer:
+    """Encodes and decodes text, and builds start sequences.
+
+    is_multilingual: False for `.en` checkpoints, whose start sequence has neither language nor
+        task.
+    suppress_tokens: ids that no step may sample; begin_suppress_tokens: not the first one.
+    n_vocab: rows of the token embedding (ids above the vocabulary are padding).
+    timestamp_step_s: seconds from one timestamp token to the next.
+    """
+
+    special: SpecialTokens
+    is_multilingual: bool
+    suppress_tokens: tuple[int, ...]
+    begin_suppress_tokens: tuple[int, ...]
+    n_vocab: int
+    timestamp_step_s: float
+    _vocabulary: Vocabulary = field(repr=False)
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> WhisperTokenizer:
+        """Read the tokenizer of an opened checkpoint.
+
+        Raises:
+            CheckpointError: no tokenizer files, or a token that Whisper needs is not in them.
+        """
+        vocabulary = read_vocabulary(checkpoint.path)
+        special = _special_tokens(checkpoint, vocabulary)
+        return cls(
+            special=special,
+            is_multilingual=_is_multilingual(checkpoint, special),
+            suppress_tokens=suppress_tokens(checkpoint, vocabulary),
+            begin_suppress_tokens=begin_suppress_tokens(checkpoint, vocabulary, special.eot),
+            n_vocab=checkpoint.dims.n_vocab,
+            timestamp_step_s=WINDOW_S / checkpoint.dims.n_audio_ctx,
+            _vocabulary=vocabulary,
+        )
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """Codes that a request may name."""
+        return tuple(self.special.languages) if self.is_multilingual else ("en",)
+
+    def sot_sequence(self, language: str, task: Task, timestamps: bool) -> tuple[int, ...]:
+        """Tokens that begin a decode, for example `<|sot|> <|en|> <|transcribe|>`.
+
+        English-only checkpoints take `<|sot|>` alone. Without timestamps, `<|notimestamps|>` ends
+        the sequence.
+
+        Raises:
+            UnsupportedValueError: the checkpoint has no such language or task.
+        """
+        tokens = [self.special.sot]
+        if self.is_multilingual:
+            tokens += [self.language_token(language), self.task_token(task)]
+        elif language != "en":
+            raise UnsupportedValueError(
+                f"this model transcribes English only, not {language!r}", param="language"
+            )
+        elif task != "transcribe":
+            raise UnsupportedValueError("this English-only model cannot translate", param="task")
+        if not timestamps:
+            tokens.append(self.special.no_timestamps)
+        return tuple(tokens)
+
+    def language_token(self, language: str) -> int:
+        """Id of a language's token.
+
+        Raises:
+            UnsupportedValueError: the checkpoint has no such language.
+        """
+        try:
+            return self.special.languages[language]
+        except KeyError:
+            known = ", ".join(sorted(self.special.languages))
+            raise UnsupportedValueError(
+                f"this model has no language {language!r}; it has: {known}", param="language"
+            ) from None
+
+    def task_token(self, task: Task) -> int:
+        return self.special.translate if task == "translate" else self.special.transcribe
+
+    def language_of(self, token: int) -> str | None:
+        """Code of a language token, None for any other token."""
+        for code, language_token in self.special.languages.items():
+            if language_token == token:
+                return code
+        return None
+
+    def is_timestamp(self, token: int) -> bool:
+        return self.special.timestamp_begin <= token <= self.special.timestamp_end
+
+    def encode(self, text: str) -> list[int]:
+        """Text tokens of `text`; what looks like a special token in it is text as well."""
+        ids: list[int] = self._vocabulary.bpe.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of `tokens`; special and timestamp tokens are skipped.
+
+        A character that is split over tokens and not complete becomes U+FFFD.
+        """
+        return self.decode_bytes(tokens).decode("utf-8", errors="replace")
+
+    def decode_with_names(self, tokens: Sequence[int]) -> str:
+        """As `decode`, with special tokens by name, such as `<|en|>`; timestamps are skipped.
+
+        openai/whisper measures the compression of this text: a model in despair samples names.
+        """
+        pieces, begin = self._vocabulary.pieces, self.special.timestamp_begin
+        for token in tokens:
+            if token < begin and token not in pieces:
+                break
+        else:
+            return self.decode(tokens)
+        names = {index: content for content, index in self._vocabulary.added.items()}
+        parts = []
+        for token in tokens:
+            if token in pieces:
+                parts.append(pieces[token])
+            elif token < begin:
+                parts.append(names.get(token, "").encode())
+        return b"".join(parts).decode("utf-8", errors="replace")
+
+    def decode_bytes(self, tokens: Sequence[int]) -> bytes:
+        """The bytes of `tokens`, perhaps ending inside a character."""
+        pieces = self._vocabulary.pieces
+        return b"".join([pieces.get(token, b"") for token in tokens])
+
+
+def _special_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> SpecialTokens:
+    added = vocabulary.added
+
+    def find(*contents: str) -> int:
+        for content in contents:
+            if content in added:
+                return added[content]
+        raise CheckpointError(f"{checkpoint.path}: the tokenizer has no {' or '.join(contents)}")
+
+    no_timestamps = find("<|notimestamps|>")
+    # Older tokenizer files end with <|notimestamps|> and leave the timestamps implied.
+    timestamp_begin = added.get("<|0.00|>", no_timestamps + 1)
+    dims = checkpoint.dims
+    special = SpecialTokens(
+        eot=find("<|endoftext|>"),
+        sot=find("<|startoftranscript|>"),
+        translate=find("<|translate|>"),
+        transcribe=find("<|transcribe|>"),
+        sot_lm=find("<|startoflm|>"),
+        sot_prev=find("<|startofprev|>"),
+        no_speech=find("<|nospeech|>", "<|nocaptions|>"),
+        no_timestamps=no_timestamps,
+        timestamp_begin=timestamp_begin,
+        n_timestamps=min(dims.n_audio_ctx + 1, dims.n_vocab - timestamp_begin),
+        languages=_languages(checkpoint, vocabulary),
+    )
+    if special.n_timestamps < 1 or max(vocabulary.pieces, default=0) >= dims.n_vocab:
+        raise CheckpointError(
+            f"{checkpoint.path}: the tokenizer does not fit config.json, whose vocabulary has "
+            f"only {dims.n_vocab} tokens"
+        )
+    return special
+
+
+def _languages(checkpoint: Checkpoint, vocabulary: Vocabulary) -> dict[str, int]:
+    listed = checkpoint.generation_config.get("lang_to_id")
+    if listed:
+        return {content.strip("<|>"): int(index) for content, index in listed.items()}
+    found = {code: vocabulary.added.get(f"<|{code}|>") for code in LANGUAGES}
+    return {code: index for code, index in found.items() if index is not None}
+
+
+def _is_multilingual(checkpoint: Checkpoint, special: SpecialTokens) -> bool:
+    """What the generation config says; where it is silent, what the older configs imply."""
+    said = checkpoint.generation_config.get("is_multilingual")
+    if isinstance(said, bool):
+        return said
+    if checkpoint.generation_config.get("lang_to_id"):
+        return True
+    forced = checkpoint.config.get("forced_decoder_ids")
+    if forced:
+        return any(token in special.languages.values() for _, token in forced)
+    return checkpoint.dims.n_vocab != _ENGLISH_ONLY_VOCAB

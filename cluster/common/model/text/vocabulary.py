@@ -1,0 +1,133 @@
+"""The vocabulary files of a checkpoint: byte-level BPE pieces, and the tokens added to them.
+
+Reads tokenizer.json, or vocab.json and merges.txt where a repository is older than that. Knows
+nothing of what the special tokens mean: that is `cluster.common.model.text.tokenizer`. No torch.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from cluster.common.errors import CheckpointError
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """pieces: token id to the bytes it stands for (text tokens only).
+
+    added: content of every added token to its id; specials such as `<|endoftext|>` among them.
+    bpe: the encoder without any added token, so that a user's "<|endoftext|>" stays text.
+    """
+
+    pieces: dict[int, bytes]
+    added: dict[str, int]
+    bpe: Tokenizer
+
+
+def read_vocabulary(folder: Path) -> Vocabulary:
+    """Read a checkpoint folder's tokenizer files.
+
+    Raises:
+        CheckpointError: the files are missing or hold another kind of tokenizer.
+    """
+    if (folder / "tokenizer.json").is_file():
+        definition = _read_json(folder / "tokenizer.json")
+    elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
+        definition = _definition_from_merges(folder)
+    else:
+        raise CheckpointError(
+            f"{folder} has no tokenizer: neither tokenizer.json nor vocab.json with merges.txt"
+        )
+    added = _added_tokens(folder, definition)
+    model = definition.get("model", {})
+    if model.get("type", "BPE") != "BPE":
+        raise CheckpointError(f"{folder}: tokenizer is {model['type']}, expected byte-level BPE")
+    vocab: dict[str, int] = model.get("vocab", {})
+    plain = definition | {
+        "added_tokens": [],
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
+    try:
+        bpe = Tokenizer.from_str(json.dumps(plain))
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"{folder}: tokenizer cannot be read: {error}") from error
+    special = {content: index for content, index in added.items() if _is_special(content)}
+    special |= {content: index for content, index in vocab.items() if _is_special(content)}
+    pieces = {index: _piece_bytes(piece) for piece, index in vocab.items()}
+    pieces |= {index: content.encode() for content, index in added.items()}
+    for index in special.values():
+        pieces.pop(index, None)
+    return Vocabulary(pieces=pieces, added=added | special, bpe=bpe)
+
+
+def _is_special(content: str) -> bool:
+    return len(content) > 4 and content.startswith("<|") and content.endswith("|>")
+
+
+def _added_tokens(folder: Path, definition: dict[str, Any]) -> dict[str, int]:
+    """Added tokens of all the files that may list them, the newest kind of file last."""
+    added: dict[str, int] = {}
+    if (folder / "added_tokens.json").is_file():
+        added |= _read_json(folder / "added_tokens.json")
+    if (folder / "tokenizer_config.json").is_file():
+        decoder = _read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
+        added |= {item["content"]: int(index) for index, item in decoder.items()}
+    added |= {item["content"]: item["id"] for item in definition.get("added_tokens") or []}
+    return added
+
+
+def _definition_from_merges(folder: Path) -> dict[str, Any]:
+    lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
+    merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
+    byte_level = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": True,
+    }
+    return {
+        "version": "1.0",
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "model": {"type": "BPE", "vocab": _read_json(folder / "vocab.json"), "merges": merges},
+    }
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} does not hold a JSON object")
+    return content
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Byte-level BPE writes each byte as one printable character.
+
+    Bytes that print in Latin-1 stand for themselves; the other 68 follow from U+0100 upward, in
+    order: byte 0 is U+0100, the space is U+0120.
+    """
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    table = {chr(byte): byte for byte in printable}
+    return table | {chr(0x100 + n): byte for n, byte in enumerate(others)}
+
+
+_BYTE = _byte_of_character()
+
+
+def _piece_bytes(piece: str) -> bytes:
+    try:
+        return bytes(_BYTE[character] for character in piece)
+    except KeyError:  # a piece that some fine-tuning added as plain text
+        return piece.encode()

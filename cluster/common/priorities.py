@@ -1,0 +1,53 @@
+"""Which class of windows goes next where windows of several classes wait for the same thing.
+
+Live windows go before interactive ones, and these before bulk ones. No class starves: when
+`PASSED_BY` windows of more urgent classes have gone while one of a class waited, its turn is next.
+Bulk work fills what the others leave, and `BULK_SHARE` keeps room for them. The rule is the same
+wherever windows wait: for an encoder's batch, for a decoder's pages, and for its rows. It knows
+none of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import get_args
+
+from cluster.common.messages import Priority
+
+URGENCY: dict[Priority, int] = {name: rank for rank, name in enumerate(get_args(Priority))}
+PASSED_BY: dict[Priority, int] = {"interactive": 8, "bulk": 16}  # more urgent windows at most
+BULK_SHARE = 0.5  # of pages or rows: where more would be taken, by whomever, no bulk window begins
+
+
+class Turns:
+    """Counts who was passed by, for one thing that windows wait for. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._passed_by: dict[Priority, int] = {}
+
+    def next(self, waiting: Collection[Priority]) -> Priority:
+        """The class whose window goes now, of those that have one waiting: at least one."""
+        return min(waiting, key=lambda one: (not self.is_due(one), URGENCY[one]))
+
+    def is_due(self, priority: Priority) -> bool:
+        """Whether its turn has come, however urgent the others are."""
+        most = PASSED_BY.get(priority)
+        return most is not None and self._passed_by.get(priority, 0) >= most
+
+    def went(self, gone: Priority, waiting: Collection[Priority]) -> None:
+        """Note that a window of a class goes while windows of these classes wait on."""
+        self._passed_by = {
+            one: self._passed_by.get(one, 0) + 1 for one in waiting if URGENCY[one] > URGENCY[gone]
+        } | {
+            one: passed_by
+            for one, passed_by in self._passed_by.items()
+            if one in waiting and URGENCY[one] < URGENCY[gone]
+        }
+
+
+def leaves_room(used: int, wanted: int, total: int, share: float = BULK_SHARE) -> bool:
+    """Whether a bulk window may take `wanted` pages or rows of `total`, of which some are used.
+
+    One always may where nothing is used.
+    """
+    return used + wanted <= max(wanted, share * total)

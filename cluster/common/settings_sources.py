@@ -1,0 +1,181 @@
+"""Where settings come from: a YAML file, the environment, the command line; and files of keys.
+
+Order of precedence: command-line flags over `SPLITSCRIBE_*` variables over the file over the
+defaults of `cluster.common.settings`. This is the only module that reads the environment for them.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings
+
+Fields = tuple[str, ...]  # that lead to a setting, such as ("router", "port")
+
+ENV_PREFIX = "SPLITSCRIBE_"
+LIST_VARIABLES = (  # texts with commas
+    "served_model_names",
+    "api_key",
+    "cors_origins",
+    "allowed_hosts",
+    "private_networks",
+    "webhook_hosts",
+)
+
+# Kubernetes tells every pod where a Service splitscribe, or splitscribe-*, is.
+_SERVICE_VARIABLE = re.compile(
+    r"SPLITSCRIBE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
+)
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://.*")  # of SPLITSCRIBE_PORT, and the like
+
+
+def load_settings(
+    file: Path | None = None,
+    flags: Mapping[str, Any] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
+    """Merge file, environment and flags into one checked object.
+
+    Args:
+        file: YAML with the fields of `Settings`.
+        flags: nested mapping of what the command line set; None values are left out.
+        environ: defaults to the process environment. `SPLITSCRIBE_ROUTER__PORT=9000` sets
+            `router.port`; two underscores nest.
+
+    Raises:
+        ConfigurationError: names the field, what came and what is allowed.
+    """
+    merged: dict[str, Any] = {}
+    if file is not None:
+        content = read_yaml(file, "settings file")
+        if not isinstance(content, dict | None):
+            raise ConfigurationError(f"settings file {file} must hold a mapping of fields")
+        _merge(merged, content or {})
+    variables = _variables(os.environ if environ is None else environ)
+    _merge(merged, _from_variables(variables))
+    given = _without_none(flags or {})
+    _merge(merged, given)
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        names = {path: name for path, (name, _) in variables.items() if not _sets(given, path)}
+        raise ConfigurationError(_explain(error, names)) from error
+
+
+def read_yaml(file: Path, what: str, remedy: str = "") -> Any:
+    """The content of a file that a person wrote.
+
+    Args:
+        what: it is, for messages. remedy: what to do where it cannot be read.
+
+    Raises:
+        ConfigurationError: it cannot be read, or is not YAML.
+    """
+    try:
+        return yaml.safe_load(file.read_text())
+    except OSError as error:
+        raise ConfigurationError(f"cannot read {what} {file}: {error.strerror}{remedy}") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{what} {file} is not YAML: {error}") from error
+
+
+def _variables(environ: Mapping[str, str]) -> dict[Fields, tuple[str, str]]:
+    """What the environment sets: name and text of each variable, by the fields that lead there."""
+    return {
+        tuple(name[len(ENV_PREFIX) :].lower().split("__")): (name, text)
+        for name, text in environ.items()
+        if name.startswith(ENV_PREFIX) and not _is_of_service(name, text)
+    }
+
+
+def _is_of_service(name: str, text: str) -> bool:
+    """Whether Kubernetes has set the variable. Two underscores are in no name of a Service."""
+    if "__" in name:
+        return False
+    has_url = name.endswith("_PORT") and _SERVICE_URL.fullmatch(text) is not None
+    return has_url or _SERVICE_VARIABLE.fullmatch(name) is not None
+
+
+def _from_variables(variables: Mapping[Fields, tuple[str, str]]) -> dict[str, Any]:
+    """Raises ConfigurationError where one sets a part of what another one sets as a whole."""
+    nested: dict[str, Any] = {}
+    for path, (name, text) in sorted(variables.items()):  # what sets a whole comes before its parts
+        node = nested
+        for depth, group in enumerate(path[:-1], start=1):
+            node = node.setdefault(group, {})
+            if not isinstance(node, dict):
+                whole, _ = variables[path[:depth]]
+                raise ConfigurationError(
+                    f"the variable {name} sets a part of what {whole} sets as a whole; unset one"
+                )
+        texts = tuple(part.strip() for part in text.split(",") if part.strip())
+        node[path[-1]] = texts if path[-1] in LIST_VARIABLES else text
+    return nested
+
+
+def _sets(given: Mapping[str, Any], path: Fields) -> bool:
+    """Whether a nested mapping has something at `path`."""
+    for name in path:
+        if not isinstance(given, Mapping) or name not in given:
+            return False
+        given = given[name]
+    return True
+
+
+def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
+    kept: dict[str, Any] = {}
+    for name, value in flags.items():
+        if isinstance(value, Mapping):
+            if inner := _without_none(value):
+                kept[name] = inner
+        elif value is not None:
+            kept[name] = value
+    return kept
+
+
+def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+    for name, value in new.items():
+        if isinstance(value, Mapping) and isinstance(into.get(name), dict):
+            _merge(into[name], value)
+        else:
+            into[name] = value
+
+
+def _explain(error: ValidationError, variables: Mapping[Fields, str]) -> str:
+    """What does not fit. variables: the names of those that set something, by its fields."""
+    lines = []
+    for item in error.errors():
+        path = tuple(map(str, item["loc"]))
+        where = ".".join(path)
+        names = [variables[path[:n]] for n in range(1, len(path) + 1) if path[:n] in variables]
+        whence = f" (from the variable {names[0]})" if names else ""
+        came = item.get("input")
+        # A mapping may hold keys, which must not end up in a log.
+        hides = isinstance(came, Mapping | BaseModel) or where.endswith("_secret")
+        got = "" if hides else f" (got {came!r})"
+        lines.append(f"{where}{whence}: {item['msg']}{got}" if where else f"{item['msg']}{got}")
+    return "settings do not fit: " + "; ".join(lines)
+
+
+def read_api_keys(file: Path) -> tuple[str, ...]:
+    """The keys of a file: one per line; blank lines and what follows a # do not count.
+
+    Raises:
+        ConfigurationError: it cannot be read, or holds none.
+    """
+    try:
+        lines = file.expanduser().read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read API keys from {file}: {error}") from error
+    keys = tuple(key for line in lines if (key := line.partition("#")[0].strip()))
+    if not keys:
+        raise ConfigurationError(f"there is no API key in {file}")
+    return keys

@@ -1,0 +1,107 @@
+"""Kernels that are built in the background, and what they are made of."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from cluster.common.kernels.cpu.background import InBackground, as_array, wait_for_builds
+
+BUILD_S = 100.0
+
+
+def test_nobody_waits_for_a_build() -> None:
+    may_end = threading.Event()
+
+    def build() -> int:
+        may_end.wait(BUILD_S)
+        return 7
+
+    built = InBackground("slow", build)
+    assert built.get() is None
+    may_end.set()
+    assert built.wait(BUILD_S) == 7
+    assert built.get() == 7
+
+
+def test_a_failed_build_leaves_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    def build() -> int:
+        raise RuntimeError("no machine code today\nand more lines")
+
+    with caplog.at_level(logging.WARNING):
+        assert InBackground("broken", build).wait(BUILD_S) is None
+    assert "no broken kernels, torch's operations stay: no machine code today" in caplog.text
+    assert "more lines" not in caplog.text
+
+
+def test_a_worker_waits_for_all_that_it_asked_for_and_for_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One that fails is waited for as well; one that is late is named, and comes later."""
+    may_end = threading.Event()
+
+    def build() -> int:
+        may_end.wait(BUILD_S)
+        return 7
+
+    def fail() -> int:
+        raise RuntimeError("no machine code today")
+
+    late, _ = InBackground("late", build), InBackground("broken", fail)
+    with caplog.at_level(logging.WARNING):
+        assert not wait_for_builds(0.2)
+    told = [record.getMessage() for record in caplog.records if "not compiled" in record.msg]
+    assert len(told) == 1
+    assert "the kernels of late; torch's operations" in told[0]
+    may_end.set()
+    assert wait_for_builds(BUILD_S)
+    assert late.get() == 7
+
+
+def test_numbers_go_to_bfloat16_and_back_as_torch_has_them() -> None:
+    from numba import njit
+
+    from cluster.common.kernels.cpu.arithmetic import bfloat16_bits, exp2, number
+
+    @njit
+    def through(x, bits, back, power):
+        for i in range(len(x)):
+            bits[i] = bfloat16_bits(x[i])
+            back[i] = number(bits[i])
+            power[i] = exp2(-abs(x[i]))
+
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 40
+    x[:4] = torch.tensor([0.0, -1.0, 2.0, -126.0])
+    bits = torch.zeros(1000, dtype=torch.bfloat16)
+    back, power = np.zeros(1000, np.float32), np.zeros(1000, np.float32)
+    through(x.numpy(), as_array(bits), back, power)
+    assert torch.equal(bits, x.bfloat16())
+    assert np.array_equal(back, x.bfloat16().float().numpy())
+    expected = np.exp2(-np.abs(x.numpy().astype(np.float64)))
+    assert np.allclose(power, expected, rtol=2e-7, atol=3e-38)
+
+
+def test_the_error_function_and_narrow_numbers_are_torch_s() -> None:
+    from numba import njit
+
+    from cluster.common.kernels.cpu.arithmetic import erf, number
+
+    @njit
+    def through(x, halves, wholes, errors, half_back, whole_back):
+        for i in range(len(x)):
+            errors[i] = erf(x[i])
+            half_back[i] = number(halves[i])
+            whole_back[i] = number(wholes[i])
+
+    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 2
+    halves, wholes = x.half(), (x * 16).to(torch.int8)
+    errors, half_back, whole_back = (np.zeros(1000, np.float32) for _ in range(3))
+    bits = halves.view(torch.int16).numpy()
+    through(x.numpy(), bits, wholes.numpy(), errors, half_back, whole_back)
+    assert np.abs(errors - torch.erf(x.double()).numpy()).max() < 6e-7
+    assert np.array_equal(half_back, halves.float().numpy())
+    assert np.array_equal(whole_back, wholes.float().numpy())

@@ -1,0 +1,200 @@
+"""The exporter's side alone, over the memory transport: what it refuses and what it survives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from cluster.common.errors import ConfigurationError, WorkerDrainingError
+from cluster.common.kv import exporter as exporter_module
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.pool import PagePool
+from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.kv.wires.memory_wire import MemoryWire
+from cluster.common.messages import CrossKVHandle
+from tests.support.kv.ends import MemoryExporter
+
+LAYOUT = KVLayout("exporter", 1, 1, 4, 10, 5, "float32")
+KEY = b"key"
+CONFIG = TransferConfig(KEY, "encoder", "memory")
+
+
+@pytest.fixture
+def exporter() -> Iterator[MemoryExporter]:
+    made = MemoryExporter(LAYOUT, 6, cluster_key=KEY)
+    yield made
+    made.close()
+
+
+def publish(exporter: MemoryExporter, pages: tuple[int, ...], frames: int = 10) -> CrossKVHandle:
+    return exporter.publish(pages, request_id="r", window=0, attempt=0, frames=frames)
+
+
+def reserve(exporter: MemoryExporter, n_pages: int = 2) -> tuple[int, ...]:
+    pages = exporter.reserve(n_pages)
+    assert pages is not None
+    return pages
+
+
+def test_the_generation_changes_whenever_pages_change_hands(exporter: MemoryExporter) -> None:
+    seen = []
+    for _ in range(3):
+        handle = publish(exporter, reserve(exporter))
+        seen.append(handle.generation)
+        assert exporter.revoke(handle.lease)
+        exporter.abandon(reserve(exporter))
+    assert len(set(seen)) == 3
+    exporter.check_integrity()
+
+
+def test_a_full_pool_reserves_nothing_until_a_release(exporter: MemoryExporter) -> None:
+    first = publish(exporter, reserve(exporter))
+    exporter.abandon(reserve(exporter))
+    reserve(exporter, 4)
+    assert exporter.reserve(1) is None
+    exporter.handle_notifications([b"REL:" + first.lease.encode()])
+    assert exporter.reserve(2) is not None
+
+
+def test_mistakes_of_the_engine_are_refused(exporter: MemoryExporter) -> None:
+    pages = reserve(exporter)
+    with pytest.raises(ValueError, match="frames"):
+        publish(exporter, pages, frames=11)
+    with pytest.raises(ValueError, match="cannot hold"):
+        publish(exporter, pages[:1], frames=6)
+    with pytest.raises(ValueError, match="cannot hold"):
+        publish(exporter, (*pages, *reserve(exporter)))
+    with pytest.raises(RuntimeError, match="free"):
+        publish(exporter, (4, 5))
+    publish(exporter, pages)
+    with pytest.raises(ValueError, match="published"):
+        publish(exporter, pages)
+    with pytest.raises(ValueError, match="published"):
+        exporter.abandon(pages)
+
+
+def test_untrusted_notifications_change_nothing(exporter: MemoryExporter) -> None:
+    handle = publish(exporter, reserve(exporter))
+    lease = handle.lease.encode()
+    exporter.handle_notifications(
+        [b"", b"\xff" * 9000, b"REL:" + b"0" * 32, b"REN:" + b"1" * 32, b"REL:" + lease[:-1]]
+    )
+    assert exporter.published.n_leases == 1
+    assert exporter.refused() == {"malformed": 3, "unknown_lease": 2}
+    exporter.handle_notifications([b"REL:" + lease, b"REL:" + lease, b"REN:" + lease])
+    assert exporter.published.n_leases == 0
+    assert exporter.refused() == {"malformed": 3, "unknown_lease": 4}
+    exporter.check_integrity()
+
+
+def test_a_closed_exporter_takes_nothing_and_holds_nothing() -> None:
+    exporter = MemoryExporter(LAYOUT, 6, cluster_key=KEY)
+    publish(exporter, reserve(exporter))
+    assert exporter.healthy() is None
+    exporter.close()
+    exporter.close()
+    exporter.check_integrity()
+    assert exporter.healthy() is not None
+    with pytest.raises(WorkerDrainingError):
+        exporter.reserve(1)
+
+
+class BrokenWire(MemoryWire):
+    """Does not open, or breaks while it is drained."""
+
+    def __init__(self, opens: bool) -> None:
+        super().__init__(CONFIG)
+        self.opens = opens
+
+    def open(self, pool: PagePool, counters: NDArray[np.uint64]) -> None:
+        if not self.opens:
+            raise OSError("no such device")
+
+    def drain(self) -> list[bytes]:
+        raise RuntimeError("the agent is gone")
+
+
+def test_a_transport_that_cannot_start_says_so() -> None:
+    with pytest.raises(ConfigurationError, match="no such device"):
+        KVExporter(LAYOUT, 2, CONFIG, BrokenWire(opens=False))
+
+
+def test_a_dead_thread_shows_and_frees_the_pages() -> None:
+    exporter = KVExporter(LAYOUT, 2, CONFIG, BrokenWire(opens=True))
+    wait_until(lambda: exporter.healthy() is not None)
+    assert "the agent is gone" in (exporter.healthy() or "")
+    exporter.close()
+    exporter.check_integrity()
+
+
+def test_leases_run_on_the_clock_that_it_is_given() -> None:
+    """No real second passes: a lease of an hour is renewed once, then expires."""
+    now = [0.0]
+    exporter = MemoryExporter(LAYOUT, 2, cluster_key=KEY, lease_s=3600.0, clock=lambda: now[0])
+    handle = publish(exporter, reserve(exporter))
+    now[0] += 3599.0
+    exporter.handle_notifications([b"REN:" + handle.lease.encode()])
+    now[0] += 3599.0
+    assert exporter.published.n_leases == 1
+    now[0] += 1.0
+    wait_until(lambda: exporter.published.n_expired == 1)
+    assert exporter.published.n_leases == 0
+    exporter.close()
+
+
+def test_no_lease_ends_for_a_time_in_which_the_exporter_was_held_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else a process that was stopped would lose what readers of its own could not renew."""
+    now = [0.0]
+    monkeypatch.setattr(exporter_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    exporter = MemoryExporter(LAYOUT, 2, cluster_key=KEY, lease_s=10.0, clock=lambda: now[0])
+    drain, entered, goes_on = exporter.memory.drain, threading.Event(), threading.Event()
+
+    def held_up() -> Sequence[bytes]:
+        entered.set()
+        goes_on.wait(20.0)
+        return drain()
+
+    publish(exporter, reserve(exporter))
+    monkeypatch.setattr(exporter.memory, "drain", held_up)
+    assert entered.wait(20.0)
+    now[0] += 60.0
+    goes_on.set()
+    entered.clear()
+    assert entered.wait(20.0), "it has looked since then"
+    assert exporter.published.n_leases == 1
+    for _ in range(44):  # as it goes on, time counts again
+        entered.clear()
+        now[0] += 0.25
+        assert entered.wait(20.0)
+    wait_until(lambda: exporter.published.n_expired == 1)
+    exporter.close()
+    exporter.check_integrity()
+
+
+def test_one_seed_gives_the_same_names_leases_and_generations() -> None:
+    handles = []
+    for _ in range(2):
+        exporter = MemoryExporter(LAYOUT, 2, cluster_key=KEY, randbits=Random(7).getrandbits)
+        handles.append(publish(exporter, reserve(exporter)))
+        exporter.close()
+    first, second = handles
+    assert first.agent == second.agent
+    assert first.lease == second.lease
+    assert first.generation == second.generation
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30.0
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

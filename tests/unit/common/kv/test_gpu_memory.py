@@ -1,0 +1,146 @@
+"""Which allocators a GPU pool accepts, and how many windows fit; worked out without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from cluster.common.errors import ConfigurationError
+from cluster.common.kv.wires.gpu_memory import CPU_WINDOWS, GpuBudget, check_allocator, gpu_budget
+from cluster.common.kv.wires.nixl_agent import warn_if_slow
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.dims import ModelDims
+from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
+from cluster.serve.in_process import sized_together
+from decoder_worker import sizing as decoder_sizing
+from encoder_worker import sizing as encoder_sizing
+from encoder_worker.gpu.static_encoder import PAD
+
+LARGE_V3 = ModelDims(128, 51_866, 1500, 1280, 20, 32, 5120, 448, 1280, 20, 32, 5120)
+H200 = GpuBudget("NVIDIA H200", 140_000_000_000)
+SMALL = GpuBudget("8 GB", 8_000_000_000)
+
+
+class Large:
+    """As much of large-v3's checkpoint as sizes are made of."""
+
+    dims = LARGE_V3
+    fingerprint = "large-v3"
+
+
+CHECKPOINT = cast(Checkpoint, Large())
+
+
+def exported(budget: GpuBudget | None, portion: float = 1.0, **encoder: Any) -> int:
+    settings = Settings(encoder=EncoderSettings(**encoder))
+    device = "cpu" if budget is None else "cuda"
+    sized = encoder_sizing.sized(settings, CHECKPOINT, device, budget, portion)
+    return sized.encoder.export_windows
+
+
+def held(budget: GpuBudget | None, **decoder: Any) -> int:
+    settings = Settings(decoder=DecoderSettings(**decoder))
+    device = "cpu" if budget is None else "cuda"
+    return decoder_sizing.sized(settings, CHECKPOINT, device, budget).decoder.kv_windows
+
+
+@pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
+@pytest.mark.parametrize(
+    "value", ["expandable_segments:True", "max_split_size_mb:64,expandable_segments: true"]
+)
+def test_memory_that_moves_is_refused(variable: str, value: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"{variable}.*take it out"):
+        check_allocator({variable: value})
+
+
+def test_other_allocators() -> None:
+    check_allocator({})
+    check_allocator({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:False,backend:native"})
+    with pytest.raises(ConfigurationError, match="cudaMallocAsync"):
+        check_allocator({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"})
+
+
+def test_a_cpu_s_pools_are_as_large_as_the_settings_say() -> None:
+    assert gpu_budget("cpu") is None
+    assert exported(None) == held(None) == CPU_WINDOWS
+    assert exported(None, export_windows=10_000) == held(None, kv_windows=10_000) == 10_000
+
+
+def test_on_a_gpu_pools_follow_the_batch_and_what_is_free() -> None:
+    assert exported(H200, max_batch=16) == 64
+    # 8.0 GB less 1.7 of weights, 1.7 of batches and 2.1 of reserve leave 2.5: ten windows.
+    few = exported(SMALL)
+    assert 8 <= few <= 12
+    assert exported(SMALL, 0.5) == few // 2
+    assert 400 < held(H200, max_batch=256) < 512  # all that fits, fewer than two batches
+    assert held(H200, max_batch=16) == 32
+
+
+@pytest.mark.parametrize(
+    ("budget", "fewest", "most"),
+    [(H200, 64, 64), (GpuBudget("24 GB", 24 * 10**9), 48, 64), (SMALL, 8, 12)],
+)
+def test_on_a_gpu_the_batch_is_as_large_as_its_memory_allows(
+    budget: GpuBudget, fewest: int, most: int
+) -> None:
+    """Each of its rows has self-attention KV of 73 MB, and a window of 246 MB at least."""
+    sized = decoder_sizing.sized(Settings(), CHECKPOINT, "cuda", budget).decoder
+    assert fewest <= sized.max_batch <= most
+    assert sized.kv_windows >= sized.max_batch
+    few = Settings(decoder=DecoderSettings(kv_windows=10))
+    assert decoder_sizing.sized(few, CHECKPOINT, "cuda", budget).decoder.kv_windows == 10
+    assert decoder_sizing.sized(Settings(), CHECKPOINT, "cpu", None).decoder.max_batch == 16
+
+
+def test_pages_of_a_window_each_take_the_states_of_a_batch_more() -> None:
+    """And no weights: there they take the place of the others."""
+    encoder = EncoderSettings(max_batch=16, export_windows=16)
+    whole, parts = (Settings(encoder=encoder, page_frames=n) for n in (1500, 125))
+    taken = [encoder_sizing.taken_bytes(one, CHECKPOINT, "cuda") for one in (whole, parts)]
+    assert taken[0] - taken[1] == 16 * 1500 * (1280 + PAD) * 2
+
+
+def test_pools_are_sized_for_what_travels() -> None:
+    """States take a sixtieth of the KV's room; a decoder that projects has less for its pool."""
+    states = Settings(handoff="encoder_states", encoder=EncoderSettings(max_batch=16))
+    assert encoder_sizing.sized(states, CHECKPOINT, "cuda", SMALL).encoder.export_windows == 64
+    lands = Settings(handoff="encoder_states", decoder=DecoderSettings(max_batch=256))
+    held_so = decoder_sizing.sized(lands, CHECKPOINT, "cuda", H200).decoder.kv_windows
+    # 210 MB of weights and 123 MB of landing pool are more than one window's 246 MB.
+    assert 1 <= held(H200, max_batch=256) - held_so <= 2
+
+
+def test_one_process_shares_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The export pool takes a quarter of the room; the decoder's what is left by all of it."""
+    monkeypatch.setattr(
+        "cluster.serve.in_process.gpu_budget", lambda device: GpuBudget("16 GB", 16 * 10**9)
+    )
+    sized = sized_together(Settings(decoder=DecoderSettings(max_batch=64)), CHECKPOINT, "cuda")
+    taken = encoder_sizing.taken_bytes(sized, CHECKPOINT, "cuda")
+    left = GpuBudget("left", 16 * 10**9 - taken)
+    assert 8 <= sized.encoder.export_windows <= 12
+    assert sized.decoder.kv_windows == held(left, max_batch=64)
+    assert sized.decoder.kv_windows > 1
+
+
+def test_what_does_not_fit_is_refused_with_the_figures() -> None:
+    for budget, asked in ((H200, 10_000), (GpuBudget("tiny", 10**9), 0)):
+        with pytest.raises(ConfigurationError) as refused:
+            held(budget, kv_windows=asked)
+        for part in ("decoder.kv_windows", "0.25 GB", "for weights", "room for", budget.name):
+            assert part in refused.value.message
+
+
+def test_the_largest_models_weigh_what_is_published() -> None:
+    """1.55 billion parameters, in both roles together; 2 bytes each."""
+    total = encoder_sizing.weight_bytes(LARGE_V3, "bfloat16")
+    total += decoder_sizing.weight_bytes(LARGE_V3, "bfloat16")
+    assert total == pytest.approx(2 * 1.5435e9, rel=0.005)
+
+
+def test_a_gpu_s_kv_over_sockets_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    warn_if_slow("cuda_ipc+tcp")
+    assert not caplog.records
+    warn_if_slow("tcp")
+    assert "neither NVLink" in caplog.text

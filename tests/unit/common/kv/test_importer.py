@@ -1,0 +1,204 @@
+"""The importer's side alone: mistakes of its callers, and a wire that misbehaves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cluster.common.errors import (
+    KVLostError,
+    PeerLostError,
+    WorkerDrainingError,
+)
+from cluster.common.kv.handles import parse_notification, sign
+from cluster.common.kv.importer import KVImporter
+from cluster.common.kv.peers import LOST_S, HeldHandles
+from cluster.common.kv.transfer_config import TransferConfig
+from tests.support.kv.ends import MemoryExporter, memory_importer
+from tests.support.kv.stub_wire import KEY, LAYOUT, StubWire, make_handle
+
+DEADLINE_S = 30.0
+
+
+@pytest.fixture
+def wire() -> StubWire:
+    return StubWire()
+
+
+@pytest.fixture
+def importer(wire: StubWire) -> Iterator[KVImporter]:
+    config = TransferConfig(KEY, "decoder", fetch_timeout_s=5.0, renew_s=0.05)
+    made = KVImporter(LAYOUT, 8, config, wire)
+    yield made
+    made.close()
+
+
+def take_pages(importer: KVImporter) -> tuple[int, ...]:
+    pages = importer.pool.allocate(2)
+    assert pages is not None
+    return pages
+
+
+def wait_until(condition: object) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_callers_mistakes_are_told_at_once(importer: KVImporter) -> None:
+    handle, pages = make_handle(), take_pages(importer)
+    importer.accept(handle)
+    with pytest.raises(ValueError, match="1 pages for a handle of 2"):
+        importer.fetch(handle, pages[:1])
+    with pytest.raises(RuntimeError, match="free, expected used"):
+        importer.fetch(handle, (6, 7))
+    importer.fetch(handle, pages).result(DEADLINE_S)
+    importer.drop(handle)
+    importer.drop(make_handle(9))  # never accepted
+    with pytest.raises(KVLostError, match="fetched or dropped"):
+        importer.fetch(handle, pages).result(DEADLINE_S)
+    assert len(importer._held) == 0
+
+
+def test_a_handle_is_fetched_once_at_a_time(importer: KVImporter, wire: StubWire) -> None:
+    wire.done = False
+    handle, pages, others = make_handle(), take_pages(importer), take_pages(importer)
+    importer.accept(handle)
+    importer.accept(handle)
+    first = importer.fetch(handle, pages)
+    with pytest.raises(KVLostError, match="already"):
+        importer.fetch(handle, others).result(DEADLINE_S)
+    assert not first.cancel()
+    wire.done = True
+    first.result(DEADLINE_S)
+
+
+def test_many_leases_are_renewed_in_few_notifications(importer: KVImporter, wire: StubWire) -> None:
+    handles = [make_handle(n) for n in range(300)]
+    for handle in handles:
+        importer.accept(handle)
+    wait_until(lambda: len(wire.sent) > 8)
+    renewed = [parse_notification(payload) for payload in wire.sent[-4:]]
+    assert all(message is not None and message[0] == "REN" for message in renewed)
+    lengths = sorted(len(message[1]) for message in renewed if message is not None)
+    assert sum(lengths[:2]) <= 300
+    assert wire.connected == ["encoder-0"]
+    importer.close()
+    released = [p for p in map(parse_notification, wire.sent) if p is not None and p[0] == "REL"]
+    assert sorted(message[1][0] for message in released) == [h.lease for h in handles]
+
+
+def test_short_leases_are_renewed_in_good_time(wire: StubWire) -> None:
+    """As an exporter of another version may have them: the handle says how long they last."""
+    config = TransferConfig(KEY, "decoder", renew_s=3600.0)
+    importer = KVImporter(LAYOUT, 8, config, wire)
+    try:
+        importer.accept(sign(replace(make_handle(), remaining_s=0.6), KEY))
+        wait_until(lambda: sum(payload.startswith(b"REN:") for payload in wire.sent) >= 3)
+    finally:
+        importer.close()
+
+
+def test_a_lost_peer_is_removed_only_when_nothing_of_it_is_in_flight(
+    importer: KVImporter, wire: StubWire
+) -> None:
+    wire.done = False
+    handles = [make_handle(n) for n in (1, 2)]
+    futures = []
+    for handle in handles:
+        importer.accept(handle)
+        futures.append(importer.fetch(handle, take_pages(importer)))
+    wait_until(lambda: wire.n_reads == 3)  # a warming one and two payloads
+    assert wire.disconnected == []
+    wire.error = PeerLostError("gone")
+    for future in futures:
+        assert isinstance(future.exception(DEADLINE_S), PeerLostError)
+    wait_until(lambda: wire.disconnected == ["encoder-0"])
+    with pytest.raises(PeerLostError):
+        importer.accept(make_handle(3))
+    importer.accept(make_handle(4, "encoder-1"))
+    assert importer.healthy() is None
+
+
+def test_a_lost_peer_may_come_back_after_a_while() -> None:
+    now = [0.0]
+    held = HeldHandles(lambda: now[0])
+    held.hold(make_handle(1))
+    held.lose("encoder-0")
+    assert len(held) == 0
+    with pytest.raises(PeerLostError):
+        held.hold(make_handle(2))
+    now[0] += LOST_S
+    held.hold(make_handle(2))
+
+
+def test_a_dead_thread_fails_every_fetch_and_shows(importer: KVImporter, wire: StubWire) -> None:
+    wire.done = False
+    handles = [make_handle(n) for n in (1, 2)]
+    for handle in handles:
+        importer.accept(handle)
+    pages = [take_pages(importer) for _ in handles]
+    futures = [importer.fetch(h, p) for h, p in zip(handles, pages, strict=True)]
+    wire.error = MemoryError("a bug")
+    for future in futures:
+        assert isinstance(future.exception(DEADLINE_S), WorkerDrainingError)
+    wait_until(lambda: "a bug" in (importer.healthy() or ""))
+    with pytest.raises(WorkerDrainingError, match="a bug"):
+        importer.accept(make_handle(3))
+    for page_set in pages:
+        importer.pool.release(page_set)
+    importer.pool.check_integrity()
+
+
+def test_a_handle_that_points_outside_the_pool_reads_nothing() -> None:
+    """Signed, so by one of ours, but wrong: it fails alone."""
+    exporter = MemoryExporter(LAYOUT, 4, cluster_key=KEY)
+    importer = memory_importer(LAYOUT, 4, cluster_key=KEY)
+    pages = exporter.reserve(2)
+    assert pages is not None
+    handle = exporter.publish(pages, request_id="r", window=0, attempt=0, frames=10)
+    wrong = sign(replace(handle, addresses=(handle.addresses[0], 4096)), KEY)
+    importer.accept(wrong)
+    target = take_pages(importer)
+    with pytest.raises(Exception, match="no page"):
+        importer.fetch(wrong, target).result(DEADLINE_S)
+    importer.pool.release(target)
+    wait_until(lambda: exporter.published.n_leases == 0)
+    importer.close()
+    exporter.close()
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(["hold", "let_go", "lose", "waiting"]), st.integers(0, 11)))
+)
+def test_leases_are_found_by_their_exporter_whatever_came_and_went(
+    steps: list[tuple[str, int]],
+) -> None:
+    now = 0.0
+    held = HeldHandles(lambda: now)
+    expected: dict[str, str] = {}  # agents, by lease
+    for step, number in steps:
+        now += LOST_S + 1.0
+        handle = make_handle(number, f"encoder-{number % 3}")
+        if step == "hold":
+            held.hold(handle)
+            expected[handle.lease] = handle.agent
+        elif step == "let_go":
+            assert held.let_go(handle.lease) == (expected.pop(handle.lease, None) is not None)
+        elif step == "lose":
+            held.lose(handle.agent)
+            expected = {lease: by for lease, by in expected.items() if by != handle.agent}
+        else:
+            assert {one.lease for one in held.let_go_of_waiting()} == expected.keys()
+            expected = {}
+        assert held.agents() == set(expected.values())
+        assert len(held) == len(expected)
+        for agent in ("encoder-0", "encoder-1", "encoder-2"):
+            mine = {lease for lease, by in expected.items() if by == agent}
+            assert set(held.leases_of(agent)) == mine

@@ -1,0 +1,173 @@
+"""The page pool: every page has one owner and one way back."""
+
+from __future__ import annotations
+
+import mmap
+import random
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+import torch
+
+from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.pool import PagePool
+
+LAYOUT = KVLayout("pool", 2, 2, 4, 10, 5, "float32")
+
+
+def make_pool(n_pages: int = 8) -> PagePool:
+    return PagePool(LAYOUT, n_pages)
+
+
+def test_memory_is_one_contiguous_page_aligned_block() -> None:
+    pool = make_pool()
+    assert pool.tensor.shape == (8, 2, 2, 5, 2, 4)
+    assert pool.tensor.dtype is torch.float32
+    assert pool.tensor.is_contiguous()
+    assert pool.base_address % mmap.PAGESIZE == 0
+    assert pool.address(3) == pool.tensor[3].data_ptr()
+    assert pool.page_at(pool.address(3)) == 3
+    for wrong in (pool.address(3) + 1, pool.base_address - LAYOUT.page_bytes, pool.address(7) * 2):
+        with pytest.raises(ValueError, match="no page"):
+            pool.page_at(wrong)
+    with pytest.raises(ValueError, match="not in"):
+        pool.address(8)
+
+
+def test_ends_that_lay_out_short_windows_differently_have_different_hashes() -> None:
+    """A CPU packs a short window in the beginning of a page that is a whole one; a GPU does not."""
+    whole = replace(LAYOUT, page_frames=10)
+    assert make_pool().layout_hash == PagePool(LAYOUT, 1, "meta").layout_hash == LAYOUT.hash
+    assert PagePool(whole, 1).layout_hash == whole.hash
+    assert PagePool(whole, 1, "meta").layout_hash != whole.hash
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn"])
+def test_every_dtype_has_its_size(dtype: str) -> None:
+    layout = KVLayout("pool", 1, 1, 8, 10, 10, dtype)
+    pool = PagePool(layout, 2)
+    assert pool.tensor.element_size() * pool.tensor[0].numel() == layout.page_bytes
+    pool.tensor[1].fill_(1.5)
+    assert bool((pool.tensor[1] == 1.5).all())
+
+
+def test_a_view_outlives_the_pool() -> None:
+    view = make_pool().tensor[2]
+    view.fill_(7.0)
+    assert bool((view == 7.0).all())
+
+
+def test_allocation_prefers_neighbours() -> None:
+    pool = make_pool()
+    assert pool.allocate(2) == (0, 1)
+    assert pool.allocate(3) == (2, 3, 4)
+    pool.release((1,))
+    assert pool.allocate(2) == (5, 6)  # not (1, 5): a run is there
+    assert pool.allocate(2) == (1, 7)
+    assert pool.n_free == 0
+    assert pool.allocate(1) is None
+
+
+def test_counts_and_integrity() -> None:
+    pool = make_pool()
+    pages = pool.allocate(5)
+    assert pages is not None
+    assert (pool.n_free, pool.n_used, pool.n_quarantined) == (3, 5, 0)
+    pool.quarantine(pages[:2])
+    assert (pool.n_free, pool.n_used, pool.n_quarantined) == (3, 3, 2)
+    with pytest.raises(RuntimeError, match="3 pages are in use"):
+        pool.check_integrity()
+    pool.check_integrity(n_used=3)
+    pool.release(pages[2:])
+    pool.check_integrity()
+    assert pool.allocate(7) is None
+    pool.lift(pages[:2])
+    assert (pool.n_free, pool.n_used, pool.n_quarantined) == (8, 0, 0)
+
+
+def test_pages_come_back_once() -> None:
+    pool = make_pool()
+    pages = pool.allocate(3)
+    assert pages is not None
+    with pytest.raises(RuntimeError, match="twice"):
+        pool.release((pages[0], pages[0]))
+    pool.release(pages)
+    with pytest.raises(RuntimeError, match="free, expected used"):
+        pool.release(pages)
+    pages = pool.allocate(3)
+    assert pages is not None
+    with pytest.raises(RuntimeError, match="expected used"):
+        pool.release((*pages, 5))
+    assert pool.n_free == 5, "a refused release must change nothing"
+    pool.quarantine(pages)
+    for take_back in (pool.release, pool.quarantine):
+        with pytest.raises(RuntimeError, match="quarantined, expected used"):
+            take_back(pages)
+    pool.lift(pages)
+    with pytest.raises(RuntimeError, match="expected quarantined"):
+        pool.lift(pages)
+    with pytest.raises(RuntimeError, match="not in"):
+        pool.release((99,))
+    pool.check_integrity()
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    pool = make_pool()
+    for n_pages in (0, 9):
+        with pytest.raises(ValueError, match="cannot take"):
+            pool.allocate(n_pages, timeout_s=60.0)
+    with pytest.raises(ValueError, match="at least one"):
+        make_pool(0)
+
+
+def test_allocation_waits_for_a_release_and_gives_up_in_time() -> None:
+    pool = make_pool()
+    pages = pool.allocate(8)
+    assert pages is not None
+    begin = time.monotonic()
+    assert pool.allocate(1, timeout_s=0.05) is None
+    assert time.monotonic() - begin >= 0.05
+    got: list[tuple[int, ...] | None] = []
+    waiter = threading.Thread(target=lambda: got.append(pool.allocate(6, timeout_s=30.0)))
+    waiter.start()
+    pool.release(pages[:3])
+    pool.quarantine(pages[3:6])
+    assert not got
+    pool.lift(pages[3:6])
+    waiter.join(30.0)
+    assert got == [(0, 1, 2, 3, 4, 5)]
+
+
+def test_no_page_has_two_owners_among_threads() -> None:
+    pool = make_pool(6)
+    owners = [0] * 6
+    wrong: list[int] = []
+
+    def work(seed: int) -> None:
+        choose = random.Random(seed)
+        for _ in range(200):
+            pages = pool.allocate(choose.randint(1, 4), timeout_s=30.0)
+            assert pages is not None
+            for page in pages:
+                owners[page] += 1
+                if owners[page] != 1:
+                    wrong.append(page)
+            for page in pages:
+                owners[page] -= 1
+            if choose.random() < 0.3:
+                pool.quarantine(pages)
+                pool.lift(pages)
+            else:
+                pool.release(pages)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60.0)
+        assert not thread.is_alive()
+    assert not wrong
+    pool.check_integrity()
+    assert pool.n_free == 6

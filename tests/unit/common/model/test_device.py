@@ -1,0 +1,55 @@
+"""Cores that a process may use, and who goes first on them.
+
+A container limited to two must not start 64 threads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from cluster.common.model import device
+
+
+@pytest.fixture(autouse=True)
+def sixty_four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("files", "n"),
+    [
+        ({}, 64),
+        ({"cpu.max": "max 100000\n"}, 64),
+        ({"cpu.max": "200000 100000\n"}, 2),
+        ({"cpu.max": "250000 100000\n"}, 3),
+        ({"cpu.max": "50000 100000\n"}, 1),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4),
+    ],
+)
+def test_a_container_s_limit_counts(tmp_path: Path, files: dict[str, str], n: int) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert device.usable_cores(tmp_path) == n
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has a priority of its own on Linux")
+def test_a_decoders_thread_lets_the_encoder_go_first_and_no_other_thread_does() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    found: list[int] = []
+
+    def decode() -> None:
+        device.let_encoder_go_first()
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=decode)
+    thread.start()
+    thread.join()
+    assert found == [min(19, before + device.BEHIND_ENCODER)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before

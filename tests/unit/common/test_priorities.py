@@ -1,0 +1,77 @@
+"""Which class goes next: the most urgent, and every one at last."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+
+from cluster.common.messages import Priority
+from cluster.common.priorities import PASSED_BY, URGENCY, Turns, leaves_room
+
+ALL: list[Priority] = ["bulk", "live", "interactive"]
+
+
+def test_the_most_urgent_goes_first() -> None:
+    turns = Turns()
+    assert list(URGENCY) == ["live", "interactive", "bulk"]
+    assert turns.next(ALL) == "live"
+    assert turns.next(["bulk", "interactive"]) == "interactive"
+    assert turns.next(["bulk"]) == "bulk"
+
+
+def test_a_class_that_was_passed_by_often_enough_is_next() -> None:
+    turns = Turns()
+    for _ in range(PASSED_BY["interactive"]):
+        assert turns.next(ALL) == "live"
+        turns.went("live", ALL)
+    assert turns.next(ALL) == "interactive"
+    turns.went("interactive", ALL)
+    assert turns.next(ALL) == "live"
+
+
+def test_live_windows_never_wait_for_a_turn() -> None:
+    turns = Turns()
+    for _ in range(100):
+        turns.went("bulk", ALL)
+    assert not turns.is_due("live")
+    assert turns.next(ALL) == "live"
+
+
+def test_who_waits_no_more_keeps_no_claim() -> None:
+    turns = Turns()
+    for _ in range(PASSED_BY["bulk"]):
+        turns.went("live", ["bulk"])
+    assert turns.is_due("bulk")
+    turns.went("live", ["interactive"])
+    assert not turns.is_due("bulk")
+
+
+def test_under_any_load_each_class_has_its_share() -> None:
+    """On a clock of steps: one window leaves at each, and more come than leave."""
+    rng = random.Random(3)
+    turns = Turns()
+    queues: dict[Priority, deque[int]] = {one: deque() for one in URGENCY}
+    waited: dict[Priority, list[int]] = {one: [] for one in URGENCY}
+    heads = dict.fromkeys(URGENCY, 0)  # since when the first of each class is the first
+    for step in range(2000):
+        for one in URGENCY:
+            if rng.random() < 0.9:
+                queues[one].append(step)
+        waiting = [one for one, queue in queues.items() if queue]
+        if not waiting:
+            continue
+        chosen = turns.next(waiting)
+        arrived = queues[chosen].popleft()
+        waited[chosen].append(step - max(arrived, heads[chosen]))
+        heads[chosen] = step
+        turns.went(chosen, [one for one, queue in queues.items() if queue])
+    assert max(waited["live"]) <= 3, "at most one of each other class goes before it"
+    assert max(waited["interactive"]) <= PASSED_BY["interactive"] + 2
+    assert max(waited["bulk"]) <= PASSED_BY["bulk"] + 2
+    assert len(waited["live"]) > 1500
+
+
+def test_bulk_leaves_half_of_the_room() -> None:
+    assert leaves_room(used=0, wanted=5, total=8), "one may always begin"
+    assert leaves_room(used=3, wanted=1, total=8)
+    assert not leaves_room(used=4, wanted=1, total=8)

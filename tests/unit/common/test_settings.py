@@ -1,0 +1,267 @@
+"""Settings: precedence, strictness, and errors that name the field."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.cli.main import as_yaml
+from cluster.cli.reference_config import reference_config
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings
+from cluster.common.settings_sources import load_settings, read_api_keys
+from cluster.serve.deployment_names import deployment_suffixes
+from cluster.serve.distribution import package_root
+from cluster.serve.start.resolve import resolve_settings
+
+
+def test_defaults_serve_the_bundled_model_on_localhost() -> None:
+    settings = load_settings(environ={})
+    assert settings.model == "demo"
+    assert (settings.router.host, settings.router.port) == ("127.0.0.1", 8000)
+
+
+def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("model: from-file\nrouter:\n  port: 1\n  host: from-file\n  audio_workers: 7\n")
+    environ = {"SPLITSCRIBE_ROUTER__PORT": "2", "SPLITSCRIBE_ROUTER__HOST": "from-env"}
+    settings = load_settings(file, {"router": {"port": 3, "host": None}}, environ)
+    assert settings.router.port == 3
+    assert settings.router.host == "from-env"
+    assert settings.router.audio_workers == 7
+    assert settings.model == "from-file"
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("router:\n  prot: 9\n", "router.prot"),
+        ("encoder:\n  max_batch: -1\n", "encoder.max_batch"),
+        ("[1, 2]", "mapping"),
+        ("a: [", "not YAML"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path: Path, text: str, named: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=named.replace(".", r"\.")):
+        load_settings(file, environ={})
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot read settings file"):
+        load_settings(tmp_path / "none.yaml", environ={})
+
+
+def test_an_unknown_variable_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"router\.prot"):
+        load_settings(environ={"SPLITSCRIBE_ROUTER__PROT": "1"})
+
+
+def service_links(service: str, port_name: str) -> dict[str, str]:
+    """The variables that Kubernetes gives to pods for a Service of this name."""
+    name = service.upper().replace("-", "_")
+    port = port_name.upper().replace("-", "_")
+    return {
+        f"{name}_SERVICE_HOST": "10.96.3.7",
+        f"{name}_SERVICE_PORT": "8000",
+        f"{name}_SERVICE_PORT_{port}": "8000",
+        f"{name}_PORT": "tcp://10.96.3.7:8000",
+        f"{name}_PORT_8000_TCP": "tcp://10.96.3.7:8000",
+        f"{name}_PORT_8000_TCP_PROTO": "tcp",
+        f"{name}_PORT_8000_TCP_PORT": "8000",
+        f"{name}_PORT_8000_TCP_ADDR": "10.96.3.7",
+        f"{name}_PORT_53_UDP": "udp://10.96.3.7:53",
+    }
+
+
+@pytest.mark.parametrize(
+    "service",
+    ["splitscribe", "splitscribe-serve-svc", "splitscribe-head-svc", "splitscribe-7xkq9-head-svc"],
+)
+def test_what_kubernetes_tells_of_services_is_no_setting(service: str) -> None:
+    links = service_links(service, "dashboard-agent")
+    assert load_settings(environ=links) == Settings()
+    with_port = load_settings(environ={**links, "SPLITSCRIBE_ROUTER__PORT": "2"})
+    assert with_port.router.port == 2
+
+
+def test_what_only_looks_like_a_service_is_still_refused() -> None:
+    for name, text in (
+        ("SPLITSCRIBE_PORT", "8000"),
+        ("SPLITSCRIBE_ROUTER__PORT", "tcp://10.96.3.7:8000"),
+        ("SPLITSCRIBE_SERVICE", "x"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"from the variable {name}"):
+            load_settings(environ={name: text})
+
+
+def test_a_mistake_names_the_variable_that_made_it(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("encoder: {max_batch: -1}")
+    environ = {"SPLITSCRIBE_PORT": "1", "SPLITSCRIBE_ROUTER__PORT": "2"}
+    with pytest.raises(ConfigurationError) as refused:
+        load_settings(file, {"router": {"port": -3}}, environ)
+    assert "port (from the variable SPLITSCRIBE_PORT): " in str(refused.value)
+    assert "encoder.max_batch: " in str(refused.value)
+    assert "router.port: " in str(refused.value), "a flag is the one that counts"
+
+
+@pytest.mark.parametrize(
+    "names", [("PORT", "PORT__X"), ("PORT__X", "PORT"), ("PORT__X__Y", "port")]
+)
+def test_a_variable_for_a_part_of_another_ones_value_is_refused(names: tuple[str, str]) -> None:
+    environ = {f"SPLITSCRIBE_ROUTER__{name}": "2" for name in names}
+    with pytest.raises(ConfigurationError, match="as a whole") as refused:
+        load_settings(environ=environ)
+    assert all(name in str(refused.value) for name in environ)
+
+
+def test_settings_are_frozen() -> None:
+    with pytest.raises(Exception, match="frozen"):
+        Settings().model = "other"  # type: ignore[misc]
+
+
+def test_keys_come_as_a_text_a_list_or_a_variable_with_commas() -> None:
+    assert load_settings(flags={"router": {"api_key": "a,b"}}, environ={}).router.api_key == (
+        "a,b",
+    )
+    assert load_settings(flags={"router": {"api_key": ["a", "b"]}}, environ={}).router.api_key == (
+        "a",
+        "b",
+    )
+    environ = {"SPLITSCRIBE_ROUTER__API_KEY": "a, b,"}
+    assert load_settings(environ=environ).router.api_key == ("a", "b")
+    for nothing in ("", None, []):
+        assert load_settings(flags={"router": {"api_key": nothing}}, environ={}) == Settings()
+
+
+def test_keys_of_a_file_join_the_others(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# ours\n\n  one  # of Ann\ntwo\n")
+    router = {"api_key": "zero", "api_key_file": str(file), "port": 0}
+    resolved = resolve_settings(load_settings(flags={"router": router}, environ={}))
+    assert resolved.router.api_key == ("zero", "one", "two")
+
+
+def test_routers_listen_themselves_unless_they_join_a_cluster() -> None:
+    settings = load_settings(flags={"router": {"port": 0}}, environ={})
+    assert resolve_settings(settings).router.listener == "router"
+    assert resolve_settings(settings, "auto").router.listener == "serve"
+    asked = load_settings(flags={"router": {"port": 0, "listener": "router"}}, environ={})
+    assert resolve_settings(asked).router.listener == "router"
+    with pytest.raises(ConfigurationError, match="one machine"):
+        resolve_settings(asked, "auto")
+
+
+@pytest.mark.parametrize("content", [None, "# nobody\n", b"\xff\xfe"])
+def test_a_file_without_keys_is_told(tmp_path: Path, content: str | bytes | None) -> None:
+    file = tmp_path / "keys"
+    if content is not None:
+        file.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(ConfigurationError, match="API key"):
+        read_api_keys(file)
+
+
+def test_a_limit_per_key_needs_keys_and_never_shows_them() -> None:
+    with pytest.raises(ConfigurationError, match="max_requests_per_key"):
+        load_settings(flags={"router": {"max_requests_per_key": 2}}, environ={})
+    with pytest.raises(ConfigurationError) as caught:
+        load_settings(
+            flags={"router": {"api_key": "secret", "port": -1, "max_requests_per_key": 1}},
+            environ={},
+        )
+    assert "secret" not in f"{caught.value}{caught.value.__cause__}"
+
+
+SEVERAL = {
+    "models": {
+        "large": {"model": "openai/whisper-large-v3", "aliases": "whisper-1"},
+        "small": {"model": "demo", "encoder": {"replicas": 3}, "decoder": {"max_batch": 2}},
+        "compact": {"model": "demo", "kv_dtype": "float8"},
+    },
+    "kv_dtype": "bfloat16",
+    "encoder": {"max_batch": 4},
+}
+
+
+def test_each_of_several_models_has_the_common_settings_under_its_own() -> None:
+    settings = pickle.loads(pickle.dumps(load_settings(flags=SEVERAL, environ={})))
+    large, small, compact = settings.by_model().values()
+    assert list(settings.by_model()) == ["large", "small", "compact"]
+    assert [one.kv_dtype for one in (large, small, compact)] == ["bfloat16", "bfloat16", "float8"]
+    assert (large.model, large.served_model_names) == ("openai/whisper-large-v3", ("large",))
+    assert settings.aliases_of("large") == ("whisper-1",)
+    assert (large.encoder.replicas, small.encoder.replicas) == (1, 3)
+    assert (large.encoder.max_batch, small.encoder.max_batch) == (4, 4)
+    assert (large.decoder.max_batch, small.decoder.max_batch) == (0, 2)
+
+
+def test_one_model_stands_for_itself() -> None:
+    (name,) = load_settings(flags={"model": "openai/whisper-tiny"}, environ={}).by_model()
+    assert name == "openai/whisper-tiny"
+    named = load_settings(flags={"served_model_names": ("a", "b")}, environ={}).by_model()
+    assert named["a"].served_model_names == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("more", "named"),
+    [
+        ({"model": "demo"}, "not both"),
+        ({"served_model_names": "x"}, "not both"),
+        ({"models": {"large": {"model": "demo", "aliases": ["small"]}}}, "'small'"),
+        ({"models": {"small": {"encoder": {"batch": 3}}}}, r"models\.small\.encoder\.batch"),
+        ({"models": {"none": {"aliases": "x"}}}, r"models\.none\.model"),
+    ],
+)
+def test_models_that_do_not_fit_are_named(tmp_path: Path, more: dict[str, Any], named: str) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(yaml.safe_dump(SEVERAL))
+    with pytest.raises(ConfigurationError, match=named):
+        load_settings(file, more, environ={})
+
+
+def test_the_printed_settings_can_be_read_again_and_hide_keys(tmp_path: Path) -> None:
+    keys = {
+        "router": {"api_key": ["H1dden", "H1dden too"]},
+        "cluster_key": "H1dden",
+        "batches": {"webhook_secret": f"whsec_H1dden{'x' * 26}"},
+    }
+    settings = load_settings(flags={**SEVERAL, **keys}, environ={})
+    text = as_yaml(settings)
+    assert "H1dden" not in text
+    assert "H1dden" not in repr(settings.batches)
+    file = tmp_path / "printed.yaml"
+    file.write_text(text)
+    assert load_settings(file, keys, environ={}) == settings
+
+
+def test_webhooks_need_a_secret_that_can_sign() -> None:
+    hosts = {"SPLITSCRIBE_BATCHES__WEBHOOK_HOSTS": "a.example, b.example:8443"}
+    secret = {"SPLITSCRIBE_BATCHES__WEBHOOK_SECRET": f"whsec_{'A' * 32}"}
+    settings = load_settings(environ={**hosts, **secret})
+    assert settings.batches.webhook_hosts == ("a.example", "b.example:8443")
+    with pytest.raises(ConfigurationError, match="webhook_secret"):
+        load_settings(environ=hosts)
+    for short in ("whsec_AAAA", "A" * 40):
+        with pytest.raises(ConfigurationError, match="webhook_secret") as refused:
+            load_settings(flags={"batches": {"webhook_secret": short}}, environ={})
+        assert f"got '{short}'" not in str(refused.value)
+
+
+def test_deployments_of_several_models_have_names_of_their_own() -> None:
+    assert deployment_suffixes([]) == [""]
+    names = ["openai/whisper-large-v3", "a b", "a/b", "a-b-2", "A.b"]
+    suffixes = ["-openai-whisper-large-v3", "-a-b", "-a-b-2", "-a-b-2-2", "-a-b-3"]
+    assert deployment_suffixes(names) == suffixes
+
+
+def test_the_shipped_settings_file_tells_the_defaults() -> None:
+    """Rewrite it with `python -m cluster.cli.reference_config > configs/settings.yaml`."""
+    file = package_root() / "configs" / "settings.yaml"
+    assert file.read_text() == reference_config()
+    assert load_settings(file, environ={}) == Settings()
