@@ -58,8 +58,7 @@ from benchmark.cpu.systems import (
 )
 from benchmark.rivals.engines import Heard, RivalProcess, RivalSpec, rival_specs
 from benchmark.shared import command
-from benchmark.shared.clips import UniqueFiles, demo_clips
-from benchmark.shared.demo_speech import CACHE
+from benchmark.shared.clips import CACHE, UniqueFiles, demo_clips
 from benchmark.shared.flops import window_flops
 from benchmark.shared.forced_length import forced_checkpoint
 from benchmark.shared.machine import (
@@ -107,7 +106,7 @@ def word_errors(plan: Plan, n: int) -> dict[str, list[WordErrors]]:
     """Of every system on the bundled weights, by its name; empty where n is 0."""
     if not n:
         return {}
-    clips = demo_clips("short", n, plan.cache)
+    clips = demo_clips(n, plan.cache)
     files = [clip.audio for clip in clips if isinstance(clip.audio, Path)]
     said = [clip.reference or "" for clip in clips]
     demo = plan.cache / "demo-checkpoint"  # its conversions stand beside it

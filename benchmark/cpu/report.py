@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.shared.rounds import median_ratio
+from benchmark.shared.machine import median_ratio
 from benchmark.shared.word_errors import WordErrors, interval, total
 
 OURS = "splitscribe"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from benchmark.shared.demo_speech import CACHE
+from benchmark.shared.clips import CACHE
 from cluster.common.model.tensor_files import BUNDLED_FOLDER
 
 # Arguments of faster-whisper's `transcribe` for one greedy decode whose result is always taken.

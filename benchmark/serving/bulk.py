@@ -43,9 +43,8 @@ from benchmark.shared.bulk_work import (
 )
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.forced_length import forced_checkpoint
-from benchmark.shared.machine import cpu_info, usable_cores, versions
+from benchmark.shared.machine import cpu_info, median_ratio, usable_cores, versions
 from benchmark.shared.openai_client import Client, Upload, send_all
-from benchmark.shared.rounds import median_ratio
 from benchmark.shared.server import SPLITSCRIBE, BenchServer, serving
 from benchmark.shared.shapes import SHAPES
 from cluster.archives.transcriber import unlimited_engine

@@ -19,30 +19,28 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import io
 import json
 import statistics
 import sys
 import time
-import wave
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import psutil
 from rich.console import Console
 from rich.table import Table
 
 from benchmark.serving.live_session import speak
-from benchmark.serving.live_words import percentile, word_delays
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, serving
+from benchmark.shared.speech.wav import wav_bytes
 from benchmark.shared.talks import Talk, make_talks
 from benchmark.shared.word_errors import count_all, total
-from cluster.common.messages import SAMPLE_RATE
 
 UPDATES = "ray_splitscribe_live_updates_total"
 ENCODER_S = "ray_splitscribe_encoder_busy_seconds_total"
@@ -101,6 +99,40 @@ async def measure(
     }
 
 
+Told = tuple[float, str, str]  # seconds since the first sample was due, item, text that is added
+
+
+def word_delays(talk: Talk, deltas: Iterable[Told]) -> list[float]:
+    """Seconds from each word's end to its delta, of the words that were heard right."""
+    import jiwer
+
+    said = [_plain(word) for word, _ in talk.words]
+    told: list[tuple[str, float]] = []
+    open_words: dict[str, str] = {}
+    for at_s, item, text in deltas:
+        joined = open_words.get(item, "") + text
+        open_words[item] = joined[len(joined.rstrip()) :] if joined != joined.rstrip() else ""
+        told += [(_plain(word), at_s) for word in joined.split() if _plain(word)]
+    if not told or not said:
+        return []
+    aligned = jiwer.process_words(" ".join(said), " ".join(word for word, _ in told))
+    delays = []
+    for chunk in aligned.alignments[0]:
+        if chunk.type == "equal":
+            for ref in range(chunk.ref_start_idx, chunk.ref_end_idx):
+                hyp = chunk.hyp_start_idx + ref - chunk.ref_start_idx
+                delays.append(told[hyp][1] - talk.words[ref][1])
+    return delays
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    return float(np.percentile(values, share)) if values else float("nan")
+
+
+def _plain(word: str) -> str:
+    return "".join(char for char in word.lower() if char.isalnum() or char == "'")
+
+
 def _own_s() -> float:
     times = psutil.Process().cpu_times()
     return times.user + times.system
@@ -136,21 +168,11 @@ def file_errors(url: str, model: str, talks: Sequence[Talk]) -> float:
         for talk in talks:
             answer = client.post(
                 f"{url}/v1/audio/transcriptions",
-                files={"file": ("talk.wav", _wav(talk))},
+                files={"file": ("talk.wav", wav_bytes(talk.pcm))},
                 data={"model": model, "language": "en"},
             )
             texts.append(answer.raise_for_status().json()["text"])
     return total(count_all([talk.text for talk in talks], texts, "en")).wer
-
-
-def _wav(talk: Talk) -> bytes:
-    content = io.BytesIO()
-    with wave.open(content, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes(talk.pcm.tobytes())
-    return content.getvalue()
 
 
 def report(rows: Sequence[Mapping[str, Any]], file_wer: float, console: Console) -> None:

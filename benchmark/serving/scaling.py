@@ -26,9 +26,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.serving.raw_client import Load, form_request, send_all
 from benchmark.shared.bare_server import BareServer, bare_uvicorn
 from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.openai_client import Client, Upload, form_fields, send_all
 from benchmark.shared.server import BenchServer, cpu_ms_each, serving
 from cluster.demo.samples import sample_path
 
@@ -63,9 +63,9 @@ class Sample:
     p50_ms: list[float] = field(default_factory=list)
     cpu_ms: dict[str, list[float]] = field(default_factory=dict)  # per request
 
-    def add(self, load: Load, cpu_ms: Mapping[str, float]) -> None:
-        self.requests_per_s.append(load.requests_per_s)
-        self.p50_ms.append(statistics.median(load.latencies_ms))
+    def add(self, requests_per_s: float, p50_ms: float, cpu_ms: Mapping[str, float]) -> None:
+        self.requests_per_s.append(requests_per_s)
+        self.p50_ms.append(p50_ms)
         for kind in CPU_KINDS:
             self.cpu_ms.setdefault(kind, []).append(cpu_ms.get(kind, 0.0))
 
@@ -87,14 +87,27 @@ class Sample:
         }
 
 
-def measure(server: Server, n_requests: int, in_flight: int) -> tuple[Load, dict[str, float]]:
-    """One round: the load, and CPU milliseconds per request by kind of process."""
+def measure(server: Server, n: int, in_flight: int) -> tuple[float, float, dict[str, float]]:
+    """One round: requests/s, the median of their ms, and CPU ms of each by kind of process.
+
+    Raises:
+        SystemExit: an answer was an error.
+    """
     audio = sample_path("short").read_bytes()
-    request = form_request(server.url, audio, model="whisper-1", language="en")
-    before, client_s = server.cpu_s(), time.process_time()
-    load = asyncio.run(send_all(server.url, request, n_requests, in_flight, '"text"'))
+    uploads = [Upload.of(audio, "short.flac", form_fields("whisper-1", "en", {}))] * n
+
+    async def send() -> list[float]:
+        async with Client(server.url) as client:
+            outcomes = await send_all(client, uploads, in_flight)
+        if failed := [one for one in outcomes if one.failure]:
+            raise SystemExit(f"{server.url}: {failed[0].failure} {failed[0].error}")
+        return [1000 * one.latency for one in outcomes]
+
+    before, client_s, began_s = server.cpu_s(), time.process_time(), time.perf_counter()
+    latencies_ms = asyncio.run(send())
+    wall_s = time.perf_counter() - began_s
     after = server.cpu_s() | {"client": time.process_time() - client_s}
-    return load, cpu_ms_each(before, after, n_requests)
+    return n / wall_s, statistics.median(latencies_ms), cpu_ms_each(before, after, n)
 
 
 def idle_router_ms(server: Server) -> float:

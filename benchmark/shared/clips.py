@@ -16,6 +16,7 @@ import argparse
 import csv
 import io
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,7 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.shared.demo_speech import CACHE, demo_clip_files
-from benchmark.shared.speech.wav import wav_bytes
+from benchmark.shared.speech.wav import to_pcm, wav_bytes
 from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import SAMPLES, sample_path, sample_text
 
@@ -34,6 +34,7 @@ AUDIO_SUFFIXES = frozenset(
     (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4", ".webm", ".aac")
 )
 FILE_KEYS = ("file", "audio", "audio_filepath", "path")
+CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "splitscribe/benchmark"
 TEXT_KEYS = ("text", "sentence", "transcription", "transcript", "normalized_text")
 MANIFESTS = ("references.tsv", "references.jsonl")
 
@@ -94,7 +95,7 @@ def clips_of(args: argparse.Namespace, limit: int | None = None) -> list[Clip]:
             )
         )
     elif args.demo:
-        found = demo_clips("short", args.demo, args.cache)
+        found = demo_clips(args.demo, args.cache)
     else:
         found = [Clip(name, sample_path(name), sample_text(name)) for name in SAMPLES]
     if not found:
@@ -181,10 +182,40 @@ def dataset_clips(
         yield Clip(f"{index:05}{suffix}", data, str(text))
 
 
-def demo_clips(name: str, n: int, cache: Path) -> list[Clip]:
-    """New speech for the demo model: the first `n` of a set of `benchmark.shared.demo_speech`."""
-    files = demo_clip_files(name, n, cache)
+def demo_clips(n: int, cache: Path) -> list[Clip]:
+    """New utterances for the demo model: made sentences and words in free order by turns.
+
+    From a seed that training never used. Each is a file in a cache folder with its text beside it,
+    made when it is missing, in order: fewer of them are the first of more.
+
+    Raises:
+        SystemExit: they are not there yet, and the speech libraries are missing.
+    """
+    files = [cache / "demo-utterances" / f"{index:05}.wav" for index in range(n)]
+    if not all(file.with_suffix(".txt").is_file() for file in files):
+        _make_demo_clips(files)
     return [Clip(file.name, file, file.with_suffix(".txt").read_text()) for file in files]
+
+
+def _make_demo_clips(files: list[Path]) -> None:
+    from benchmark.shared.speech import corpus
+    from benchmark.shared.speech.examples import ExampleMaker
+    from benchmark.shared.speech.synthesis import SynthesisError
+
+    print(f"making {len(files)} demo recordings in {files[0].parent}", flush=True)
+    files[0].parent.mkdir(parents=True, exist_ok=True)
+    try:
+        kinds = (
+            (ExampleMaker("made"), corpus.made_sentence),
+            (ExampleMaker("free"), corpus.free_order),
+        )
+        for index, file in enumerate(files):
+            maker, text = kinds[index % 2]
+            example = maker.alone(text)
+            file.write_bytes(wav_bytes(to_pcm(example.audio)))
+            file.with_suffix(".txt").write_text(example.text)  # last: it says the clip is whole
+    except SynthesisError as error:
+        raise SystemExit(str(error)) from error
 
 
 class UniqueFiles:

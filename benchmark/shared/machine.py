@@ -59,6 +59,11 @@ def versions(*packages: str) -> dict[str, str]:
     return found
 
 
+def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median over rounds of ours divided by theirs, each ratio within one round."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+
+
 def product_flops(dtype: torch.dtype, shape: ModelShape, rounds: int = 15) -> float:
     """FLOP/s that torch reaches in the encoder's widest product, median of `rounds`."""
     left = torch.randn(FRAMES, shape.d_model).to(dtype)

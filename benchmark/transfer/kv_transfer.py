@@ -34,7 +34,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmark.shared.command import make_parser, print_result
-from benchmark.shared.rounds import median_ratio
+from benchmark.shared.machine import median_ratio
 from cluster.common.kv.connect import make_wire
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.importer import KVImporter

@@ -15,9 +15,7 @@ def test_what_a_request_costs_is_told_by_kind_of_process() -> None:
     sample = Sample()
     with instant() as server:
         for _ in range(2):
-            load, cpu_ms = measure(server, N, IN_FLIGHT)
-            assert len(load.latencies_ms) == N
-            sample.add(load, cpu_ms)
+            sample.add(*measure(server, N, IN_FLIGHT))
     told = sample.report()
     assert told["requests_per_s"] > 0
     assert {"router", "audio", "client"} <= set(told["cpu_ms"])
