@@ -15,8 +15,12 @@ import pytest
 from cluster.demo.samples import sample_path
 from cluster.serve.distribution import package_root
 from tests.e2e.conftest import Server, wait_until
-from tests.support.browsers.devtools import open_page
-from tests.support.programs import needs, require
+from tests.support.programs import needs
+
+playwright = pytest.importorskip("playwright.sync_api")
+from playwright.sync_api import expect  # noqa: E402
+
+from tests.support.browsers.page import running_browser  # noqa: E402
 
 CONFIGS = package_root() / "configs"
 MAX_BYTES = 150_000
@@ -49,17 +53,19 @@ def test_the_runbook_shows_the_pictures_that_there_are() -> None:
 
 @pytest.mark.slow
 @needs("chromium")
-async def test_what_the_runbook_looks_at_is_in_the_dashboard(
-    server: Server, tmp_path: Path
-) -> None:
+def test_what_the_runbook_looks_at_is_in_the_dashboard(server: Server, tmp_path: Path) -> None:
     server.client().audio.transcriptions.create(model="whisper-1", file=sample_path("short"))
     wait_until(server.is_idle, 30.0, "an idle cluster")
     folder = Path(os.environ.get("RUNBOOK_IMAGES", tmp_path))
-    headers = {"Authorization": f"Bearer {dashboard_token()}"}
-    async with open_page(require("chromium"), tmp_path / "profile", headers) as page:
+    with running_browser() as browser:
+        page = browser.new_page(viewport={"width": 1600, "height": 1020})
+        page.set_extra_http_headers({"Authorization": f"Bearer {dashboard_token()}"})
         for name, (path, words) in PAGES.items():
-            await page.show(f"{server.dashboard()}/#{path}", *words)
-            await page.run(WITHOUT_PATHS)
-            content = await page.picture()
+            page.goto("about:blank")
+            page.goto(f"{server.dashboard()}/#{path}")
+            for word in words:
+                expect(page.locator("body")).to_contain_text(word, timeout=60_000)
+            page.evaluate(WITHOUT_PATHS)
+            page.wait_for_timeout(1_000)  # for what fades in
+            content = page.screenshot(path=folder / f"{name}.png")
             assert 5_000 < len(content) < MAX_BYTES
-            (folder / f"{name}.png").write_bytes(content)

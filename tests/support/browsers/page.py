@@ -46,9 +46,9 @@ WATCH_SHIFTS = """() => {
 
 
 @contextmanager
-def running_browser(spoken: Path) -> Iterator[Browser]:
+def running_browser(spoken: Path | None = None) -> Iterator[Browser]:
     """A headless Chromium whose microphone plays the WAV file `spoken`."""
-    flags = [*FLAGS, f"--use-file-for-fake-audio-capture={spoken}"]
+    flags = [*FLAGS, *([f"--use-file-for-fake-audio-capture={spoken}"] if spoken else [])]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=require("chromium"), args=flags)
         try:
