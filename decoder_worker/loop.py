@@ -33,8 +33,7 @@ from decoder_worker.launch_queue import Kind, LaunchQueue
 from decoder_worker.model_runner import ModelRunner
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import StepOutput
-from decoder_worker.scheduling.answers import finished_result, language_result
-from decoder_worker.scheduling.fallback import is_doubted, is_final
+from decoder_worker.scheduling.answers import finished_result, is_doubted, is_final, language_result
 from decoder_worker.scheduling.scheduler import Scheduler
 from decoder_worker.scheduling.sequence import Attempt, DecodeSequence, SequenceState
 from decoder_worker.states import Landing, StatesProjection

@@ -36,7 +36,7 @@ from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import best_of
 from decoder_worker.sampling.search import Row, RowCopy, StepOutput
 from decoder_worker.sampling.slots import SlotTable
-from decoder_worker.scheduling.fallback import chosen_attempt
+from decoder_worker.scheduling.answers import chosen_attempt
 from decoder_worker.scheduling.sequence import DecodeSequence
 from decoder_worker.step import DecodeStep
 

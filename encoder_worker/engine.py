@@ -14,7 +14,6 @@ from concurrent.futures import Future
 from functools import partial
 
 from cluster.common.errors import WorkerDrainingError
-from cluster.common.idle_threads import run_when_idle
 from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.metrics import ENCODER_METRICS, Recorder, silent_recorder
@@ -26,6 +25,7 @@ from cluster.common.model.encoder_context import (
     chosen_context,
     unused_settings,
 )
+from cluster.common.priorities import run_when_idle
 from cluster.common.settings import EncoderSettings
 from encoder_worker.batcher import Batcher
 from encoder_worker.core import EncoderCore, Lane, check_layout

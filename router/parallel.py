@@ -4,10 +4,11 @@ A bounded number of windows runs at a time, each through its own chain of encode
 that none holds pages while another waits. While the language is unknown, windows go one after
 another, until one with speech shows it. Where a decoder stopped before a window's end or before
 speech in it, the rest is decoded as a window of its own, so that nothing said is lost (unless the
-client limits the tokens of each window).
-Where tokens are sent one by one, nothing can be taken back: a window is decoded only once, and its
-last text lasts to its end. `router.unsupported_text` decides which text needs the support of the
-voice detector.
+client limits the tokens of each window). Where tokens are sent one by one, nothing can be taken
+back: a window is decoded only once, and its last text lasts to its end. Text that the decoder
+doubts needs the support of the voice detector, per window and per segment, so that music between
+two sentences gets no words; clear speech is never left out, nor is text that the decoder is sure
+of.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 
 from cluster.common.messages import SAMPLE_RATE, DecodeOptions, Pcm, QualityGates, SampledToken
 from cluster.common.model.text.tokenizer import WhisperTokenizer
@@ -23,9 +25,8 @@ from router.audio.stream import AudioStream
 from router.audio.windows import Window
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio
-from router.transcript import WindowTranscript
+from router.transcript import Segment, WindowTranscript
 from router.transcript_builder import TranscriptBuilder, gather_window, token_logprobs
-from router.unsupported_text import gates_for, unheard_from, without_hallucinations
 
 MIN_TAIL_S = 0.1  # less than this cannot hold a word
 MIN_QUIET_TAIL_S = 2.0  # the same without text from the decoder: likely the pause before a cut
@@ -121,3 +122,67 @@ def _rest(part: WindowTranscript, window: Window) -> float | None:
 
 def _samples_from(window: Window, start_s: float) -> Pcm:
     return window.pcm[round(start_s * SAMPLE_RATE) - window.start_sample :]
+
+
+FAINT_DOUBT = 0.5  # share of the doubt that is allowed in a window with sure speech
+MIN_UNHEARD_S = 1.0  # a decoder's timestamps are less exact than the detector
+LEAD_S = 0.3  # kept before speech that is decoded again
+LEAST_SPEECH = 0.5  # share of a doubted segment that must be speech
+
+
+def gates_for(window: Window, gates: QualityGates) -> QualityGates:
+    """Stricter gates where the detector is not sure of speech: then the decoder has to be."""
+    if not window.is_faint or gates.no_speech_prob is None or gates.avg_logprob is None:
+        return gates
+    return replace(gates, no_speech_prob=0.0, avg_logprob=FAINT_DOUBT * gates.avg_logprob)
+
+
+def without_hallucinations(
+    part: WindowTranscript, window: Window, gates: QualityGates
+) -> WindowTranscript:
+    """Take the text from segments that the decoder doubts and that are mostly without speech.
+
+    The segments stay, since the words of the others are aligned beside theirs.
+    """
+    if window.speech is None or gates.avg_logprob is None or part.is_sent:
+        return part
+    limit, speech = gates.avg_logprob, window.speech
+    segments = tuple(
+        replace(segment, text="")
+        if _avg_logprob(segment) < limit and _speech_share(segment, speech) < LEAST_SPEECH
+        else segment
+        for segment in part.segments
+    )
+    return replace(part, segments=segments)
+
+
+def unheard_from(part: WindowTranscript, window: Window) -> float | None:
+    """Where speech begins that the decoder stopped before, in seconds of the upload.
+
+    None where there is less than `MIN_UNHEARD_S` of it, or where it is the whole part.
+    """
+    if window.speech is None or not part.segments or part.is_sent:
+        return None
+    limit_s = part.offset_s + part.duration_s
+    end_s = min(limit_s, max(segment.end for segment in part.segments))
+    left = [
+        (max(end_s, first / SAMPLE_RATE), min(limit_s, last / SAMPLE_RATE))
+        for first, last in window.speech
+        if end_s < last / SAMPLE_RATE and first / SAMPLE_RATE < limit_s
+    ]
+    if sum(last_s - first_s for first_s, last_s in left) < MIN_UNHEARD_S:
+        return None
+    start_s = max(end_s, left[0][0] - LEAD_S)
+    return start_s if start_s > part.offset_s else None
+
+
+def _avg_logprob(segment: Segment) -> float:
+    """The mean over the segment's own tokens; its field of that name is the window's."""
+    return fmean(segment.logprobs) if segment.logprobs else 0.0
+
+
+def _speech_share(segment: Segment, speech: tuple[tuple[int, int], ...]) -> float:
+    """How much of the segment's time the detector took for speech."""
+    start, end = (round(at_s * SAMPLE_RATE) for at_s in (segment.start, segment.end))
+    heard = sum(max(0, min(end, last) - max(start, first)) for first, last in speech)
+    return heard / max(1, end - start)

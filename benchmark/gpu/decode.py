@@ -1,4 +1,4 @@
-"""The decoder's section of `benchmark.gpu`: the time of a step, through the engine."""
+"""Sections of `benchmark.gpu` for one engine: a decode step, and windows encoded per second."""
 
 from __future__ import annotations
 
@@ -7,8 +7,13 @@ from typing import Any
 
 import torch
 
-from benchmark.gpu.rig import PATIENCE_S, Clock, Pair, Record, Rig, greedy
+from benchmark.gpu.rig import PAGE_FRAMES, PATIENCE_S, Clock, Pair, Record, Rig, clip, greedy
+from cluster.common.kv.connect import kv_layout, states_layout
+from cluster.common.kv.layout import PageLayout
 from cluster.common.messages import DecodeRequest
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.weights import TORCH_DTYPES
+from encoder_worker.forward import WindowEncoder
 
 STEADY_TOKENS = 200  # of a decode whose steps are timed
 
@@ -75,3 +80,53 @@ def publish(pair: Pair, n: int) -> list[Any]:
 def submit(pair: Pair, handle: Any, n_tokens: int) -> Any:
     request = DecodeRequest("r", handle.window, 0, handle, greedy(n_tokens), PATIENCE_S)
     return pair.decoder.submit(request)
+
+
+def encoder(rig: Rig, clock: Clock, record: Record) -> None:
+    """Windows per second by batch and by way into the pages; then where the time goes."""
+    largest = max(rig.sizes.encode_batches)
+    for name in rig.sizes.models:
+        checkpoint = rig.checkpoint(name)
+        limit = 1 / rig.gpu.encode_s(rig.shape(name))
+        record(f"{name}: roofline, windows/s", limit)
+        ways: dict[str, PageLayout] = {
+            "pages of 125": kv_layout(checkpoint, PAGE_FRAMES, rig.dtype),
+            "whole-window pages": kv_layout(checkpoint, 1500, rig.dtype),
+            "states alone": states_layout(checkpoint, rig.dtype),
+        }
+        for way, layout in ways.items():
+            clock.check()
+            served = _Encoder(rig, checkpoint, layout)
+            for batch in rig.sizes.encode_batches:
+                seconds = served.batch_s(batch, max(1, rig.sizes.encoded // batch))
+                rate = batch / seconds
+                record(f"{name}, {way}, batch of {batch}: windows/s", rate)
+                record(f"{name}, {way}, batch of {batch}: share of roofline", rate / limit)
+            kernels = rig.profiled(lambda served=served: served.launch(largest, waits=True))
+            record(f"{name}, {way}: kernels of a batch of {largest}", kernels)
+            del served
+
+
+class _Encoder:
+    """One model's encoder as it is served, over a pool of its own."""
+
+    def __init__(self, rig: Rig, checkpoint: Checkpoint, layout: PageLayout) -> None:
+        self._rig, self._n_pages = rig, layout.pages_per_window
+        largest = max(rig.sizes.encode_batches)
+        shape = (largest * self._n_pages, *layout.page_shape)
+        self._pool = torch.empty(shape, dtype=TORCH_DTYPES[rig.dtype], device=rig.device)
+        self._encode = WindowEncoder(checkpoint, rig.dtype, rig.device, payload=layout.payload)
+        self._encode.prepare(self._pool, largest)
+        self._windows = [clip(30.0, i) for i in range(largest)]
+
+    def launch(self, batch: int, *, waits: bool) -> None:
+        n = self._n_pages
+        pages = [list(range(i * n, (i + 1) * n)) for i in range(batch)]
+        ready = self._encode(self._windows[:batch], self._pool, pages)
+        if waits:
+            ready.wait()
+
+    def batch_s(self, batch: int, n_batches: int) -> float:
+        """Seconds of a batch; on a GPU the next one is launched before it is done."""
+        waits = self._rig.device == "cpu"
+        return self._rig.time_s(lambda: self.launch(batch, waits=waits), n_batches)

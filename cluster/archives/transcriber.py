@@ -24,8 +24,8 @@ from cluster.archives.archive import FILES_AT_ONCE, Fields, pairs_of
 from cluster.archives.places import Place, require_bulk
 from cluster.archives.rows import Row, failed_row, result_fields, row_of
 from cluster.common.errors import InvalidRequestError
-from cluster.common.idle_threads import run_when_idle
 from cluster.common.messages import Task
+from cluster.common.priorities import run_when_idle
 from cluster.serve.bulk.application import connected_engine
 from cluster.serve.bulk.engine import PATIENCE_S, BulkEngine
 from router.api.params import TranscriptionParams

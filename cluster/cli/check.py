@@ -1,17 +1,27 @@
-"""`splitscribe check`: what this machine has, and what a cluster would use here."""
+"""`splitscribe check`: what this machine has, and what a cluster would use here.
+
+With `--compile` it compiles what the workers of a CPU compute with, into numba's cache, for the
+processor that this runs on.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import platform
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from cluster.common.errors import SplitscribeError
+from cluster.common.settings import DType
 from cluster.serve.distribution import build_id, package_root
 
 Row = tuple[str, str, bool]  # what, finding, whether it is well
@@ -127,10 +137,53 @@ def _available_gib() -> float | None:
 
 def _kernels() -> list[Row]:
     """Compile what workers of any precision compute with here, unless it is kept already."""
-    from cluster.cli.compile import compile_kernels
+    from cluster.cli.check import compile_kernels
 
     rows: list[Row] = []
     for one in compile_kernels():
         took = "not compiled: see above" if one.took_s is None else f"{one.took_s:.1f} s"
         rows.append(("kernels", f"{one.name}, {took}", one.took_s is not None))
     return rows
+
+
+DTYPES: tuple[DType, ...] = ("auto", "float32", "int8")  # of either role on a CPU
+LONGEST_S = 600.0  # on cores that other processes have
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """Kernels of one role, for one set of dtypes.
+
+    took_s: until they were compiled or loaded. None: that failed, and torch's operations remain.
+    """
+
+    name: str
+    took_s: float | None
+
+
+def compile_kernels(dtypes: tuple[DType, ...] = DTYPES) -> Iterator[Compiled]:
+    """Compile one after another what workers compute with here, or load it where it is kept."""
+    done = set()
+    for begin in _builds(dtypes):
+        began_s = time.monotonic()
+        kernels = begin()
+        name = f"{kernels.name} {kernels.variant}".strip()
+        built = kernels.wait(LONGEST_S)
+        if name not in done:
+            yield Compiled(name, None if built is None else time.monotonic() - began_s)
+        done.add(name)
+
+
+def _builds(dtypes: tuple[DType, ...]) -> Iterator[Callable[[], Any]]:
+    import torch
+
+    from cluster.common.model.device import resolve_dtype
+    from cluster.common.model.weights import TORCH_DTYPES
+    from decoder_worker.cpu import compiled as decoder
+    from encoder_worker.cpu.compiled import team_kernels
+
+    for dtype in dtypes:
+        computes_in = TORCH_DTYPES[resolve_dtype(dtype, "cpu")]
+        int8 = dtype == "int8"
+        yield partial(team_kernels, computes_in, int8=int8)
+        yield from decoder.all_builds(bfloat16=computes_in == torch.bfloat16, int8=int8)

@@ -17,9 +17,7 @@ from rich.console import Console
 from cluster.cli.batch.entry import BatchCommand, batch
 from cluster.cli.config import config
 from cluster.cli.operate.commands import deploy, down, status, up
-from cluster.cli.planning.plan_command import plan
-from cluster.cli.planning.profile_command import profile
-from cluster.cli.planning.simulate_command import simulate
+from cluster.cli.planning.simulate_command import plan, profile, simulate
 from cluster.cli.transcribe.entry import TranscribeCommand, transcribe
 from cluster.common.errors import SplitscribeError
 from cluster.common.settings import Device, DType, LogLevel, PlacementName, Settings, Transport
@@ -107,7 +105,7 @@ def serve(
     if print_config:
         out.print(as_yaml(settings), end="", markup=False)
         return
-    from cluster.cli.stop_signals import StopSignals
+    from cluster.cli.foreground import StopSignals
 
     with StopSignals() as stop:
         from cluster.cli.foreground import serve_foreground

@@ -5,11 +5,18 @@ Live windows go before interactive ones, and these before bulk ones. No class st
 Bulk work fills what the others leave, and `BULK_SHARE` keeps room for them. The rule is the same
 wherever windows wait: for an encoder's batch, for a decoder's pages, and for its rows. It knows
 none of these.
+
+Where a CPU computes, bulk work runs in idle threads: the operating system takes the core away from
+them within microseconds when anybody else wants it. Linux shares cores out between sessions first
+(`kernel.sched_autogroup_enabled`), so all that belongs to one server is in one session.
 """
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Collection
+from contextlib import suppress
 from typing import get_args
 
 from cluster.common.messages import Priority
@@ -51,3 +58,14 @@ def leaves_room(used: int, wanted: int, total: int, share: float = BULK_SHARE) -
     One always may where nothing is used.
     """
     return used + wanted <= max(wanted, share * total)
+
+
+def run_when_idle() -> None:
+    """Make the calling thread such a thread, for good.
+
+    Threads and processes that it starts from then on are such, too. Does nothing where the system
+    has no such policy (Linux has), or refuses it.
+    """
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: the calling thread

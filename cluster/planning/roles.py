@@ -25,7 +25,7 @@ from cluster.planning.profile import Profile, Surface
 from cluster.planning.scenario import LoadRequest
 from cluster.planning.transfer import Exported, NobodysWire, NoThread, SimImporter
 from cluster.planning.worker import Cell, Device, SimWorker, WorkerClock
-from cluster.serve.replicas.busy_share import BusyShare
+from cluster.serve.replicas.replica_setup import BusyShare
 from decoder_worker.build import EngineParts
 from decoder_worker.core import DecoderCore
 from decoder_worker.prompts import PromptBuilder

@@ -29,7 +29,7 @@ N_COLUMNS = 9
 class SlotOptions:
     """What a sequence brings into its slot.
 
-    noise_key: as from `decoder_worker.sampling.noise`. limit: tokens that may be sampled, with
+    noise_key: as from `decoder_worker.sampling.sampler`. limit: tokens that may be sampled, with
     those of a prefix.
     """
 

@@ -27,7 +27,7 @@ from cluster.common.messages import (
     TokenAlignment,
 )
 from decoder_worker.prompts import NO_PROMPT, Prompt
-from decoder_worker.sampling.noise import noise_key
+from decoder_worker.sampling.sampler import noise_key
 from decoder_worker.sampling.search import BeamSearch, CandidateSearch, Hypothesis, Row, Search
 from decoder_worker.sampling.slots import SlotOptions
 

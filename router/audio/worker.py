@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 
 from cluster.common.errors import SplitscribeError, WorkerError
-from cluster.common.idle_threads import run_when_idle
+from cluster.common.priorities import run_when_idle
 from router.api.params import Chunking
 from router.audio.audio_file import AudioFile
 from router.audio.cutter import WindowCutter

@@ -52,7 +52,7 @@ from router.http.keys import KeyRing
 from router.http.middleware import RequestMiddleware
 from router.http.models import ModelRegistry, together
 from router.http.page import add_page
-from router.http.realtime.client_secrets import ClientSecrets
+from router.http.realtime.access import ClientSecrets
 from router.http.realtime.routes import add_realtime
 from router.http.realtime.service import RealtimeService
 from router.http.service import Endpoint, TranscriptionService

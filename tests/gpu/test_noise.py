@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decoder_worker.sampling.noise import gumbel, noise_key, random_bits
+from decoder_worker.sampling.sampler import gumbel, noise_key, random_bits
 
 pytestmark = pytest.mark.gpu
 

@@ -27,7 +27,7 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import sample_path, sample_text
 from cluster.serve.in_process import local_transcriber
-from decoder_worker.sampling.noise import gumbel, noise_key
+from decoder_worker.sampling.sampler import gumbel, noise_key
 from router.api.params import LADDER, SequentialOptions, TranscriptionParams
 from router.interface import Update
 from router.transcriber import RequestTranscriber

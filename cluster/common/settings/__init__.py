@@ -6,25 +6,27 @@ from is in `cluster.common.settings_sources`. Import the names from here.
 
 from __future__ import annotations
 
-from cluster.common.settings.base import FrozenModel, Labels, Texts
-from cluster.common.settings.batches import BatchSettings
-from cluster.common.settings.choices import (
+from cluster.common.settings.base import (
     Attention,
     Context,
     Device,
     DType,
     EncoderDType,
+    FrozenModel,
     Handoff,
     Kernels,
     KVDType,
+    Labels,
     Listener,
     LivePolicy,
     LogLevel,
     Page,
     PlacementName,
     RayDashboard,
+    Texts,
     Transport,
 )
+from cluster.common.settings.batches import BatchSettings
 from cluster.common.settings.router import LiveSettings, RouterSettings
 from cluster.common.settings.whole import BUNDLED_MODEL, ModelSettings, RoleSettings, Settings
 from cluster.common.settings.workers import (

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, model_validator
 
-from cluster.common.settings.base import FrozenModel, Labels, Texts
-from cluster.common.settings.choices import Listener, LivePolicy, Page
+from cluster.common.settings.base import FrozenModel, Labels, Listener, LivePolicy, Page, Texts
 
 
 class LiveSettings(FrozenModel):

@@ -8,9 +8,8 @@ from typing import Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from cluster.common.settings.base import FrozenModel, Texts
-from cluster.common.settings.batches import BatchSettings
-from cluster.common.settings.choices import (
+from cluster.common.settings.base import (
+    FrozenModel,
     Handoff,
     Kernels,
     KVDType,
@@ -18,8 +17,10 @@ from cluster.common.settings.choices import (
     LogLevel,
     PlacementName,
     RayDashboard,
+    Texts,
     Transport,
 )
+from cluster.common.settings.batches import BatchSettings
 from cluster.common.settings.router import RouterSettings
 from cluster.common.settings.workers import DecoderSettings, EncoderSettings, ScalingSettings
 

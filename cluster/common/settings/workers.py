@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from cluster.common.settings.base import FrozenModel, Labels
-from cluster.common.settings.choices import Attention, Context, Device, DType, EncoderDType
+from cluster.common.settings.base import (
+    Attention,
+    Context,
+    Device,
+    DType,
+    EncoderDType,
+    FrozenModel,
+    Labels,
+)
 
 
 class PoolSettings(FrozenModel):

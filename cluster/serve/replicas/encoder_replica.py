@@ -16,9 +16,8 @@ from cluster.common.messages import SAMPLE_RATE, EncodeReply, EncodeRequest
 from cluster.common.metrics import ENCODER_METRICS
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import Settings
-from cluster.serve.replicas.busy_share import BusyShare
 from cluster.serve.replicas.pool_worker import PoolWorker
-from cluster.serve.replicas.replica_setup import gpu_share
+from cluster.serve.replicas.replica_setup import BusyShare, gpu_share
 from cluster.serve.urgent_work import BulkGate
 
 if TYPE_CHECKING:

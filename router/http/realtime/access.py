@@ -2,19 +2,32 @@
 
 A key comes in a header, or among the sub-protocols, since a browser cannot set headers. How a
 client is refused before the WebSocket upgrade is here too.
+
+A client secret is a short-lived key that an operator's server gives to its browsers. It holds its
+own content, signed with a key that is derived from the cluster's, so any router accepts it and
+nothing is stored; whoever has it can read the session's configuration. Its expiry is a Unix time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import binascii
+import hashlib
+import hmac
+import json
+import secrets
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 from urllib.parse import urlsplit
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cluster.common.errors import SplitscribeError
+from cluster.common.errors import AuthenticationError, InvalidRequestError, SplitscribeError
 from router.http.envelope import error_response
 from router.http.keys import KeyRing
-from router.http.realtime.client_secrets import PREFIX, ClientSecret, ClientSecrets
 
 SUBPROTOCOL = "realtime"
 KEY_SUBPROTOCOL = "openai-insecure-api-key."  # for browsers, which cannot set headers
@@ -89,3 +102,87 @@ async def refuse(websocket: WebSocket, error: SplitscribeError) -> None:
             await websocket.close(1008, str(error.code or error.type))
     except (WebSocketDisconnect, RuntimeError, OSError):
         pass  # the client has gone
+
+
+PREFIX = "ek_"
+MAX_LENGTH = 6_000  # characters; it is sent in one header line, of at most 8,192 characters
+MIN_S, USUAL_S, MAX_S = 10, 600, 7200  # as in OpenAI's API
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSecret:
+    """The content of a valid secret. owner: number of the API key that made it."""
+
+    owner: int | None
+    session: dict[str, Any]
+
+
+class ClientSecrets:
+    """Issues and reads the secrets of one cluster."""
+
+    def __init__(
+        self, cluster_key: str, keys: KeyRing, unix_time: Callable[[], float] = time.time
+    ) -> None:
+        key = cluster_key.encode()
+        self._key = hmac.new(key, b"splitscribe client secrets", hashlib.sha256).digest()
+        self._keys = keys
+        self.unix_time = unix_time
+
+    def issue(self, owner: int | None, session: dict[str, Any], seconds: int) -> tuple[str, int]:
+        """Make a secret for sessions with the configuration `session`. Returns it and its expiry.
+
+        Raises:
+            InvalidRequestError: the configuration is too long for a secret.
+        """
+        expires_at = int(self.unix_time()) + seconds
+        content = {
+            "expires_at": expires_at,
+            "owner": self._keys.owner_digest(owner).hex(),
+            "session": session,
+            "nonce": secrets.token_hex(8),  # so that no two are equal
+        }
+        packed = zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 9)
+        value = f"{PREFIX}{_text(packed)}.{_text(self._mac(packed))}"
+        if len(value) > MAX_LENGTH:
+            raise InvalidRequestError(
+                f"The session's configuration makes a secret of {len(value)} characters; at "
+                f"most {MAX_LENGTH} are allowed. Send a long prompt by 'session.update' instead.",
+                param="session",
+                code="string_above_max_length",
+            )
+        return value, expires_at
+
+    def read(self, value: str) -> ClientSecret:
+        """The content of a secret.
+
+        Raises:
+            AuthenticationError: it is not genuine, it has expired, or its API key is gone.
+        """
+        try:
+            packed_text, mac_text = value.removeprefix(PREFIX).split(".")
+            packed, mac = _bytes(packed_text), _bytes(mac_text)
+        except (ValueError, binascii.Error):
+            packed, mac = b"", b""
+        if not hmac.compare_digest(self._mac(packed), mac):
+            raise AuthenticationError("the client secret is not valid")
+        content = json.loads(zlib.decompress(packed))
+        if content["expires_at"] <= self.unix_time():
+            raise AuthenticationError(
+                "the client secret has expired; create another one", code="client_secret_expired"
+            )
+        owner = self._keys.owner_of_digest(bytes.fromhex(content["owner"]))
+        if len(self._keys) and owner is None:
+            raise AuthenticationError("the API key that made the client secret is not valid here")
+        return ClientSecret(owner, content["session"])
+
+    def _mac(self, packed: bytes) -> bytes:
+        return hmac.new(self._key, packed, hashlib.sha256).digest()
+
+
+def _text(data: bytes) -> str:
+    """Base64 with the letters that headers and names of sub-protocols allow."""
+    return base64.urlsafe_b64encode(data).decode().rstrip("=")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.urlsafe_b64decode(text + "=" * (-len(text) % 4))

@@ -14,7 +14,7 @@ from router.api.documents import parse_document
 from router.api.openapi import whole_schema
 from router.http.json_body import JSON_TYPE
 from router.http.multipart import media_type
-from router.http.realtime.client_secrets import MAX_S, MIN_S, USUAL_S
+from router.http.realtime.access import MAX_S, MIN_S, USUAL_S
 from router.http.realtime.service import RealtimeService
 from router.http.uploads import small_body
 

@@ -27,8 +27,15 @@ from cluster.common.settings import LiveSettings, RouterSettings
 from router.http.envelope import note_error
 from router.http.keys import KeyRing
 from router.http.models import LIVE_ALIASES, ModelRegistry
-from router.http.realtime.access import SUBPROTOCOL, Access, is_beta, refuse
-from router.http.realtime.client_secrets import USUAL_S, ClientSecret, ClientSecrets
+from router.http.realtime.access import (
+    SUBPROTOCOL,
+    USUAL_S,
+    Access,
+    ClientSecret,
+    ClientSecrets,
+    is_beta,
+    refuse,
+)
 from router.http.realtime.connection import RealtimeConnection
 from router.live.interface import LiveConfig, LiveSession
 from router.live.protocol.events import EventWriter, ProtocolVersion, new_id

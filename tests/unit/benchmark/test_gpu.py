@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.gpu import __main__ as gpu
-from benchmark.gpu.results import file_of, keep, print_table
+from benchmark.gpu.__main__ import file_of, keep, print_table
 from benchmark.gpu.rig import Served
 from benchmark.gpu.serving import closed_loop, latencies
 from benchmark.shared.flops import H200

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.cli.stop_signals import GAVE_UP, SIGNALS, StopSignals
+from cluster.cli.foreground import GAVE_UP, SIGNALS, StopSignals
 
 
 @pytest.fixture(autouse=True)

@@ -17,8 +17,14 @@ from cluster.common.messages import DecodeResult, DecodeTimings, QualityGates, T
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.api.params import SequentialOptions
-from router.hallucination import Surroundings, first_hallucination, is_anomalous
-from router.seeking import PlannedWindow, Seeker, clips_of
+from router.seeking import (
+    PlannedWindow,
+    Seeker,
+    Surroundings,
+    clips_of,
+    first_hallucination,
+    is_anomalous,
+)
 from router.text_context import TextContext
 from router.transcript import Segment, Word
 from tests.support.checkpoints import cached_checkpoint

@@ -9,8 +9,8 @@ import pytest
 
 from cluster.common.messages import SAMPLE_RATE, QualityGates
 from router.audio.windows import Window
+from router.parallel import gates_for, unheard_from, without_hallucinations
 from router.transcript import Segment, WindowTranscript
-from router.unsupported_text import gates_for, unheard_from, without_hallucinations
 
 GATES = QualityGates()
 OFF = QualityGates(None, None, None)

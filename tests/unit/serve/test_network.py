@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.common.errors import ConfigurationError
-from cluster.serve.network import (
+from cluster.serve.replicas.replica_setup import (
     interfaces,
     keep_to_network,
     kv_devices,
@@ -63,7 +63,9 @@ def test_interfaces_are_this_machine_s() -> None:
 
 
 def test_what_the_operator_says_to_ucx_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.serve.network.bind_replica_port", lambda address: None)
+    monkeypatch.setattr(
+        "cluster.serve.replicas.replica_setup.bind_replica_port", lambda address: None
+    )
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_7:1")
     keep_to_network("auto")

@@ -19,7 +19,7 @@ from cluster.common.errors import CheckpointError, SequenceFailedError
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.kv_scales import kv_scales
 from decoder_worker.alignment.heads import alignment_heads
-from decoder_worker.alignment.time_warping import first_columns, median_filter, standardise
+from decoder_worker.alignment.token_times import first_columns, median_filter, standardise
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint
 from tests.support.workers.aligners import Bench
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decoder_worker.sampling.noise import gumbel, noise_key, random_bits
+from decoder_worker.sampling.sampler import gumbel, noise_key, random_bits
 
 N_VOCAB = 51_866
 MASK32, MASK64 = 2**32 - 1, 2**64 - 1

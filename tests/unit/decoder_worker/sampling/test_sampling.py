@@ -10,8 +10,7 @@ import torch
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.sampling.logit_rules import LogitRules
-from decoder_worker.sampling.noise import noise_key
-from decoder_worker.sampling.sampler import Sampled, TorchSampler, best_of
+from decoder_worker.sampling.sampler import Sampled, TorchSampler, best_of, noise_key
 from decoder_worker.sampling.slots import SlotOptions, SlotTable
 from tests.support.checkpoints import cached_checkpoint
 

@@ -13,7 +13,7 @@ from fastapi import FastAPI, Request, WebSocket
 from starlette.websockets import WebSocketDisconnect
 
 from router.http import protocols
-from router.http.budget import Budget
+from router.http.json_body import Budget
 from router.http.listener import HttpListener
 
 ANSWER_S = 20.0
