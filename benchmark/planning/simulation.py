@@ -1,17 +1,13 @@
 """The simulator beside real servers whose devices wait: are the latencies the same?
 
     python -m benchmark.planning.simulation [--workers 1 2 3 4] [--loads 0.3 0.6 0.9 1.2]
-        [--seconds 60] [--kinds poisson bursts lengths kill] [--hop S]
+        [--seconds 60] [--kinds poisson bursts lengths] [--hop S]
 
 The servers are real (`benchmark.planning.timed_workers`), and so are the requests: each has audio
 of its own, at the times that the simulator's load draws. Their real times and lengths are then
 played to the simulator as a trace. Devices are so slow that the cores of this machine have little
-to do.
-Two figures are fitted, on runs that are not judged: what a call of a worker takes beside its
-device (a light load, one worker of each role), by which all rows are judged, and before each row
-with a kill how long a new encoder takes until it encodes (one is killed in that server while it has
-nothing else to do).
-`--hop` takes the first from an earlier run.
+to do. One figure is fitted, on a light load that is not judged: what a call of a worker takes
+beside its device. `--hop` takes it from an earlier run.
 
 Prints goodput, p50 and p95 of both side by side, their ratios, how long the simulator took, and one
 JSON line last.
@@ -20,25 +16,32 @@ JSON line last.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
+import math
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
+import numpy as np
 import psutil
 from rich.console import Console
 from rich.table import Table
 
-from benchmark.planning.timed_load import PROBE_S, probed, real, simulated
+from benchmark.shared.clips import Clip
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.machine import cpu_info, versions
-from benchmark.shared.server import BenchServer, process_kind, serving
+from benchmark.shared.openai_client import Client, Upload, form_fields
+from benchmark.shared.server import BenchServer, serving
+from benchmark.shared.speech.wav import wav_bytes
+from cluster.common.messages import SAMPLE_RATE
+from cluster.demo.samples import sample_path
 from cluster.planning.profile import (
     AudioProfile,
     DecoderProfile,
@@ -52,26 +55,26 @@ from cluster.planning.profile import (
     StepPoint,
     save_profile,
 )
-from cluster.planning.scenario import Lengths, Load
+from cluster.planning.report import percentile
+from cluster.planning.scenario import Lengths, Load, Slo, arrivals, make_scenario
+from cluster.planning.simulate import simulate
 
 ENCODE_S = 0.4  # of a window: one encoder does 2.5 a second
 STEP_S, ROW_S = 0.05, 0.0005
 ROWS = (1, 16)
 ROUTER_S = 0.006  # of a router's processor for a request, as two cores of a Xeon take beside others
-LIGHT, MEDIUM = 0.15, 0.6  # loads: of the fit; of bursts, other lengths and kills
+LIGHT, MEDIUM = 0.15, 0.6  # loads: of the fit; of bursts and other lengths
 CLIPS = Lengths(median_s=5.0, sigma=0.4, max_s=10.0)
 WIDE = Lengths(median_s=10.0, sigma=0.7, max_s=28.0)
-KINDS = ("poisson", "bursts", "lengths", "kill")
-TOLERANCE = {"goodput": 0.05, "p50": 0.10, "p95": 0.20, "worst_s": 0.30}
+KINDS = ("poisson", "bursts", "lengths")
+SLO = Slo(latency_s=2.0, per_audio_s=0.2)  # 3 s for a clip of 5 s
+FIGURES = ("goodput", "p50", "p95")
 OWN = (sys.executable, "-m", "benchmark.planning.timed_workers")
-QUIET_PROBES = 4  # one after another that are as usual: the encoder is back
-USUAL_START_S = 8.0  # of an encoder, where none is killed
 CALLS = 2  # of workers, for a request of one window
 LEAST_FIT_S = 90.0
-STILL_S, TRIES = 1.0, 3  # a run is repeated in which the machine stood still for longer
 
 
-def slow_profile(hop_s: float, start_s: float) -> Profile:
+def slow_profile(hop_s: float) -> Profile:
     """Of the bundled model's shape. hop_s: a call of a worker beside its device."""
     steps = tuple(StepPoint(rows=n, positions=1500, seconds=STEP_S + ROW_S * n) for n in ROWS)
     return Profile(
@@ -91,7 +94,7 @@ def slow_profile(hop_s: float, start_s: float) -> Profile:
         handoff=LinkProfile(transport="nixl", latency_s=0.002, bytes_per_s=3e9),
         router=RouterProfile(request_s=ROUTER_S, window_s=0.0, hop_s=hop_s),
         audio=AudioProfile(request_s=0.004, audio_second_s=0.002),
-        start_s=StartProfile(encoder=start_s, decoder=start_s, router=start_s),
+        start_s=StartProfile(encoder=8.0, decoder=8.0, router=8.0),
     )
 
 
@@ -105,45 +108,84 @@ def load_of(kind: str, load: float, workers: int, seconds: float) -> Load:
     return Load(rate_per_s=rate, seconds=seconds, lengths=lengths)
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Requests that were answered: each one's start, audio and latency in seconds, by start."""
+
+    rows: list[tuple[float, float, float]]
+    n_failed: int
+
+    def figures(self, seconds: float) -> dict[str, float]:
+        latencies = sorted(latency for _, _, latency in self.rows)
+        good = sum(latency <= SLO.limit_s(audio_s) for _, audio_s, latency in self.rows)
+        p50, p95 = percentile(latencies, 50), percentile(latencies, 95)
+        return dict(zip(FIGURES, (good / seconds, p50, p95), strict=True))
+
+
+async def real(url: str, load: Load, seed: int) -> Seen:
+    """Send the requests of a load to a server, each at its time, and wait for all answers.
+
+    Each is speech with noise of its own, so that no two of them are the same audio.
+    """
+    requests = list(arrivals(load, Random(seed)))
+    pcm = np.clip(Clip("long", sample_path("long")).pcm(), -32_767, 32_766)
+    noise = np.random.default_rng(seed).integers(-1, 2, len(pcm) + len(requests), dtype=np.int16)
+    failed: list[str] = []
+    rows: list[tuple[float, float, float]] = []
+
+    def upload(number: int, audio_s: float) -> Upload:
+        n = min(len(pcm), round(audio_s * SAMPLE_RATE))
+        audio = wav_bytes(pcm[:n] + noise[number : number + n])
+        return Upload.of(audio, "audio.wav", form_fields("whisper-1", "en", {}))
+
+    async def one(client: Client, number: int, at_s: float, audio_s: float) -> None:
+        made = upload(number, audio_s)
+        await asyncio.sleep(max(0.0, began + at_s - time.perf_counter()))
+        sent_s = time.perf_counter()
+        outcome = await client.send(made)
+        if outcome.failure:
+            failed.append(outcome.failure)
+        else:
+            rows.append((sent_s - began, audio_s, outcome.latency))
+
+    async with Client(url) as client:
+        for number in range(2):  # warm-up
+            await client.send(upload(number, 3.0))
+        began = time.perf_counter()
+        await asyncio.gather(*(one(client, n, r.at_s, r.audio_s) for n, r in enumerate(requests)))
+    return Seen(sorted(rows), len(failed))
+
+
+def simulated(seen: Seen, workers: int, profile: Profile) -> Seen:
+    """The same arrivals in the simulator."""
+    with tempfile.TemporaryDirectory() as folder:
+        trace = Path(folder, "trace.jsonl")
+        trace.write_text(
+            "\n".join(json.dumps({"at_s": at, "audio_s": audio_s}) for at, audio_s, _ in seen.rows)
+        )
+        fields = {
+            "cluster": {"encoders": workers, "decoders": workers},
+            "load": {"kind": "trace", "trace": trace, "seconds": seen.rows[-1][0] + 1.0},
+        }
+        outcome = simulate(make_scenario(fields), profile)
+    answers = outcome.records.answers["interactive"]
+    rows = sorted(row for row in answers.rows() if row[2] < math.inf)
+    return Seen(rows, answers.failures.total())
+
+
 def fitted_hop_s(server: BenchServer, seconds: float) -> float:
     """Seconds of a call beside its device, by the median of what requests took longer."""
-    seen = real(server.url, load_of("poisson", LIGHT, 1, seconds), seed=99)
-    bare, _ = simulated(seen, 1, slow_profile(0.0, USUAL_START_S))
-    pairs = zip(seen.latencies, bare.latencies, strict=True)
-    return max(0.0, median(real_s - bare_s for real_s, bare_s in pairs) / CALLS)
+    seen = asyncio.run(real(server.url, load_of("poisson", LIGHT, 1, seconds), seed=99))
+    bare = simulated(seen, 1, slow_profile(0.0))
+    pairs = zip(seen.rows, bare.rows, strict=True)
+    return max(0.0, median(ours[2] - theirs[2] for ours, theirs in pairs) / CALLS)
 
 
-def restart_s(server: BenchServer, workers: int) -> float:
-    """Kill an encoder of an idle server: seconds until as many windows are encoded at once.
-
-    A window for each encoder is sent each second. While one is missing, two windows share one, and
-    the slower of them takes longer by what a window takes.
-    """
-    usual_s, *slowest = probed(server.url, workers, lambda: kill_encoder(server))
-    is_late = [value > usual_s + ENCODE_S / 2 for value in slowest]
-    # A single late one afterwards comes of the choice of workers, which may not spread them evenly.
-    for number in range(1, len(is_late) - QUIET_PROBES):
-        if any(is_late[:number]) and not any(is_late[number : number + QUIET_PROBES]):
-            return PROBE_S * (number - 0.5)  # between the last late probe and the next one
-    raise SystemExit("no encoder was missed after one was killed, or none came back")
-
-
-def kill_encoder(server: BenchServer) -> None:
-    """End one of the encoders' processes, as by SIGKILL."""
-    for child in server.process.children(recursive=True):
-        with suppress(psutil.Error):
-            if process_kind(child, server.process) == "encoder":
-                child.kill()
-                return
-
-
-def runs_of(args: argparse.Namespace, workers: int) -> Iterator[tuple[str, float]]:
-    """Kinds and loads to run with so many workers."""
+def runs_of(args: argparse.Namespace) -> Iterator[tuple[str, float]]:
+    """Kinds and loads to run."""
     if "poisson" in args.kinds:
         yield from (("poisson", load) for load in args.loads)
     yield from ((kind, MEDIUM) for kind in ("bursts", "lengths") if kind in args.kinds)
-    if "kill" in args.kinds and workers > 1:
-        yield "kill", MEDIUM
 
 
 def compare(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
@@ -152,7 +194,7 @@ def compare(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
     hop_s: float | None = args.hop
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "slow.json")
-        save_profile(slow_profile(0.0, USUAL_START_S), file)
+        save_profile(slow_profile(0.0), file)
 
         def server_of(workers: int) -> Any:
             counts = ("--encoders", str(workers), "--decoders", str(workers))
@@ -164,77 +206,34 @@ def compare(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
         console.print(f"fitted: {hop_s:.4f} s a call")
         for workers in args.workers:
             with server_of(workers) as server:
-                for kind, load in runs_of(args, workers):
-                    start_s = USUAL_START_S
-                    if kind == "kill":
-                        start_s = restart_s(server, workers)
-                        console.print(f"fitted: {start_s:.1f} s to start an encoder")
-                    profile = slow_profile(hop_s, start_s)
-                    rows.append(compare_one(server, workers, kind, load, args.seconds, profile))
+                for kind, load in runs_of(args):
+                    requests = load_of(kind, load, workers, args.seconds)
+                    seed = round(100 * load) + 1000 * workers
+                    rows.append(compare_one(server.url, workers, kind, load, requests, seed, hop_s))
                     console.print(json.dumps(rows[-1]))
     return rows
 
 
-class Watch:
-    """Notes how long this machine stood still: a run in which it did says nothing."""
-
-    def __init__(self) -> None:
-        self.longest_s = 0.0
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-
-    def __enter__(self) -> Watch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _look(self) -> None:
-        before = time.monotonic()
-        while not self._done.wait(0.1):
-            now = time.monotonic()
-            self.longest_s = max(self.longest_s, now - before - 0.1)
-            before = now
-
-
 def compare_one(
-    server: BenchServer, workers: int, kind: str, load: float, seconds: float, profile: Profile
+    url: str, workers: int, kind: str, load: float, requests: Load, seed: int, hop_s: float
 ) -> dict[str, Any]:
     """One run of a server, played to the simulator."""
-    kill_at_s = seconds / 2 if kind == "kill" else None
-    requests = load_of(kind, load, workers, seconds)
-
-    def begin() -> None:
-        if kill_at_s is not None:
-            threading.Timer(kill_at_s, kill_encoder, (server,)).start()
-
-    for _ in range(TRIES):
-        psutil.cpu_times_percent(None)
-        with Watch() as watch:
-            seen = real(server.url, requests, round(100 * load) + 1000 * workers, begin)
-        if watch.longest_s < STILL_S:
-            break
-    told, took_s = simulated(seen, workers, profile, kill_at_s)
-    busy = 100.0 - psutil.cpu_times_percent(None).idle
+    psutil.cpu_times_percent(None)
+    seen = asyncio.run(real(url, requests, seed))
+    busy, began = 100.0 - psutil.cpu_times_percent(None).idle, time.perf_counter()
+    told = simulated(seen, workers, slow_profile(hop_s))
     row: dict[str, Any] = {
         "workers": workers,
         "kind": kind,
         "load": load,
-        "requests": len(seen.starts),
+        "requests": len(seen.rows),
         "failed": [seen.n_failed, told.n_failed],
-        "run_s": round(max(seen.starts), 1),
-        "simulator_s": round(took_s, 2),
+        "simulator_s": round(time.perf_counter() - began, 2),
         "machine_busy": round(busy / 100, 2),
-        "stood_still_s": round(watch.longest_s, 2),
-        "fitted": {"hop_s": profile.router.hop_s, "start_s": profile.start_s.encoder},
+        "hop_s": hop_s,
     }
-    span_s = max(seen.starts) + 1.0
+    span_s = seen.rows[-1][0] + 1.0
     theirs, ours = seen.figures(span_s), told.figures(span_s)
-    if kill_at_s is not None:
-        theirs |= seen.dip(kill_at_s)
-        ours |= told.dip(kill_at_s)
     for name, value in theirs.items():
         row[name] = [round(value, 3), round(ours[name], 3)]
         row[f"{name}_ratio"] = round(ours[name] / value, 3) if value else None
@@ -242,20 +241,11 @@ def compare_one(
 
 
 def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    table = Table(title="real / simulated; seconds, good requests per second")
-    for column in ("workers", "kind", "load", "requests", *TOLERANCE, "beyond tolerance"):
-        table.add_column(column)
+    columns = ("workers", "kind", "load", "requests")
+    table = Table(*columns, *FIGURES, title="real / simulated; good requests per second, seconds")
     for row in rows:
-        beyond = [
-            f"{name} {row[f'{name}_ratio']:g}"
-            for name, limit in TOLERANCE.items()
-            if row.get(f"{name}_ratio") is not None and abs(row[f"{name}_ratio"] - 1) > limit
-        ]
-        pairs = [
-            f"{row[name][0]:g} / {row[name][1]:g}" if name in row else "" for name in TOLERANCE
-        ]
-        head = (str(row["workers"]), row["kind"], f"{row['load']:g}", str(row["requests"]))
-        table.add_row(*head, *pairs, ", ".join(beyond))
+        pairs = (f"{row[name][0]:g} / {row[name][1]:g}" for name in FIGURES)
+        table.add_row(*(str(row[name]) for name in columns), *pairs)
     console.print(table)
 
 
@@ -270,7 +260,7 @@ def main() -> None:
     console = Console(width=150)
     rows = compare(args, console)
     print_table(rows, console)
-    about = {"machine": cpu_info(), "versions": versions("ray", "torch"), "tolerance": TOLERANCE}
+    about = {"machine": cpu_info(), "versions": versions("ray", "torch")}
     print_result(
         "planning.simulation", {**about, "load_average": psutil.getloadavg(), "rows": rows}
     )

@@ -63,11 +63,6 @@ class Crew:
             self._loop.call_later(DETECTED_S, pool.remove, replica)
             self._loop.call_later(DETECTED_S, self._start, pool)
 
-    def lose_rack(self, share: float) -> None:
-        """End this share of each pool at once, one worker of each at least."""
-        for pool in self.every():
-            self.kill(pool, max(1, round(share * len(pool.opened))))
-
     def scale(self) -> None:
         """Ask the policy for each pool whose settings give room, and do what it says."""
         for role in self._scaled:

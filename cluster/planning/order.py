@@ -17,10 +17,10 @@ from cluster.planning.scenario import NAMED_LENGTHS, Load, arrivals
 
 Placement = Literal["split", "colocated"]
 
-SECONDS_OF = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 60.0, "h": 3600.0, "hour": 3600.0}
-GBIT_OF = {"gbps": 1.0, "gbit/s": 1.0, "gb/s": 8.0, "mbps": 1e-3, "mbit/s": 1e-3}
-LIMIT_OF = {"ms": 1e-3, "s": 1.0, "min": 60.0}
-NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+# Units, the usual one first, and what a number of them is.
+RATES = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 1 / 60, "h": 1 / 3600, "hour": 1 / 3600}
+LINKS = {"gbps": 1.0, "gbit/s": 1.0, "gb/s": 8.0, "mbps": 1e-3, "mbit/s": 1e-3}
+TIMES = {"s": 1.0, "ms": 1e-3, "min": 60.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,30 +85,36 @@ class Order:
 
 def parse_rate(text: str) -> float:
     """Requests per second: 500/s, 500, 30000/min."""
-    found = re.fullmatch(rf"\s*{NUMBER}\s*(?:/\s*([a-z]+))?\s*", text.lower())
     said = "--rate is requests per second, minute or hour, such as 500/s, 30000/min or 0.5"
-    return _number(found, 1, text, said) / _unit(found, 2, SECONDS_OF, "s", text, said)
+    return _quantity(text, RATES, said)
 
 
 def parse_objectives(text: str) -> tuple[Objective, ...]:
     """Objectives separated by commas: "p95 < 1 s", "p50 < 400ms, p99 < 2 s"."""
-    objectives = []
     said = "--slo is percentiles of the latency, such as 'p95 < 1 s' or 'p50 < 400 ms, p99 < 2 s'"
+    objectives = []
     for part in text.split(","):
-        found = re.fullmatch(rf"\s*p{NUMBER}\s*<=?\s*{NUMBER}\s*([a-z]+)?\s*", part.lower())
-        percent = _number(found, 1, part, said)
-        if percent >= 100:
+        percent, _, limit = part.lower().replace("<=", "<").partition("<")
+        percentile = _quantity(percent.strip().removeprefix("p"), {"": 1.0}, said)
+        if not percent.strip().startswith("p") or percentile >= 100:
             raise ConfigurationError(f"{said}, not {part.strip()!r}")
-        unit_s = _unit(found, 3, LIMIT_OF, "s", part, said)
-        objectives.append(Objective(percent, _number(found, 2, part, said) * unit_s))
+        objectives.append(Objective(percentile, _quantity(limit, TIMES, said)))
     return tuple(objectives)
 
 
 def parse_link(text: str) -> float:
     """Gbit per second: 400gbps, 400gbit/s, 50GB/s (bytes), 100."""
-    found = re.fullmatch(rf"\s*{NUMBER}\s*([a-z/]+)?\s*", text.lower())
     said = "--links is the rate of a node's network, such as 400gbps, 25gbps or 50GB/s (bytes)"
-    return _number(found, 1, text, said) * _unit(found, 2, GBIT_OF, "gbps", text, said)
+    return _quantity(text, LINKS, said)
+
+
+def _quantity(text: str, units: dict[str, float], said: str) -> float:
+    """A number above 0 with one of the units; the first one where none is there."""
+    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/?\s*([a-z/]*)\s*", text.lower())
+    value = float(found[1]) * units.get(found[2] or next(iter(units)), 0.0) if found else 0.0
+    if not value:
+        raise ConfigurationError(f"{said}, not {text.strip()!r}")
+    return value
 
 
 def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
@@ -160,21 +166,3 @@ def make_load(rate: str | None, lengths: str, trace: Path | None) -> Load:
     seconds = every[-1].at_s
     per_s = len(every) / (seconds - every[0].at_s)
     return Load(kind="trace", trace=trace, rate_per_s=per_s, seconds=seconds + 1e-3)
-
-
-Match = re.Match[str] | None
-
-
-def _number(found: Match, group: int, text: str, said: str) -> float:
-    if found is None or not float(found[group]):
-        raise ConfigurationError(f"{said}, not {text.strip()!r}")
-    return float(found[group])
-
-
-def _unit(
-    found: Match, group: int, units: dict[str, float], usual: str, text: str, said: str
-) -> float:
-    unit = units.get(found[group] or usual) if found else None
-    if unit is None:
-        raise ConfigurationError(f"{said}, not {text.strip()!r}")
-    return unit

@@ -69,14 +69,13 @@ class Moment:
 
 @dataclass(slots=True)
 class Records:
-    """All of one simulation. retries: of windows, by reason. worker_seconds: of all pools."""
+    """All of one simulation. retries: of windows, by reason."""
 
     answers: dict[Priority, Answers] = field(default_factory=dict)
     noted: list[Noted] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
     retries: Counter[str] = field(default_factory=Counter)
     n_requests: int = 0
-    worker_seconds: float = 0.0
 
     def of(self, priority: Priority) -> Answers:
         return self.answers.setdefault(priority, Answers())
@@ -139,7 +138,6 @@ def summary(outcome: Outcome, run_time_s: float) -> dict[str, Any]:
         },
         "retries": dict(sorted(records.retries.items())),
         "decisions": [asdict(noted) for noted in records.noted],
-        "cost": _cost(outcome, audio_s),
         "moments": [asdict(moment) for moment in records.moments],
     }
 
@@ -167,8 +165,6 @@ def lines_of(figures: dict[str, Any]) -> Iterator[str]:
         )
     for one in figures["decisions"]:
         yield f"at {one['at_s']:g} s: {one['what']} ({one['why']})"
-    if (price := figures["cost"].get("dollars_per_audio_hour")) is not None:
-        yield f"cost: {price:g} dollars for an hour of audio"
 
 
 def _of_class(answers: Answers, scenario: Scenario) -> dict[str, Any]:
@@ -202,12 +198,3 @@ def _utilisation(moments: Sequence[Moment], scenario: Scenario) -> dict[str, flo
     names = [name for name in asdict(seen[0]) if name not in ("at_s", "pending")]
     means = {name: round(sum(getattr(one, name) for one in seen) / len(seen), 4) for name in names}
     return means | {"most_pending": max(moment.pending for moment in seen)}
-
-
-def _cost(outcome: Outcome, audio_s: float) -> dict[str, float]:
-    """Worker hours, and where a price is given, dollars for an hour of audio."""
-    hours, price = outcome.records.worker_seconds / 3600, outcome.scenario.cluster.dollars_per_hour
-    found = {"worker_hours": round(hours, 4)}
-    if price and audio_s:
-        found["dollars_per_audio_hour"] = round(price * hours / (audio_s / 3600), 5)
-    return found

@@ -55,20 +55,18 @@ NAMED_LENGTHS: dict[str, Lengths] = {
 class Load(Frozen):
     """Requests as they come, of clients that do not wait for each other.
 
-    diurnal: the rate follows a sine around its mean, within `period_s`, by `swing` of it.
     bursts: every `period_s` the rate is `burst_factor` times as high, for `burst_s`.
     trace: a file with a JSON object a line: `at_s` and `audio_s`, and perhaps `priority`.
     share: of a trace's requests, taken by chance: those of one cell.
     """
 
-    kind: Literal["poisson", "diurnal", "bursts", "trace"] = "poisson"
+    kind: Literal["poisson", "bursts", "trace"] = "poisson"
     rate_per_s: float = Field(10.0, gt=0, description="mean requests per second outside of bursts")
     seconds: float = Field(300.0, gt=0, description="during which requests come")
     lengths: Lengths = NAMED_LENGTHS["short"]
     classes: dict[Priority, float] = Field({"interactive": 1.0}, description="their shares")
     language_known: bool = Field(True, description="clients say which language is spoken")
     period_s: float = Field(300.0, gt=0)
-    swing: float = Field(0.5, ge=0, le=1)
     burst_factor: float = Field(5.0, ge=1)
     burst_s: float = Field(10.0, gt=0)
     trace: Path | None = None
@@ -84,9 +82,6 @@ class Load(Frozen):
 
     def rate_at(self, at_s: float) -> float:
         """Requests per second that are expected at a moment."""
-        if self.kind == "diurnal":
-            wave = math.sin(2 * math.pi * at_s / self.period_s)
-            return self.rate_per_s * (1 + self.swing * wave)
         if self.kind == "bursts" and at_s % self.period_s >= self.period_s - self.burst_s:
             return self.rate_per_s * self.burst_factor
         return self.rate_per_s
@@ -104,7 +99,6 @@ class Cluster(Frozen):
         None, gt=0, description="between nodes; unset: as the profile's hand-off"
     )
     link_latency_s: float = Field(20e-6, ge=0, description="of a READ between nodes")
-    dollars_per_hour: float = Field(0.0, ge=0, description="of one encoder, decoder or worker")
 
 
 class Kill(Frozen):
@@ -113,13 +107,6 @@ class Kill(Frozen):
     at_s: float = Field(ge=0)
     role: Role
     count: int = Field(1, ge=1, description="workers that end at the same time")
-
-
-class RackLoss(Frozen):
-    """A share of the workers of every pool ends at once, as when a rack loses its power."""
-
-    at_s: float = Field(ge=0)
-    share: float = Field(0.05, gt=0, le=1)
 
 
 class Slo(Frozen):
@@ -139,7 +126,6 @@ class Scenario(Frozen):
     cluster: Cluster = Cluster()
     load: Load = Load()
     faults: tuple[Kill, ...] = ()
-    racks: tuple[RackLoss, ...] = ()
     slo: Slo = Slo()
     settings: Settings = Settings()
     seed: int = 0
@@ -205,7 +191,7 @@ Arrival = tuple[float, float, Priority]
 
 def _drawn(load: Load, random: Random) -> Iterator[Arrival]:
     lengths, classes, shares = load.lengths, list(load.classes), list(load.classes.values())
-    peak = {"diurnal": 1 + load.swing, "bursts": load.burst_factor}.get(load.kind, 1.0)
+    peak = load.burst_factor if load.kind == "bursts" else 1.0
     highest, at_s = load.rate_per_s * peak, 0.0
     while (at_s := at_s + random.expovariate(highest)) < load.seconds:
         if random.random() * highest >= load.rate_at(at_s):

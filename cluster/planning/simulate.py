@@ -101,8 +101,6 @@ class _Run:
         crew, one_router = self._crew, len(self._routers) == 1
         for fault in self._scenario.faults:
             self._loop.call_at(fault.at_s, crew.kill, crew.pools[fault.role], fault.count)
-        for rack in self._scenario.racks:
-            self._loop.call_at(rack.at_s, crew.lose_rack, rack.share)
         running: set[asyncio.Task[None]] = set()
         for request in requests:
             if (wait_s := request.at_s - self._loop.time()) > 0:
@@ -138,8 +136,6 @@ class _Run:
             gained_s = max(0.0, total_s - self._busy_before[role])
             self._busy_before[role] = total_s
             busy[role] = min(1.0, gained_s / MOMENT_S / max(1, len(workers)))
-        there = sum(len(pool.replicas) + pool.starting for pool in self._crew.every())
-        self.records.worker_seconds += there * MOMENT_S
         pending = sum(router.admission.requests for router in self._routers)
         self.records.moments.append(
             Moment(

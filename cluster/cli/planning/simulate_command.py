@@ -36,10 +36,6 @@ def simulate(
     kill: Annotated[
         list[str] | None, typer.Option(help="SECOND:ROLE[:COUNT], such as 60:encoder; repeatable")
     ] = None,
-    rack: Annotated[
-        list[str] | None,
-        typer.Option(help="SECOND[:SHARE], such as 60:0.05: so much of each pool ends; repeatable"),
-    ] = None,
     slo: Annotated[
         float | None, typer.Option(help="seconds for an answer, and 0.1 s a second of audio [1]")
     ] = None,
@@ -71,8 +67,8 @@ def simulate(
     _put(fields, "load", {"rate_per_s": rate, "seconds": seconds})
     _put(fields, "cluster", {"encoders": encoders, "decoders": decoders, "routers": routers})
     _put(fields, "slo", {"latency_s": slo})
-    faults, racks = [_fault(one) for one in kill or ()], [_rack(one) for one in rack or ()]
-    given = {"profile": profile, "seed": seed, "faults": faults or None, "racks": racks or None}
+    faults = [_fault(one) for one in kill or ()]
+    given = {"profile": profile, "seed": seed, "faults": faults or None}
     fields |= {name: value for name, value in given.items() if value is not None}
     figures = _run(make_scenario(fields))
     if json_file is not None:
@@ -119,16 +115,6 @@ def _fault(text: str) -> dict[str, Any]:
     except ValueError as error:
         raise ConfigurationError(
             f"--kill is SECOND:ROLE[:COUNT], such as 60:encoder:2, not {text!r}"
-        ) from error
-
-
-def _rack(text: str) -> dict[str, Any]:
-    at, _, share = text.partition(":")
-    try:
-        return {"at_s": float(at), "share": float(share or 0.05)}
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--rack is SECOND[:SHARE], such as 60:0.05, not {text!r}"
         ) from error
 
 

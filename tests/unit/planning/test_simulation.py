@@ -122,19 +122,6 @@ def test_a_worker_that_is_killed_costs_time_and_no_request(role: str) -> None:
     assert outcome.records.moments[-1].encoders == outcome.records.moments[-1].decoders == 2
 
 
-def test_a_lost_rack_takes_a_share_of_each_pool_and_no_request() -> None:
-    fields = {
-        "load": {"rate_per_s": 20.0, "seconds": 8.0},
-        "cluster": {"encoders": 4, "decoders": 4},
-        "racks": [{"at_s": 3.0, "share": 0.5}],
-    }
-    outcome, figures = run(fields)
-    killed = [one["what"] for one in figures["decisions"]]
-    names = [f"{role}-{n} is killed" for role in ("encoder", "decoder") for n in (0, 1)]
-    assert killed == names
-    assert figures["classes"]["interactive"]["answered"] == outcome.records.n_requests
-
-
 def test_the_real_policy_adds_workers_and_takes_them_away() -> None:
     settings = {
         "encoder": {"replicas": 1, "max_replicas": 4},
