@@ -5,9 +5,10 @@ Imported only where Triton is. Where there is no GPU its tests run it interprete
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -44,30 +45,17 @@ def append_qkv(  # type: ignore[no-untyped-def]  # Triton reads annotations, and
         tl.store(pool + row * width + column, values.to(pool.dtype.element_ty), mask=inside)
 
 
-def launch(
-    qkv: Tensor,
-    bias: Tensor | None,
-    entries: Tensor,
-    positions: Tensor,
-    indptr: Tensor,
-    indices: Tensor,
-    pool: Tensor,
-    layer: int,
-    q: Tensor,
-) -> None:
-    """See `decoder_worker.attention.append.append_qkv`."""
+def launch(*given: Any) -> None:
+    """The operands of the operator `append_qkv` of `decoder_worker.attention.append`, in order."""
+    *tables, pool, layer, q = given
+    qkv, bias = tables[:2]
     n_layer, _, page_size, n_head, head_dim = pool.shape[1:]
     width = n_head * head_dim
     for tensor in (qkv, pool, q):
         assert tensor.is_contiguous()
     assert qkv.shape[1] == 3 * width
     append_qkv[(len(qkv), 3)](
-        qkv,
-        bias,
-        entries,
-        positions,
-        indptr,
-        indices,
+        *tables,
         pool,
         q,
         layer,

@@ -5,9 +5,10 @@ Imported only where Triton is. Where there is no GPU its tests run it interprete
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -33,19 +34,14 @@ def embed(  # type: ignore[no-untyped-def]  # Triton reads annotations, and know
     tl.store(out + row * width + column, total.to(out.dtype.element_ty), mask=inside)
 
 
-def launch(
-    tokens: Tensor, positions: Tensor, by_token: Tensor, by_position: Tensor, out: Tensor
-) -> None:
-    """See `decoder_worker.gpu.embed.embed`."""
+def launch(*given: Any) -> None:
+    """The operands of the operator `embed` of `decoder_worker.gpu.embed`, in order."""
+    tokens, positions, by_token, by_position, out = given
     n, width = out.shape
     for tensor in (by_token, by_position, out):
         assert tensor.is_contiguous()
     embed[(n,)](
-        tokens,
-        positions,
-        by_token,
-        by_position,
-        out,
+        *given,
         tokens.stride(0),
         positions.stride(0),
         width,

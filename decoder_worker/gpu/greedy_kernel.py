@@ -5,9 +5,10 @@ Imported only where Triton is. Where there is no GPU its tests run it interprete
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from decoder_worker.gpu.greedy import PART, SPANS
 from decoder_worker.sampling.slots import (
@@ -167,37 +168,16 @@ def sample_greedy(  # type: ignore[no-untyped-def]  # Triton reads annotations, 
     tl.store(slot + before_is_column, tl.where(last_is | (n_sampled == 0), 1, 0).to(tl.int64))
 
 
-def launch_reduce(
-    logits: Tensor,
-    index: Tensor,
-    table: Tensor,
-    suppressed: Tensor,
-    begin: Tensor,
-    eot: int,
-    no_timestamps: int,
-    timestamp_begin: int,
-    latest_first: int,
-    highest: Tensor,
-    sums: Tensor,
-    places: Tensor,
-) -> None:
-    """See `decoder_worker.gpu.greedy.reduce_logits`."""
+def launch_reduce(*given: Any) -> None:
+    """The operands of the operator `reduce_logits` of `decoder_worker.gpu.greedy`, in order."""
+    logits, begin = given[0], given[4]
     n, n_vocab = logits.shape
     assert logits.is_contiguous()
     n_parts = triton.cdiv(n_vocab, PART)
     reduce_logits[(n, n_parts)](
-        logits,
-        index,
-        table,
-        suppressed,
-        begin,
-        highest,
-        sums,
-        places,
-        eot,
-        no_timestamps,
-        timestamp_begin,
-        latest_first,
+        *given[:5],
+        *given[9:],  # what is written; the kernel has the numbers behind all tensors
+        *given[5:9],
         n_vocab,
         n_parts,
         len(begin),
@@ -207,29 +187,13 @@ def launch_reduce(
     )
 
 
-def launch_sample(
-    highest: Tensor,
-    sums: Tensor,
-    places: Tensor,
-    index: Tensor,
-    table: Tensor,
-    eot: int,
-    timestamp_begin: int,
-    tokens: Tensor,
-    logprobs: Tensor,
-) -> None:
-    """See `decoder_worker.gpu.greedy.sample_greedy`."""
-    n, _, n_parts = highest.shape
+def launch_sample(*given: Any) -> None:
+    """The operands of the operator `sample_greedy` of `decoder_worker.gpu.greedy`, in order."""
+    n, _, n_parts = given[0].shape
     sample_greedy[(n,)](
-        highest,
-        sums,
-        places,
-        index,
-        table,
-        tokens,
-        logprobs,
-        eot,
-        timestamp_begin,
+        *given[:5],
+        *given[7:],
+        *given[5:7],
         n_parts,
         N_COLUMNS,
         triton.next_power_of_2(n_parts),

@@ -5,10 +5,11 @@ Imported only where Triton is. Where there is no GPU its tests run it interprete
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from cluster.common.kernels.gpu.norm import LEAST_SCALE
 from cluster.common.model.layers import LAYER_NORM_EPS
@@ -59,28 +60,15 @@ def add_norm(  # type: ignore[no-untyped-def]  # Triton reads annotations, and k
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=inside)
 
 
-def launch(
-    x: Tensor,
-    delta: Tensor | None,
-    bias: Tensor | None,
-    weight: Tensor,
-    shift: Tensor,
-    out: Tensor,
-    scale: Tensor | None,
-) -> None:
-    """See `cluster.common.kernels.gpu.norm.add_norm`."""
+def launch(*given: Any) -> None:
+    """The operands of the operator `add_norm` of `cluster.common.kernels.gpu.norm`, in order."""
+    x, delta, bias, _, _, out, scale = given
     n, width = x.shape
     for tensor in (x, out) if delta is None else (x, out, delta):
         assert tensor.is_contiguous()
         assert tensor.shape == x.shape
     add_norm[(n,)](
-        x,
-        delta,
-        bias,
-        weight,
-        shift,
-        out,
-        scale,
+        *given,
         width,
         delta is not None,
         bias is not None,

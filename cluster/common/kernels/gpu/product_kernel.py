@@ -9,9 +9,10 @@ Imported only where Triton is. Where there is no GPU its tests run it interprete
 
 from __future__ import annotations
 
+from typing import Any
+
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from cluster.common.kernels.gpu.product import INNER_MULTIPLE, MAX_ROWS, outer_block
 from cluster.common.model.layers import LAYER_NORM_EPS
@@ -96,17 +97,10 @@ def inner_block(n_in: int, row_bytes: int) -> int:
     raise ValueError(f"rows of {n_in} numbers: the kernel takes multiples of {INNER_MULTIPLE}")
 
 
-def launch(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gain: Tensor | None,
-    sums: Tensor | None,
-    gelu: bool,
-    add: bool,
-    out: Tensor,
-) -> None:
-    """See `cluster.common.kernels.gpu.product.FewRows`."""
+def launch(*given: Any) -> None:
+    """The operands of the operator `few_rows` of `cluster.common.kernels.gpu.product`, in order."""
+    *operands, gelu, add, out = given
+    x, weight, bias, gain, _ = operands
     (n, n_in), n_out = x.shape, len(weight)
     assert n <= MAX_ROWS
     assert x.is_contiguous()
@@ -115,11 +109,7 @@ def launch(
     outer, rows = outer_block(n_out), max(LEAST_ROWS, triton.next_power_of_2(n))
     row_bytes = rows * x.itemsize + outer * weight.itemsize
     few_rows[(triton.cdiv(n_out, outer),)](
-        x,
-        weight,
-        bias,
-        gain,
-        sums,
+        *operands,
         out,
         n,
         n_out,
