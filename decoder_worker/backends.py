@@ -1,9 +1,8 @@
 """How a worker computes its decoder, chosen once when the worker is built.
 
-Attention runs on flashinfer's kernels on a GPU and on our own on a CPU; torch's is the reference,
-and what remains where neither fits. The layers around it are torch's operations, or kernels of ours
-that take several of them along: on a CPU the whole forward of a few rows is one compiled program,
-and so is the choice of tokens; on a GPU see `decoder_worker.gpu.layers`.
+Attention runs on flashinfer's kernels on a GPU; torch's is the reference. The layers around it are
+torch's operations, or kernels of ours that take several of them along: on a CPU the whole step of a
+few rows is one compiled program; on a GPU see `decoder_worker.gpu.decoder`.
 
 Torch multiplies fastest by weights in a layout of its own, which the compiled program does not
 read. So a small model has both; of a large one torch takes the program's as they lie there, since
@@ -15,7 +14,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -31,25 +30,19 @@ from cluster.common.model.layers import MLP, LayerNorm, Linear
 from cluster.common.settings import Attention
 from decoder_worker.attention.base import (
     AttentionBackend,
-    AttentionBatch,
     MakeFixed,
     ProjectedAttention,
 )
 from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.cpu.attention import CpuAttention, fits_kernels
-from decoder_worker.cpu.fused import FusedDecoder, fits_layers
-from decoder_worker.cpu.fused_arrays import Layers, Products, stack_layers
-from decoder_worker.cpu.sampler import CompiledSampler
+from decoder_worker.cpu.arrays import Layers, Products, fits_tiles, stack_layers
+from decoder_worker.cpu.fused import FusedDecoder, fits_layers, fits_pools
 from decoder_worker.cpu.step_team import StepTeam
-from decoder_worker.cpu.tile_blocks import fits_tiles
 from decoder_worker.gpu.decoder import GpuDecoder, takes
 from decoder_worker.gpu.greedy import GpuSampler
-from decoder_worker.model import DecoderLayer, TextDecoder, TorchDecoder
+from decoder_worker.model import DecoderLayer, DecoderTensors, TextDecoder, TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampler, TorchSampler
 from decoder_worker.sampling.slots import SlotTable
-from decoder_worker.several_steps import SteppingDecoder
-from decoder_worker.tensors import DecoderTensors
 
 logger = logging.getLogger(__name__)
 
@@ -81,41 +74,13 @@ class Decoders:
 
     ragged: for any forward. fixed: as in `Attentions`.
     torch: the reference, whose attention backend can be replaced.
-    team: whose threads share out what is computed on a CPU; None where there is none.
-    several: makes several decode steps at once; None where nothing does.
+    several: `ragged`, where it makes greedy decode steps whole; else None.
     """
 
     ragged: TextDecoder
     torch: TorchDecoder
     fixed: Callable[[int, int, int], TextDecoder] | None = None
-    team: StepTeam | None = None
-    several: SteppingDecoder | None = None
-
-
-class DecoderByRows:
-    """Implements `TextDecoder` by the compiled program for few rows, and by torch for many.
-
-    Until the program is built torch computes everything.
-    """
-
-    def __init__(self, few: FusedDecoder, many: TorchDecoder) -> None:
-        self._few = few
-        self._many = many
-        self._planned: TextDecoder = many
-
-    def plan(self, batch: AttentionBatch) -> None:
-        self._planned = self._few if self._few.takes(batch.n_rows) else self._many
-        self._planned.plan(batch)
-
-    def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        return self._planned.states(tokens, positions)
-
-    def logits(self, states: Tensor) -> Tensor:
-        return (self._few if self._few.takes_logits(len(states)) else self._many).logits(states)
-
-    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
-        decoder = self._few if self._few.takes_logits(len(states)) else self._many
-        return decoder.likely_logits(states, rules, first)
+    several: FusedDecoder | None = None
 
 
 def choose_attention(
@@ -136,11 +101,11 @@ def choose_attention(
     Raises:
         ConfigurationError: flashinfer was asked for and cannot serve these pools.
     """
-    if setting == "auto" and fits_kernels(self_pool, cross_pool):
-        team = StepTeam(threads - 1)
-        return Attentions(CpuAttention(self_pool, cross_pool, team, packed=packed), team=team)
     if setting == "torch" or (setting == "auto" and self_pool.device.type == "cpu"):
-        return torch_attention(self_pool, cross_pool, packed=packed)
+        attentions = torch_attention(self_pool, cross_pool, packed=packed)
+        if setting == "auto" and fits_pools(self_pool, cross_pool):
+            return replace(attentions, team=StepTeam(threads - 1))
+        return attentions
     why_not = _why_no_flashinfer(self_pool, cross_pool)
     if why_not is None:
         from decoder_worker.attention.flashinfer_backend import FlashInfer
@@ -202,8 +167,8 @@ def load_decoders(
     layers = layers_over(tensors, arrays) if shared else None
     many = TorchDecoder.of(tensors, attentions.ragged, int8=int8, layers=layers)
     pools = (self_pool, cross_pool)
-    few = SteppingDecoder(tensors, many, pools, team, arrays, int8=int8, packed=packed)
-    return Decoders(DecoderByRows(few, many), many, team=team, several=few)
+    few = FusedDecoder(tensors, many, pools, team, arrays, int8=int8, packed=packed)
+    return Decoders(few, many, several=few)
 
 
 def _over(decoder: TorchDecoder, attentions: Attentions) -> Decoders:
@@ -223,12 +188,11 @@ def _over(decoder: TorchDecoder, attentions: Attentions) -> Decoders:
     )
 
 
-def choose_sampler(rules: LogitRules, slots: SlotTable, team: StepTeam | None = None) -> Sampler:
-    """The sampler for slots on their device; on a CPU `team` shares out the rows."""
+def choose_sampler(rules: LogitRules, slots: SlotTable) -> Sampler:
+    """The sampler for slots on their device."""
     sampler = TorchSampler(rules, slots)
-    if slots.device.type == "cpu":
-        return CompiledSampler(sampler, rules, slots, team)
-    return GpuSampler(sampler, rules, slots) if has_triton() else sampler
+    is_on_gpu = slots.device.type != "cpu" and has_triton()
+    return GpuSampler(sampler, rules, slots) if is_on_gpu else sampler
 
 
 def _why_no_flashinfer(self_pool: Tensor, cross_pool: Tensor) -> str | None:

@@ -18,13 +18,64 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from cluster.common.model.dims import EMBED_TOKENS
-from cluster.common.model.layers import MLP, LayerNorm, Linear, Pack, Projection, load_qkv, packer
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.dims import EMBED_TOKENS, ModelDims, decoder_shapes
+from cluster.common.model.kv_scales import KVScales
+from cluster.common.model.layers import (
+    MLP,
+    LayerNorm,
+    Linear,
+    Pack,
+    Projection,
+    load_qkv,
+    packer,
+    stream_dtype,
+)
+from cluster.common.model.weights import load_tensors, output_projection
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch
-from decoder_worker.sampling.logit_rules import LogitRules
-from decoder_worker.tensors import DecoderTensors
 
 ROWS_AT_ONCE = 4096  # of the vocabulary that `HalfHead` converts
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderTensors:
+    """Tensors on one device.
+
+    by_name: all tensors but the head's, by Hugging Face's names.
+    head: [n_vocab, n_text_state], what turns states into logits; the token embedding itself where
+        the two are tied.
+    """
+
+    dims: ModelDims
+    dtype: torch.dtype
+    by_name: Mapping[str, Tensor]
+    head: Tensor
+
+    @classmethod
+    def load(
+        cls,
+        checkpoint: Checkpoint,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        head_dtype: torch.dtype | None = None,
+        scales: KVScales | None = None,
+    ) -> DecoderTensors:
+        """Read the decoder's tensors of a checkpoint, no others.
+
+        Args:
+            head_dtype: None takes the residual stream's.
+            scales: of the cross-attention KV in its pool, where that is of 8 bits.
+
+        Raises:
+            CheckpointError: a tensor is missing or has another shape than config.json says.
+        """
+        dims, name = checkpoint.dims, output_projection(checkpoint)
+        kept = stream_dtype(device, dtype) if head_dtype is None else head_dtype
+        head = load_tensors(checkpoint, {name: (dims.n_vocab, dims.n_text_state)}, kept, device)
+        by_name = load_tensors(checkpoint, decoder_shapes(dims), dtype, device)
+        if scales is not None:
+            by_name = scales.grow(by_name)
+        return cls(dims, dtype, by_name, head[name])
 
 
 class TextDecoder(Protocol):
@@ -48,14 +99,6 @@ class TextDecoder(Protocol):
 
     def logits(self, states: Tensor) -> Tensor:
         """states [n, n_text_state] -> float32 [n, n_vocab]."""
-
-    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
-        """The same, or near it, for those who choose each row's likeliest token by `rules` alone.
-
-        Exact wherever a token can be that, and from end of text on. All others are only near enough
-        for the sum of probabilities; so are all words of the rows before `first`, whose likeliest
-        token nobody asks for.
-        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +235,6 @@ class TorchDecoder:
 
     def logits(self, states: Tensor) -> Tensor:
         return self.head(states).float()
-
-    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
-        return self.logits(states)
 
 
 def _head(weight: Tensor, *, int8: bool) -> Callable[[Tensor], Tensor]:

@@ -33,7 +33,7 @@ from decoder_worker.backends import Decoders, choose_sampler
 from decoder_worker.gpu.fixed_sizes import FixedSizes
 from decoder_worker.readback import Launched, Readback, launched, outputs_of, read_back
 from decoder_worker.sampling.logit_rules import LogitRules
-from decoder_worker.sampling.sampler import best_of
+from decoder_worker.sampling.sampler import Sampled, best_of
 from decoder_worker.sampling.search import Row, RowCopy, StepOutput
 from decoder_worker.sampling.slots import SlotTable
 from decoder_worker.scheduling.answers import chosen_attempt
@@ -101,8 +101,8 @@ class ModelRunner:
         limit = MAX_INITIAL_TIMESTAMP if listed is None else int(listed)
         self._slots = SlotTable(n_slots, self._device)
         self._rules = LogitRules(tokenizer, limit, self._device)
-        sampler = choose_sampler(self._rules, self._slots, decoders.team)
-        self._step = DecodeStep(sampler, self._slots, self._rules, tokenizer.special.no_speech)
+        sampler = choose_sampler(self._rules, self._slots)
+        self._step = DecodeStep(sampler, self._slots, tokenizer.special.no_speech)
         heads = AlignmentHeads(checkpoint, decoders.torch, cross_pool)
         self._aligner = Aligner(
             checkpoint, tokenizer, decoders.ragged, heads, cross_pool, self_pool
@@ -141,8 +141,7 @@ class ModelRunner:
                 readbacks = self._fixed.languages(sequences)
             else:
                 fed = [Feed(s, s.rows[0], (self._tokenizer.special.sot,), 0) for s in sequences]
-                # Of languages they are exact: these tokens come behind end of text.
-                logits = self._decoder.likely_logits(self._forward(fed), self._rules, len(fed))
+                logits = self._decoder.logits(self._forward(fed))
                 readbacks = [read_back(best_of(logits, self._language_tokens))]
             return Launched(tuple(sequences), (1,) * len(sequences), tuple(readbacks))
 
@@ -205,16 +204,19 @@ class ModelRunner:
         sots = [begin + s.prompt.sot for begin, s in zip(begins[:-1], sequences, strict=True)]
         lasts = [end - 1 for end in begins[1:]]
         # Both in one pass over the weights.
-        _, noisy, n_top = self._sampling(sequences)
-        read = states[self._indices([*sots, *lasts])]
-        both = self._step.logits_to_sample(read, self._decoder, noisy, n_top, first=len(fed))
+        both = self._decoder.logits(states[self._indices([*sots, *lasts])])
         no_speech = self._step.no_speech_probs(both[: len(fed)])
         return self._sample(sequences, both[len(fed) :], no_speech)
 
     def _decode_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
         rows = [(s, row) for s in sequences for row in s.live]
-        self._plan([(s, row, s.n_cached(row) + s.n_ahead + 1) for s, row in rows], [1] * len(rows))
         slots, noisy, n_top = self._sampling(sequences)
+        several = self._several if noisy is None and not n_top else None
+        takes = several is not None and several.takes(len(rows))  # asked before it plans
+        self._plan([(s, row, s.n_cached(row) + s.n_ahead + 1) for s, row in rows], [1] * len(rows))
+        if several is not None and takes:
+            (token,), (logprob,) = several.steps(slots, self._slots, self._rules, 1)
+            return read_back(Sampled(token, logprob))
         return read_back(self._step(slots, self._decoder, noisy, n_top))
 
     def _sample(

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from decoder_worker.model import TextDecoder
-from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampled, Sampler, best_of
-from decoder_worker.sampling.slots import SlotRows, SlotTable
+from decoder_worker.sampling.slots import SlotTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,11 +37,8 @@ class DecodeStep:
     no_speech: the token whose probability at the start of transcript says that nobody speaks.
     """
 
-    def __init__(
-        self, sampler: Sampler, slots: SlotTable, rules: LogitRules, no_speech: int
-    ) -> None:
+    def __init__(self, sampler: Sampler, slots: SlotTable, no_speech: int) -> None:
         self._sampler = sampler
-        self._rules = rules
         self._slots = slots
         self._no_speech = no_speech
 
@@ -57,24 +53,12 @@ class DecodeStep:
         """
         rows = self._slots.rows(index)
         states = decoder.states(rows.token, rows.position)
-        logits = self.logits_to_sample(states, decoder, noisy, n_top)
-        return self._sampler(logits, rows, noisy, n_top)
-
-    def logits_to_sample(
-        self, states: Tensor, decoder: TextDecoder, noisy: Tensor | None, n_top: int, first: int = 0
-    ) -> Tensor:
-        """float32 [n, n_vocab] of states [n, n_text_state], exact as far as sampling needs it.
-
-        Args:
-            noisy, n_top: as above. first: the first row that is sampled.
-        """
-        if noisy is None and not n_top:
-            return decoder.likely_logits(states, self._rules, first)
-        return decoder.logits(states)
+        return self._sampler(decoder.logits(states), rows, noisy, n_top)
 
     def logits(self, index: Tensor, decoder: TextDecoder) -> Tensor:
         """Feed the slots' tokens; float32 [n, n_vocab]. The slots stay as they are."""
-        return self._logits(self._slots.rows(index), decoder)
+        rows = self._slots.rows(index)
+        return decoder.logits(decoder.states(rows.token, rows.position))
 
     def prompt_logits(self, prompts: Prompts, decoder: TextDecoder) -> tuple[Tensor, Tensor]:
         """Run prompts; logits at their starts of transcript and last tokens, [n, n_vocab] each."""
@@ -103,9 +87,6 @@ class DecodeStep:
         Touches no slot.
         """
         return best_of(self.prompt_logits(prompts, decoder)[1], languages)
-
-    def _logits(self, rows: SlotRows, decoder: TextDecoder) -> Tensor:
-        return decoder.logits(decoder.states(rows.token, rows.position))
 
     def no_speech_probs(self, logits: Tensor) -> Tensor:
         """float32 [n] of logits [n, n_vocab] at the start of transcript, before any rule."""

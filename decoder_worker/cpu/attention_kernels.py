@@ -2,27 +2,152 @@
 
 For few rows an attention is bound by the memory that it reads; torch's kernel, which is made for
 many, reaches a fifth of that in bfloat16. What a row attends to is cut into pieces, which threads
-share out; the pieces of a row are then joined. `fused_kernels` has the same as phases of a layer.
+share out; the pieces of a row are then joined.
 
-Imports numba: `decoder_worker.cpu.attention` builds this in the background.
+Imports numba: `fused_kernels` is made of this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numba import njit
+from numba.extending import overload
 
-from cluster.common.kernels.cpu.arithmetic import LOG2_E, exp2, stored
-from decoder_worker.cpu.attention_parts import lay_out_query, mix_values, scores_of, to_weights
-from decoder_worker.cpu.fused_arrays import HEAD_DIM, PIECE, Pages
-from decoder_worker.cpu.step_team import new_counters
-from decoder_worker.cpu.work_sharing import claim, conclude, finish, wait
+from cluster.common.kernels.cpu.arithmetic import LOG2_E, exp2, larger, number, stored
+from decoder_worker.cpu import attention_vectors
+from decoder_worker.cpu.arrays import HEAD_DIM, PIECE, Pages
+from decoder_worker.cpu.attention_vectors import fits_vectors
+from decoder_worker.cpu.work_sharing import claim, finish
 
 _LOWEST = np.float32(-3.0e38)
+
+# The first three are what `attention_vectors` has, where that takes the dtype on this CPU.
+
+
+def lay_out_query(query: Any, scale: Any, keys: Any, laid_out: Any) -> None:
+    """query float32 [at least H * HEAD_DIM] times scale, to laid_out [H, HEAD_DIM], in any order.
+
+    keys: of the dtype that `scores_of` will be given.
+    """
+    raise NotImplementedError("only inside a kernel")
+
+
+@overload(lay_out_query)
+def _lay_out_query(query, scale, keys, laid_out):
+    if fits_vectors(keys.dtype):
+        return lambda query, scale, keys, laid_out: attention_vectors.lay_out_query(
+            query, scale, keys, laid_out
+        )
+
+    def lay_out(query, scale, keys, laid_out):
+        flat = laid_out.reshape(laid_out.size)
+        for c in range(len(flat)):
+            flat[c] = query[c] * scale
+
+    return lay_out
+
+
+def scores_of(laid_out: Any, keys: Any, first: Any, last: Any, scores: Any) -> None:
+    """scores[h, i] = query[h] . keys[first + i, h], keys [page_size, H, HEAD_DIM]."""
+    raise NotImplementedError("only inside a kernel")
+
+
+@overload(scores_of)
+def _scores_of(laid_out, keys, first, last, scores):
+    if fits_vectors(keys.dtype):
+        return lambda laid_out, keys, first, last, scores: attention_vectors.scores_of(
+            laid_out, keys, first, last, scores
+        )
+    return lambda laid_out, keys, first, last, scores: _plain_scores(
+        laid_out, keys, first, last, scores
+    )
+
+
+@njit(nogil=True, cache=True)
+def _highest(scores: Any) -> Any:
+    """The largest of scores [PIECE]."""
+    top = _LOWEST
+    for i in range(PIECE):
+        top = larger(top, scores[i])
+    return top
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _powers(scores: Any, top: Any) -> Any:
+    """scores [PIECE] to powers of two, below the highest; their sum."""
+    summed = np.float32(0)
+    for i in range(PIECE):
+        weight = exp2(scores[i] - top)
+        scores[i] = weight
+        summed += weight
+    return summed
+
+
+@njit(nogil=True, cache=True)
+def to_weights(scores: Any, n: Any, highest: Any, total: Any) -> None:
+    """The first n scores of each head to powers of two; their highest, and the powers' sum.
+
+    scores float32 [H, PIECE]. As many are computed as a piece may have: loops of a fixed length
+    take half of the time.
+    """
+    for h in range(len(scores)):
+        for i in range(n, PIECE):
+            scores[h, i] = _LOWEST
+        own = scores[h]
+        top = _highest(own)
+        highest[h], total[h] = top, _powers(own, top)
+
+
+def mix_values(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> None:
+    """mixed[h] = the sum of weights[h, i] * values[first + i, h]."""
+    raise NotImplementedError("only inside a kernel")
+
+
+@overload(mix_values)
+def _mix_values(weights, values, first, last, mixed):
+    if fits_vectors(values.dtype):
+        return lambda weights, values, first, last, mixed: attention_vectors.mix_values(
+            weights, values, first, last, mixed
+        )
+    return lambda weights, values, first, last, mixed: _plain_mix(
+        weights, values, first, last, mixed
+    )
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _plain_scores(query: Any, keys: Any, first: Any, last: Any, scores: Any) -> None:
+    """scores[h, i] = query[h] . keys[first + i, h], keys [page_size, H, HEAD_DIM]."""
+    for i in range(last - first):
+        for h in range(len(scores)):
+            q, key = query[h], keys[first + i, h]
+            dot = np.float32(0)
+            for c in range(HEAD_DIM):
+                dot += q[c] * number(key[c])
+            scores[h, i] = dot
+
+
+@njit(fastmath=True, nogil=True, cache=True)
+def _plain_mix(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> None:
+    """mixed[h] = the sum of weights[h, i] * values[first + i, h]."""
+    mixed[:] = np.float32(0)
+    i, n = 0, last - first
+    while i + 4 <= n:  # a sum is read and written once for four values
+        v0, v1 = values[first + i], values[first + i + 1]
+        v2, v3 = values[first + i + 2], values[first + i + 3]
+        for h in range(len(mixed)):
+            out, row = mixed[h], weights[h]
+            w0, w1, w2, w3 = row[i], row[i + 1], row[i + 2], row[i + 3]
+            for c in range(HEAD_DIM):
+                two = w0 * number(v0[h, c]) + w1 * number(v1[h, c])
+                out[c] += two + w2 * number(v2[h, c]) + w3 * number(v3[h, c])
+        i += 4
+    while i < n:
+        for h in range(len(mixed)):
+            for c in range(HEAD_DIM):
+                mixed[h, c] += weights[h, i] * number(values[first + i, h, c])
+        i += 1
 
 
 @njit(nogil=True, cache=True)
@@ -95,7 +220,11 @@ def cut(
     n_pieces: Any,
     last: Any,
 ) -> Any:
-    """Fill `Pages` from a `PagedKV`; how many pieces there are."""
+    """Fill `Pages` from a `PagedKV`, with room enough in the last three; how many pieces there are.
+
+    causal: each entry's rows are its last positions, and see none behind their own. packed: as in
+    `TorchAttention`.
+    """
     filled = 0
     for entry in range(len(last_page_len)):
         first_row, behind = qo_indptr[entry], qo_indptr[entry + 1]
@@ -151,54 +280,6 @@ def attend_pieces(
         values = _of_layer(pool[piece[2]], 2 * layer + 1, piece[6])
         laid_row = attend_piece(query, piece, keys, values, room, laid_row, results)
         n_done = finish(counters)
-
-
-@njit(nogil=True, cache=True)
-def _attend(
-    query: Any,
-    pages: Any,
-    layer: Any,
-    results: Any,
-    attended: Any,
-    counters: Any,
-    begin: Any,
-    leads: Any,
-) -> None:
-    end = begin + len(pages.pieces)
-    if attend_pieces(query, pages, layer, results, counters, begin, end):
-        join(pages.n_pieces, results, attended)
-        conclude(counters)
-    wait(counters, end + 1, leads)
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionKernels:
-    """cut(qo_indptr, kv_indptr, kv_indices, last_page_len, page_size, causal, packed, pieces,
-        n_pieces, last): `Pages` of a `PagedKV`, with room enough in the last three; the number of
-        pieces. causal: each entry's rows are its last positions, and see none behind their own.
-        packed: as in `TorchAttention`.
-    append(qkv, pool, last, layer): the keys and values in qkv, float32 [n, 3 * d], to their places.
-    attend(query, pages, layer, results, attended, counters, begin, leads): attended float32 [n, d]
-        of query float32 [n, at least d]; results are `Memory`'s highest, total and mixed; begin is
-        the first unit's number, and there is one unit more than pieces; leads is False on the
-        threads that help.
-    """
-
-    cut: Callable[..., int]
-    append: Callable[..., None]
-    attend: Callable[..., Any]
-
-
-def build(own: Any, cross: Any) -> AttentionKernels:
-    """Compile (or load) for these dtypes of the two pools, uint16 or float32."""
-    counters, plain = new_counters(), np.zeros((1, 1, 1), np.float32)
-    qkv, mixed = np.zeros((1, 3 * HEAD_DIM), np.float32), np.zeros((1, 1, 1, HEAD_DIM), np.float32)
-    results, attended = (plain, plain.copy(), mixed), np.zeros((1, HEAD_DIM), np.float32)
-    pages = [empty_pages(own, True), empty_pages(cross, False)]
-    append(qkv, pages[0].pool, pages[0].last, 0)
-    for number_of_calls, each in enumerate(pages):
-        _attend(qkv, each, 0, results, attended, counters, 2 * number_of_calls, True)
-    return AttentionKernels(cut, append, _attend)
 
 
 def empty_pages(dtype: Any, causal: bool) -> Pages:

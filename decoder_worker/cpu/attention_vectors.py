@@ -23,7 +23,7 @@ from numba.extending import intrinsic
 from cluster.common.kernels.cpu import vectors
 from cluster.common.kernels.cpu.arithmetic import FLOAT8_UNIT
 from cluster.common.kernels.cpu.tile_instructions import address, offset
-from decoder_worker.cpu.fused_arrays import HEAD_DIM
+from decoder_worker.cpu.arrays import HEAD_DIM
 
 AHEAD_BYTES = 768
 AT_ONCE = 8  # positions, a multiple of 4

@@ -1,17 +1,21 @@
-"""The decoder's whole forward over a few rows by `fused_kernels`, on a team of threads.
+"""A CPU's decoder: forwards and decode steps of a few rows as one compiled program, else torch's.
 
-`decoder_worker.model.TorchDecoder` is the reference, and does what this does not: many rows, odd
-shapes, and all until the kernels are built. Beside torch's weights this holds a plain copy of them,
-which torch shares where the model is large (`decoder_worker.tensors`). Bound to the two page
-pools of an engine; for that engine's thread.
+`TorchDecoder` is the reference, and does what the program does not: many rows, odd shapes, and all
+until the kernels are built. Beside torch's weights this holds a plain copy of them, which torch
+shares where the model is large (`decoder_worker.backends`). Bound to the two page pools of an
+engine; for that engine's thread.
+
+Greedy rows take steps, several at once where nobody looks at what comes between them. Such a run
+ends where a row does, or where somebody interrupts it, so that whoever arrives waits for one step.
 """
 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,33 +23,45 @@ from torch import Tensor
 
 from cluster.common.kernels.cpu.background import as_array
 from cluster.common.model.dims import ModelDims
-from decoder_worker.attention.base import AttentionBatch
-from decoder_worker.cpu.attention import cut_pages
-from decoder_worker.cpu.coarse_head import LEAST_EXACT, CoarseHead, coarse_head, fits_coarse
-from decoder_worker.cpu.compiled import layer_kernels
-from decoder_worker.cpu.fused_arrays import (
+from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.cpu.arrays import (
+    ENDED,
     HEAD_DIM,
+    LEAST_EXACT,
     N_DIMS_IN_ROWS,
     OUTPUTS,
+    PIECE,
+    Choice,
+    Embedding,
+    Kinds,
     Layers,
     Memory,
     Pages,
+    coarse_head,
+    fits_coarse,
     n_head_units,
-    n_likely_units,
     n_units,
     new_memory,
+    new_run,
     plain_head,
-    stack_layers,
+    step_units,
 )
+from decoder_worker.cpu.compiled import decoder_kernels
 from decoder_worker.cpu.step_team import StepTeam
+from decoder_worker.model import DecoderTensors, TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
-from decoder_worker.tensors import DecoderTensors
+from decoder_worker.sampling.slots import SlotTable
 
 if TYPE_CHECKING:
-    from decoder_worker.cpu.fused_kernels import FusedKernels
+    from decoder_worker.cpu.step_kernels import DecoderKernels
 
-MAX_ROWS = 8  # above it torch's products are faster
+MAX_ROWS = 16  # above it torch's products are faster
 MAX_ROWS_IN_TILES = 64  # the same where the CPU multiplies in tiles
+DTYPES = (torch.float32, torch.bfloat16)
+CROSS_DTYPES = (*DTYPES, torch.float8_e4m3fn)
+MOST_STEPS = 32
+RUN_S = 0.05  # of a run at most: between two, deadlines are looked at
+STEPS_IN_REST = 2  # while the team's helpers rest, so that they are soon asked again
 
 
 def fits_layers(dims: ModelDims) -> bool:
@@ -53,44 +69,54 @@ def fits_layers(dims: ModelDims) -> bool:
     return dims.n_text_state % OUTPUTS == 0 and dims.n_text_ffn % OUTPUTS == 0
 
 
+def fits_pools(self_pool: Tensor, cross_pool: Tensor) -> bool:
+    """Whether there are kernels for these pools."""
+    pools = (self_pool, cross_pool)
+    on_cpu = all(pool.device.type == "cpu" for pool in pools)
+    have_dtypes = self_pool.dtype in DTYPES and cross_pool.dtype in CROSS_DTYPES
+    return on_cpu and have_dtypes and all(pool.shape[-1] == HEAD_DIM for pool in pools)
+
+
 class FusedDecoder:
     """Implements `TextDecoder` over a self pool and a cross pool.
 
-    Both are [page, L, 2, page_size, H, HEAD_DIM].
+    Both are [page, L, 2, page_size, H, HEAD_DIM]. For one thread, but for `interrupt`.
     """
 
     def __init__(
         self,
         tensors: DecoderTensors,
-        embed: Callable[[Tensor, Tensor], Tensor],
+        reference: TorchDecoder,
         pools: tuple[Tensor, Tensor],
         team: StepTeam,
+        layers: Layers,
         *,
         int8: bool,
         packed: bool = False,
-        layers: Layers | None = None,
     ) -> None:
         """Begin to build.
 
         Args:
             tensors: of a CPU; the head in float32 or in 16 bits.
-            embed: from tokens and positions to the first layer's rows, float32 [n, d].
+            reference: over these pools.
             team: its threads share a forward out.
-            int8: hold the weights in 8 bits.
+            layers: the tensors' weights. Where these are for tiles, so is the head, which is then
+                bfloat16 or in 8 bits.
+            int8: hold the head in 8 bits.
             packed: as in `TorchAttention`.
-            layers: the tensors' weights, where the caller has stacked them already. Where these
-                are for tiles, so is the head, which is then bfloat16 or in 8 bits.
         """
         self._dims = tensors.dims
-        self._embed = embed
+        self._reference = reference
         self._own, self._cross = (as_array(pool) for pool in pools)
-        self._layers = layers or stack_layers(tensors.by_name, tensors.dims, int8=int8)
-        tiles = self._layers.tiles
+        self._layers = layers
+        self._embedding = Embedding(
+            as_array(reference.embed_tokens), as_array(reference.embed_positions)
+        )
+        tiles = layers.tiles
         self._head = plain_head(tensors.head, int8=int8, tiles=tiles)
         has_16_bits = self._head.weight.dtype.itemsize == 2
-        self._coarse: CoarseHead | None = None
-        if has_16_bits and fits_coarse(tensors.dims):
-            self._coarse = coarse_head(tensors.head, tiles)
+        has_coarse = has_16_bits and fits_coarse(tensors.dims)
+        self._coarse = coarse_head(tensors.head, tiles) if has_coarse else None
         self._most_rows = MAX_ROWS if tiles is None else MAX_ROWS_IN_TILES
         # Torch has no product of float32 rows over 16 bits: it would convert the weights each time.
         any_rows = has_16_bits or tiles is not None
@@ -98,21 +124,25 @@ class FusedDecoder:
         self._team = team
         self._packed = packed
         self._memory: Memory | None = None
-        self._planned: tuple[Pages, Pages] | None = None
-        read = (self._layers.qkv.weight, self._own, self._cross, self._head.weight)
+        self._planned: tuple[Pages, Pages] | None = None  # None: the reference computes this one
+        self._logits: Any = None
+        self._interrupted = np.zeros(1, np.int64)
+        self._step_s = RUN_S / 2
+        read = (layers.qkv.weight, self._own, self._cross, self._head.weight)
         weight, own, cross, head = (array.dtype.type for array in read)
-        in_blocks = self._layers.qkv.weight.ndim > N_DIMS_IN_ROWS
-        self._kernels = layer_kernels(weight, own, cross, head, tiles, in_blocks)
+        in_blocks = layers.qkv.weight.ndim > N_DIMS_IN_ROWS
+        kinds = Kinds(weight, own, cross, head, tiles, in_blocks, has_coarse)
+        self._kernels = decoder_kernels(kinds)
 
     def takes(self, n_rows: int) -> bool:
-        """Whether forwards of so many rows are for this, now."""
+        """Whether forwards of so many rows are for the compiled program, now."""
         return n_rows <= self._most_rows and self._kernels.get() is not None
 
-    def takes_logits(self, n_rows: int) -> bool:
-        """Whether the logits of so many rows are for this, now."""
-        return n_rows <= self._most_logit_rows and self._kernels.get() is not None
-
     def plan(self, batch: AttentionBatch) -> None:
+        if not self.takes(batch.n_rows):
+            self._planned = None
+            self._reference.plan(batch)
+            return
         cut = self._built.cut
         self._planned = (
             cut_pages(cut, batch.self_kv, self._own, causal=True),
@@ -120,17 +150,11 @@ class FusedDecoder:
         )
 
     def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        assert self._planned is not None
+        if self._planned is None:
+            return self._reference.states(tokens, positions)
         own, cross = self._planned
-        x = self._embed(tokens, positions)
-        memory = self._memory_for(len(x), int(max(own.n_pieces.max(), cross.n_pieces.max())))
-        memory.x[:] = as_array(x)
-        products = (self._layers[i].bias.shape[1] // OUTPUTS for i in range(6))
-        qkv, self_out, cross_q, cross_out, fc1, fc2 = products
-        attend = (len(own.pieces), len(cross.pieces))
-        units = np.array(
-            [qkv, attend[0], self_out, cross_q, attend[1], cross_out, fc1, fc2], np.int64
-        )
+        memory, units = self._room(len(tokens), own, cross)
+        memory.x[:] = as_array(self._reference.embed(tokens, positions))
         self._team.run(
             partial(self._built.layers, self._layers, own, cross, memory, units),
             n_units(units, self._dims.n_text_layer),
@@ -138,35 +162,109 @@ class FusedDecoder:
         return torch.from_numpy(memory.normed.copy())
 
     def logits(self, states: Tensor) -> Tensor:
+        if len(states) > self._most_logit_rows or self._kernels.get() is None:
+            return self._reference.logits(states)
         out = torch.empty(len(states), self._dims.n_vocab)
         job = partial(self._built.head, as_array(states.contiguous()), self._head, as_array(out))
         self._team.run(job, n_head_units(self._dims.n_vocab))
         return out
 
-    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
-        likely, coarse = self._built.likely, self._coarse
-        n, n_vocab, n_words = len(states), self._dims.n_vocab, rules.eot
-        if likely is None or coarse is None or n_vocab - n_words < LEAST_EXACT:
-            return self.logits(states)
-        out = torch.empty(n, n_vocab)
-        read = (as_array(states.contiguous()), self._head, coarse)
-        masks = (as_array(rules.never_or_not_first), as_array(rules.begin))
-        self._team.run(
-            partial(likely, *read, *masks, n_words, first, as_array(out)),
-            n_likely_units(n - first, n_vocab, n_words),
+    def listen(self) -> None:
+        """From now on `interrupt` ends a run."""
+        self._interrupted[0] = 0
+
+    def interrupt(self) -> None:
+        """End the run with the step that it is in; from any thread."""
+        self._interrupted[0] = 1
+
+    def most_steps(self, n_rows: int) -> int:
+        """How many steps of so many rows may be made at once, now; 1: nothing is gained by more."""
+        if not self.takes(n_rows):
+            return 1
+        if self._team.rests:
+            return STEPS_IN_REST
+        return max(STEPS_IN_REST, min(MOST_STEPS, int(RUN_S / self._step_s)))
+
+    def steps(
+        self, index: Tensor, slots: SlotTable, rules: LogitRules, most: int
+    ) -> tuple[Tensor, Tensor]:
+        """Up to `most` steps of the rows that were planned, each fed by the one before.
+
+        Args:
+            index: int64 [n], the slots, in the order of the plan; `takes(n)`.
+            most: no row may reach its limit before that step.
+
+        Returns:
+            Tokens int64 and log probabilities float32, [steps that were made, n].
+        """
+        assert self._planned is not None
+        own, cross = self._planned
+        n, dims = len(index), self._dims
+        memory, units = self._room(n, own, cross)
+        # What ends or times a segment is always computed from the head itself, a unit at least.
+        coarse = self._coarse if dims.n_vocab - rules.eot >= LEAST_EXACT else None
+        n_words = None if coarse is None else rules.eot
+        parts = step_units(units, dims.n_text_layer, n, dims.n_vocab, n_words)
+        if self._logits is None or len(self._logits) < n:  # kept: new memory costs page faults
+            self._logits = np.empty((n, dims.n_vocab), np.float32)
+        most = min(most, _within_pieces(own))
+        run = new_run(index.numpy(), most, self._logits[:n], self._interrupted)
+        choice = Choice(
+            slots.table.numpy(),
+            rules.suppressed.numpy(),
+            rules.never_or_not_first.numpy(),
+            rules.begin.numpy(),
+            rules.marks,
+            rules.eot,
         )
-        return out
+        weights = (self._embedding, self._layers, self._head, coarse)
+        job = partial(self._built.steps, *weights, own, cross, memory, units, parts, choice, run)
+        begun = time.monotonic()
+        self._team.run(job, most * int(parts[2]))
+        made = int(run.control[ENDED])
+        self._step_s = (time.monotonic() - begun) / made
+        return torch.from_numpy(run.tokens[:made]), torch.from_numpy(run.logprobs[:made])
 
     @property
-    def _built(self) -> FusedKernels:
+    def _built(self) -> DecoderKernels:
         kernels = self._kernels.get()
         assert kernels is not None, "ask `takes` first"
         return kernels
 
-    def _memory_for(self, n_rows: int, most_pieces: int) -> Memory:
-        """For all forwards until one needs more pieces."""
+    def _room(self, n_rows: int, own: Pages, cross: Pages) -> tuple[Memory, Any]:
+        """Memory for a forward, and the units of each phase of a layer, int64 [N_PHASES].
+
+        The memory is for all forwards until one needs more pieces.
+        """
+        most_pieces = int(max(own.n_pieces.max(), cross.n_pieces.max()))
         if self._memory is None or self._memory.highest.shape[1] < most_pieces:
             dims, d = self._dims, self._dims.n_text_state
             n_head = d // HEAD_DIM
             self._memory = new_memory(self._most_rows, most_pieces, n_head, d, dims.n_text_ffn)
-        return Memory._make(array[:n_rows] for array in self._memory)
+        qkv, self_out, cross_q, cross_out, fc1, fc2 = (
+            products.bias.shape[1] // OUTPUTS for products in self._layers[:6]
+        )
+        attend = (len(own.pieces), len(cross.pieces))
+        units = [qkv, attend[0], self_out, cross_q, attend[1], cross_out, fc1, fc2]
+        return Memory._make(array[:n_rows] for array in self._memory), np.array(units, np.int64)
+
+
+def cut_pages(
+    cut: Callable[..., int], kv: PagedKV, pool: Any, *, causal: bool, packed: bool = False
+) -> Pages:
+    """What the rows of a `PagedKV` attend to in a pool; `cut` is the kernel."""
+    page_size, n_rows = pool.shape[3], kv.n_rows
+    most = -(-page_size // PIECE) * len(kv.kv_indices) * (n_rows if causal else 1)
+    pieces = np.empty((most, 7), np.int32)
+    n_pieces, last = np.empty(n_rows, np.int32), np.empty((n_rows, 2), np.int32)
+    indices = (kv.qo_indptr, kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len)
+    arrays = (index.numpy() for index in indices)
+    n = cut(*arrays, page_size, causal, packed, pieces, n_pieces, last)
+    return Pages(pool, pieces[:n], n_pieces, last)
+
+
+def _within_pieces(own: Pages) -> int:
+    """Steps, the first one counted, after which each row still has as many pieces and pages."""
+    last = own.last[:, 1]
+    room = np.minimum(PIECE - last % PIECE, own.pool.shape[3] - last)
+    return int(room.min())

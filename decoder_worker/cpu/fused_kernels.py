@@ -2,50 +2,33 @@
 
 For few rows a forward is bound by reading weights and pages, and a core alone reaches a part of
 what the memory gives; so all threads of a team go through the same phases and share out each one's
-units (`decoder_worker.cpu.work_sharing`). Between two phases lies no Python and no other thread
-pool.
+units (`decoder_worker.cpu.work_sharing`).
 Sums are float32 throughout: only what lies in memory, weights and pages, is narrower.
 
-Imports numba: `decoder_worker.cpu.fused` builds this in the background.
+Imports numba: `decoder_worker.cpu.step_kernels` builds this in the background.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numba import njit
 
-from decoder_worker.cpu.attention_kernels import (
-    append,
-    attend_pieces,
-    cut,
-    empty_pages,
-    join,
-)
-from decoder_worker.cpu.coarse_head import coarse_head
-from decoder_worker.cpu.fused_arrays import (
+from decoder_worker.cpu.arrays import (
     CROSS,
     CROSS_OUT,
     CROSS_Q,
     FC1,
     FC2,
-    HEAD_DIM,
     LOGITS,
     N_PHASES,
     OUTPUTS,
     QKV,
     SELF,
     SELF_OUT,
-    Layers,
-    Products,
-    empty_head,
-    n_units,
-    new_memory,
 )
+from decoder_worker.cpu.attention_kernels import append, attend_pieces, join
 from decoder_worker.cpu.fused_parts import (
     begin_product,
     end_product,
@@ -53,9 +36,6 @@ from decoder_worker.cpu.fused_parts import (
     norm,
     product,
 )
-from decoder_worker.cpu.likely_logits import run_likely
-from decoder_worker.cpu.step_team import new_counters
-from decoder_worker.cpu.tile_blocks import in_blocks
 from decoder_worker.cpu.work_sharing import claim, conclude, finish, wait
 
 
@@ -178,68 +158,3 @@ def run_head(x: Any, head: Any, out: Any, counters: Any, begin: Any, leads: Any)
         finish(counters)
     end_product(head.tiles)
     wait(counters, end, leads)
-
-
-@dataclass(frozen=True, slots=True)
-class FusedKernels:
-    """cut: as in `AttentionKernels`.
-    layers(layers, own, cross, memory, units, counters, begin, leads): all layers, from `memory.x`
-        to `memory.normed`. units int64 [N_PHASES], of each phase of a layer; begin the first
-        unit's number, of `n_units`; leads False on the threads that help.
-    head(x, head, out, counters, begin, leads): out float32 [n, n_vocab] of x float32 [n, d].
-    likely: as in `likely_logits.run_likely`; None where the head is not of 16 bits.
-    """
-
-    cut: Callable[..., int]
-    layers: Callable[..., Any]
-    head: Callable[..., None]
-    likely: Callable[..., None] | None
-
-
-def build(
-    weight: Any, own: Any, cross: Any, head: Any, tiles: Any = None, blocks: bool = False
-) -> FusedKernels:
-    """Compile (or load) for these dtypes of weights, of both pools and of the head's weight.
-
-    tiles: as in `Layers`. blocks: of the layers' weights, as in `stack_layers`.
-    """
-    d, n_mlp, counters = HEAD_DIM, 4 * HEAD_DIM, new_counters()
-
-    def products(n_out: int, n_in: int) -> Products:
-        plain, array = np.zeros((1, n_out), np.float32), np.zeros((n_out, n_in), weight)
-        return Products((in_blocks(array) if blocks else array)[None], plain, plain)
-
-    square, norms = products(d, d), np.zeros((4, 2, d), np.float32)
-    layers = Layers(
-        products(3 * d, d),
-        square,
-        square,
-        square,
-        products(n_mlp, d),
-        products(d, n_mlp),
-        norms,
-        tiles,
-    )
-    memory, units = new_memory(1, 1, 1, d, n_mlp), np.ones(N_PHASES, np.int64)
-    memory.x[:] = 0
-    pages = empty_pages(own, True), empty_pages(cross, False)
-    run_layers(layers, *pages, memory, units, counters, 0, True)
-    vocabulary = empty_head(2 * d, d, head, tiles)
-    out, next_unit = np.zeros((1, 2 * d), np.float32), n_units(units, 1)
-    run_head(memory.normed, vocabulary, out, counters, next_unit, True)
-    if vocabulary.weight.dtype.itemsize != 2:
-        return FusedKernels(cut, run_layers, run_head, None)
-    coarse = coarse_head(torch.zeros(2 * d, d), tiles)
-    given = (
-        coarse,
-        vocabulary.scale,
-        np.zeros(0, np.int64),
-        d,
-        0,
-        out,
-        counters,
-        next_unit + 1,
-        True,
-    )
-    run_likely(memory.normed, vocabulary, *given)
-    return FusedKernels(cut, run_layers, run_head, run_likely)

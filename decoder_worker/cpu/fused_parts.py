@@ -1,8 +1,7 @@
 """Products and norms of a few rows, each on the calling thread and on a part of the outputs.
 
-Products by the CPU's tiles are in `tile_products`, of weights in 8 bits in `int8_products`. Which
-of them is compiled is decided here, by whether there is a configuration of tiles, and by the
-weights' dtype. Imports numba: `fused_kernels` is made of them.
+Whether products by the CPU's tiles (`tile_products`) are compiled is decided here, by whether there
+is a configuration of tiles. Imports numba: `fused_kernels` is made of them.
 """
 
 from __future__ import annotations
@@ -16,8 +15,12 @@ from numba.extending import overload
 from cluster.common.kernels.cpu.arithmetic import erf, number
 from cluster.common.kernels.cpu.rows import SUMS, add_norm_row
 from cluster.common.kernels.cpu.tile_instructions import begin_tiles, end_tiles
-from decoder_worker.cpu.int8_products import int8_tile_product, split_in_8_bits
-from decoder_worker.cpu.tile_products import split_rows, tile_product
+from decoder_worker.cpu.tile_products import (
+    int8_tile_product,
+    split_in_8_bits,
+    split_rows,
+    tile_product,
+)
 
 _HALF, _ONE, _SQRT_HALF = np.float32(0.5), np.float32(1), np.float32(0.7071067811865476)
 
@@ -51,7 +54,7 @@ def _product_of_four(x: Any, weight: Any, scale: Any, first: Any, last: Any, out
 def begin_product(x: Any, weight: Any, tiles: Any) -> Any:
     """What `product` takes of x float32 [n, n_in] on this thread, which calls `end_product` last.
 
-    weight: what it will be multiplied by. tiles: as in `fused_arrays.Layers`.
+    weight: what it will be multiplied by. tiles: as in `arrays.Layers`.
     """
     raise NotImplementedError("only inside a kernel")
 

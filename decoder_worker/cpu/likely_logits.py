@@ -7,7 +7,7 @@ end of text on: those that end or time a segment, whose probabilities are compar
 left from 8 bits counts in the sum of probabilities alone, where its errors, some thousandths of a
 logit's size with either sign, hardly show.
 
-Imports numba: `decoder_worker.cpu.fused` builds this in the background.
+Imports numba: `decoder_worker.cpu.step_kernels` builds this in the background.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from numba import njit
 
 from cluster.common.kernels.cpu.arithmetic import larger, number
 from cluster.common.kernels.cpu.rows import SUMS
-from decoder_worker.cpu.fused_arrays import LOGITS
+from decoder_worker.cpu.arrays import LOGITS
 from decoder_worker.cpu.fused_parts import begin_product, end_product, product
-from decoder_worker.cpu.int8_products import lost_by_split
+from decoder_worker.cpu.tile_products import lost_by_split
 from decoder_worker.cpu.work_sharing import claim, finish, wait
 
 _LOWEST = np.float32(-3.4e38)
@@ -92,7 +92,6 @@ def run_likely(
     added: Any,
     always: Any,
     n_words: Any,
-    first_row: Any,
     out: Any,
     counters: Any,
     begin: Any,
@@ -101,8 +100,7 @@ def run_likely(
     """Every thread of a team calls this; `n_likely_units` of units.
 
     x float32 [n, d]; added float32 [n_vocab], -inf for tokens that no step may choose, else 0;
-    always int64, tokens whose logits are exact whatever they are; first_row, the first whose
-    likeliest word is to be exact; out float32 [n, n_vocab].
+    always int64, tokens whose logits are exact whatever they are; out float32 [n, n_vocab].
     """
     n_vocab = len(head.weight)
     n_coarse = (n_words + LOGITS - 1) // LOGITS
@@ -127,12 +125,12 @@ def run_likely(
     end_product(head.tiles)
     if not wait(counters, end, leads):
         return
-    begin, end = end, end + len(x) - first_row
+    begin, end = end, end + len(x)
     while True:
         unit = claim(counters, end)
         if unit < 0:
             break
-        r = first_row + unit - begin
+        r = unit - begin
         _refine(out[r], x[r], head.weight, coarse, head.tiles, added, always, n_words)
         finish(counters)
     wait(counters, end, leads)

@@ -1,12 +1,11 @@
 """The choice of each row's next token on a CPU: rules, argmax, probability, slot.
 
 Threads share out the rows (`decoder_worker.cpu.work_sharing`). It is what `TorchSampler` does for
-rows without noise. Imports numba: `decoder_worker.cpu.sampler` builds this in the background.
+rows without noise. Imports numba: `decoder_worker.cpu.step_kernels` builds this in the background.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,15 +13,12 @@ from numba import int32, njit
 
 from cluster.common.kernels.cpu.arithmetic import LOG2_E, exp2, larger
 from cluster.common.kernels.cpu.rows import SUMS
-from decoder_worker.cpu.step_team import new_counters
 from decoder_worker.cpu.work_sharing import claim, finish, wait
-from decoder_worker.sampling.logit_rules import Marks
 from decoder_worker.sampling.slots import (
     BEFORE_IS,
     LAST_IS,
     LAST_TIMESTAMP,
     LIMIT,
-    N_COLUMNS,
     N_SAMPLED,
     POSITION,
     TIMED,
@@ -145,7 +141,12 @@ def sample_rows(
     begin: Any,
     leads: Any,
 ) -> None:
-    """Every thread of a team calls this; a unit is a row."""
+    """Every thread of a team calls this; a unit is a row.
+
+    logits float32 [n, n_vocab], changed; index int64 [n]; table the slots' int64, changed;
+    suppressed float32 [n_vocab] and banned_first int64 as `LogitRules` has them; writes tokens
+    int64 [n] and logprobs float32 [n].
+    """
     end = begin + len(index)
     while True:
         unit = claim(counters, end)
@@ -156,22 +157,3 @@ def sample_rows(
         tokens[r], logprobs[r] = _sample_row(logits[r], slot, suppressed, banned_first, marks)
         finish(counters)
     wait(counters, end, leads)
-
-
-def build() -> Callable[..., None]:
-    """Compile (or load) the kernel.
-
-    sample(logits, index, table, suppressed, banned_first, marks, tokens, logprobs, counters, begin,
-    leads): logits float32 [n, n_vocab], changed; index int64 [n]; table the slots' int64, changed;
-    suppressed float32 [n_vocab] and banned_first int64 as `LogitRules` has them; writes tokens
-    int64 [n] and logprobs float32 [n]. The last three are a team's: a unit is a row.
-    """
-    logits, plain, ids = (
-        np.zeros((4, 8), np.float32),
-        np.zeros(4, np.float32),
-        np.zeros(4, np.int64),
-    )
-    table = np.zeros((1, N_COLUMNS), np.int64)
-    given = (logits, ids, table, logits[0].copy(), ids, Marks(4, 5, 6, 1), ids.copy(), plain)
-    sample_rows(*given, new_counters(), 0, True)
-    return sample_rows

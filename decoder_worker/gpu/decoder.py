@@ -18,7 +18,6 @@ from decoder_worker.attention.base import AttentionBatch, ProjectedAttention
 from decoder_worker.gpu.embed import embed
 from decoder_worker.gpu.layers import FewRowsLayer, ManyRowsLayer
 from decoder_worker.model import TorchDecoder
-from decoder_worker.sampling.logit_rules import LogitRules
 
 # Beyond so many rows every program of `FewRows` reads more of them than the kernels that it saves
 # would take: predicted by counting kernels and bytes, not measured on a GPU.
@@ -79,9 +78,6 @@ class GpuDecoder:
         return pending.add_norm(x, replace(norm, dtype=norm.weight.dtype))
 
     def logits(self, states: Tensor) -> Tensor:
-        return self.reference.logits(states)
-
-    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
         return self.reference.logits(states)
 
     def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:

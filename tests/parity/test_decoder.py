@@ -27,7 +27,6 @@ from decoder_worker.backends import Decoders, load_decoders, torch_attention
 from decoder_worker.model import TextDecoder
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.prompts import PromptBuilder
-from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.search import Row
 from decoder_worker.scheduling.sequence import DecodeSequence
 from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
@@ -70,10 +69,6 @@ class RecordingDecoder:
         logits = self._model.logits(states)
         self.given.append(logits.clone())
         return logits
-
-    def likely_logits(self, states: Tensor, rules: LogitRules, first: int = 0) -> Tensor:
-        """In float32 these are all logits, exact."""
-        return self.logits(states)
 
 
 class Bench:

@@ -30,7 +30,7 @@ from tests.support.gpu.runtime import SimulatedRuntime
 LOADERS = (
     "cluster.common.kv.cross_kv",
     "cluster.common.model.kv_scales",
-    "decoder_worker.tensors",
+    "decoder_worker.model",
     "encoder_worker.model",
 )
 

@@ -1,4 +1,4 @@
-"""The samplers of a CPU and of a GPU give what torch's does: tokens, probabilities and slots.
+"""The compiled samplers give what torch's does: tokens, probabilities and slots.
 
 The GPU's runs by its kernels' plain twins; `tests/unit/gpu` compares the kernels with those.
 """
@@ -6,19 +6,21 @@ The GPU's runs by its kernels' plain twins; `tests/unit/gpu` compares the kernel
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
 
 from cluster.common.model.text.tokenizer import WhisperTokenizer
-from decoder_worker.cpu.sampler import CompiledSampler
+from decoder_worker.cpu.sampling_kernels import sample_rows
+from decoder_worker.cpu.step_team import StepTeam
 from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
-from decoder_worker.sampling.sampler import Sampler, TorchSampler
-from decoder_worker.sampling.slots import SlotTable
+from decoder_worker.sampling.sampler import Sampled, Sampler, TorchSampler
+from decoder_worker.sampling.slots import SlotRows, SlotTable
 from tests.support.workers.slot_states import N, filled_slots, make_tokenizer
 
-BUILD_S = 100.0
 MakeSampler = Callable[[WhisperTokenizer, SlotTable], Sampler]
 
 
@@ -31,11 +33,19 @@ def by_torch(tokenizer: WhisperTokenizer, slots: SlotTable) -> TorchSampler:
     return TorchSampler(LogitRules(tokenizer, 50, "cpu"), slots)
 
 
-def compiled(tokenizer: WhisperTokenizer, slots: SlotTable) -> CompiledSampler:
+def compiled(tokenizer: WhisperTokenizer, slots: SlotTable) -> Sampler:
+    """What a step of the CPU's decoder ends with."""
     rules = LogitRules(tokenizer, 50, "cpu")
-    sampler = CompiledSampler(TorchSampler(rules, slots), rules, slots)
-    assert sampler._kernel.wait(BUILD_S)
-    return sampler
+
+    def sample(logits: Tensor, rows: SlotRows, noisy: Tensor | None, n_top: int = 0) -> Sampled:
+        tokens, logprobs = torch.empty_like(rows.index), torch.empty(len(rows.index))
+        read = (logits, rows.index, slots.table, rules.suppressed, rules.begin)
+        arrays = [one.numpy() for one in read]
+        job = partial(sample_rows, *arrays, rules.marks, tokens.numpy(), logprobs.numpy())
+        StepTeam(1).run(job, len(tokens))
+        return Sampled(tokens, logprobs)
+
+    return sample
 
 
 def of_a_gpu(tokenizer: WhisperTokenizer, slots: SlotTable) -> GpuSampler:

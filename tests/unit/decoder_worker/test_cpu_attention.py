@@ -11,15 +11,17 @@ from numba import njit
 from torch import Tensor
 
 from cluster.common.kernels.cpu.arithmetic import number
+from cluster.common.kernels.cpu.background import as_array
 from cluster.common.kv.cross_kv import packed_page
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import choose_attention
-from decoder_worker.cpu.attention import CpuAttention
+from decoder_worker.cpu.arrays import Pages
+from decoder_worker.cpu.attention_kernels import append, attend_pieces, cut, join
 from decoder_worker.cpu.attention_vectors import HAS_FLOAT16
-from decoder_worker.cpu.step_team import StepTeam
+from decoder_worker.cpu.fused import cut_pages
+from decoder_worker.cpu.step_team import new_counters
 
-BUILD_S = 100.0
 N_HEAD, HEAD_DIM, N_LAYER = 2, 64, 2
 FLOAT8 = torch.float8_e4m3fn
 # Where float8 is multiplied as float16, whose step is 2 ** -10 of a number.
@@ -36,8 +38,36 @@ def make_pools(dtype: torch.dtype, cross: torch.dtype, cross_page: int) -> tuple
     return pool(16, 8, dtype), pool(16, cross_page, cross)
 
 
+class CompiledAttention:
+    """The attention of a layer's phases, on one thread."""
+
+    def __init__(self, self_pool: Tensor, cross_pool: Tensor, *, packed: bool = False) -> None:
+        self._pools, self._packed = (as_array(self_pool), as_array(cross_pool)), packed
+
+    def plan(self, batch: AttentionBatch) -> None:
+        own, cross = self._pools
+        self._own = cut_pages(cut, batch.self_kv, own, causal=True)
+        self._cross = cut_pages(cut, batch.cross_kv, cross, causal=False, packed=self._packed)
+
+    def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        qkv = torch.stack((q, k, v), 1).flatten(1).float()
+        append(qkv.numpy(), self._own.pool, self._own.last, layer)
+        return self._attend(self._own, layer, qkv, q)
+
+    def cross_attention(self, layer: int, q: Tensor) -> Tensor:
+        return self._attend(self._cross, layer, q.flatten(1).float().contiguous(), q)
+
+    def _attend(self, pages: Pages, layer: int, query: Tensor, like: Tensor) -> Tensor:
+        shape = (len(query), int(pages.n_pieces.max()), N_HEAD)
+        results = tuple(np.empty(one, np.float32) for one in (shape, shape, (*shape, HEAD_DIM)))
+        n, attended = len(pages.pieces), torch.empty(len(query), N_HEAD * HEAD_DIM)
+        assert attend_pieces(query.numpy(), pages, layer, results, new_counters(), 0, n)
+        join(pages.n_pieces, results, attended.numpy())
+        return attended.to(like.dtype).view(like.shape)
+
+
 def run(
-    backend: TorchAttention | CpuAttention, batch: AttentionBatch, dtype: torch.dtype
+    backend: TorchAttention | CompiledAttention, batch: AttentionBatch, dtype: torch.dtype
 ) -> list[Tensor]:
     n = int(batch.self_kv.qo_indptr[-1])
     generator = torch.Generator().manual_seed(n)
@@ -86,9 +116,7 @@ def test_kernels_give_what_the_reference_gives(
 ) -> None:
     own, shared = make_pools(dtype, cross, cross_page)
     theirs_pool = own.clone()
-    ours = choose_attention("auto", own, shared, threads=2).ragged
-    assert isinstance(ours, CpuAttention)
-    assert ours._kernels.wait(BUILD_S)
+    ours = CompiledAttention(own, shared)
     theirs = TorchAttention(theirs_pool, shared)
     batches = [steps(cross_page)] + ([prompts()] if cross_page == 100 else [])
     for batch in batches:
@@ -116,9 +144,7 @@ def test_packed_windows_give_what_paged_ones_give(dtype: torch.dtype, cross: tor
         self_kv=batch.self_kv,
         cross_kv=PagedKV.make([1, 1, 1, 3], [[0], [3], [6], [9]], [100, 70, 1, 100], 100),
     )
-    ours = choose_attention("auto", own.clone(), packed, threads=2, packed=True).ragged
-    assert isinstance(ours, CpuAttention)
-    assert ours._kernels.wait(BUILD_S)
+    ours = CompiledAttention(own.clone(), packed, packed=True)
     for backend in (TorchAttention(own.clone(), packed, packed=True), ours):
         for got, reference in zip(run(backend, batch, dtype), expected, strict=True):
             largest = (got.float() - reference.float()).abs().max().item()
@@ -141,8 +167,7 @@ def test_every_number_of_8_bits_is_read_as_torch_reads_it(n_positions: int) -> N
         self_kv=PagedKV.make([1], [[0]], [1], 8),
         cross_kv=PagedKV.make([1], [[0]], [n_positions], n_positions),
     )
-    ours = CpuAttention(own.clone(), shared, StepTeam(0))
-    assert ours._kernels.wait(BUILD_S)
+    ours = CompiledAttention(own.clone(), shared)
     found = run(ours, batch, torch.float32)
     expected = run(TorchAttention(own.clone(), shared.float()), batch, torch.float32)
     for got, reference in zip(found, expected, strict=True):
@@ -167,8 +192,7 @@ def _numbers(stored: Any) -> Any:
 
 def test_a_sequence_s_result_does_not_depend_on_its_batch() -> None:
     own, shared = make_pools(torch.float32, torch.float32, 100)
-    ours = CpuAttention(own, shared, StepTeam(1))
-    assert ours._kernels.wait(BUILD_S)
+    ours = CompiledAttention(own, shared)
     together = run(ours, steps(100), torch.float32)[1][5]
     alone = AttentionBatch(
         self_kv=PagedKV.make([1] * 6, [[2 * r, 2 * r + 1] for r in range(6)], [1] * 6, 8),
@@ -182,5 +206,6 @@ def test_what_the_kernels_do_not_know_stays_with_the_reference() -> None:
     in_float16 = own, shared.to(torch.float16)
     narrow = own[..., :32].contiguous(), shared[..., :32].contiguous()
     for pools in (in_float16, narrow):
-        assert isinstance(choose_attention("auto", *pools).ragged, TorchAttention)
-    assert isinstance(choose_attention("torch", own, shared).ragged, TorchAttention)
+        assert choose_attention("auto", *pools).team is None
+    assert choose_attention("torch", own, shared).team is None
+    assert choose_attention("auto", own, shared).team is not None

@@ -20,8 +20,7 @@ from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import Attentions, load_decoders
 from decoder_worker.gpu.decoder import GpuDecoder
-from decoder_worker.model import DecoderLayer, TextDecoder, TorchDecoder
-from decoder_worker.tensors import DecoderTensors
+from decoder_worker.model import DecoderLayer, DecoderTensors, TextDecoder, TorchDecoder
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu import fake_flashinfer as fake
 from tests.support.references.hugging_face import assert_close

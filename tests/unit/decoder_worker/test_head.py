@@ -11,12 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.model import TorchDecoder, WideHead
+from decoder_worker.model import DecoderTensors, TorchDecoder, WideHead
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler
 from decoder_worker.sampling.slots import SlotTable
 from decoder_worker.step import DecodeStep, Prompts
-from decoder_worker.tensors import DecoderTensors
 from tests.support.checkpoints import cached_checkpoint
 
 
@@ -65,7 +64,7 @@ def test_a_prompt_reads_the_heads_weights_once() -> None:
     """The start of transcript, for its probability of no speech, and the last token together."""
     tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint())))
     slots, rules = SlotTable(2, "cpu"), LogitRules(tokenizer, 50, "cpu")
-    step = DecodeStep(TorchSampler(rules, slots), slots, rules, tokenizer.special.no_speech)
+    step = DecodeStep(TorchSampler(rules, slots), slots, tokenizer.special.no_speech)
     every = torch.randn(2 * 4, tokenizer.n_vocab)
     asked: list[torch.Tensor] = []
 

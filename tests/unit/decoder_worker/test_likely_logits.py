@@ -14,17 +14,19 @@ from cluster.common.kernels.cpu.background import as_array
 from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
 from cluster.common.model.dims import ModelDims
 from cluster.common.model.text.tokenizer import WhisperTokenizer
-from decoder_worker.cpu.coarse_head import coarse_head, fits_coarse
-from decoder_worker.cpu.compiled import layer_kernels
-from decoder_worker.cpu.fused_arrays import n_likely_units, plain_head
+from decoder_worker.cpu.arrays import (
+    coarse_head,
+    fits_coarse,
+    in_blocks,
+    n_likely_units,
+    plain_head,
+)
+from decoder_worker.cpu.likely_logits import run_likely
 from decoder_worker.cpu.step_team import StepTeam
-from decoder_worker.cpu.tile_blocks import in_blocks
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler
-from decoder_worker.step import DecodeStep
 from tests.support.workers.slot_states import N, filled_slots, make_tokenizer
 
-BUILD_S = 300.0
 D = 128
 IN_TILES = pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's tiles")
 WAYS = ["float16", pytest.param("tiles", marks=IN_TILES)]
@@ -32,9 +34,8 @@ LOGPROB_OFF = 0.01
 
 
 class Way(NamedTuple):
-    """Of computing it: by which kernels, and in which dtype the head is held."""
+    """Of computing it: in which dtype the head is held, and by tiles or not."""
 
-    likely: Any
     dtype: torch.dtype
     tiles: Any
 
@@ -42,13 +43,7 @@ class Way(NamedTuple):
 @pytest.fixture(scope="module", params=WAYS)
 def way(request: pytest.FixtureRequest) -> Way:
     in_tiles = request.param == "tiles"
-    dtype, tiles = (torch.bfloat16, tile_config()) if in_tiles else (torch.float16, None)
-    head = np.uint16 if in_tiles else np.int16
-    kernels = layer_kernels(np.uint16, np.uint16, np.uint16, head, tiles)
-    assert kernels.wait(BUILD_S)
-    built = kernels.get()
-    assert built is not None
-    return Way(built.likely, dtype, tiles)
+    return Way(torch.bfloat16, tile_config()) if in_tiles else Way(torch.float16, None)
 
 
 @pytest.fixture(scope="module")
@@ -56,15 +51,13 @@ def tokenizer() -> WhisperTokenizer:
     return make_tokenizer()
 
 
-def likely(
-    way: Way, weight: Tensor, x: Tensor, rules: LogitRules, threads: int = 2, first: int = 0
-) -> Tensor:
+def likely(way: Way, weight: Tensor, x: Tensor, rules: LogitRules, threads: int = 2) -> Tensor:
     """float32 [n, n_vocab] of x [n, D]."""
     head, coarse = plain_head(weight, int8=False, tiles=way.tiles), coarse_head(weight, way.tiles)
     out = torch.full((len(x), len(weight)), torch.nan)
     masks = as_array(rules.never_or_not_first), as_array(rules.begin)
-    job = partial(way.likely, as_array(x), head, coarse, *masks, rules.eot, first, as_array(out))
-    StepTeam(threads - 1).run(job, n_likely_units(len(x) - first, len(weight), rules.eot))
+    job = partial(run_likely, as_array(x), head, coarse, *masks, rules.eot, as_array(out))
+    StepTeam(threads - 1).run(job, n_likely_units(len(x), len(weight), rules.eot))
     return out
 
 
@@ -154,26 +147,6 @@ def test_a_row_is_the_same_whoever_helps_and_whatever_is_beside_it(
         )
 
 
-@pytest.mark.parametrize("first", [0, 4, 8, 9])
-def test_words_are_exact_from_the_first_row_on_that_is_sampled(
-    way: Way, tokenizer: WhisperTokenizer, first: int
-) -> None:
-    """Those of the rows before it are as the 8 bits give them, and enough for a probability."""
-    rules = LogitRules(tokenizer, 50, "cpu")
-    weight = random_weight(tokenizer, 0, way)
-    x = torch.randn(9, D, generator=torch.Generator().manual_seed(10))
-    every, ours = likely(way, weight, x, rules), likely(way, weight, x, rules, first=first)
-    assert torch.equal(ours[first:], every[first:])
-    assert torch.equal(ours[:, rules.eot :], every[:, rules.eot :])
-    refined = (ours != every).any(1)
-    assert refined.tolist() == [row < first for row in range(len(x))]
-    probabilities, expected = (
-        each[:, tokenizer.special.no_speech] - each.logsumexp(1)
-        for each in (ours, exact(weight, x))
-    )
-    torch.testing.assert_close(probabilities, expected, rtol=0, atol=LOGPROB_OFF)
-
-
 def test_rows_of_zeros_and_of_nan_are_told(way: Way, tokenizer: WhisperTokenizer) -> None:
     rules = LogitRules(tokenizer, 50, "cpu")
     weight = random_weight(tokenizer, 0, way)
@@ -203,33 +176,6 @@ def test_rows_near_zero_neither_overflow_nor_change_a_choice(
             (each[1:3, : rules.eot] + allowed).argmax(1) for each in (logits, exact(weight, x))
         )
         assert torch.equal(chosen, expected)
-
-
-def test_only_a_choice_by_the_rules_alone_takes_likely_logits(tokenizer: WhisperTokenizer) -> None:
-    """Noise needs all probabilities, and beams need more than one token."""
-    slots, rules = filled_slots(tokenizer, 0), LogitRules(tokenizer, 50, "cpu")
-    asked: list[str] = []
-
-    class Decoder:
-        def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
-            return torch.zeros(len(tokens), D)
-
-        def logits(self, states: Tensor) -> Tensor:
-            asked.append("all")
-            return torch.zeros(len(states), tokenizer.n_vocab)
-
-        def likely_logits(self, states: Tensor, given: LogitRules, first: int = 0) -> Tensor:
-            assert given is rules
-            asked.append("likely")
-            return torch.zeros(len(states), tokenizer.n_vocab)
-
-    decoder: Any = Decoder()
-    step = DecodeStep(TorchSampler(rules, slots), slots, rules, tokenizer.special.no_speech)
-    index = torch.arange(2)
-    step(index, decoder, None)
-    step(index, decoder, torch.tensor([1]))
-    step(index, decoder, None, n_top=3)
-    assert asked == ["likely", "all", "all"]
 
 
 def test_a_coarse_head_is_half_of_16_bits_and_knows_what_it_lost() -> None:

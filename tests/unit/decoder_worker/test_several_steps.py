@@ -11,8 +11,8 @@ from benchmark.shared.forced_length import forced_checkpoint
 from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.messages import DecodeOptions
 from cluster.common.model.device import has_native_bfloat16
-from decoder_worker import several_steps
-from decoder_worker.cpu.fused_arrays import PIECE
+from decoder_worker.cpu import fused
+from decoder_worker.cpu.arrays import PIECE
 from decoder_worker.sampling.search import StepOutput
 from decoder_worker.scheduling.sequence import DecodeSequence
 from tests.support.checkpoints import SHAPES, cached_checkpoint
@@ -25,7 +25,7 @@ DTYPES = ["float32", "int8", *(["bfloat16"] if has_native_bfloat16() else [])]
 @pytest.fixture(autouse=True)
 def long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a slow machine too a run is of many steps."""
-    monkeypatch.setattr(several_steps, "RUN_S", 60.0)
+    monkeypatch.setattr(fused, "RUN_S", 60.0)
 
 
 def make_bench(folder: Path, dtype: str, threads: int = 1) -> RunnerBench:

@@ -75,7 +75,7 @@ def test_only_weights_that_torch_does_not_read_lie_in_blocks(
 
 
 def compiled_of(bench: RunnerBench) -> FusedDecoder:
-    few = bench.decoders.ragged._few  # type: ignore[attr-defined]
+    few = bench.decoders.ragged
     assert isinstance(few, FusedDecoder)
     return few
 

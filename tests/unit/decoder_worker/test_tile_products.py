@@ -12,8 +12,8 @@ from torch import Tensor
 
 from cluster.common.kernels.cpu.tile_registers import CONFIG_BYTES, has_bfloat16_tiles, tile_config
 from cluster.common.model.checkpoint import open_checkpoint
-from decoder_worker.cpu import int8_products
-from decoder_worker.cpu.tile_blocks import (
+from decoder_worker.cpu import tile_products
+from decoder_worker.cpu.arrays import (
     BLOCK_OUTPUTS,
     TILES_OF_BLOCK,
     fits_tiles,
@@ -47,7 +47,6 @@ def test_products_are_near_the_exact_ones(n_rows: int, n_out: int, n_in: int) ->
 
 def _product(x: Tensor, weight: Any, scale: Tensor) -> Tensor:
     from cluster.common.kernels.cpu.tile_instructions import begin_tiles
-    from decoder_worker.cpu import tile_products
 
     n_out = len(scale)
     out = np.full((len(x), n_out), np.nan, np.float32)
@@ -104,7 +103,7 @@ def test_products_in_8_bits_are_near_the_exact_ones(n_rows: int, n_out: int, n_i
     scale = torch.rand(n_out, generator=generator) + 0.5
     out = _int8_product(x, weight, scale)
     exact = scale * (x.double() @ weight.double().t())
-    finest = x.abs().amax(1, keepdim=True) / (int8_products.STEPS * int8_products.FINER)
+    finest = x.abs().amax(1, keepdim=True) / (tile_products.STEPS * tile_products.FINER)
     bound = scale * weight.double().abs().sum(1) * finest / 2 + 2**-20 * exact.abs() + 1e-3
     assert ((out - exact).abs() <= bound).all()
     company = torch.cat([x[-1:], 1000 * x])[:8]
@@ -129,8 +128,8 @@ def _int8_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
     out = np.full((len(x), len(scale)), np.nan, np.float32)
     begin_tiles(tile_config())
-    rows = int8_products.split_in_8_bits(x.numpy())
-    int8_products.int8_tile_product(
+    rows = tile_products.split_in_8_bits(x.numpy())
+    tile_products.int8_tile_product(
         rows, in_blocks(weight.numpy()), scale.numpy(), 0, len(scale), out
     )
     _end_tiles()

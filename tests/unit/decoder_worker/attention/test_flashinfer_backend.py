@@ -191,7 +191,7 @@ def decode_all(stand: Stand) -> list[DecodeResult]:
 def layers_of_a_gpu() -> Iterator[None]:
     """Products as they are loaded, which our kernels' layers are made of; and the GPU's sampler."""
 
-    def choose(rules: LogitRules, slots: SlotTable, team: None) -> GpuSampler:
+    def choose(rules: LogitRules, slots: SlotTable) -> GpuSampler:
         return GpuSampler(TorchSampler(rules, slots), rules, slots)
 
     with (

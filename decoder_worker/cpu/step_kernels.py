@@ -1,8 +1,7 @@
-"""Several decode steps of a few rows as one compiled program: nothing lies between two of them.
+"""Decode steps of a few rows as one compiled program: nothing lies between two of them.
 
-A step alone is embedding, layers, logits and choice, with Python between each two, and the threads
-that help sleep and wake as often. Here all of them stay at work from step to step, until a sequence
-ends or somebody interrupts. Each part is the one that a single step is made of, so texts are equal.
+A step is embedding, layers, logits and choice. All threads stay at work from step to step, until a
+sequence ends or somebody interrupts.
 
 Imports numba, so this is built in the background.
 """
@@ -10,6 +9,7 @@ Imports numba, so this is built in the background.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,31 +18,30 @@ from numba import njit, types
 from numba.extending import overload
 
 from cluster.common.kernels.cpu.arithmetic import nearest_bfloat16, number
-from decoder_worker.cpu.attention_kernels import empty_pages
-from decoder_worker.cpu.coarse_head import coarse_head
-from decoder_worker.cpu.fused_arrays import (
+from decoder_worker.cpu.arrays import (
+    ENDED,
     HEAD_DIM,
+    LEFT,
     LOGITS,
     N_PHASES,
-    Layers,
-    Products,
-    empty_head,
-    new_memory,
-)
-from decoder_worker.cpu.fused_kernels import run_head, run_layers
-from decoder_worker.cpu.likely_logits import run_likely
-from decoder_worker.cpu.sampling_kernels import sample_rows
-from decoder_worker.cpu.several.arrays import (
-    ENDED,
-    LEFT,
     WAITED_BEFORE,
     Choice,
     Embedding,
+    Kinds,
+    Layers,
+    Products,
+    coarse_head,
+    empty_head,
+    in_blocks,
+    new_memory,
     new_run,
     step_units,
 )
+from decoder_worker.cpu.attention_kernels import cut, empty_pages
+from decoder_worker.cpu.fused_kernels import run_head, run_layers
+from decoder_worker.cpu.likely_logits import run_likely
+from decoder_worker.cpu.sampling_kernels import sample_rows
 from decoder_worker.cpu.step_team import WAITED, new_counters
-from decoder_worker.cpu.tile_blocks import in_blocks
 from decoder_worker.cpu.work_sharing import claim, finish, is_past, skip_to, wait
 from decoder_worker.sampling.logit_rules import Marks
 from decoder_worker.sampling.slots import N_COLUMNS, POSITION, TOKEN
@@ -130,19 +129,8 @@ def _choose(
         n_units = (logits.shape[1] + LOGITS - 1) // LOGITS
     else:
         n_words, n_vocab = choice.n_words, logits.shape[1]
-        run_likely(
-            x,
-            head,
-            coarse,
-            choice.never,
-            choice.not_first,
-            n_words,
-            0,
-            logits,
-            counters,
-            begin,
-            leads,
-        )
+        added, always = choice.never, choice.not_first
+        run_likely(x, head, coarse, added, always, n_words, logits, counters, begin, leads)
         n_units = (n_words + LOGITS - 1) // LOGITS + max(1, (n_vocab - n_words) // LOGITS) + len(x)
     begin += n_units
     if wait(counters, begin, leads):
@@ -217,41 +205,46 @@ def _run_steps(
         skip_to(counters, end)
 
 
-def build(
-    weight: Any,
-    own: Any,
-    cross: Any,
-    head: Any,
-    tiles: Any = None,
-    blocks: bool = False,
-    has_coarse: bool = False,
-) -> Callable[..., None]:
-    """Compile (or load) for these dtypes, as `fused_kernels.build`; embeddings have that of `own`.
+@dataclass(frozen=True, slots=True)
+class DecoderKernels:
+    """cut, layers, head, steps: `cut`, `run_layers`, `run_head`, `_run_steps`.
 
-    has_coarse: whether a coarse head comes with a head of 16 bits. Returns `_run_steps`.
+    The last three are jobs of a `StepTeam`, once their first arguments are given.
     """
-    d, n_mlp, n_vocab = HEAD_DIM, 4 * HEAD_DIM, 4 * HEAD_DIM
+
+    cut: Callable[..., int]
+    layers: Callable[..., Any]
+    head: Callable[..., Any]
+    steps: Callable[..., Any]
+
+
+def build(kinds: Kinds) -> DecoderKernels:
+    """Compile (or load); embeddings have the dtype of `kinds.own`."""
+    d, n_mlp, n_vocab, tiles = HEAD_DIM, 4 * HEAD_DIM, 4 * HEAD_DIM, kinds.tiles
 
     def products(n_out: int, n_in: int) -> Products:
-        plain, array = np.zeros((1, n_out), np.float32), np.zeros((n_out, n_in), weight)
-        return Products((in_blocks(array) if blocks else array)[None], plain, plain)
+        plain, array = np.zeros((1, n_out), np.float32), np.zeros((n_out, n_in), kinds.weight)
+        return Products((in_blocks(array) if kinds.blocks else array)[None], plain, plain)
 
     square, norms = products(d, d), np.zeros((4, 2, d), np.float32)
     wide, narrow = products(n_mlp, d), products(d, n_mlp)
     layers = Layers(products(3 * d, d), square, square, square, wide, narrow, norms, tiles)
     memory, units = new_memory(1, 1, 1, d, n_mlp), np.ones(N_PHASES, np.int64)
-    vocabulary = empty_head(n_vocab, d, head, tiles)
-    coarse = coarse_head(torch.zeros(n_vocab, d), tiles) if has_coarse else None
-    embedding = Embedding(np.zeros((n_vocab, d), own), np.zeros((2, d), own))
+    memory.x[:] = 0
+    vocabulary = empty_head(n_vocab, d, kinds.head, tiles)
+    coarse = coarse_head(torch.zeros(n_vocab, d), tiles) if kinds.has_coarse else None
+    embedding = Embedding(np.zeros((n_vocab, d), kinds.own), np.zeros((2, d), kinds.own))
     plain, no_ids = np.zeros(n_vocab, np.float32), np.zeros(0, np.int64)
     n_words = n_vocab // 2
     marks = Marks(n_words, n_words + 1, n_words + 2, 1)
     table = np.zeros((1, N_COLUMNS), np.int64)
     choice = Choice(table, plain, plain.copy(), no_ids, marks, n_words)
-    interrupt = np.zeros(1, np.int64)
-    run = new_run(np.zeros(1, np.int64), 1, np.zeros((1, n_vocab), np.float32), interrupt)
-    parts = step_units(units, 1, 1, n_vocab, n_words if has_coarse else None)
-    pages = empty_pages(own, True), empty_pages(cross, False)
+    logits = np.zeros((1, n_vocab), np.float32)
+    run = new_run(np.zeros(1, np.int64), 1, logits, np.zeros(1, np.int64))
+    parts = step_units(units, 1, 1, n_vocab, n_words if kinds.has_coarse else None)
+    pages = empty_pages(kinds.own, True), empty_pages(kinds.cross, False)
+    run_layers(layers, *pages, memory, units, new_counters(), 0, True)
+    run_head(memory.normed, vocabulary, logits, new_counters(), 0, True)
     given = (embedding, layers, vocabulary, coarse, *pages, memory, units, parts, choice, run)
     _run_steps(*given, new_counters(), 0, True)
-    return _run_steps
+    return DecoderKernels(cut, run_layers, run_head, _run_steps)
