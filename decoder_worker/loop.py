@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 
 from cluster.common.errors import (
@@ -29,14 +29,13 @@ from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.transfer_config import FetchStats
 from cluster.common.messages import DecodeResult, SampledToken
 from cluster.common.model.text.quality import compression_ratio
+from decoder_worker.build import EngineParts
 from decoder_worker.launch_queue import Kind, LaunchQueue
-from decoder_worker.model_runner import ModelRunner
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import StepOutput
 from decoder_worker.scheduling.answers import finished_result, is_doubted, is_final, language_result
-from decoder_worker.scheduling.scheduler import Scheduler
 from decoder_worker.scheduling.sequence import Attempt, DecodeSequence, SequenceState
-from decoder_worker.states import Landing, StatesProjection
+from decoder_worker.states import Landing
 from decoder_worker.stats import Counters
 
 logger = logging.getLogger(__name__)
@@ -51,36 +50,44 @@ NO_PROBABILITY = "the model gave no finite probability"
 Call = Callable[[], None]
 
 
+@dataclass(frozen=True, slots=True)
+class BulkTurns:
+    """What a decoder asks of the machine's other work before each step.
+
+    may_run: whether it may be for bulk sequences, too.
+    more_come: whether all cores are at work on windows of bulk sequences that will come. Then a
+        step for few of them waits: it would take from that work, and read all weights for few.
+    """
+
+    may_run: Callable[[], bool] = lambda: True
+    more_come: Callable[[], bool] = lambda: False
+
+
+ALWAYS = BulkTurns()
+
+
 class DecodeLoop:
     """One worker's sequences, from their arrival to their answer.
 
-    projection: where encoder states travel, what makes KV of them; else None.
     post: has a call made on this thread, before the next step.
     on_leave: called when a sequence is no longer waiting, and again when it is gone.
-    steps_ahead: decode steps launched before the last one's results are read, 0 or 1.
     clock: monotonic seconds.
-    may_run_bulk: asked before each step: whether it may be for bulk sequences, too.
-    more_bulk: asked whether all cores are at work on windows of bulk sequences that will come. Then
-        a step for few of them waits: it would take from that work, and read all weights for few.
     """
 
     def __init__(
         self,
         importer: KVImporter,
         prompts: PromptBuilder,
-        runner: ModelRunner,
-        scheduler: Scheduler,
-        projection: StatesProjection | None,
+        parts: EngineParts,
         post: Callable[[Call], None],
         on_leave: Callable[[SequenceState], None],
-        steps_ahead: int = 0,
-        clock: Callable[[], float] = time.monotonic,
-        may_run_bulk: Callable[[], bool] = lambda: True,
-        more_bulk: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float],
+        bulk: BulkTurns,
     ) -> None:
-        self._may_run_bulk, self._more_bulk = may_run_bulk, more_bulk
+        self._bulk = bulk
         self._gathers_until_s: float | None = None
-        self.scheduler = scheduler
+        self.scheduler = scheduler = parts.scheduler
+        runner = parts.runner
         self.counters = Counters()
         self._importer = importer
         self._prompts = prompts
@@ -90,9 +97,11 @@ class DecodeLoop:
         self._told: list[DecodeSequence] = []  # their languages were found, their prompts not run
         self._on_leave = on_leave
         self._clock = clock
-        self._landing = Landing(projection, scheduler.release_landing, self._fail, self._retire)
+        self._landing = Landing(
+            parts.projection, scheduler.release_landing, self._fail, self._retire
+        )
         self._launches = LaunchQueue(
-            runner, steps_ahead, self.counters, self._take, self._fail, self._retire, clock
+            runner, parts.steps_ahead, self.counters, self._take, self._fail, self._retire, clock
         )
 
     def add(self, sequence: DecodeSequence) -> None:
@@ -105,7 +114,7 @@ class DecodeLoop:
 
     def step(self) -> bool:
         """Schedule, run, post-process. False when nothing could run."""
-        self.scheduler.holds_bulk = self.scheduler.has_bulk and not self._may_run_bulk()
+        self.scheduler.holds_bulk = self.scheduler.has_bulk and not self._bulk.may_run()
         self.scheduler.gathers_bulk = self._gathers_bulk()
         self._expire()
         self._start_loading()
@@ -163,7 +172,7 @@ class DecodeLoop:
 
     def _gathers_bulk(self) -> bool:
         """Whether bulk sequences wait for others before they step."""
-        if not self.scheduler.takes_more_bulk or not self._more_bulk():
+        if not self.scheduler.takes_more_bulk or not self._bulk.more_come():
             self._gathers_until_s = None
             return False
         now_s = self._clock()

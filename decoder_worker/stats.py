@@ -26,9 +26,9 @@ class Counters:
     doubted: int = 0  # sequences whose trimmed context did not suffice
 
 
-@dataclass(frozen=True, slots=True)
-class DecoderStats:
-    """Totals as in `Counters`, and the state at this moment.
+@dataclass(slots=True, kw_only=True)
+class DecoderStats(Counters):
+    """Totals, and the state at this moment.
 
     waiting, loading, running: sequences in each state (arrivals not yet taken are waiting, and so
         are those whose KV is read before there are rows for them).
@@ -45,19 +45,6 @@ class DecoderStats:
     pages_per_window: int
     slots_free: int
     slots_total: int
-    steps: int
-    step_s: float
-    tokens: int
-    prefills: int
-    prefill_s: float
-    transfers: int
-    transfer_bytes: int
-    transfer_s: float
-    finished: int
-    failed: int
-    cancelled: int
-    fallbacks: int
-    doubted: int
 
     @property
     def transfer_gb_per_s(self) -> float:

@@ -27,7 +27,7 @@ from cluster.planning.transfer import Exported, NobodysWire, NoThread, SimImport
 from cluster.planning.worker import Cell, Device, SimWorker, WorkerClock
 from cluster.serve.replicas.replica_setup import BusyShare
 from decoder_worker.build import EngineParts
-from decoder_worker.core import DecoderCore
+from decoder_worker.engine import DecoderCore
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.readback import Launched
 from decoder_worker.sampling.search import Row, StepOutput

@@ -44,6 +44,7 @@ class DecoderWorker(PoolWorker):
         from cluster.common.kv.wires.gpu_memory import gpu_budget
         from cluster.common.model.device import resolve_device, step_threads
         from decoder_worker.engine import DecoderEngine
+        from decoder_worker.loop import ALWAYS, BulkTurns
         from decoder_worker.sizing import sized
 
         checkpoint = open_checkpoint(settings.model)
@@ -52,14 +53,14 @@ class DecoderWorker(PoolWorker):
         settings = sized(settings, checkpoint, device, budget)
         role = settings.decoder
         self._importer = make_importer(checkpoint, settings, device, self._name)
+        bulk = BulkTurns(BulkGate(self._urgent.leaves_cores), self._urgent.bulk_is_encoded)
         self._engine = DecoderEngine(
             checkpoint,
             self._importer,
             role,
             kv_pool=make_kv_pool(checkpoint, settings, device),
             kernels_s=longest_wait_s(settings.kernels),
-            may_run_bulk=BulkGate(self._urgent.leaves_cores) if device == "cpu" else lambda: True,
-            more_bulk=self._urgent.bulk_is_encoded if device == "cpu" else lambda: False,
+            bulk=bulk if device == "cpu" else ALWAYS,
         )
         self._cores = step_threads(role.threads)
         self._ready(settings, checkpoint.name, device)

@@ -21,6 +21,7 @@ from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.settings import DecoderSettings
 from decoder_worker.backends import choose_attention, torch_attention
 from decoder_worker.engine import DecoderEngine
+from decoder_worker.loop import BulkTurns
 from tests.support.kv.ends import MemoryExporter, memory_importer
 
 KEY = b"key of the tests"
@@ -141,7 +142,7 @@ def make_stand(
             chosen,
             kv_pool=kv_pool,
             page_tokens=page_tokens,
-            more_bulk=more_bulk,
+            bulk=BulkTurns(more_come=more_bulk),
         )
     try:
         yield Stand(checkpoint, exporter, importer, engine)

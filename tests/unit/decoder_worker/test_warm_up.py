@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from cluster.common.messages import DecodeOptions
-from decoder_worker.warm_up import WINDOWS, warm_up
+from decoder_worker.build import WINDOWS, warm_up
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.model_runners import RunnerBench
 
