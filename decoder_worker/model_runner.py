@@ -25,8 +25,7 @@ from cluster.common.model.streams import DECODE_PRIORITY, new_stream, on_stream,
 from cluster.common.model.text.quality import is_silence
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import split_tokens
-from decoder_worker.alignment.heads import AlignmentHeads
-from decoder_worker.alignment.peaks import PeakFinder, PeakItem
+from decoder_worker.alignment.heads import AlignmentHeads, PeakFinder, PeakItem
 from decoder_worker.alignment.token_times import Aligner, AlignmentItem
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import Decoders, choose_sampler

@@ -46,7 +46,7 @@ def append_qkv(  # type: ignore[no-untyped-def]  # Triton reads annotations, and
 
 
 def launch(*given: Any) -> None:
-    """The operands of the operator `append_qkv` of `decoder_worker.attention.append`, in order."""
+    """The operands of the operator `append_qkv` of `attention.operators`, in order."""
     *tables, pool, layer, q = given
     qkv, bias = tables[:2]
     n_layer, _, page_size, n_head, head_dim = pool.shape[1:]

@@ -16,10 +16,10 @@ from decoder_worker.attention.flashinfer_tables import (
     PrefillTable,
     StepTable,
     on_device,
+    parts_of,
     same,
     same_pages,
 )
-from decoder_worker.attention.split_pages import parts_of
 
 WORKSPACE_BYTES = 128 * 2**20  # what flashinfer recommends, for partial results of split KV
 SPLIT_FRAMES = 125  # of a larger page: kernels share out a window by its pages

@@ -1,26 +1,100 @@
-"""flashinfer's calls as operators that say what they read and write (`common.model.operators`).
+"""The operators of attention on a GPU: the append of a projection, and flashinfer's calls.
 
-An operator takes tensors and numbers only, so a wrapper of flashinfer's, which holds a plan, is
-registered here and named by a number. Whatever of the wrapper's a kernel reads or writes is an
-argument beside it. Knows of flashinfer only what is handed in, and imports without it.
+One kernel reads the fused product of a self-attention once, adds its bias, and writes the queries
+side by side, and keys and values where the page table says. Knows of flashinfer only what is handed
+in, and imports without it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from itertools import count
 from weakref import WeakValueDictionary
 
 import torch
 from torch import Tensor
 
+from cluster.common.kernels.gpu.kernels import launcher
 from cluster.common.model.operators import define, nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where new tokens stand in a page table; all int32, on the pool's device.
+
+    entries, positions [n_tokens]: of each token, counted from 0. indptr [n_entries + 1], indices:
+    the pages of an entry, as in `PagedKV`.
+
+    Example: position 70 of an entry whose pages of 64 are [9, 4] is position 6 of page 4.
+    """
+
+    entries: Tensor
+    positions: Tensor
+    indptr: Tensor
+    indices: Tensor
+
+
+def append_qkv(
+    qkv: Tensor, bias: Tensor | None, places: Places, pool: Tensor, layer: int, q: Tensor
+) -> None:
+    """Add the bias, write keys and values into their pages, and the queries to `q`.
+
+    Mutates pool and q.
+
+    Args:
+        qkv: [n_tokens, 3 * d], contiguous, order q, k, v. bias: [3 * d] or None.
+        pool: [page, layer, 2, page size, head, head_dim], contiguous, of any float dtype.
+        q: [n_tokens, head, head_dim], contiguous.
+    """
+    table = (places.entries, places.positions, places.indptr, places.indices)
+    _append_qkv(qkv, bias, *table, pool, layer, q)
+
+
+def _plain_append(
+    qkv: Tensor,
+    bias: Tensor | None,
+    entries: Tensor,
+    positions: Tensor,
+    indptr: Tensor,
+    indices: Tensor,
+    pool: Tensor,
+    layer: int,
+    q: Tensor,
+) -> None:
+    summed = qkv.float() if bias is None else qkv.float() + bias.float()
+    own_q, k, v = summed.view(len(qkv), 3, *q.shape[1:]).unbind(1)
+    page_size = pool.shape[3]
+    pages = indices[(indptr[entries.long()] + positions // page_size).long()].long()
+    where = (pages, (positions % page_size).long())
+    q.copy_(own_q)
+    pool[:, layer, 0].index_put_(where, k.to(pool.dtype))
+    pool[:, layer, 1].index_put_(where, v.to(pool.dtype))
+
+
+def empty_queries(qkv: Tensor, pool: Tensor) -> Tensor:
+    """[n_tokens, head, head_dim] for the queries of `qkv`."""
+    return torch.empty((len(qkv), *pool.shape[4:]), dtype=qkv.dtype, device=qkv.device)
+
+
+_append_qkv = define(
+    "append_qkv",
+    writes=("pool", "q"),
+    cuda=launcher("decoder_worker.attention.append_kernel"),
+    cpu=_plain_append,
+    shapes=nothing,
+)
+
 
 Run = Callable[..., Tensor]
 
 
 class Planned:
-    """A wrapper's `run`, which flashinfer's kernels answer on a GPU; keep it as long as it runs."""
+    """A wrapper's `run`, which flashinfer's kernels answer on a GPU; keep it as long as it runs.
+
+    An operator takes tensors and numbers only, so a wrapper, which holds a plan, is registered here
+    and named by a number. Whatever of the wrapper's a kernel reads or writes is an argument beside.
+    """
 
     def __init__(self, run: Run) -> None:
         """run: as the wrapper's: `run(q, (k, v), ...)`."""

@@ -166,7 +166,7 @@ def _plain_sample(
     table.index_copy_(0, index, slots)
 
 
-_KERNELS = "decoder_worker.gpu.greedy_kernel"
+_KERNELS = "decoder_worker.gpu.kernels"
 
 _reduce_logits = define(
     "reduce_logits",

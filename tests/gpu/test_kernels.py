@@ -9,8 +9,8 @@ from torch import Tensor
 from cluster.common.kernels.gpu.norm import add_norm
 from cluster.common.kernels.gpu.product import MAX_ROWS, FewRows
 from cluster.common.model.layers import LayerNorm, Linear
-from decoder_worker.attention.append import Places, append_qkv
-from decoder_worker.gpu.embed import embed
+from decoder_worker.attention.operators import Places, append_qkv
+from decoder_worker.gpu.decoder import embed
 from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from cluster.common.kernels.gpu.norm import add_norm
 from cluster.common.kernels.gpu.product import MAX_ROWS, FewRows
 from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
-from decoder_worker.attention.append import Places, append_qkv
-from decoder_worker.gpu.embed import embed
+from decoder_worker.attention.operators import Places, append_qkv
+from decoder_worker.gpu.decoder import embed
 from decoder_worker.gpu.greedy import Parts, Rules, reduce_logits, sample_greedy
 from decoder_worker.sampling.logit_rules import LogitRules
 from tests.support.gpu.triton_kernels import ARCHITECTURES, compiled, load_kernel
@@ -25,13 +25,13 @@ IN_ORDER = [384, *(pytest.param(width, marks=SLOW) for width in WIDTHS[1:-1]), 1
 FLOATS = (torch.float32, torch.float16)  # NumPy, which interprets, has no bfloat16
 SHARES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 UNTOUCHED = -7.0
-GREEDY = "decoder_worker.gpu.greedy_kernel"
+OURS = "decoder_worker.gpu.kernels"
 
 NORM, PRODUCT = (
     "cluster.common.kernels.gpu.norm_kernel",
     "cluster.common.kernels.gpu.product_kernel",
 )
-APPEND, EMBED = "decoder_worker.attention.append_kernel", "decoder_worker.gpu.embed_kernel"
+APPEND = "decoder_worker.attention.append_kernel"
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -143,13 +143,14 @@ def test_the_append_splits_and_finds_its_pages(
     assert (pool == UNTOUCHED).sum() == pool.numel() - 2 * qkv.shape[0] * width
 
 
-def test_embeddings_are_summed(interpreted: Callable[[str], Callable[..., None]]) -> None:
+def test_embeddings_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tokens and positions are columns of one table, as a decode step reads them."""
     by_token, by_position = rand(90, 384), rand(20, 384, seed=1)
     table = torch.tensor([[3, 19, 0], [89, 0, 0], [3, 7, 0]])
     expected, out = torch.empty(2, 3, 384).unbind()
     embed(table[:, 0], table[:, 1], by_token, by_position, expected)
-    interpreted(EMBED)(table[:, 0], table[:, 1], by_token, by_position, out)
+    launch = load_kernel(monkeypatch, OURS, interpreted=True).launch_embed
+    launch(table[:, 0], table[:, 1], by_token, by_position, out)
     assert torch.equal(out, expected)
     assert torch.equal(out, by_token[[3, 89, 3]] + by_position[[19, 0, 7]])
 
@@ -160,7 +161,7 @@ def test_embeddings_are_summed(interpreted: Callable[[str], Callable[..., None]]
 @pytest.mark.filterwarnings("ignore:divide by zero")  # of a span in which nothing is allowed
 def test_the_choice_equals_its_twin(monkeypatch: pytest.MonkeyPatch, seed: int, n: int) -> None:
     """Rows in every state of the grammar, one with a NaN and one without a finite logit."""
-    module = load_kernel(monkeypatch, GREEDY, interpreted=True)
+    module = load_kernel(monkeypatch, OURS, interpreted=True)
     tokenizer = make_tokenizer()
     own, plain = filled_slots(tokenizer, seed), filled_slots(tokenizer, seed)
     given = LogitRules(tokenizer, 50, "cpu")
@@ -218,13 +219,15 @@ def test_every_kernel_compiles_for_gpus(
         lambda: append.launch(on_meta(8, 3 * width), on_meta(3 * width), *table, pool, 5, q),
     )
     assert "st.global.v" in built["ptx"]
-    lookup = load_kernel(monkeypatch, EMBED, interpreted=False)
+    lookup = load_kernel(monkeypatch, OURS, interpreted=False)
     index = on_meta(8, dtype=torch.int64)
     built = compiled(
         lookup,
         "embed",
         architecture,
-        lambda: lookup.launch(index, index, on_meta(51_866, width), on_meta(448, width), rows),
+        lambda: lookup.launch_embed(
+            index, index, on_meta(51_866, width), on_meta(448, width), rows
+        ),
     )
     assert "ld.global.v" in built["ptx"]
 
@@ -233,7 +236,7 @@ def test_every_kernel_compiles_for_gpus(
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_the_choice_compiles_for_gpus(monkeypatch: pytest.MonkeyPatch, architecture: int) -> None:
-    module = load_kernel(monkeypatch, GREEDY, interpreted=False)
+    module = load_kernel(monkeypatch, OURS, interpreted=False)
     logits = on_meta(8, 51_866, dtype=torch.float32)
     index, table = on_meta(8, dtype=torch.int64), on_meta(9, 9, dtype=torch.int64)
     parts, begin = Parts.empty(logits), on_meta(2, dtype=torch.int64)
