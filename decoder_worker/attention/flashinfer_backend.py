@@ -50,7 +50,30 @@ class FlashInfer:
         return PromptAttention(*self._pools, self._workspace, n_rows, n_tokens)
 
 
-class RaggedAttention:
+class _OverTables:
+    """What the three backends have in common: new tokens at places, and a table of each pool.
+
+    _entries, _positions: of the new tokens, int32 [n_tokens] on the device.
+    """
+
+    _self: StepTable | PrefillTable
+    _cross: StepTable | PrefillTable
+    _entries: Tensor
+    _positions: Tensor
+
+    def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self._self.append(layer, k, v, self._entries, self._positions)
+        return self._self.run(layer, q)
+
+    def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
+        q = self._self.append_projected(layer, qkv, bias, self._entries, self._positions)
+        return self._self.run(layer, q)
+
+    def cross_attention(self, layer: int, q: Tensor) -> Tensor:
+        return self._cross.run(layer, q)
+
+
+class RaggedAttention(_OverTables):
     """Implements `ProjectedAttention` with the prefill kernels: entries of any number of rows."""
 
     def __init__(self, self_pool: Tensor, cross_pool: Tensor, workspace: Tensor) -> None:
@@ -70,19 +93,8 @@ class RaggedAttention:
     def begin(self, positions: Tensor) -> None:
         """Places came with the plan, which is made anew for every forward."""
 
-    def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._self.append(layer, k, v, self._entries, self._positions)
-        return self._self.run(layer, q)
 
-    def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
-        q = self._self.append_projected(layer, qkv, bias, self._entries, self._positions)
-        return self._self.run(layer, q)
-
-    def cross_attention(self, layer: int, q: Tensor) -> Tensor:
-        return self._cross.run(layer, q)
-
-
-class StepAttention:
+class StepAttention(_OverTables):
     """Implements `ProjectedAttention` for decode steps: `n_rows` entries of one row each.
 
     `plan` does something only where pages have changed: a row came or went, or began a page.
@@ -99,7 +111,6 @@ class StepAttention:
     ) -> None:
         dtype = self_pool.dtype
         self._self = StepTable(self_pool, dtype, workspace, n_rows)
-        self._cross: StepTable | PrefillTable
         parts = parts_of(cross_pool, SPLIT_FRAMES)
         if n_sharing == 1:
             self._cross = StepTable(cross_pool, dtype, workspace, n_rows, parts)
@@ -126,19 +137,8 @@ class StepAttention:
         self._positions.copy_(positions)
         torch.sub(self._positions, self._before, out=self._self.last_page_len)
 
-    def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._self.append(layer, k, v, self._entries, self._positions)
-        return self._self.run(layer, q)
 
-    def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
-        q = self._self.append_projected(layer, qkv, bias, self._entries, self._positions)
-        return self._self.run(layer, q)
-
-    def cross_attention(self, layer: int, q: Tensor) -> Tensor:
-        return self._cross.run(layer, q)
-
-
-class PromptAttention:
+class PromptAttention(_OverTables):
     """Implements `ProjectedAttention` for prompts: `n_rows` entries of `n_tokens` tokens each."""
 
     def __init__(
@@ -165,17 +165,6 @@ class PromptAttention:
 
     def begin(self, positions: Tensor) -> None:
         """All begin at position 0."""
-
-    def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self._self.append(layer, k, v, self._entries, self._positions)
-        return self._self.run(layer, q)
-
-    def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
-        q = self._self.append_projected(layer, qkv, bias, self._entries, self._positions)
-        return self._self.run(layer, q)
-
-    def cross_attention(self, layer: int, q: Tensor) -> Tensor:
-        return self._cross.run(layer, q)
 
 
 def _new_tokens(kv: PagedKV, page_size: int) -> tuple[Tensor, Tensor]:

@@ -112,12 +112,27 @@ class Table:
         self.indptr = self.indices = self.last_page_len = torch.empty(0)  # int32, set below
         # Recorded when the last plan's copy out of its pinned buffer was queued.
         self._planned = new_event()
+        self._kv: PagedKV | None = None  # planned last
 
     def _make_buffers(self, n_rows: int, n_pages: int) -> None:
         """A place for good, for up to `n_pages` of each row."""
         self.indptr = torch.zeros(n_rows + 1, dtype=torch.int32, device=self.device)
         self.indices = torch.zeros(n_rows * n_pages, dtype=torch.int32, device=self.device)
         self.last_page_len = torch.ones(n_rows, dtype=torch.int32, device=self.device)
+
+    def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool] | None = None) -> bool:
+        """Plan, and bring the table to the device; False when the last one will do."""
+        kv = self._split.table(kv)
+        if self._kv is not None and is_same is not None and is_same(self._kv, kv):
+            return False
+        self._planned.synchronize()
+        self._plan(kv)
+        self._planned.record()
+        self._kv = kv
+        return True
+
+    def _plan(self, kv: PagedKV) -> None:
+        raise NotImplementedError
 
     def append(self, layer: int, k: Tensor, v: Tensor, entries: Tensor, positions: Tensor) -> None:
         """Write keys and values of tokens at `positions` of `entries`, both int32 [n]."""
@@ -170,17 +185,10 @@ class PrefillTable(Table):
         self._is_fixed = n_rows > 0
         self._causal = causal
         self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
-        self._kv: PagedKV | None = None
 
-    def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool] | None = None) -> bool:
-        """Plan, and bring the table to the device; False when the last one will do."""
-        kv = self._split.table(kv)
-        if self._kv is not None and is_same is not None and is_same(self._kv, kv):
-            return False
-        self._planned.synchronize()
-        indices = on_device(
-            kv.kv_indices, self.device
-        )  # from the host, a plan would wait for the device
+    def _plan(self, kv: PagedKV) -> None:
+        # From the host, a plan would wait for the device.
+        indices = on_device(kv.kv_indices, self.device)
         if not self._is_fixed:
             self.indices, self.indptr = indices, on_device(kv.kv_indptr, self.device)
             self.last_page_len = on_device(kv.kv_last_page_len, self.device)
@@ -193,9 +201,6 @@ class PrefillTable(Table):
             causal=self._causal,
             **self._dtypes,
         )
-        self._planned.record()
-        self._kv = kv
-        return True
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         # Given, since one of the wrapper's own is filled with zeros by one more kernel.
@@ -221,14 +226,8 @@ class StepTable(Table):
         )
         self._planned_run = Planned(self._wrapper.run)
         self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
-        self._kv: PagedKV | None = None
 
-    def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool]) -> bool:
-        """Plan, and bring the table to the device; False when the last one will do."""
-        kv = self._split.table(kv)
-        if self._kv is not None and is_same(self._kv, kv):
-            return False
-        self._planned.synchronize()
+    def _plan(self, kv: PagedKV) -> None:
         if self._kv is None:  # loads the kernels, which the fast way needs
             self._wrapper.plan(
                 kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len, *self._sizes, **self._dtypes
@@ -247,9 +246,6 @@ class StepTable(Table):
                 **self._dtypes,
                 global_override_indptr_cpu=kv.kv_indptr,
             )
-        self._planned.record()
-        self._kv = kv
-        return True
 
     def run(self, layer: int, q: Tensor) -> Tensor:
         out: Tensor = attend_pages(*self._arguments(layer, q), self._planned_run.number)

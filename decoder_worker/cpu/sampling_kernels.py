@@ -115,7 +115,7 @@ def _sample_row(row: Any, slot: Any, suppressed: Any, begin: Any, marks: Any) ->
         else:
             token = _place(row, low, high, top)
         logprob = -np.log(total)
-    # What the next step needs of it, as `SlotTable.advance` writes it.
+    # What the next step needs of it, as `slots.advance` writes it.
     slot[TOKEN] = token
     if token != eot and n_sampled + 1 < slot[LIMIT]:
         slot[POSITION] += 1

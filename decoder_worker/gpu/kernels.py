@@ -155,7 +155,7 @@ def sample_greedy(  # type: ignore[no-untyped-def]  # Triton reads annotations, 
     token = tl.where(sound, place, 0).to(tl.int64)
     tl.store(tokens + row, token)
     tl.store(logprobs + row, tl.where(sound, -tl.log(total), float("nan")))
-    # What the next step needs of it, as `SlotTable.advance` writes it.
+    # What the next step needs of it, as `slots.advance` writes it.
     is_stamp = token >= timestamp_begin
     goes_on = (token != eot) & (n_sampled + 1 < tl.load(slot + limit_column))
     position = tl.load(slot + position_column) + tl.where(goes_on, 1, 0)
@@ -168,8 +168,16 @@ def sample_greedy(  # type: ignore[no-untyped-def]  # Triton reads annotations, 
     tl.store(slot + before_is_column, tl.where(last_is | (n_sampled == 0), 1, 0).to(tl.int64))
 
 
+def launch_greedy(*given: Any) -> None:
+    """The operands of the operator `sample_greedy` of `decoder_worker.gpu.greedy`, in order."""
+    *reduced, tokens, logprobs = given
+    launch_reduce(*reduced)
+    (_, index, table, _, _, eot, _, timestamp_begin, _), parts = reduced[:9], reduced[9:]
+    launch_sample(*parts, index, table, eot, timestamp_begin, tokens, logprobs)
+
+
 def launch_reduce(*given: Any) -> None:
-    """The operands of the operator `reduce_logits` of `decoder_worker.gpu.greedy`, in order."""
+    """Those that fill the parts."""
     logits, begin = given[0], given[4]
     n, n_vocab = logits.shape
     assert logits.is_contiguous()
@@ -188,7 +196,7 @@ def launch_reduce(*given: Any) -> None:
 
 
 def launch_sample(*given: Any) -> None:
-    """The operands of the operator `sample_greedy` of `decoder_worker.gpu.greedy`, in order."""
+    """Parts, index, table, eot, timestamp_begin, tokens, logprobs."""
     n, _, n_parts = given[0].shape
     sample_greedy[(n,)](
         *given[:5],

@@ -102,50 +102,48 @@ class LogitRules:
         self.never_or_not_first = self.suppressed.clone()
         self.never_or_not_first[self.begin] = NEVER
         n_stamps = tokenizer.n_vocab - special.timestamp_begin
-        self._stamps = torch.arange(n_stamps, device=device)
         self.latest_first = n_stamps if max_initial_timestamp is None else max_initial_timestamp
-        self._late = self._stamps > self.latest_first  # too late for a first timestamp
 
     @property
     def marks(self) -> Marks:
         return Marks(self.eot, self.no_timestamps, self.timestamp_begin, self.latest_first)
 
     def apply(self, logits: Tensor, history: History) -> Tensor:
-        """Set what may not be sampled to -inf, in place.
+        """As `apply_rules`."""
+        return apply_rules(logits, history, self.suppressed, self.begin, self.marks)
 
-        Args:
-            logits: float32 [n, n_vocab].
-            history: n rows.
 
-        Returns:
-            `logits`.
-        """
-        first = history.n_sampled == 0
-        logits += self.suppressed
-        logits[:, self.begin] = logits[:, self.begin].masked_fill_(first[:, None], NEVER)
-        self._apply_grammar(logits, history, first)
-        return logits
+def apply_rules(
+    logits: Tensor, history: History, suppressed: Tensor, begin: Tensor, marks: Marks
+) -> Tensor:
+    """Set what may not be sampled to -inf in logits float32 [n, n_vocab], in place; `logits`.
 
-    def _apply_grammar(self, logits: Tensor, history: History, first: Tensor) -> None:
-        """Timestamps come in pairs around text, rise, and begin the window."""
-        timed, last, before = history.timed, history.last_is_timestamp, history.before_is_timestamp
-        ends_segment = last & ~before  # text, timestamp: now a timestamp or the end
-        begins_segment = last & before  # a pair, or the first timestamp: now text or the end
-        words, text, stamps = (
-            logits[:, : self.eot],
-            logits[:, self.eot : self.timestamp_begin],
-            logits[:, self.timestamp_begin :],
-        )
-        logits[:, self.no_timestamps].masked_fill_(timed, NEVER)
+    Timestamps come in pairs around text, rise, and begin the window. suppressed, begin: as in
+    `LogitRules`.
+    """
+    first = history.n_sampled == 0
+    logits += suppressed
+    logits[:, begin] = logits[:, begin].masked_fill_(first[:, None], NEVER)
+    timed, last, before = history.timed, history.last_is_timestamp, history.before_is_timestamp
+    ends_segment = last & ~before  # text, timestamp: now a timestamp or the end
+    begins_segment = last & before  # a pair, or the first timestamp: now text or the end
+    words, text, stamps = (
+        logits[:, : marks.eot],
+        logits[:, marks.eot : marks.timestamp_begin],
+        logits[:, marks.timestamp_begin :],
+    )
+    logits[:, marks.no_timestamps].masked_fill_(timed, NEVER)
 
-        # A segment's first timestamp may repeat the last one's end; its own end must be later.
-        lowest = history.last_timestamp + (~ends_segment).long()
-        forbidden = (self._stamps < lowest[:, None]) | begins_segment[:, None]
-        forbidden |= first[:, None] & self._late
-        stamps.masked_fill_(forbidden & timed[:, None], NEVER)
+    # A segment's first timestamp may repeat the last one's end; its own end must be later.
+    stamp = torch.arange(stamps.shape[1], device=logits.device)
+    lowest = history.last_timestamp + (~ends_segment).long()
+    forbidden = (stamp < lowest[:, None]) | begins_segment[:, None]
+    forbidden |= first[:, None] & (stamp > marks.latest_first)
+    stamps.masked_fill_(forbidden & timed[:, None], NEVER)
 
-        # All timestamps together against the best single other token that is still allowed.
-        best = torch.maximum(words.amax(-1).masked_fill_(ends_segment, NEVER), text.amax(-1))
-        stamps_only = first | (stamps.logsumexp(-1) > best)
-        words.masked_fill_((timed & (stamps_only | ends_segment))[:, None], NEVER)
-        text.masked_fill_((timed & stamps_only)[:, None], NEVER)
+    # All timestamps together against the best single other token that is still allowed.
+    best = torch.maximum(words.amax(-1).masked_fill_(ends_segment, NEVER), text.amax(-1))
+    stamps_only = first | (stamps.logsumexp(-1) > best)
+    words.masked_fill_((timed & (stamps_only | ends_segment))[:, None], NEVER)
+    text.masked_fill_((timed & stamps_only)[:, None], NEVER)
+    return logits

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from decoder_worker.sampling.logit_rules import NEVER, LogitRules
-from decoder_worker.sampling.slots import SlotRows, SlotTable
+from decoder_worker.sampling.slots import SlotRows, SlotTable, advance
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class TorchSampler:
         if noisy is not None:
             tokens[noisy] = self._draw(logits[noisy], rows, noisy)
         logprobs = logits.gather(1, tokens[:, None]).squeeze(1) - total
-        self._slots.advance(rows, tokens, rules.eot, rules.timestamp_begin)
+        advance(self._slots.table, rows, tokens, rules.eot, rules.timestamp_begin)
         if not n_top:
             return Sampled(tokens, logprobs)
         top, top_tokens = logits.topk(n_top)

@@ -91,43 +91,49 @@ class SlotTable:
         self._temperature.index_copy_(0, index, upload(temperatures, torch.float32, self.device))
 
     def rows(self, index: Tensor) -> SlotRows:
-        """A copy of some slots; index int64 [n], the inert one any number of times."""
-        values = self.table[index]
-        columns = values.unbind(1)
-        last_is, before_is, timed = values[:, LAST_IS : TIMED + 1].bool().unbind(1)
-        return SlotRows(
-            index=index,
-            token=columns[TOKEN],
-            position=columns[POSITION],
-            limit=columns[LIMIT],
-            noise_key=columns[NOISE_KEY],
-            temperature=self._temperature[index],
-            history=History(
-                n_sampled=columns[N_SAMPLED],
-                last_is_timestamp=last_is,
-                before_is_timestamp=before_is,
-                last_timestamp=columns[LAST_TIMESTAMP],
-                timed=timed,
-            ),
-        )
+        """As `read_rows`."""
+        return read_rows(self.table, self._temperature, index)
 
-    def advance(self, rows: SlotRows, tokens: Tensor, eot: int, timestamp_begin: int) -> None:
-        """Note that `tokens` (int64 [n]) were sampled for `rows`.
 
-        A row that stops, at end of text or at its limit, keeps its position: whatever is launched
-        for it before the host has seen that it stopped writes where it wrote before.
-        """
-        after = rows.history.after(tokens, timestamp_begin)
-        goes_on = (tokens != eot) & (after.n_sampled < rows.limit)
-        columns = (
-            tokens,
-            rows.position + goes_on,
-            after.n_sampled,
-            after.last_timestamp,
-            after.last_is_timestamp.long(),
-            after.before_is_timestamp.long(),
-        )
-        self.table[:, : len(columns)].index_copy_(0, rows.index, torch.stack(columns, 1))
+def read_rows(table: Tensor, temperature: Tensor, index: Tensor) -> SlotRows:
+    """A copy of some slots; index int64 [n], the inert one any number of times."""
+    values = table[index]
+    columns = values.unbind(1)
+    last_is, before_is, timed = values[:, LAST_IS : TIMED + 1].bool().unbind(1)
+    return SlotRows(
+        index=index,
+        token=columns[TOKEN],
+        position=columns[POSITION],
+        limit=columns[LIMIT],
+        noise_key=columns[NOISE_KEY],
+        temperature=temperature[index],
+        history=History(
+            n_sampled=columns[N_SAMPLED],
+            last_is_timestamp=last_is,
+            before_is_timestamp=before_is,
+            last_timestamp=columns[LAST_TIMESTAMP],
+            timed=timed,
+        ),
+    )
+
+
+def advance(table: Tensor, rows: SlotRows, tokens: Tensor, eot: int, timestamp_begin: int) -> None:
+    """Note that `tokens` (int64 [n]) were sampled for `rows`. Mutates `table`.
+
+    A row that stops, at end of text or at its limit, keeps its position: whatever is launched for
+    it before the host has seen that it stopped writes where it wrote before.
+    """
+    after = rows.history.after(tokens, timestamp_begin)
+    goes_on = (tokens != eot) & (after.n_sampled < rows.limit)
+    columns = (
+        tokens,
+        rows.position + goes_on,
+        after.n_sampled,
+        after.last_timestamp,
+        after.last_is_timestamp.long(),
+        after.before_is_timestamp.long(),
+    )
+    table[:, : len(columns)].index_copy_(0, rows.index, torch.stack(columns, 1))
 
 
 def _row(

@@ -14,7 +14,7 @@ from cluster.common.kernels.gpu.product import MAX_ROWS, FewRows
 from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
 from decoder_worker.attention.operators import Places, append_qkv
 from decoder_worker.gpu.decoder import embed
-from decoder_worker.gpu.greedy import Parts, Rules, reduce_logits, sample_greedy
+from decoder_worker.gpu.greedy import empty_parts, sample_greedy
 from decoder_worker.sampling.logit_rules import LogitRules
 from tests.support.gpu.triton_kernels import ARCHITECTURES, compiled, load_kernel
 from tests.support.workers.slot_states import N, filled_slots, make_tokenizer
@@ -164,25 +164,17 @@ def test_the_choice_equals_its_twin(monkeypatch: pytest.MonkeyPatch, seed: int, 
     module = load_kernel(monkeypatch, OURS, interpreted=True)
     tokenizer = make_tokenizer()
     own, plain = filled_slots(tokenizer, seed), filled_slots(tokenizer, seed)
-    given = LogitRules(tokenizer, 50, "cpu")
-    rules = Rules(given.suppressed, given.begin, given.marks)
+    rules = LogitRules(tokenizer, 50, "cpu")
     logits = rand(n, tokenizer.n_vocab, seed=seed)
-    logits[:, given.timestamp_begin :] += 2.0 * seed
+    logits[:, rules.timestamp_begin :] += 2.0 * seed
     logits[3, 77], logits[5] = float("nan"), float("-inf")
     logits[4, :9] = 20.0  # the first of several wins
     index = torch.randperm(N)[:n]
-    expected, parts = Parts.empty(logits), Parts.empty(logits)
-    reduce_logits(logits, index, plain.table, rules, expected)
-    arguments = (rules.suppressed, rules.begin, *rules.marks)
-    module.launch_reduce(logits, index, own.table, *arguments, *parts)
-    for found, twin in zip(parts, expected, strict=True):
-        sound = (expected.highest > float("-inf")) | (found.dtype == torch.float32)
-        torch.testing.assert_close(found[sound], twin[sound], equal_nan=True)
     expected_tokens, tokens = torch.empty(2, n, dtype=torch.int64).unbind()
     expected_logprobs, logprobs = torch.empty(2, n).unbind()
-    sample_greedy(expected, index, plain.table, rules, expected_tokens, expected_logprobs)
-    marks = (given.eot, given.timestamp_begin)
-    module.launch_sample(*parts, index, own.table, *marks, tokens, logprobs)
+    arguments = (rules.suppressed, rules.begin, *rules.marks, *empty_parts(logits))
+    sample_greedy(logits, index, plain.table, *arguments, expected_tokens, expected_logprobs)
+    module.launch_greedy(logits, index, own.table, *arguments, tokens, logprobs)
     assert torch.equal(tokens, expected_tokens)
     assert torch.equal(own.table, plain.table)
     torch.testing.assert_close(logprobs, expected_logprobs, equal_nan=True, atol=2e-5, rtol=1e-4)
@@ -239,7 +231,7 @@ def test_the_choice_compiles_for_gpus(monkeypatch: pytest.MonkeyPatch, architect
     module = load_kernel(monkeypatch, OURS, interpreted=False)
     logits = on_meta(8, 51_866, dtype=torch.float32)
     index, table = on_meta(8, dtype=torch.int64), on_meta(9, 9, dtype=torch.int64)
-    parts, begin = Parts.empty(logits), on_meta(2, dtype=torch.int64)
+    parts, begin = empty_parts(logits), on_meta(2, dtype=torch.int64)
     rules = (on_meta(51_866, dtype=torch.float32), begin, 50_257, 50_364, 50_365, 50)
     compiled(
         module,
