@@ -5,8 +5,7 @@ torch's operations, or kernels of ours that take several of them along: on a CPU
 few rows is one compiled program; on a GPU see `decoder_worker.gpu.decoder`.
 
 Torch multiplies fastest by weights in a layout of its own, which the compiled program does not
-read. So a small model has both; of a large one torch takes the program's as they lie there, since
-it computes only what has many rows, and the copy would be as large as the decoder.
+read. So a small model has both; of a large one torch takes the program's as they lie there.
 """
 
 from __future__ import annotations
@@ -91,15 +90,10 @@ def choose_attention(
     *,
     packed: bool = False,
 ) -> Attentions:
-    """The attention backends for two pools, which are as in `TorchAttention`.
+    """The attention backends for two pools; they and `packed` (CPU) are as in `TorchAttention`.
 
-    Args:
-        setting: as in DecoderSettings.
-        threads: that share out forwards of few rows (CPU).
-        packed: as in `TorchAttention`; only on a CPU.
-
-    Raises:
-        ConfigurationError: flashinfer was asked for and cannot serve these pools.
+    threads: that share out forwards of few rows (CPU). Raises ConfigurationError where flashinfer
+    was asked for and cannot serve these pools.
     """
     if setting == "torch" or (setting == "auto" and self_pool.device.type == "cpu"):
         attentions = torch_attention(self_pool, cross_pool, packed=packed)
@@ -138,13 +132,8 @@ def load_decoders(
 ) -> Decoders:
     """Load a checkpoint's decoder, which computes in the self pool's dtype, on its device.
 
-    Args:
-        attentions: over these pools.
-        int8: hold the weights of matrix products in 8 bits (CPU).
-        packed: as in `TorchAttention`.
-
-    Raises:
-        CheckpointError: a tensor is missing or has another shape than config.json says.
+    attentions: over these pools. int8: hold the weights of matrix products in 8 bits (CPU).
+    packed: as in `TorchAttention`. Raises CheckpointError as `DecoderTensors.load`.
     """
     dtype, team = self_pool.dtype, attentions.team
     scales = kv_scales(checkpoint, cross_pool.dtype)

@@ -52,11 +52,7 @@ def build_parts(
 ) -> EngineParts:
     """Resolve "auto", allocate the self-attention pool, load the weights, capture graphs.
 
-    kv_pool: as in `DecoderEngine`.
-
-    Raises:
-        ConfigurationError: importer, checkpoint and settings do not fit each other.
-        CheckpointError: the weights cannot be loaded.
+    kv_pool, and what it raises: as in `DecoderEngine`.
     """
     cross_pool = kv_pool or importer.pool
     device = cross_pool.device.type

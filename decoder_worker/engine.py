@@ -90,19 +90,17 @@ class DecoderCore:
     ) -> Future[DecodeResult]:
         """Accept a window into the waiting list; its handle's lease is renewed from here on.
 
-        The future may be cancelled at any time: whatever the sequence holds comes back.
+        The future may be cancelled at any time: whatever the sequence holds comes back. It raises
+        errors of the handle and of its READ (WorkerError), a DeadlineExceededError, or a
+        SequenceFailedError.
 
-        Args:
-            on_token: called on the engine's thread with each token as it is sampled; only for one
-                attempt of one row, whose tokens nothing takes back.
+        on_token: called on the engine's thread with each token as it is sampled; only for one
+            attempt of one row, whose tokens nothing takes back.
 
         Raises:
             UnsupportedValueError: the model cannot do what the options ask.
             OverloadedError: the waiting list is full; the handle was not accepted.
             WorkerDrainingError: this replica takes nothing new.
-
-        The future raises errors of the handle and of its READ (WorkerError), a
-        DeadlineExceededError, or a SequenceFailedError.
         """
         options = request.options
         self._check(options, on_token)

@@ -62,12 +62,9 @@ class DecoderTensors:
     ) -> DecoderTensors:
         """Read the decoder's tensors of a checkpoint, no others.
 
-        Args:
-            head_dtype: None takes the residual stream's.
-            scales: of the cross-attention KV in its pool, where that is of 8 bits.
-
-        Raises:
-            CheckpointError: a tensor is missing or has another shape than config.json says.
+        head_dtype: None takes the residual stream's. scales: of the cross-attention KV in its pool,
+        where that is of 8 bits. Raises CheckpointError where a tensor is missing or has another
+        shape than config.json says.
         """
         dims, name = checkpoint.dims, output_projection(checkpoint)
         kept = stream_dtype(device, dtype) if head_dtype is None else head_dtype
@@ -82,19 +79,13 @@ class TextDecoder(Protocol):
     """The decoder of one checkpoint, computed in one way over one pair of page pools."""
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Prepare for one forward over `batch`.
-
-        This is the only call that reads what is on the host: the others may be captured in a graph.
-        """
+        """Prepare for one forward. Only this reads what is on the host: a graph has the rest."""
 
     def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Run the planned rows through all layers; writes their keys and values to the self pool.
 
-        Args:
-            tokens, positions: int64 [n_tokens], on the weights' device.
-
-        Returns:
-            Normed states [n_tokens, n_text_state], in the residual stream's dtype.
+        tokens, positions: int64 [n_tokens], on the weights' device. Normed states
+        [n_tokens, n_text_state], in the residual stream's dtype.
         """
 
     def logits(self, states: Tensor) -> Tensor:
@@ -193,11 +184,9 @@ class TorchDecoder:
         int8: bool = False,
         layers: tuple[DecoderLayer, ...] | None = None,
     ) -> TorchDecoder:
-        """Make it from a checkpoint's tensors.
+        """int8: hold the weights of matrix products in 8 bits (CPU).
 
-        Args:
-            int8: hold the weights of matrix products in 8 bits (CPU).
-            layers: where the caller has made them; None: made here, in this device's best layout.
+        layers: where the caller has made them; None: made here, in this device's best layout.
         """
         by_name, head = tensors.by_name, tensors.head
         if layers is None:
@@ -238,10 +227,7 @@ class TorchDecoder:
 
 
 def _head(weight: Tensor, *, int8: bool) -> Callable[[Tensor], Tensor]:
-    """What makes logits of states: float32 sums wherever the weight is of 16 bits.
-
-    int8: hold the weight in 8 bits (CPU).
-    """
+    """What makes logits of states: float32 sums wherever the weight is of 16 bits."""
     if weight.dtype == torch.float32:
         return packer(weight.device, weight.dtype, int8=int8)(Linear(weight, None))
     return HalfHead(weight) if weight.device.type == "cpu" else WideHead(weight)

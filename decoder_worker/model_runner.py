@@ -85,11 +85,7 @@ class ModelRunner:
         n_slots: int,
         decoders: Decoders,
     ) -> None:
-        """The device is the pools'.
-
-        decoders: over the two pools. Where they have some for forwards of fixed sizes, one page of
-            the self pool is taken for good.
-        """
+        """decoders: over the two pools; with some for fixed sizes one page is taken for good."""
         self._tokenizer = tokenizer
         self._device = self_pool.device
         self._stream = new_stream(self._device, DECODE_PRIORITY)
@@ -223,9 +219,8 @@ class ModelRunner:
     ) -> Readback:
         """Sample the next token of every live row.
 
-        Args:
-            logits: float32 [n, n_vocab], of each live row; of prompts, of each sequence. Changed.
-            no_speech: float32 [len(sequences)] of prompts, None of decode steps.
+        logits: float32 [n, n_vocab], of each live row; of prompts, of each sequence. Changed.
+        no_speech: float32 [len(sequences)] of prompts, None of decode steps.
         """
         repeats = [len(s.live) for s in sequences]
         if no_speech is not None and max(repeats) > 1:

@@ -1,7 +1,4 @@
-"""How many rows a decoder's batch has, and how many windows its pool.
-
-Everything is computed from shapes.
-"""
+"""How many rows a decoder's batch has, and how many windows its pool, from shapes alone."""
 
 from __future__ import annotations
 
@@ -27,8 +24,7 @@ def sized(
 ) -> Settings:
     """The settings with the batch's and the pool's size filled in; `budget` is None on a CPU.
 
-    Raises:
-        ConfigurationError: so many windows do not fit.
+    Raises ConfigurationError where so many windows do not fit.
     """
     role, needs = settings.decoder, {}
     window = window_bytes(served_kv_layout(checkpoint, settings, device))

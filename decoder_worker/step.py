@@ -45,11 +45,9 @@ class DecodeStep:
     def __call__(
         self, index: Tensor, decoder: TextDecoder, noisy: Tensor | None, n_top: int = 0
     ) -> Sampled:
-        """Feed the slots' tokens and sample their next ones.
+        """Feed the slots' tokens and sample their next ones; noisy, n_top as in `Sampler`.
 
-        Args:
-            index: int64 [n], the slots, in the order that `decoder` was planned for.
-            noisy, n_top: as in `Sampler`.
+        index: int64 [n], the slots, in the order that `decoder` was planned for.
         """
         rows = self._slots.rows(index)
         states = decoder.states(rows.token, rows.position)
@@ -70,22 +68,12 @@ class DecodeStep:
     def start(
         self, prompts: Prompts, index: Tensor, decoder: TextDecoder, noisy: Tensor | None
     ) -> tuple[Sampled, Tensor]:
-        """Run prompts, and sample the first token of each.
-
-        Args:
-            index, decoder, noisy: as above; a slot for each prompt.
-
-        Returns:
-            What was sampled, and the probabilities of no speech, float32 [n].
-        """
+        """Run prompts, and sample the first token of each; the probabilities of no speech [n]."""
         sots, lasts = self.prompt_logits(prompts, decoder)
         return self.sample(lasts, index, noisy), self.no_speech_probs(sots)
 
     def language(self, prompts: Prompts, decoder: TextDecoder, languages: Tensor) -> Sampled:
-        """The likeliest of the language tokens (int64 [m]) after the start of transcript alone.
-
-        Touches no slot.
-        """
+        """The likeliest of the language tokens (int64 [m]); touches no slot."""
         return best_of(self.prompt_logits(prompts, decoder)[1], languages)
 
     def no_speech_probs(self, logits: Tensor) -> Tensor:

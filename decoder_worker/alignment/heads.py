@@ -55,13 +55,7 @@ class AlignmentHeads:
     """The alignment heads of one checkpoint over a decoder's pools."""
 
     def __init__(self, checkpoint: Checkpoint, layers: TorchDecoder, cross_pool: PagePool) -> None:
-        """
-        Args:
-            layers: over this pool; gives states, whose queries are kept on the way.
-
-        Raises:
-            CheckpointError: the checkpoint names alignment heads that it does not have.
-        """
+        """layers: over this pool. Raises as `alignment_heads`."""
         self._layers = layers
         self._cross_pool = cross_pool
         self._device = cross_pool.device
@@ -74,9 +68,7 @@ class AlignmentHeads:
     ) -> tuple[Tensor, Mapping[int, Tensor]]:
         """Feed tokens to the planned rows; writes their self-attention KV.
 
-        Returns:
-            States [n_tokens, n_text_state], and layer -> the heads' queries, float32
-            [n, n_tokens, head_dim].
+        States [n_tokens, n_text_state], and layer -> queries, float32 [n, n_tokens, head_dim].
         """
         tap = QueryTap(self._layers.attention, self._heads)
         decoder = self._layers.over(tap)
@@ -87,14 +79,10 @@ class AlignmentHeads:
     def weights(
         self, layer: int, queries: Tensor, pages: Sequence[int], n_frames: int, n_positions: int
     ) -> Tensor:
-        """How much each query looks at each of the first frames of a window.
+        """How much each query looks at each of the first frames: float32 [n, n_tokens, n_frames].
 
-        Args:
-            queries: float32 [n, n_tokens, head_dim], of the layer's heads.
-            pages: hold the window's KV, of `n_positions` encoder positions.
-
-        Returns:
-            float32 [n, n_tokens, n_frames]; over the frames they sum up to 1.
+        queries: float32 [n, n_tokens, head_dim], of the layer's heads. pages: hold the window's KV,
+        of `n_positions` encoder positions.
         """
         keys = self._keys(layer, pages, n_frames, n_positions)
         weights: Tensor = (queries @ keys.transpose(1, 2) * queries.shape[-1] ** -0.5).softmax(-1)
@@ -119,8 +107,7 @@ class AlignmentHeads:
 def alignment_heads(checkpoint: Checkpoint) -> dict[int, list[int]]:
     """Layer to heads: those that the checkpoint names, else all of the upper half's layers.
 
-    Raises:
-        CheckpointError: a head that is named does not exist.
+    Raises CheckpointError where a head that is named does not exist.
     """
     dims = checkpoint.dims
     listed = checkpoint.generation_config.get("alignment_heads")
@@ -170,10 +157,7 @@ class PeakFinder:
     def find(self, items: Sequence[PeakItem]) -> list[tuple[int, ...]]:
         """For each of an item's tokens the encoder position of its peak, below `n_positions`.
 
-        After an error in a batch it may be called again for each item alone.
-
-        Raises:
-            SequenceFailedError: an item's KV or text gave no numbers.
+        Raises SequenceFailedError where an item gave no numbers; call it again for each alone.
         """
         queries = self._forward(items)
         begins = list(accumulate((len(item.fed) for item in items), initial=0))

@@ -3,12 +3,7 @@
 One teacher-forced pass over the text, with the window's cross-attention KV still in its pages:
 where the alignment heads look is sharpened into one token-by-frame matrix, and dynamic time
 warping finds the best monotonic path through it. Owns no page; knows nothing of words, segments
-or queues: which tokens are text, and what they make together, is its callers' business.
-
-After an error in a batch it may be called again for each item alone: it changes nothing but the
-items' own self-attention pages.
-
-The filters and the steps of the time warping and their order are openai/whisper's too.
+or queues. The filters and the steps of the time warping and their order are openai/whisper's too.
 """
 
 from __future__ import annotations
@@ -66,10 +61,7 @@ class Aligner:
         cross_pool: PagePool,
         self_pool: PagePool,
     ) -> None:
-        """
-        Args:
-            decoder, heads: over these two pools; the decoder gives the logits.
-        """
+        """decoder, heads: over these two pools; the decoder gives the logits."""
         self._tokenizer = tokenizer
         self._decoder = decoder
         self._heads = heads
@@ -81,9 +73,7 @@ class Aligner:
     def align(self, items: Sequence[AlignmentItem]) -> list[TokenAlignment]:
         """The alignment of each item, whatever else is in the batch. Overwrites their self pages.
 
-        Raises:
-            SequenceFailedError: an item's KV or text gave no numbers. To find out which one, call
-                this for each of them alone.
+        Raises SequenceFailedError where an item gave no numbers; call it again for each alone.
         """
         starts = [self._tokenizer.sot_sequence(i.language, i.task, False) for i in items]
         eot = self._tokenizer.special.eot
@@ -121,11 +111,7 @@ class Aligner:
         )
 
     def _looks(self, item: AlignmentItem, queries: Mapping[int, Tensor]) -> Tensor:
-        """How much each token of an item looks at each frame of its audio.
-
-        Returns:
-            float32 [n_tokens, n_frames], the mean over the alignment heads.
-        """
+        """How much each token looks at each frame, over all heads: float32 [n_tokens, n_frames]."""
         n_frames = self._n_frames(item)
         total = None
         for layer, q in queries.items():
@@ -182,7 +168,7 @@ def standardise(weights: Tensor) -> Tensor:
 def median_filter(x: Tensor) -> Tensor:
     """Running median over frames, mirrored at both ends; x [heads, tokens, frames] float.
 
-    Too few frames to mirror stay as they are. An exchange network takes a sixth of a sort's time.
+    Too few frames to mirror stay as they are.
     """
     reach = MEDIAN_WIDTH // 2
     n_frames = x.shape[-1]

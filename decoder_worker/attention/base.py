@@ -3,10 +3,8 @@
 A backend holds the two page pools, self and cross. `plan` is called once before each forward and
 takes everything that depends on the batch's shape; the layers then hand over queries (and, for
 self-attention, the new keys and values) and get mixed values back. The indices are those that
-paged-attention kernels take, ragged over sequences, so that a GPU backend plans its wrappers from
-them as they are. A layer's K or V is a strided view of a page-major pool: `pool[:, layer, 0]`.
-
-Knows nothing of scheduling, tokens or Whisper's rules.
+paged-attention kernels take, ragged over sequences. A layer's K or V is a strided view of a
+page-major pool: `pool[:, layer, 0]`.
 """
 
 from __future__ import annotations
@@ -43,11 +41,6 @@ class PagedKV:
     def n_rows(self) -> int:
         """Query rows of all entries."""
         return int(self.qo_indptr[-1])
-
-    @property
-    def most_queries(self) -> int:
-        """Query rows of the entry that has most of them."""
-        return int(self.qo_indptr.diff().max())
 
     @classmethod
     def make(
@@ -103,25 +96,15 @@ class AttentionBackend(Protocol):
     """Paged attention over the pools that the backend was made with."""
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Prepare for one forward over `batch`; called before its first layer.
-
-        The only call that reads what is on the host: the others may be captured in a graph.
-        """
+        """Prepare for one forward. Only this reads what is on the host: a graph has the rest."""
 
     def begin(self, positions: Tensor) -> None:
-        """The forward begins with tokens at `positions` (int64 [n_tokens], on the device).
-
-        For backends whose plan stands while positions move on; ragged forwards do without.
-        """
+        """The forward begins with tokens at `positions` (int64 [n_tokens], on the device)."""
 
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v of the new tokens into the self pool, then attend causally.
 
-        Args:
-            q, k, v: [n_tokens, head, head_dim], the model's dtype, on the pools' device.
-
-        Returns:
-            [n_tokens, head, head_dim], like q.
+        q, k, v and result: [n_tokens, head, head_dim], the model's dtype, on the pools' device.
         """
 
     def cross_attention(self, layer: int, q: Tensor) -> Tensor:
@@ -134,10 +117,6 @@ class ProjectedAttention(AttentionBackend, Protocol):
     def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
         """Add the bias, write the new tokens' k and v into the self pool, then attend causally.
 
-        Args:
-            qkv: [n_tokens, 3 * head * head_dim], contiguous, order q, k, v.
-            bias: [3 * head * head_dim], or None where the product has it already.
-
-        Returns:
-            [n_tokens, head, head_dim], in the dtype of qkv.
+        qkv: [n_tokens, 3 * head * head_dim], contiguous, order q, k, v. bias: of as many, or None
+        where the product has it already. [n_tokens, head, head_dim], in the dtype of qkv.
         """

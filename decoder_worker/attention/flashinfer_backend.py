@@ -40,10 +40,7 @@ class FlashInfer:
         return RaggedAttention(*self._pools, self._workspace)
 
     def fixed(self, n_rows: int, n_tokens: int, n_sharing: int = 1) -> ProjectedAttention:
-        """A backend for forwards of `n_rows` rows of `n_tokens` tokens; one token: decode steps.
-
-        n_sharing: so many neighbouring rows, of a decode step, have one window together.
-        """
+        """As `MakeFixed`."""
         if n_tokens == 1:
             return StepAttention(*self._pools, self._workspace, n_rows, n_sharing)
         assert n_sharing == 1

@@ -40,12 +40,8 @@ def append_qkv(
 ) -> None:
     """Add the bias, write keys and values into their pages, and the queries to `q`.
 
-    Mutates pool and q.
-
-    Args:
-        qkv: [n_tokens, 3 * d], contiguous, order q, k, v. bias: [3 * d] or None.
-        pool: [page, layer, 2, page size, head, head_dim], contiguous, of any float dtype.
-        q: [n_tokens, head, head_dim], contiguous.
+    qkv: [n_tokens, 3 * d], order q, k, v. bias: [3 * d] or None. pool: [page, layer, 2, page size,
+    head, head_dim], of any float dtype. q: [n_tokens, head, head_dim]. All contiguous.
     """
     table = (places.entries, places.positions, places.indptr, places.indices)
     _append_qkv(qkv, bias, *table, pool, layer, q)

@@ -30,10 +30,7 @@ def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground
     """What begins each build of a decoder that computes in bfloat16 or float32.
 
     Its own pool has the dtype that it computes in; that of cross-attention KV has the same, or
-    float8 (`kv_dtype`).
-
-    Args:
-        int8: its weights are held in 8 bits.
+    float8 (`kv_dtype`). int8: its weights are held in 8 bits.
     """
     own = np.uint16 if bfloat16 else np.float32
     weight = np.int8 if int8 else own

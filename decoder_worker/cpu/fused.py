@@ -96,14 +96,9 @@ class FusedDecoder:
     ) -> None:
         """Begin to build.
 
-        Args:
-            tensors: of a CPU; the head in float32 or in 16 bits.
-            reference: over these pools.
-            team: its threads share a forward out.
-            layers: the tensors' weights. Where these are for tiles, so is the head, which is then
-                bfloat16 or in 8 bits.
-            int8: hold the head in 8 bits.
-            packed: as in `TorchAttention`.
+        tensors: of a CPU; the head in float32 or in 16 bits. reference: over these pools, as
+        `packed` says. layers: the tensors' weights. Where these are for tiles, so is the head,
+        which is then bfloat16 or in 8 bits. int8: hold the head in 8 bits.
         """
         self._dims = tensors.dims
         self._reference = reference
@@ -190,12 +185,8 @@ class FusedDecoder:
     ) -> tuple[Tensor, Tensor]:
         """Up to `most` steps of the rows that were planned, each fed by the one before.
 
-        Args:
-            index: int64 [n], the slots, in the order of the plan; `takes(n)`.
-            most: no row may reach its limit before that step.
-
-        Returns:
-            Tokens int64 and log probabilities float32, [steps that were made, n].
+        index: int64 [n], the slots, in the order of the plan; `takes(n)`. most: no row may reach
+        its limit before that step. Tokens int64 and log probabilities float32, [steps made, n].
         """
         assert self._planned is not None
         own, cross = self._planned

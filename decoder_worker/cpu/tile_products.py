@@ -140,12 +140,9 @@ def _add_block_of(x, weight, begin):
 def tile_product(split: Any, weight: Any, scale: Any, first: Any, last: Any, out: Any) -> None:
     """out[:, first:last] = scale * (weight @ x), for float32 out [n, n_out].
 
-    Args:
-        split: x, from `split_rows`.
-        weight: uint16 [n_out, n_in], the bits of bfloat16; or the same `in_blocks`.
-        first, last: at least BLOCK_OUTPUTS outputs; of a weight in blocks, whole blocks. Where they
-            are no multiple of that, the last block begins earlier, and gives some outputs twice,
-            the same both times.
+    split: x, from `split_rows`. weight: uint16 [n_out, n_in], the bits of bfloat16; or the same
+    `in_blocks`. first, last: at least BLOCK_OUTPUTS outputs; of a weight in blocks, whole blocks.
+    Where they are no multiple of that, the last block begins earlier, and gives some twice.
     """
     n = len(out)
     sums = np.empty((BLOCK_OUTPUTS, 2 * ROWS_OF_TILE), np.float32)
@@ -286,10 +283,7 @@ def split_in_8_bits(x: Any) -> Any:
 def int8_tile_product(rows: Any, weight: Any, scale: Any, first: Any, last: Any, out: Any) -> None:
     """out[:, first:last] = scale * (weight @ x), for float32 out [n, n_out].
 
-    Args:
-        rows: x, from `split_in_8_bits`.
-        weight: int8, `in_int8_blocks`.
-        first: a multiple of BLOCK_OUTPUTS.
+    rows: x, from `split_in_8_bits`. weight: int8, `in_int8_blocks`. first: a whole block's.
     """
     split, steps = rows
     n, n_tiles = len(steps), weight.shape[1]

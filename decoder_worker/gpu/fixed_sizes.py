@@ -57,10 +57,8 @@ class FixedSizes:
     ) -> None:
         """Takes one page of the self pool for good.
 
-        Args:
-            decoder_for: makes the decoder of so many rows, of so many tokens each, of which so
-                many share a window.
-            sample: launches the sampling of the rows' logits, as `ModelRunner` does.
+        decoder_for: makes the decoder of so many rows, of so many tokens each, of which so many
+        share a window. sample: launches the sampling of the rows' logits, as `ModelRunner` does.
         """
         scratch = self_pool.allocate(1)
         assert scratch is not None, "the self pool has no page for inert rows"

@@ -121,11 +121,7 @@ class Buckets:
         decoder_for: Callable[[int], TextDecoder],
         sizes: Sequence[int],
     ) -> None:
-        """
-        Args:
-            decoder_for: makes the decoder of a bucket of so many rows.
-            sizes: of the buckets, in windows.
-        """
+        """decoder_for: makes the decoder of so many rows. sizes: of the buckets, in windows."""
         self.form = form
         self.max_windows = max(sizes)
         self._common = common
@@ -152,9 +148,8 @@ class Buckets:
     def launch(self, windows: Sequence[Sequence[BatchRow]], outcome: Outcome) -> Readback:
         """Run a forward of at most `max_windows`, of at most `n_sharing` rows each.
 
-        Returns:
-            tokens int64 and logprobs float32, [len(windows)] each; of prompts also the
-            probabilities of no speech, float32. Of forms whose rows share no window.
+        tokens int64 and logprobs float32, [len(windows)] each; of prompts also the probabilities of
+        no speech, float32. Of forms whose rows share no window.
         """
         n, bucket = len(windows), self._launch(windows, outcome)
         no_speech = None
@@ -163,11 +158,9 @@ class Buckets:
         return Readback((bucket.tokens[:n], bucket.logprobs[:n], no_speech), reused=True)
 
     def logits(self, windows: Sequence[Sequence[BatchRow]]) -> tuple[Tensor, Tensor | None]:
-        """Run a forward as `launch`, and sample nothing.
+        """Run a forward as `launch`, and sample nothing: float32 [rows of the windows, n_vocab].
 
-        Returns:
-            float32 [rows of the windows, n_vocab] of the rows in order, the caller's until the
-            next forward; of prompts also the probabilities of no speech, float32 [len(windows)].
+        The caller's until the next forward; of prompts also the probabilities of no speech.
         """
         n, bucket = len(windows), self._launch(windows, Outcome.LOGITS)
         logits = self._common.logits

@@ -109,8 +109,7 @@ _HASH_1, _HASH_2 = 0x7FEB352D, 0x846CA68B
 def noise_key(seed: int, window: int, attempt: int, candidate: int) -> int:
     """64-bit key of one candidate of one attempt, as a signed integer for an int64 tensor.
 
-    `attempt` counts temperature fallbacks of a window. It does not count the workers that the
-    window was sent to: another delivery must give the same text.
+    `attempt` counts temperature fallbacks, not deliveries: another one must give the same text.
     """
     key = 0
     for part in (seed, window, attempt, candidate):
@@ -119,16 +118,10 @@ def noise_key(seed: int, window: int, attempt: int, candidate: int) -> int:
 
 
 def gumbel(keys: Tensor, steps: Tensor, n_vocab: int) -> Tensor:
-    """Standard Gumbel noise for every token of the vocabulary.
+    """Standard Gumbel noise for every token: float32 [n, n_vocab], all finite (-2.9 to 22.2).
 
     Adding it to logits / temperature and taking the argmax samples from their softmax.
-
-    Args:
-        keys: int64 [n], from `noise_key`.
-        steps: int64 [n], tokens sampled before this step.
-
-    Returns:
-        float32 [n, n_vocab] on the keys' device, all finite (about -2.9 to 22.2).
+    keys: int64 [n], from `noise_key`. steps: int64 [n], tokens sampled before this step.
     """
     bits = random_bits(keys, steps, n_vocab) & 0x7FFF_FFFF
     # Small values keep their full precision, and these are the ones that win: -log(1 - u) is
