@@ -7,7 +7,7 @@ each run reads the copy. Nothing in it waits for the device.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -42,37 +42,33 @@ def _on(gpu: SimulatedGpu) -> ModuleType:
         def read(self) -> None:
             gpu.touch("run", (self._int_workspace,))
 
-    class Decode(Traffic, fake.BatchDecodeWithPagedKVCacheWrapper):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.keep()
+    def on_gpu(wrapper: Any, sent: Callable[[Any], tuple[Tensor, ...]]) -> Any:
+        """The wrapper's class with traffic; `sent` are the buffers that its plan writes."""
 
-        def plan(self, *args: Any, **kwargs: Any) -> None:
-            if gpu.values == "cpu":
-                with gpu.in_kernel():
-                    super().plan(*args, **kwargs)
-            self.send(self.indptr, self.indices, self.last)
+        class OnGpu(Traffic, wrapper):  # type: ignore[misc]
+            def __init__(self, *args: Any, **kwargs: Any) -> None:
+                super().__init__(*args, **kwargs)
+                self.keep()
 
-        def run(self, *args: Any, **kwargs: Any) -> Tensor:
-            self.read()
-            return super().run(*args, **kwargs)
+            def plan(self, *args: Any, **kwargs: Any) -> None:
+                if gpu.values == "cpu":
+                    with gpu.in_kernel():
+                        super().plan(*args, **kwargs)
+                self.send(*sent(self))
 
-    class Prefill(Traffic, fake.BatchPrefillWithPagedKVCacheWrapper):
-        def __init__(self, *args: Any, **kwargs: Any) -> None:
-            super().__init__(*args, **kwargs)
-            self.keep()
+            def run(self, *args: Any, **kwargs: Any) -> Tensor:
+                self.read()
+                found: Tensor = super().run(*args, **kwargs)
+                return found
 
-        def plan(self, *args: Any, **kwargs: Any) -> None:
-            if gpu.values == "cpu":
-                with gpu.in_kernel():
-                    super().plan(*args, **kwargs)
-            self.send(*self._buffers)
+        return OnGpu
 
-        def run(self, *args: Any, **kwargs: Any) -> Tensor:
-            self.read()
-            return super().run(*args, **kwargs)
+    decode = on_gpu(
+        fake.BatchDecodeWithPagedKVCacheWrapper, lambda own: (own.indptr, own.indices, own.last)
+    )
+    prefill = on_gpu(fake.BatchPrefillWithPagedKVCacheWrapper, lambda own: tuple(own._buffers))
 
-    def fast_decode_plan(wrapper: Decode, *args: Any, **kwargs: Any) -> None:
+    def fast_decode_plan(wrapper: Any, *args: Any, **kwargs: Any) -> None:
         if gpu.values == "cpu":
             with gpu.in_kernel():
                 fake.fast_decode_plan(wrapper, *args, **kwargs)
@@ -80,8 +76,8 @@ def _on(gpu: SimulatedGpu) -> ModuleType:
 
     module = ModuleType("flashinfer")
     module.__spec__ = ModuleSpec("flashinfer", None)
-    module.BatchDecodeWithPagedKVCacheWrapper = Decode  # type: ignore[attr-defined]
-    module.BatchPrefillWithPagedKVCacheWrapper = Prefill  # type: ignore[attr-defined]
+    module.BatchDecodeWithPagedKVCacheWrapper = decode  # type: ignore[attr-defined]
+    module.BatchPrefillWithPagedKVCacheWrapper = prefill  # type: ignore[attr-defined]
     module.fast_decode_plan = fast_decode_plan  # type: ignore[attr-defined]
     module.append_paged_kv_cache = fake.append_paged_kv_cache  # type: ignore[attr-defined]
     return module

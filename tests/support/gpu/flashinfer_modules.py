@@ -43,54 +43,21 @@ class _Attention:
         else:
             self.run = self._run_decode
 
-    def _plan_decode(
-        self,
-        float_workspace: Tensor,
-        int_workspace: Tensor,
-        pinned: Tensor,
-        indptr: Tensor,
-        batch_size: int,
-        n_head: int,
-        n_kv_head: int,
-        page_size: int,
-        use_cuda_graph: bool,
-        window_left: int,
-        logits_soft_cap: float,
-        head_dim: int,
-        head_dim_vo: int,
-        of_q: Tensor,
-        of_kv: Tensor,
-    ) -> list[int]:
+    def _plan_decode(self, *given: Any) -> list[int]:
+        """Two workspaces, a pinned one, the page counts and sizes."""
+        _, _, _, indptr, batch_size, n_head, n_kv_head, page_size = given[:8]
+        assert len(given) == 15
         assert len(indptr) == batch_size + 1
         rows = list(range(batch_size + 1))
-        return self._planned(rows, indptr, (n_head, n_kv_head, head_dim, page_size))
+        return self._planned(rows, indptr, (n_head, n_kv_head, given[11], page_size))
 
-    def _plan_prefill(
-        self,
-        float_workspace: Tensor,
-        int_workspace: Tensor,
-        pinned: Tensor,
-        qo_indptr: Tensor,
-        indptr: Tensor,
-        kv_lengths: Tensor,
-        most_rows: int,
-        batch_size: int,
-        n_head: int,
-        n_kv_head: int,
-        page_size: int,
-        use_cuda_graph: bool,
-        head_dim: int,
-        head_dim_vo: int,
-        causal: bool,
-        window_left: int,
-        fixed_split_size: int,
-        disable_split_kv: bool,
-        num_colocated_ctas: int,
-        uniform_q_len: int,
-    ) -> list[int]:
+    def _plan_prefill(self, *given: Any) -> list[int]:
+        """The same, with the queries' rows, lengths and the most rows."""
+        qo_indptr, indptr, _, most_rows, batch_size, n_head, n_kv_head, page_size = given[3:11]
+        assert len(given) == 20
         assert len(qo_indptr) == len(indptr) == batch_size + 1
         assert qo_indptr[-1] <= most_rows
-        return self._planned(qo_indptr.tolist(), indptr, (n_head, n_kv_head, head_dim, page_size))
+        return self._planned(qo_indptr.tolist(), indptr, (n_head, n_kv_head, given[12], page_size))
 
     def _planned(self, rows: list[int], indptr: Tensor, sizes: tuple[int, ...]) -> list[int]:
         assert indptr.dtype == torch.int32
@@ -98,71 +65,24 @@ class _Attention:
         self._plans.append((rows, indptr.tolist(), sizes))
         return [len(self._plans) - 1]
 
-    def _run_decode(
-        self,
-        float_workspace: Tensor,
-        int_workspace: Tensor,
-        plan: list[int],
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        indptr: Tensor,
-        indices: Tensor,
-        last_page_len: Tensor,
-        out: Tensor,
-        lse: Tensor | None,
-        layout: int,
-        window_left: int,
-        enable_pdl: bool,
-        alibi_slopes: Tensor | None,
-        logits_soft_cap: float,
-        sm_scale: float,
-        *rope: float,
-    ) -> None:
-        table = (indptr, indices, last_page_len)
-        self._attend(plan, q, (k, v), table, out, (layout, sm_scale), causal=False)
+    def _run_decode(self, *given: Any) -> None:
+        """Two workspaces, the plan, q, k, v, the page table, out, lse, layout and how to mix."""
+        _, _, plan, q, k, v, *table, out, _, layout = given[:12]
+        self._attend(plan, q, (k, v), table, out, (layout, given[16]), causal=False)
 
-    def _run_prefill(
-        self,
-        float_workspace: Tensor,
-        int_workspace: Tensor,
-        plan: list[int],
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        qo_indptr: Tensor,
-        indptr: Tensor,
-        indices: Tensor,
-        last_page_len: Tensor,
-        out: Tensor,
-        lse: Tensor | None,
-        mask_mode: int,
-        layout: int,
-        window_left: int,
-        enable_pdl: bool,
-        custom_mask: Tensor | None,
-        mask_indptr: Tensor | None,
-        alibi_slopes: Tensor | None,
-        prefix_len: Tensor | None,
-        token_pos: Tensor | None,
-        max_item_len: Tensor | None,
-        k_block_scales: Tensor | None,
-        v_block_scales: Tensor | None,
-        logits_soft_cap: float,
-        sm_scale: float,
-        *rope: float,
-    ) -> None:
+    def _run_prefill(self, *given: Any) -> None:
+        """The same, with the queries' rows, a mask's mode and what else a mask may need."""
+        _, _, plan, q, k, v, qo_indptr, *table, out, _, mask_mode, layout = given[:14]
         assert qo_indptr.tolist() == self._plans[plan[0]][0]
-        table = (indptr, indices, last_page_len)
-        causal = mask_mode == CAUSAL
-        self._attend(plan, q, (k, v), table, out, (layout, sm_scale), causal=causal)
+        how = (layout, given[25])
+        self._attend(plan, q, (k, v), table, out, how, causal=mask_mode == CAUSAL)
 
     def _attend(
         self,
         plan: list[int],
         q: Tensor,
         kv: tuple[Tensor, Tensor],
-        table: tuple[Tensor, Tensor, Tensor],
+        table: list[Tensor],
         out: Tensor,
         how: tuple[int, float],
         *,

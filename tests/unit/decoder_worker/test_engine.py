@@ -161,31 +161,6 @@ def test_kv_that_is_not_a_number_fails_its_sequence_alone(
             assert content(future.result(ANSWER_S)) == content(single)
 
 
-def test_a_batch_that_raises_costs_only_the_culprit(
-    stand: Stand, expected: list[DecodeResult], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At its prompt, and in the middle of its text."""
-    for method, n_tokens in (("prefill", 0), ("decode", 5)):
-        runner = stand.engine._loop._runner
-        run = getattr(runner, method)
-
-        def poisoned(sequences: Any, run: Any = run, n_tokens: int = n_tokens) -> Any:
-            outputs = run(sequences)  # the neighbours' slots have moved on when it raises
-            if any(s.request.window == 8 and len(s.rows[0].tokens) == n_tokens for s in sequences):
-                raise RuntimeError("poison")
-            return outputs
-
-        with monkeypatch.context() as patch:
-            patch.setattr(runner, method, poisoned)
-            bad = stand.engine.submit(stand.request(8))
-            good = [stand.engine.submit(stand.request(**options)) for options in REQUESTS]
-            with pytest.raises(SequenceFailedError, match="poison"):
-                bad.result(ANSWER_S)
-            for future, single in zip(good, expected, strict=True):
-                assert content(future.result(ANSWER_S)) == content(single)
-    assert stand.engine.healthy() is None
-
-
 def test_the_waiting_list_is_bounded() -> None:
     with make_stand(cached_checkpoint(), kv_windows=1, max_waiting=2, fetch_timeout_s=60) as made:
         made.exporter.freeze()
