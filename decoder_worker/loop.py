@@ -88,6 +88,7 @@ class DecodeLoop:
         self._gathers_until_s: float | None = None
         self.scheduler = scheduler = parts.scheduler
         runner = parts.runner
+        self.listen, self.interrupt = runner.listen, runner.interrupt
         self.counters = Counters()
         self._importer = importer
         self._prompts = prompts
@@ -134,14 +135,6 @@ class DecodeLoop:
             self._unaligned = []
             self._align([s for s in unaligned if s.state is SequenceState.RUNNING])
         return bool(started or running or unaligned or self._told or was_landing)
-
-    def listen(self) -> None:
-        """From now on `interrupt` ends a step that is several."""
-        self._runner.listen()
-
-    def interrupt(self) -> None:
-        """Have `step` return soon; from any thread."""
-        self._runner.interrupt()
 
     def _decode(self, running: list[DecodeSequence]) -> None:
         """One step; several at once where nobody looks at what comes between them."""

@@ -91,7 +91,11 @@ class ModelRunner:
         self._stream = new_stream(self._device, DECODE_PRIORITY)
         self._cross_layout, self._self_layout = cross_pool.layout, self_pool.layout
         self._self_pool = self_pool.tensor
-        self._decoder, self._several = decoders.ragged, decoders.several
+        self._decoder, several = decoders.ragged, decoders.several
+        self._several = several
+        # From `listen` on `interrupt`, called on any thread, ends `decode_several` with its step.
+        self.listen = _nothing if several is None else several.listen
+        self.interrupt = _nothing if several is None else several.interrupt
         listed = checkpoint.generation_config.get("max_initial_timestamp_index")
         limit = MAX_INITIAL_TIMESTAMP if listed is None else int(listed)
         self._slots = SlotTable(n_slots, self._device)
@@ -181,16 +185,6 @@ class ModelRunner:
             tokens, logprobs = self._several.steps(slots, self._slots, self._rules, most)
         made = zip(tokens.tolist(), logprobs.tolist(), strict=True)
         return [[[StepOutput(*one)] for one in zip(*step, strict=True)] for step in made]
-
-    def listen(self) -> None:
-        """From now on `interrupt` ends `decode_several`."""
-        if self._several is not None:
-            self._several.listen()
-
-    def interrupt(self) -> None:
-        """Have `decode_several` end with the step that it is in; from any thread."""
-        if self._several is not None:
-            self._several.interrupt()
 
     def _prefill_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
         fed = [Feed(s, s.live[0], s.prompt.tokens, 0) for s in sequences]
@@ -351,6 +345,10 @@ class ModelRunner:
 
     def _indices(self, values: list[int]) -> Tensor:
         return upload(values, torch.int64, self._device)
+
+
+def _nothing() -> None:
+    """There is nothing to interrupt."""
 
 
 def text_to_align(sequence: DecodeSequence, tokenizer: WhisperTokenizer) -> tuple[int, ...]:

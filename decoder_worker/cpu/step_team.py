@@ -65,10 +65,6 @@ class StepTeam:
         else:
             self._rest_s = LEAST_REST_S
 
-    def run_alone(self, job: Job, n_units: int) -> None:
-        """The same on this thread only: for a job that is done before a helper is there."""
-        self._lead(job, n_units, [])
-
     def _lead(self, job: Job, n_units: int, helpers: list[_Helper]) -> None:
         begin = self._next_unit
         self._next_unit += n_units
