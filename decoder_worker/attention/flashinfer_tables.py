@@ -25,7 +25,6 @@ from torch import Tensor
 from cluster.common.model.streams import new_event
 from decoder_worker.attention.base import PagedKV
 from decoder_worker.attention.operators import (
-    Places,
     Planned,
     append_qkv,
     append_to_pages,
@@ -150,8 +149,8 @@ class Table:
     ) -> Tensor:
         """The same of a fused projection whose bias is still to be added; returns its queries."""
         q = empty_queries(qkv, self._pool)
-        places = Places(entries, positions, self.indptr, self.indices)
-        append_qkv(qkv, bias, places, self._pool, layer, q)
+        places = (entries, positions, self.indptr, self.indices)
+        append_qkv(qkv, bias, *places, self._pool, layer, q)
         return q
 
 

@@ -8,7 +8,6 @@ in, and imports without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import count
 from weakref import WeakValueDictionary
 
@@ -17,34 +16,6 @@ from torch import Tensor
 
 from cluster.common.kernels.gpu.kernels import launcher
 from cluster.common.model.operators import define, nothing
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where new tokens stand in a page table; all int32, on the pool's device.
-
-    entries, positions [n_tokens]: of each token, counted from 0. indptr [n_entries + 1], indices:
-    the pages of an entry, as in `PagedKV`.
-
-    Example: position 70 of an entry whose pages of 64 are [9, 4] is position 6 of page 4.
-    """
-
-    entries: Tensor
-    positions: Tensor
-    indptr: Tensor
-    indices: Tensor
-
-
-def append_qkv(
-    qkv: Tensor, bias: Tensor | None, places: Places, pool: Tensor, layer: int, q: Tensor
-) -> None:
-    """Add the bias, write keys and values into their pages, and the queries to `q`.
-
-    qkv: [n_tokens, 3 * d], order q, k, v. bias: [3 * d] or None. pool: [page, layer, 2, page size,
-    head, head_dim], of any float dtype. q: [n_tokens, head, head_dim]. All contiguous.
-    """
-    table = (places.entries, places.positions, places.indptr, places.indices)
-    _append_qkv(qkv, bias, *table, pool, layer, q)
 
 
 def _plain_append(
@@ -58,6 +29,15 @@ def _plain_append(
     layer: int,
     q: Tensor,
 ) -> None:
+    """Add the bias, write keys and values into their pages, and the queries to `q`.
+
+    qkv: [n_tokens, 3 * d], order q, k, v. bias: [3 * d] or None. entries, positions: int32
+    [n_tokens], of each token, counted from 0; indptr, indices: int32, the pages of an entry, as in
+    `PagedKV`. pool: [page, layer, 2, page size, head, head_dim], of any float dtype. q: [n_tokens,
+    head, head_dim]. All on one device, and contiguous.
+
+    Example: position 70 of an entry whose pages of 64 are [9, 4] is position 6 of page 4.
+    """
     summed = qkv.float() if bias is None else qkv.float() + bias.float()
     own_q, k, v = summed.view(len(qkv), 3, *q.shape[1:]).unbind(1)
     page_size = pool.shape[3]
@@ -73,7 +53,7 @@ def empty_queries(qkv: Tensor, pool: Tensor) -> Tensor:
     return torch.empty((len(qkv), *pool.shape[4:]), dtype=qkv.dtype, device=qkv.device)
 
 
-_append_qkv = define(
+append_qkv = define(
     "append_qkv",
     writes=("pool", "q"),
     cuda=launcher("decoder_worker.attention.append_kernel"),

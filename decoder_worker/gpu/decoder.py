@@ -134,26 +134,17 @@ def _room(x: Tensor, weight: Tensor) -> Tensor:
     return torch.empty((len(x), len(weight)), dtype=weight.dtype, device=x.device)
 
 
-def embed(
-    tokens: Tensor, positions: Tensor, by_token: Tensor, by_position: Tensor, out: Tensor
-) -> None:
-    """out = by_token[tokens] + by_position[positions], rounded once. Mutates `out`.
-
-    Args:
-        tokens, positions: int64 [n], of any stride.
-        by_token: [n_vocab, d]. by_position: [n_text_ctx, d].
-        out: [n, d] of any float dtype. These three are contiguous.
-    """
-    _embed(tokens, positions, by_token, by_position, out)
-
-
 def _plain_embed(
     tokens: Tensor, positions: Tensor, by_token: Tensor, by_position: Tensor, out: Tensor
 ) -> None:
+    """out [n, d] = by_token[tokens] + by_position[positions], rounded once.
+
+    tokens, positions: int64 [n], of any stride; the others are contiguous, of any float dtype.
+    """
     out.copy_(by_token[tokens].float() + by_position[positions].float())
 
 
-_embed = define(
+embed = define(
     "embed",
     writes=("out",),
     cuda=launcher("decoder_worker.gpu.kernels", "launch_embed"),
@@ -201,28 +192,22 @@ class GpuDecoder:
 
     def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         self.attention.begin(positions)
-        x = self._embedded(tokens, positions)
-        n_head, pending = self.reference.n_head, Pending()
+        reference = self.reference
+        by_token, by_position = reference.embed_tokens, reference.embed_positions
+        shape, dtype = (len(tokens), by_token.shape[1]), reference.norm.weight.dtype
+        x = torch.empty(shape, dtype=dtype, device=by_token.device)  # the residual stream
+        embed(tokens, positions, by_token, by_position, x)
+        n_head, pending = reference.n_head, Pending()
         if len(x) <= self.few_rows:
             for index, few in enumerate(self.few):
                 few(index, x, n_head, self.attention)
         else:
             for index, many in enumerate(self.many):
                 pending = many(index, x, n_head, self.attention, pending)
-        norm = self.reference.norm
-        return pending.add_norm(x, replace(norm, dtype=norm.weight.dtype))
+        return pending.add_norm(x, replace(reference.norm, dtype=dtype))
 
     def logits(self, states: Tensor) -> Tensor:
         return self.reference.logits(states)
-
-    def _embedded(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        reference = self.reference
-        by_token, by_position = reference.embed_tokens, reference.embed_positions
-        dtype = reference.norm.weight.dtype  # the residual stream's
-        shape = (len(tokens), by_token.shape[1])
-        x = torch.empty(shape, dtype=dtype, device=by_token.device)
-        embed(tokens, positions, by_token, by_position, x)
-        return x
 
 
 def takes(reference: TorchDecoder) -> bool:

@@ -53,7 +53,7 @@ def _plain(
     rows = read_rows(table, torch.zeros(len(table)), index)
     ruled = apply_rules(logits.clone(), rows.history, suppressed, begin, marks)
     top, token = ruled.max(-1)
-    sound = top.isfinite()
+    sound = top.isfinite() & ~logits.isnan().any(-1)
     tokens.copy_(token.where(sound, 0))
     logprobs.copy_((top - ruled.logsumexp(-1)).where(sound, torch.nan))
     advance(table, rows, tokens, eot, timestamp_begin)

@@ -9,7 +9,7 @@ from torch import Tensor
 from cluster.common.kernels.gpu.norm import add_norm
 from cluster.common.kernels.gpu.product import MAX_ROWS, FewRows
 from cluster.common.model.layers import LayerNorm, Linear
-from decoder_worker.attention.operators import Places, append_qkv
+from decoder_worker.attention.operators import append_qkv
 from decoder_worker.gpu.decoder import embed
 from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
@@ -75,7 +75,7 @@ def test_the_append(heads: int) -> None:
         pool = torch.zeros(11, 2, 2, 4, heads, 64, dtype=torch.bfloat16, device=device)
         q = torch.empty(5, heads, 64, dtype=torch.bfloat16, device=device)
         qkv, bias = rand(5, 3 * width).to(device), rand(3 * width, seed=1).to(device)
-        append_qkv(qkv, bias, Places(*table), pool, 1, q)
+        append_qkv(qkv, bias, *table, pool, 1, q)
         found.append((pool, q))
     for expected, on_gpu in zip(*found, strict=True):
         assert torch.equal(on_gpu.cpu(), expected)

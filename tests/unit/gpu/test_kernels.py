@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from cluster.common.kernels.gpu.norm import add_norm
 from cluster.common.kernels.gpu.product import MAX_ROWS, FewRows
 from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
-from decoder_worker.attention.operators import Places, append_qkv
+from decoder_worker.attention.operators import append_qkv
 from decoder_worker.gpu.decoder import embed
 from decoder_worker.gpu.greedy import empty_parts, sample_greedy
 from decoder_worker.sampling.logit_rules import LogitRules
@@ -131,7 +131,7 @@ def test_the_append_splits_and_finds_its_pages(
     expected = torch.full((11, 2, 2, page_size, heads, 64), UNTOUCHED, dtype=dtype)
     pool = expected.clone()
     plain_q, q = torch.empty(2, 5, heads, 64, dtype=dtype).unbind()
-    append_qkv(qkv, bias, Places(*table), expected, layer, plain_q)
+    append_qkv(qkv, bias, *table, expected, layer, plain_q)
     interpreted(APPEND)(qkv, bias, *table, pool, layer, q)
     assert torch.equal(pool, expected)
     assert torch.equal(q, plain_q)
