@@ -36,16 +36,6 @@ class History:
     last_timestamp: Tensor
     timed: Tensor
 
-    @classmethod
-    def empty(cls, n: int, device: torch.device | str) -> History:
-        return cls(
-            n_sampled=torch.zeros(n, dtype=torch.int64, device=device),
-            last_is_timestamp=torch.zeros(n, dtype=torch.bool, device=device),
-            before_is_timestamp=torch.ones(n, dtype=torch.bool, device=device),
-            last_timestamp=torch.full((n,), NO_TIMESTAMP, dtype=torch.int64, device=device),
-            timed=torch.zeros(n, dtype=torch.bool, device=device),
-        )
-
     def after(self, tokens: Tensor, timestamp_begin: int) -> History:
         """The history once `tokens` (int64 [n]) were sampled."""
         is_timestamp = tokens >= timestamp_begin

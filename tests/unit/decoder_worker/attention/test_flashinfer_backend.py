@@ -53,47 +53,6 @@ def make_pools(page_tokens: int, page_frames: int) -> tuple[torch.Tensor, torch.
     return own, torch.randn(24, *shape, page_frames, N_HEAD, HEAD_DIM)
 
 
-def test_ragged_forwards_equal_torch(backend: ModuleType) -> None:
-    """Entries of several rows and lengths, over several pages."""
-    own, cross = make_pools(8, 20)
-    own.normal_()
-    pages = [[5, 2, 9], [0, 1], [7, 3, 11, 4]]
-    batch = AttentionBatch(
-        PagedKV.make([3, 1, 7], pages, [20, 16, 25], 8),
-        PagedKV.make([4, 7], [[3, 1, 2], [9, 8, 7]], [FRAMES, 43], 20),
-    )
-    q, k, v = torch.randn(3, 11, N_HEAD, HEAD_DIM)
-    results = []
-    for make in (TorchAttention, lambda *pools: backend.FlashInfer(*pools).ragged()):
-        pools = own.clone(), cross
-        attention = make(*pools)
-        attention.plan(batch)
-        mixed = attention.self_attention(1, q, k, v)
-        results.append((mixed, attention.cross_attention(1, q), pools[0]))
-    for ours, expected in zip(*results, strict=True):
-        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
-
-
-def test_prompts_of_one_length_equal_torch(backend: ModuleType) -> None:
-    """Launched twice over the same buffers, with other rows."""
-    own, cross = make_pools(8, 20)
-    prompts = backend.FlashInfer(own, cross).fixed(3, 4)
-    reference = TorchAttention(own.clone(), cross)
-    for pages in ([[5], [0], [7]], [[6], [1], [23]]):
-        batch = AttentionBatch(
-            PagedKV.make([4] * 3, pages, [4] * 3, 8),
-            PagedKV.make([4] * 3, [[3, 1, 2], [9, 8, 7], [0]], [FRAMES, FRAMES, 1], 20),
-        )
-        q, k, v = torch.randn(3, 12, N_HEAD, HEAD_DIM)
-        for attention in (reference, prompts):
-            attention.plan(batch)
-            attention.begin(torch.arange(4).repeat(3))
-        mixed = prompts.self_attention(1, q, k, v)
-        torch.testing.assert_close(mixed, reference.self_attention(1, q, k, v))
-        looked = prompts.cross_attention(1, q)
-        torch.testing.assert_close(looked, reference.cross_attention(1, q))
-
-
 def test_steps_follow_positions_and_plan_only_what_changed(backend: ModuleType) -> None:
     """Two rows over several pages; a third comes in the place of an inert one, and another goes."""
     own, cross = make_pools(4, 20)

@@ -93,6 +93,10 @@ def test_equals_the_plain_algorithm(
         assert torch.equal(result[slot], row), f"row {slot}: {batch[slot]}"
 
 
+def no_history() -> History:
+    return SlotTable(1, "cpu").rows(torch.tensor([0])).history
+
+
 @settings(max_examples=100, deadline=None)
 @given(history=st.lists(st.tuples(st.booleans(), st.integers(0, 400)), max_size=8))
 def test_history_step_by_step_equals_history_at_once(
@@ -104,7 +108,7 @@ def test_history_step_by_step_equals_history_at_once(
     slots = SlotTable(2, "cpu")
     slots.load([1], [SlotOptions(True, 0.0, 0, 99)], [sampled], [3], begin)
     loaded = slots.rows(torch.tensor([1])).history
-    steps = History.empty(1, "cpu")
+    steps = no_history()
     steps.timed[:] = True
     for token in sampled:
         steps = steps.after(torch.tensor([token]), begin)
@@ -114,7 +118,7 @@ def test_history_step_by_step_equals_history_at_once(
 
 def test_first_timestamp_is_unlimited_without_a_limit(tokenizer: WhisperTokenizer) -> None:
     rules = LogitRules(tokenizer, None, "cpu")
-    history = History.empty(1, "cpu")
+    history = no_history()
     history.timed[:] = True
     logits = rules.apply(torch.zeros(1, tokenizer.n_vocab), history)
     assert logits[0, tokenizer.special.timestamp_begin :].isfinite().all()
@@ -124,9 +128,7 @@ def test_first_timestamp_is_unlimited_without_a_limit(tokenizer: WhisperTokenize
 def test_prompt_only_tokens_are_never_sampled(tokenizer: WhisperTokenizer) -> None:
     """Also where a checkpoint's own list is empty, as after much fine-tuning."""
     bare = replace(tokenizer, suppress_tokens=(), begin_suppress_tokens=())
-    logits = LogitRules(bare, MAX_INITIAL, "cpu").apply(
-        torch.zeros(1, bare.n_vocab), History.empty(1, "cpu")
-    )
+    logits = LogitRules(bare, MAX_INITIAL, "cpu").apply(torch.zeros(1, bare.n_vocab), no_history())
     special = bare.special
     for token in (special.sot, special.sot_prev, special.no_speech, special.translate):
         assert logits[0, token] == NEVER
