@@ -42,6 +42,11 @@ class PagedKV:
         """Query rows of all entries."""
         return int(self.qo_indptr[-1])
 
+    @property
+    def most_queries(self) -> int:
+        """Query rows of the entry that has most of them."""
+        return int(self.qo_indptr.diff().max())
+
     @classmethod
     def make(
         cls,

@@ -55,8 +55,11 @@ from decoder_worker.sampling.slots import SlotTable
 if TYPE_CHECKING:
     from decoder_worker.cpu.step_kernels import DecoderKernels
 
-MAX_ROWS = 16  # above it torch's products are faster
-MAX_ROWS_IN_TILES = 64  # the same where the CPU multiplies in tiles
+MAX_ROWS = 64
+# Of one entry, where no tiles multiply: for longer prompts torch's products and attention are
+# faster, as its product of more rows with the head is.
+FEW_QUERIES = 8
+FEW_LOGITS = 16
 DTYPES = (torch.float32, torch.bfloat16)
 CROSS_DTYPES = (*DTYPES, torch.float8_e4m3fn)
 MOST_STEPS = 32
@@ -112,10 +115,10 @@ class FusedDecoder:
         has_16_bits = self._head.weight.dtype.itemsize == 2
         has_coarse = has_16_bits and fits_coarse(tensors.dims)
         self._coarse = coarse_head(tensors.head, tiles) if has_coarse else None
-        self._most_rows = MAX_ROWS if tiles is None else MAX_ROWS_IN_TILES
+        self._most_queries = FEW_QUERIES if tiles is None else MAX_ROWS
         # Torch has no product of float32 rows over 16 bits: it would convert the weights each time.
         any_rows = has_16_bits or tiles is not None
-        self._most_logit_rows = sys.maxsize if any_rows else MAX_ROWS
+        self._most_logit_rows = sys.maxsize if any_rows else FEW_LOGITS
         self._team = team
         self._packed = packed
         self._memory: Memory | None = None
@@ -130,11 +133,12 @@ class FusedDecoder:
         self._kernels = decoder_kernels(kinds)
 
     def takes(self, n_rows: int) -> bool:
-        """Whether forwards of so many rows are for the compiled program, now."""
-        return n_rows <= self._most_rows and self._kernels.get() is not None
+        """Whether steps of so many rows are for the compiled program, now."""
+        return n_rows <= MAX_ROWS and self._kernels.get() is not None
 
     def plan(self, batch: AttentionBatch) -> None:
-        if not self.takes(batch.n_rows):
+        few = batch.self_kv.most_queries <= self._most_queries
+        if not (few and self.takes(batch.n_rows)):
             self._planned = None
             self._reference.plan(batch)
             return
@@ -231,7 +235,7 @@ class FusedDecoder:
         if self._memory is None or self._memory.highest.shape[1] < most_pieces:
             dims, d = self._dims, self._dims.n_text_state
             n_head = d // HEAD_DIM
-            self._memory = new_memory(self._most_rows, most_pieces, n_head, d, dims.n_text_ffn)
+            self._memory = new_memory(MAX_ROWS, most_pieces, n_head, d, dims.n_text_ffn)
         qkv, self_out, cross_q, cross_out, fc1, fc2 = (
             products.bias.shape[1] // OUTPUTS for products in self._layers[:6]
         )

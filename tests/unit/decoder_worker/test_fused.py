@@ -18,7 +18,7 @@ from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.cpu.arrays import stack_layers
-from decoder_worker.cpu.fused import MAX_ROWS, FusedDecoder, fits_layers
+from decoder_worker.cpu.fused import FusedDecoder, fits_layers
 from decoder_worker.cpu.step_team import CLAIMED, LEAST_REST_S, WAITED, StepTeam
 from decoder_worker.model import DecoderTensors, TextDecoder, TorchDecoder
 from tests.support.checkpoints import ModelShape, make_checkpoint
@@ -31,7 +31,7 @@ FRAMES = (1500, 70)
 
 DTYPES = {"float32": (torch.float32, 1e-5), "bfloat16": (torch.bfloat16, 0.02)}
 IN_TILES = pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's bfloat16")
-MANY_ROWS = 21  # only tiles take so many, in more than one group
+FEW_ROWS, MANY_ROWS = 8, 21  # of tiles in one group, and in several
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ BATCHES = {
     "one row": steps(1),
     "three rows": steps(3),
     "six beams of one window": steps(6, per_window=6),
-    "as many as it takes": steps(MAX_ROWS),
+    "eight rows": steps(FEW_ROWS),
     "more": steps(MANY_ROWS),
     "prompts": prompts(),
     "prompts of one token and of seven": ragged_prompts((1, 0), (7, 20)),
@@ -163,8 +163,6 @@ BATCHES = {
 def test_states_logits_and_pages_are_the_reference_ones(
     bench: Bench, batch: AttentionBatch
 ) -> None:
-    if not bench.compiled.takes(batch.n_rows):
-        pytest.skip(f"this one leaves {batch.n_rows} rows to torch")
     states, logits = bench.fused(batch)
     written = bench.pools[0].clone()
     expected_states, expected_logits = bench.reference(batch)
@@ -201,11 +199,12 @@ def test_windows_of_trimmed_contexts_give_what_pages_of_all_positions_give(
 
 
 def test_rows_are_computed_by_the_decoder_that_is_faster_for_so_many(bench: Bench) -> None:
-    """Many by torch, bit for bit, where no tiles multiply."""
-    if bench.compiled.takes(MANY_ROWS):
+    """Longer prompts by torch, bit for bit, where no tiles multiply."""
+    if bench.compiled._layers.tiles is not None:
         pytest.skip("tiles take as many")
-    states, logits = bench.fused(steps(MANY_ROWS))
-    expected_states, expected_logits = bench.reference(steps(MANY_ROWS))
+    batch = ragged_prompts((1, 4), (9, 0))
+    states, logits = bench.fused(batch)
+    expected_states, expected_logits = bench.reference(batch)
     assert torch.equal(states, expected_states)
     assert_close("logits", logits, expected_logits)
     assert not torch.equal(bench.fused(steps(2))[0], bench.reference(steps(2))[0])
@@ -216,14 +215,14 @@ def test_results_do_not_depend_on_who_helps(checkpoint: Checkpoint) -> None:
     alone = Bench(checkpoint, "bfloat16", threads=1, int8=False)
     helped = Bench(checkpoint, "bfloat16", threads=5, int8=False)
     for number in range(60):
-        batch = steps(1 + number % MAX_ROWS)
+        batch = steps(1 + number % FEW_ROWS)
         for one, other in zip(alone.fused(batch), helped.fused(batch), strict=True):
             assert torch.equal(one, other), f"forward {number}"
 
 
 def test_a_row_in_tiles_does_not_depend_on_the_others(bench: Bench) -> None:
     """Bit for bit: a tile holds eight rows, and each is alone in its columns."""
-    if not bench.compiled.takes(MANY_ROWS):
+    if bench.compiled._layers.tiles is None:
         pytest.skip("not in tiles")
     states, logits = bench.fused(steps(MANY_ROWS))
     for n_rows in (1, 3, 8, 9):
@@ -239,7 +238,7 @@ def test_weights_in_rows_give_what_the_same_weights_in_blocks_give(checkpoint: C
         Bench(checkpoint, "bfloat16", 2, int8=False, in_tiles=True, in_blocks=blocks)
         for blocks in (False, True)
     )
-    for n_rows in (1, MAX_ROWS, MANY_ROWS):
+    for n_rows in (1, FEW_ROWS, MANY_ROWS):
         of_rows, of_blocks = in_rows.fused(steps(n_rows)), in_blocks.fused(steps(n_rows))
         for one, other in zip(of_rows, of_blocks, strict=True):
             assert torch.equal(one, other)
@@ -254,7 +253,7 @@ def test_weights_in_eight_bits_are_near_those_in_sixteen(checkpoint: Checkpoint)
 
 
 @IN_TILES
-@pytest.mark.parametrize("n_rows", [1, MAX_ROWS])
+@pytest.mark.parametrize("n_rows", [1, FEW_ROWS])
 def test_weights_in_eight_bits_give_by_tiles_what_they_give_without(
     checkpoint: Checkpoint, n_rows: int
 ) -> None:
