@@ -218,8 +218,7 @@ class DecodeLoop:
     def _prefill(self, started: list[DecodeSequence]) -> None:
         """Run the prompts of those whose language is known, and ask for the others' languages.
 
-        These come with the results of a later forward, so that nobody waits for them; where no
-        step runs ahead, at once.
+        These come with the results of a later forward, so that nobody waits for them.
         """
         begun = self._clock()
         for sequence in started:
@@ -319,11 +318,7 @@ class DecodeLoop:
             self._end(sequence, finished_result(sequence, self._clock()))
 
     def _is_doubted(self, sequence: DecodeSequence) -> bool:
-        """Whether a window in a trimmed context must be encoded again in full.
-
-        Asked after each attempt. A sampled attempt that failed is no doubt: the next temperature
-        follows.
-        """
+        """Whether a window in a trimmed context must be encoded again in full."""
         is_trimmed = sequence.n_positions < self._importer.layout.n_frames
         return is_trimmed and is_doubted(sequence, self._prompts.timestamp_begin)
 
@@ -345,12 +340,9 @@ class DecodeLoop:
             sequence.future.set_exception(outcome)
 
     def _retire(self, sequence: DecodeSequence) -> None:
-        """The one way back for pages, slot and lease; idempotent.
-
-        Does nothing while a READ or a forward is in flight: when that ends, this is called again.
-        """
+        """The one way back for pages, slot and lease; idempotent."""
         if sequence.reading or sequence.n_in_flight:
-            return
+            return  # when that ends, this is called again
         if sequence.state is SequenceState.FINISHED:
             return
         if sequence.state is SequenceState.WAITING:

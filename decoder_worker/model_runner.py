@@ -131,10 +131,7 @@ class ModelRunner:
             synchronize(self._device)  # a capture's first runs have read pages: READs may begin now
 
     def detect_language(self, sequences: Sequence[DecodeSequence]) -> Launched:
-        """The likeliest language token after `<|startoftranscript|>` alone, one output for each.
-
-        Overwrites the first position of the sequences' self-attention KV.
-        """
+        """The likeliest language token of each; overwrites its first position's self KV."""
         with self._on_device():
             if self._fixed is not None:
                 readbacks = self._fixed.languages(sequences)
@@ -145,11 +142,7 @@ class ModelRunner:
             return Launched(tuple(sequences), (1,) * len(sequences), tuple(readbacks))
 
     def prefill(self, sequences: Sequence[DecodeSequence]) -> Launched:
-        """Run the prompts of any lengths, each in its sequence's first live row.
-
-        Every live row samples its first token from the same logits. What a search then wants
-        copied (`copy_kv`) brings the prompt's KV to the other rows.
-        """
+        """Run prompts, each in its sequence's first live row; all rows sample from its logits."""
         with self._on_device():
             self._restore(sequences)
             if self._fixed is not None:
@@ -173,10 +166,7 @@ class ModelRunner:
     def decode_several(
         self, sequences: Sequence[DecodeSequence], most: int
     ) -> list[list[list[StepOutput]]]:
-        """Up to `most` steps, as `most_steps` allows: the outputs of each, as from `collect`.
-
-        It ends early with the step in which a row ended, or with the next one after `interrupt`.
-        """
+        """Up to `most` steps, as `most_steps` allows: the outputs of each, as from `collect`."""
         assert self._several is not None
         with self._on_device():
             rows = [(s, s.live[0], s.n_cached(s.live[0]) + 1) for s in sequences]
@@ -229,10 +219,7 @@ class ModelRunner:
         return [[next(outputs) for _ in range(n)] for n in launch.n_rows]
 
     def align(self, sequences: Sequence[DecodeSequence]) -> list[TokenAlignment | None]:
-        """When the tokens of decoded sequences are spoken; None where there is nothing to align.
-
-        Overwrites the self-attention KV of each one's first row.
-        """
+        """When the tokens are spoken; None for no text. Overwrites each first row's self KV."""
         texts = [(s, text_to_align(s, self._tokenizer)) for s in sequences]
         items = [
             AlignmentItem(
@@ -252,9 +239,9 @@ class ModelRunner:
         return [next(found) if text else None for _, text in texts]
 
     def peaks(self, sequences: Sequence[DecodeSequence]) -> list[tuple[int, ...]]:
-        """Where decoded sequences looked for each token of the attempt that stands.
+        """Where they looked for each token of the attempt that stands.
 
-        Overwrites the self-attention KV of each one's first row behind its prompt.
+        Overwrites each first row's self KV behind its prompt.
         """
         texts = [s.attempts[chosen_attempt(s)].hypothesis.tokens for s in sequences]
         items = [
@@ -311,10 +298,7 @@ class ModelRunner:
         return self._decoder.states(self._indices(flat), self._indices(positions))
 
     def _plan(self, rows: Sequence[tuple[DecodeSequence, Row, int]], counts: Sequence[int]) -> None:
-        """Plan a forward of rows, each with its length after it; `counts` tokens of each are fed.
-
-        Rows of a sequence stand together, and read its window's pages once.
-        """
+        """Plan a forward of rows, each with its length after it, of `counts` tokens each."""
         windows: dict[DecodeSequence, int] = {}  # query rows of each
         for (sequence, _, _), count in zip(rows, counts, strict=True):
             windows[sequence] = windows.get(sequence, 0) + count
@@ -352,10 +336,7 @@ def _nothing() -> None:
 
 
 def text_to_align(sequence: DecodeSequence, tokenizer: WhisperTokenizer) -> tuple[int, ...]:
-    """The text tokens of the segments that the window will have, prefix included.
-
-    Empty for silence.
-    """
+    """The text tokens of the window's segments, prefix included; empty for silence."""
     chosen = sequence.attempts[chosen_attempt(sequence)].hypothesis
     if is_silence(sequence.options.gates, chosen.avg_logprob, sequence.no_speech_prob):
         return ()

@@ -81,10 +81,7 @@ class PromptBuilder:
             self._check_prefix(options, language)
 
     def _check_prefix(self, options: DecodeOptions, language: str) -> None:
-        """What may have been sampled, with room for a token behind it.
-
-        At most half of the text context, which is the most that a window's text may have.
-        """
+        """What may have been sampled, with room for a token behind it, in half the text context."""
         prefix, n_vocab = options.prefix_tokens, self._tokenizer.n_vocab
         wrong = [token for token in prefix if not 0 <= token < n_vocab]
         if wrong:

@@ -114,10 +114,7 @@ class FixedSizes:
         return found
 
     def prefill(self, sequences: Sequence[DecodeSequence], ragged: Ragged) -> Launched:
-        """Launch prompts; `ragged` launches those that are too long for any bucket.
-
-        That takes the longest context with a prefix behind it.
-        """
+        """Launch prompts; `ragged` launches those that are too long for any bucket."""
 
         def bucket_of(sequence: DecodeSequence) -> Buckets | None:
             n_tokens = len(sequence.prompt.tokens)

@@ -2,9 +2,8 @@
 
 `CandidateSearch` follows each row by itself (greedy, or several samples); `BeamSearch` keeps the
 likeliest continuations of all rows together. Both take what a step gave for each live row.
-Host-side bookkeeping only: no tensors, no pages. Where a hypothesis goes on in another row, the
-search says which row's self-attention KV must be copied; the window's cross-attention KV is one for
-all rows.
+Host-side bookkeeping only: where a hypothesis goes on in another row, the search says which row's
+self-attention KV must be copied.
 """
 
 from __future__ import annotations
@@ -189,7 +188,7 @@ class BeamSearch:
     def _settle(self, grown: list[tuple[Row, int, float, float]]) -> list[RowCopy]:
         """Give every continuation a row: the first of a beam keeps its own, others get free ones.
 
-        Rows that are copied from are never copied to, so the copies' order does not matter.
+        No row is copied both from and to, so the copies' order does not matter.
         """
         kept = {id(row) for row, *_ in grown}
         free = [row for row in self._rows if id(row) not in kept]

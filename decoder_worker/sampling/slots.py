@@ -1,8 +1,7 @@
 """What a decode step knows of each sequence, by slot, on the device.
 
-A step reads its rows here (the token to feed and where, what the rules remember, temperature and
-noise) and writes back what the next step needs, so that steps follow one another without the host.
-The host writes a slot only where an attempt begins or a search chose otherwise than the sampler.
+A step reads its rows here and writes back what the next one needs, so that steps follow one another
+without the host. That writes a slot only where an attempt begins or a search chose otherwise.
 
 One slot more than the batch has rows, the last, is inert: it fills up a batch that runs at a fixed
 size, always at position 0 and always stopped.

@@ -81,12 +81,10 @@ def is_doubted(sequence: DecodeSequence, timestamp_begin: int) -> bool:
     """Whether the last attempt, from a trimmed context, asks for the full one.
 
     Where it fails by the usual gates, or where it has a timestamp past the audio: a decoder that
-    misses the rest of the padding tends to say the last sentence once more, and stamps it there.
-    The gates hardly see that, and to forbid such timestamps would only hide it. A text that would
-    be left out as silence is doubted too, so that no speech is lost to a short context alone.
-
-    A sampled text fails the gates by the dice of its own temperature, whatever the context, so for
-    it the gates lead to the next temperature as ever, and the other two signs alone to a doubt.
+    misses the rest of the padding tends to say the last sentence once more, and stamps it there. A
+    text that would be left out as silence is doubted too, so that no speech is lost to a short
+    context alone. A sampled text fails the gates by the dice of its own temperature, so for it they
+    lead to the next temperature as ever.
     """
     attempt = sequence.attempts[-1]
     last = timestamp_begin + positions_of(sequence.request.content_frames)

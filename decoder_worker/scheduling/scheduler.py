@@ -2,10 +2,9 @@
 
 Admission is by class (`cluster.common.priorities`), and within one by deadline: a sequence gets its
 cross-attention pages, and those that its encoder states land in where these travel, or it waits
-holding nothing. Its rows, each with a slot in the
-batch and self-attention pages for the longest text, it gets when it begins to run, all at once. So
-KV is read while the batch is still full, for a bounded number of sequences. Rows come free without
-any page: who runs has all that it can ever need, is never preempted, and so always finishes.
+holding nothing. Its rows, each with a slot in the batch and self-attention pages for the longest
+text, it gets when it begins to run, all at once. So KV is read while the batch is still full. Who
+runs has all that it can ever need, is never preempted, and so always finishes.
 `release` is the only way back for pages and slots. Knows no tensors and no transfers.
 """
 
@@ -123,10 +122,10 @@ class Scheduler:
         heapq.heappush(self._waiting[sequence.priority], item)
 
     def admit(self) -> list[DecodeSequence]:
-        """Move waiting sequences to LOADING while there is room.
+        """Move waiting sequences to LOADING while there is room, by class and deadline.
 
-        Of each class the earliest deadline goes first. Beyond what the free rows suffice for, the
-        KV is read of at most `READ_AHEAD` of the batch; less urgent classes do not count there.
+        Beyond what the free rows suffice for, the KV is read of at most `READ_AHEAD` of the batch;
+        less urgent classes do not count there.
         """
         admitted = []
         while (sequence := self._next_waiting()) is not None and self._reserve(sequence):
@@ -232,8 +231,8 @@ class Scheduler:
     def next_step(self) -> list[DecodeSequence]:
         """Those that the next step is for, in order of their first.
 
-        While others decode, bulk sequences keep their rows and wait, so that the others' steps
-        take no longer; where that lasts, they join in now and then.
+        While others decode, bulk sequences keep their rows and wait; where that lasts, they join in
+        now and then.
         """
         able = [s for s in self._running if s.can_step]
         if not self._n_bulk:
