@@ -196,23 +196,30 @@ def append_paged_kv_cache(
 
 
 @contextmanager
-def fake_flashinfer() -> Iterator[ModuleType]:
-    """The backend's module, on the fakes; and what of CUDA it needs, which does nothing."""
+def installed(flashinfer: ModuleType) -> Iterator[None]:
+    """While open, the product finds this module installed, and imports its backend anew."""
     BatchDecodeWithPagedKVCacheWrapper.made = []
     BatchPrefillWithPagedKVCacheWrapper.made = []
     parts = ("flashinfer", "flashinfer.decode", "flashinfer.page", "flashinfer.prefill")
     shadowed = {name: sys.modules.get(name) for name in (*parts, *OURS)}
-    sys.modules |= dict.fromkeys(parts, sys.modules[__name__])
+    sys.modules |= dict.fromkeys(parts, flashinfer)
     for name in OURS:
         sys.modules.pop(name, None)
     try:
-        with (
-            patch.object(torch.cuda, "Event", Event),
-            patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor.clone()),
-        ):
-            yield import_module(BACKEND)
+        yield
     finally:
         for name, module in shadowed.items():
             sys.modules.pop(name, None)
             if module is not None:
                 sys.modules[name] = module
+
+
+@contextmanager
+def fake_flashinfer() -> Iterator[ModuleType]:
+    """The backend's module, on the fakes; and what of CUDA it needs, which does nothing."""
+    with (
+        installed(sys.modules[__name__]),
+        patch.object(torch.cuda, "Event", Event),
+        patch.object(torch.Tensor, "pin_memory", lambda tensor: tensor.clone()),
+    ):
+        yield import_module(BACKEND)

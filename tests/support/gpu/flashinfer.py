@@ -6,7 +6,6 @@ each run reads the copy. Nothing in it waits for the device.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.machinery import ModuleSpec
@@ -86,17 +85,5 @@ def _on(gpu: SimulatedGpu) -> ModuleType:
 @contextmanager
 def simulated_flashinfer(gpu: SimulatedGpu) -> Iterator[None]:
     """While open, the product finds flashinfer installed, with kernels for this GPU."""
-    parts = ("flashinfer", "flashinfer.decode", "flashinfer.page", "flashinfer.prefill")
-    shadowed = {name: sys.modules.get(name) for name in (*parts, *fake.OURS)}
-    fake.BatchDecodeWithPagedKVCacheWrapper.made = []
-    fake.BatchPrefillWithPagedKVCacheWrapper.made = []
-    sys.modules |= dict.fromkeys(parts, _on(gpu))
-    for name in fake.OURS:
-        sys.modules.pop(name, None)
-    try:
+    with fake.installed(_on(gpu)):
         yield
-    finally:
-        for name, module in shadowed.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module

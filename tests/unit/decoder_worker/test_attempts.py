@@ -50,14 +50,6 @@ def test_rows_of_many_sequences_give_what_each_sequence_gives_alone(stand: Stand
             assert result.avg_logprob == pytest.approx(single.avg_logprob, abs=1e-4)
 
 
-def test_page_sizes_change_no_beam(stand: Stand) -> None:
-    """Self-attention KV of several pages is copied from beam to beam as well."""
-    singles = [decode(stand, **options) for options in REQUESTS]
-    with make_stand(cached_checkpoint(), max_batch=8, page_tokens=16, page_frames=100) as paged:
-        for options, single in zip(REQUESTS, singles, strict=True):
-            assert decode(paged, **options).tokens == single.tokens
-
-
 def test_a_failed_attempt_is_followed_by_the_next_temperature_from_the_same_kv(
     stand: Stand,
 ) -> None:
@@ -108,10 +100,6 @@ def test_more_candidates_are_at_least_as_likely_as_one_of_them(stand: Stand) -> 
         return result.avg_logprob * (len(result.tokens) + 1) / len(result.tokens)
 
     assert score(many) >= score(one) - 1e-6
-
-
-def test_a_beam_of_one_is_greedy(stand: Stand) -> None:
-    assert decode(stand, beam_size=1).tokens == decode(stand).tokens
 
 
 def test_more_rows_than_the_batch_has_are_refused(stand: Stand) -> None:

@@ -83,11 +83,6 @@ def test_batches_of_mixed_progress_give_the_tokens_of_single_sequences(
             assert result.no_speech_prob == pytest.approx(single.no_speech_prob, abs=1e-6)
 
 
-def test_page_sizes_change_no_token(expected: list[DecodeResult]) -> None:
-    paged = alone(page_frames=100, page_tokens=16)
-    assert [content(result) for result in paged] == [content(result) for result in expected]
-
-
 def test_a_seed_repeats_and_another_differs(stand: Stand) -> None:
     requests = [
         replace(request, options=replace(request.options, seed=seed))

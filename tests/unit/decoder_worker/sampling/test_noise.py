@@ -47,13 +47,6 @@ def test_bits_follow_their_definition(seed: int, window: int, step: int, token: 
     assert bits & MASK32 == plain_bits(key, step, token)
 
 
-def test_rows_do_not_depend_on_their_batch() -> None:
-    pairs = [(noise_key(seed, 3, 0, 0), step) for seed, step in ((1, 0), (2, 7), (1, 8))]
-    batch = gumbel(*tensors(*pairs), N_VOCAB)
-    for row, pair in zip(batch, pairs, strict=True):
-        assert torch.equal(row, gumbel(*tensors(pair), N_VOCAB)[0])
-
-
 def test_every_part_of_the_key_counts() -> None:
     places = [(s, w, a, c) for s in range(4) for w in range(4) for a in range(4) for c in range(4)]
     keys = [noise_key(*place) for place in places]
