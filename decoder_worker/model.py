@@ -5,8 +5,7 @@
 Which of them a worker uses is chosen in `decoder_worker.backends` when the worker is built.
 
 Rows are tokens of any sequences, in any stage. Which rows belong together is only in the batch that
-was planned. Cross-attention has queries only: its keys and values were projected by the encoder
-worker and lie in pages. The weights are frozen, and every size comes from the checkpoint.
+was planned. Cross-attention has queries only: its keys and values lie in pages.
 """
 
 from __future__ import annotations

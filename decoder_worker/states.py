@@ -1,9 +1,8 @@
 """Encoder states that land in a decoder, and the cross-attention KV that is made of them here.
 
-The decoder's half of the `encoder_states` hand-off: what the encoder worker does otherwise, on the
-decoder's device and, on a GPU, on a stream of its own, so that decode steps go on and the host
-waits for nothing. The states of all that have arrived are projected together; a sequence begins to
-run once the device is done with its KV. For the thread that runs the decoder.
+The decoder's half of the `encoder_states` hand-off: on a GPU on a stream of its own, so that decode
+steps go on and the host waits for nothing. The states of all that have arrived are projected
+together; a sequence begins to run once the device is done with its KV.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Paged attention by flashinfer's kernels, over the page-major pools as they lie.
 
-A layer's K and V are strided views of its pool, `pool[:, layer, 0]` and `[:, layer, 1]`: the
-kernels take one set of strides for both. Three backends: `RaggedAttention` for any forward (beams,
-long prompts, alignment); and for what a CUDA graph may hold, of a fixed number of rows,
-`StepAttention` for decode steps and `PromptAttention` for prompts of one length.
+Three backends: `RaggedAttention` for any forward (beams, long prompts, alignment); and for what a
+CUDA graph may hold, of a fixed number of rows, `StepAttention` for decode steps and
+`PromptAttention` for prompts of one length.
 """
 
 from __future__ import annotations

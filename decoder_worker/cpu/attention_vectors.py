@@ -4,9 +4,8 @@ A vector of 32 bfloat16 is two of float32: its even numbers and its odd ones. So
 out that way once, and what is mixed is put in order at the end; float8 is read in the same order.
 A CPU that computes in float16 takes float8 that way, products of two or eight numbers at a time,
 whose sums are then added up in float32: they are off by far less than float8 itself.
-Beside numba's own loops this takes a third of the instructions; memory then limits it. So some
-positions that lie far apart are read at once: a CPU sees as many streams and asks ahead for each,
-where it would ask too little ahead for one.
+Memory limits this. So some positions that lie far apart are read at once: a CPU sees as many
+streams and asks ahead for each, where it would ask too little ahead for one.
 
 For CPUs with AVX-512 (`fits_vectors`). Imports numba.
 """

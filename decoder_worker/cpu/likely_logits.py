@@ -3,9 +3,8 @@
 Words are computed in 8 bits first. Of each the logit is off by at most `error` times the length of
 x, so a word whose logit is lower than another's by more than both bounds cannot be the likeliest.
 All others are computed again from the weights themselves, and so are from the start the tokens from
-end of text on: those that end or time a segment, whose probabilities are compared as a sum. What is
-left from 8 bits counts in the sum of probabilities alone, where its errors, some thousandths of a
-logit's size with either sign, hardly show.
+end of text on, whose probabilities are compared as a sum. What is left from 8 bits counts in the
+sum of probabilities alone, where its errors hardly show.
 
 Imports numba: `decoder_worker.cpu.step_kernels` builds this in the background.
 """

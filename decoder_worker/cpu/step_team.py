@@ -1,9 +1,8 @@
 """Threads that help the engine's own with one computation after another.
 
-The engine's thread never depends on them: each thread takes the next unit of work that is left
-(`work_sharing`), so the others do what a late helper would have done. Where another process has a
-helper's core, that helper may stop within a unit, for which the others must wait; after such a wait
-no helper is asked for a while.
+Each thread takes the next unit of work that is left (`work_sharing`), so the others do what a late
+helper would have done. Where another process has a helper's core, that helper may stop within a
+unit, for which the others must wait; after such a wait no helper is asked for a while.
 """
 
 from __future__ import annotations

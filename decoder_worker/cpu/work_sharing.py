@@ -3,9 +3,8 @@
 The units of all phases are numbered through, and the numbers go on from one computation to the
 next. A thread claims the next unit of the phase that is open, does it, and notes that it is done;
 a phase opens when all units before it are done. So a thread that gets no processor time delays the
-others only if it stops within a unit, and a thread that comes late to a phase, or to a whole
-computation, finds nothing to claim and returns. Imports numba, so only what is built in the
-background imports this.
+others only if it stops within a unit, and one that comes late finds nothing to claim and returns.
+Imports numba, so only what is built in the background imports this.
 """
 
 from __future__ import annotations

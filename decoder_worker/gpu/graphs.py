@@ -4,11 +4,8 @@ A forward of n windows runs in the smallest bucket that holds them, filled up wi
 slot and pages belong to no sequence and whose outcome is not read. Everything that a captured
 forward reads lies in buffers made here or planned by the bucket's own decoder, and the host writes
 to them only in the order of the stream. What "captured" means is a seam: a CUDA graph, or on a CPU
-the same forward called again, which is how the tests run this file.
-
-Positions are no part of a size: a plan says how many pages each row has, and a graph follows it.
-
-Knows no sequences and no searches: rows only.
+the same forward called again. Positions are no part of a size: a plan says how many pages each row
+has, and a graph follows it. Knows rows only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """One window being decoded: what was asked, where it stands, and what it holds.
 
 Its rows are the hypotheses that grow side by side; they share the window's cross-attention pages.
-Attempts follow one another, a temperature each, from the same pages, until one is good enough.
-
 States, in order: WAITING (its handle is accepted, no page held) -> LOADING (pages reserved, its
 KV in flight or arrived, no rows yet) -> RUNNING (in the batch) -> FINISHED (nothing held). It may
 finish from any of them. Only the engine's thread changes a sequence.
@@ -65,8 +63,8 @@ class DecodeSequence:
     search: the attempt that runs; attempts: those that ended.
     n_in_flight: launches whose results the loop has not taken; until there is none, kernels may
         write to its pages, so they stay held. n_ahead: those of them that the attempt is in.
-    resolved: its caller has an answer, or left. Set by the future on whichever thread ends it: the
-        loop asks for each row of each step, and the future itself would take a lock each time.
+    resolved: its caller has an answer, or left. Set by the future on whichever thread ends it: to
+        ask the future itself would take a lock for each row of each step.
     """
 
     request: DecodeRequest
