@@ -102,11 +102,9 @@ class ModelRunner:
         self._rules = LogitRules(tokenizer, limit, self._device)
         sampler = choose_sampler(self._rules, self._slots)
         self._step = DecodeStep(sampler, self._slots, tokenizer.special.no_speech)
-        heads = AlignmentHeads(checkpoint, decoders.torch, cross_pool)
-        self._aligner = Aligner(
-            checkpoint, tokenizer, decoders.ragged, heads, cross_pool, self_pool
-        )
-        self._peak_finder = PeakFinder(heads, cross_pool, self_pool)
+        heads = AlignmentHeads(checkpoint, decoders.torch, cross_pool, self_pool)
+        self._aligner = Aligner(checkpoint, tokenizer, decoders.ragged, heads)
+        self._peak_finder = PeakFinder(heads)
         self._language_tokens = torch.tensor(
             list(tokenizer.special.languages.values()), dtype=torch.int64, device=self._device
         )
@@ -245,7 +243,13 @@ class ModelRunner:
         """
         texts = [s.attempts[chosen_attempt(s)].hypothesis.tokens for s in sequences]
         items = [
-            PeakItem(s.cross_pages, s.rows[0].self_pages, s.prompt.tokens, text, s.n_positions)
+            PeakItem(
+                cross_pages=s.cross_pages,
+                self_pages=s.rows[0].self_pages,
+                prompt=s.prompt.tokens,
+                tokens=text,
+                n_positions=s.n_positions,
+            )
             for s, text in zip(sequences, texts, strict=True)
             if text
         ]

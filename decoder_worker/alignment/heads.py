@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
@@ -22,6 +22,20 @@ from cluster.common.kv.pool import PagePool
 from cluster.common.model.checkpoint import Checkpoint
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 from decoder_worker.model import TorchDecoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownText:
+    """One window whose text is known.
+
+    cross_pages: hold its KV, of `n_positions` encoder positions. self_pages: room for the text,
+        overwritten. tokens: the text's, at least one.
+    """
+
+    cross_pages: Sequence[int]
+    self_pages: Sequence[int]
+    tokens: tuple[int, ...]
+    n_positions: int
 
 
 class QueryTap:
@@ -54,8 +68,15 @@ class QueryTap:
 class AlignmentHeads:
     """The alignment heads of one checkpoint over a decoder's pools."""
 
-    def __init__(self, checkpoint: Checkpoint, layers: TorchDecoder, cross_pool: PagePool) -> None:
-        """layers: over this pool. Raises as `alignment_heads`."""
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layers: TorchDecoder,
+        cross_pool: PagePool,
+        self_pool: PagePool,
+    ) -> None:
+        """layers: over these pools. Raises as `alignment_heads`."""
+        self._page_sizes = (self_pool.layout.page_frames, cross_pool.layout.page_frames)
         self._layers = layers
         self._cross_pool = cross_pool
         self._device = cross_pool.device
@@ -64,17 +85,34 @@ class AlignmentHeads:
         self.n_heads = sum(len(heads) for heads in named.values())
 
     def forward(
-        self, batch: AttentionBatch, tokens: Sequence[int], positions: Sequence[int]
-    ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Feed tokens to the planned rows; writes their self-attention KV.
+        self, items: Sequence[KnownText], texts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> tuple[Tensor, list[Mapping[int, Tensor]]]:
+        """Feed each item's text from its position on; writes its self-attention KV.
 
-        States [n_tokens, n_text_state], and layer -> queries, float32 [n, n_tokens, head_dim].
+        States of all texts [n_tokens, n_text_state], and of each item layer -> queries, float32
+        [n, its tokens, head_dim].
         """
+        counts = [len(text) for text in texts]
+        ends = [start + n for start, n in zip(starts, counts, strict=True)]
+        spans = zip(starts, ends, strict=True)
+        own_size, cross_size = self._page_sizes
+        lengths, pages = [i.n_positions for i in items], [i.cross_pages for i in items]
+        batch = AttentionBatch(
+            self_kv=PagedKV.make(counts, [i.self_pages for i in items], ends, own_size),
+            cross_kv=PagedKV.make(counts, pages, lengths, cross_size),
+        )
         tap = QueryTap(self._layers.attention, self._heads)
         decoder = self._layers.over(tap)
         decoder.plan(batch)
-        states = decoder.states(self._indices(tokens), self._indices(positions))
-        return states, tap.queries
+        states = decoder.states(
+            self._indices([token for text in texts for token in text]),
+            self._indices([position for span in spans for position in range(*span)]),
+        )
+        begins = accumulate(counts, initial=0)
+        return states, [
+            {layer: q[:, begin:end] for layer, q in tap.queries.items()}
+            for begin, end in pairwise(begins)
+        ]
 
     def weights(
         self, layer: int, queries: Tensor, pages: Sequence[int], n_frames: int, n_positions: int
@@ -125,33 +163,21 @@ def alignment_heads(checkpoint: Checkpoint) -> dict[int, list[int]]:
     return heads
 
 
-@dataclass(frozen=True, slots=True)
-class PeakItem:
-    """One window whose text is known.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakItem(KnownText):
+    """self_pages: hold the KV of the prompt without its last token.
 
-    cross_pages: hold its KV, of `n_positions` encoder positions. self_pages: hold the KV of the
-        prompt without its last token; what they have for later tokens is overwritten.
-    prompt: the tokens before the text. tokens: the text's, at least one.
+    prompt: the tokens before the text.
     """
 
-    cross_pages: Sequence[int]
-    self_pages: Sequence[int]
     prompt: tuple[int, ...]
-    tokens: tuple[int, ...]
-    n_positions: int
-
-    @property
-    def fed(self) -> tuple[int, ...]:
-        """What predicted `tokens`: the prompt's last token, and all of the text but its last."""
-        return (self.prompt[-1], *self.tokens[:-1])
 
 
 class PeakFinder:
     """Finds the peaks of texts over a decoder's pools. For the thread that runs the decoder."""
 
-    def __init__(self, heads: AlignmentHeads, cross_pool: PagePool, self_pool: PagePool) -> None:
+    def __init__(self, heads: AlignmentHeads) -> None:
         self._heads = heads
-        self._page_sizes = (self_pool.layout.page_frames, cross_pool.layout.page_frames)
 
     @torch.inference_mode()
     def find(self, items: Sequence[PeakItem]) -> list[tuple[int, ...]]:
@@ -159,34 +185,11 @@ class PeakFinder:
 
         Raises SequenceFailedError where an item gave no numbers; call it again for each alone.
         """
-        queries = self._forward(items)
-        begins = list(accumulate((len(item.fed) for item in items), initial=0))
-        return [
-            self._peaks(item, {layer: q[:, begin:end] for layer, q in queries.items()})
-            for item, begin, end in zip(items, begins[:-1], begins[1:], strict=True)
-        ]
-
-    def _forward(self, items: Sequence[PeakItem]) -> Mapping[int, Tensor]:
-        """The queries of all fed tokens, one item after the other."""
-        counts = [len(item.fed) for item in items]
+        # What predicted a text: the prompt's last token, and all of the text but its last.
+        fed = [(item.prompt[-1], *item.tokens[:-1]) for item in items]
         starts = [len(item.prompt) - 1 for item in items]
-        ends = [start + n for start, n in zip(starts, counts, strict=True)]
-        own_size, cross_size = self._page_sizes
-        positions = (range(start, end) for start, end in zip(starts, ends, strict=True))
-        _, queries = self._heads.forward(
-            AttentionBatch(
-                self_kv=PagedKV.make(counts, [item.self_pages for item in items], ends, own_size),
-                cross_kv=PagedKV.make(
-                    counts,
-                    [item.cross_pages for item in items],
-                    [item.n_positions for item in items],
-                    cross_size,
-                ),
-            ),
-            [token for item in items for token in item.fed],
-            [position for each in positions for position in each],
-        )
-        return queries
+        _, queries = self._heads.forward(items, fed, starts)
+        return [self._peaks(item, own) for item, own in zip(items, queries, strict=True)]
 
     def _peaks(self, item: PeakItem, queries: Mapping[int, Tensor]) -> tuple[int, ...]:
         n = item.n_positions

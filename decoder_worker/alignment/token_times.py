@@ -20,33 +20,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.common.errors import SequenceFailedError
-from cluster.common.kv.pool import PagePool
 from cluster.common.messages import WINDOW_S, Task, TokenAlignment
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.encoder_context import MEL_PER_POSITION
 from cluster.common.model.text.tokenizer import WhisperTokenizer
-from decoder_worker.alignment.heads import AlignmentHeads
-from decoder_worker.attention.base import AttentionBatch, PagedKV
+from decoder_worker.alignment.heads import AlignmentHeads, KnownText
 from decoder_worker.model import TextDecoder
 
 
-@dataclass(frozen=True, slots=True)
-class AlignmentItem:
-    """One window whose text is known.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlignmentItem(KnownText):
+    """With start sequence and end its tokens must fit the text context.
 
-    cross_pages: hold its KV. self_pages: room for the text, overwritten.
-    tokens: text tokens in order; with start sequence and end they must fit the text context.
     content_frames: mel frames that are audio and not padding.
-    n_positions: encoder positions whose KV there is.
     """
 
-    cross_pages: Sequence[int]
-    self_pages: Sequence[int]
     language: str
     task: Task
-    tokens: tuple[int, ...]
     content_frames: int
-    n_positions: int
 
 
 class Aligner:
@@ -58,16 +49,12 @@ class Aligner:
         tokenizer: WhisperTokenizer,
         decoder: TextDecoder,
         heads: AlignmentHeads,
-        cross_pool: PagePool,
-        self_pool: PagePool,
     ) -> None:
-        """decoder, heads: over these two pools; the decoder gives the logits."""
+        """decoder, heads: over the same pools; the decoder gives the logits."""
         self._tokenizer = tokenizer
         self._decoder = decoder
         self._heads = heads
-        self._cross_pool, self._self_pool = cross_pool, self_pool
         self._dims = checkpoint.dims
-        self._device = self_pool.device
 
     @torch.inference_mode()
     def align(self, items: Sequence[AlignmentItem]) -> list[TokenAlignment]:
@@ -79,11 +66,12 @@ class Aligner:
         eot = self._tokenizer.special.eot
         texts = [(*s, *item.tokens, eot) for s, item in zip(starts, items, strict=True)]
         counts = [len(text) for text in texts]
-        states, found = self._forward(items, texts)
-        begins = list(accumulate(counts, initial=0))
+        states, found = self._heads.forward(items, texts, [0] * len(items))
+        begins = accumulate(counts, initial=0)
         looks, probs = [], []
-        for item, start, begin, n in zip(items, starts, begins[:-1], counts, strict=True):
-            queries = {layer: q[:, begin : begin + n] for layer, q in found.items()}
+        for item, start, queries, begin, n in zip(
+            items, starts, found, list(begins)[:-1], counts, strict=True
+        ):
             n_sot = len(start) - 1  # without <|notimestamps|>, whose row predicts the first token
             looks.append(self._looks(item, queries)[n_sot:-1])
             probs.append(self._probs(states[begin + n_sot : begin + n - 2], item.tokens))
@@ -91,24 +79,6 @@ class Aligner:
             self._alignment(item.tokens, look, prob)
             for item, look, prob in zip(items, looks, probs, strict=True)
         ]
-
-    def _forward(
-        self, items: Sequence[AlignmentItem], texts: Sequence[tuple[int, ...]]
-    ) -> tuple[Tensor, Mapping[int, Tensor]]:
-        """Feed all texts from position 0 on; states and queries as from `AlignmentHeads`."""
-        counts = [len(text) for text in texts]
-        n_frames = [item.n_positions for item in items]
-        own, cross = [item.self_pages for item in items], [item.cross_pages for item in items]
-        own_size = self._self_pool.layout.page_frames
-        cross_size = self._cross_pool.layout.page_frames
-        return self._heads.forward(
-            AttentionBatch(
-                self_kv=PagedKV.make(counts, own, counts, own_size),
-                cross_kv=PagedKV.make(counts, cross, n_frames, cross_size),
-            ),
-            [token for text in texts for token in text],
-            [position for n in counts for position in range(n)],
-        )
 
     def _looks(self, item: AlignmentItem, queries: Mapping[int, Tensor]) -> Tensor:
         """How much each token looks at each frame, over all heads: float32 [n_tokens, n_frames]."""
@@ -128,7 +98,8 @@ class Aligner:
     def _probs(self, states: Tensor, tokens: tuple[int, ...]) -> Tensor:
         """Of each token, among all text, after the state before it: float32 [len(tokens)]."""
         logits = self._decoder.logits(states)[:, : self._tokenizer.special.eot]
-        chosen = logits.gather(1, self._indices(list(tokens))[:, None])[:, 0]
+        own = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+        chosen = logits.gather(1, own[:, None])[:, 0]
         return (chosen - logits.logsumexp(-1)).exp()
 
     def _alignment(self, tokens: tuple[int, ...], look: Tensor, probs: Tensor) -> TokenAlignment:
@@ -139,9 +110,6 @@ class Aligner:
         frames_per_s = self._dims.n_audio_ctx / WINDOW_S
         times_s = tuple(frame / frames_per_s for frame in first_columns(-matrix))
         return TokenAlignment(tokens, times_s, known)
-
-    def _indices(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
 MEDIAN_WIDTH = 7  # frames, 140 ms

@@ -43,10 +43,8 @@ class Bench:
             self.write(window, random_kv(layout, window))
         pools = (self.self_pool.tensor, self.cross_pool.tensor)
         decoder = load_decoders(checkpoint, torch_attention(*pools), *pools).torch
-        heads = AlignmentHeads(checkpoint, decoder, self.cross_pool)
-        self.aligner = Aligner(
-            checkpoint, self.tokenizer, decoder, heads, self.cross_pool, self.self_pool
-        )
+        heads = AlignmentHeads(checkpoint, decoder, self.cross_pool, self.self_pool)
+        self.aligner = Aligner(checkpoint, self.tokenizer, decoder, heads)
 
     def write(self, window: int, kv: torch.Tensor) -> None:
         """kv [n_frames, layer, 2, head, head_dim]."""
