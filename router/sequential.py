@@ -22,7 +22,7 @@ from cluster.common.messages import (
 )
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import split_tokens
-from router.audio.whole import WholeAudio
+from router.audio.stream import WholeAudio
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.seeking import Seeker

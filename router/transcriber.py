@@ -35,8 +35,7 @@ from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import RouterSettings
 from cluster.common.tracing import NO_TRACER, Tracer
 from router.api.params import Chunking, TranscriptionParams
-from router.audio.stream import AudioStream
-from router.audio.whole import WholeAudio
+from router.audio.stream import AudioStream, WholeAudio
 from router.interface import HealthReport, PoolHealth, RequestContext, TranscriptionResult
 from router.parallel import ParallelRun
 from router.pipeline import Pipeline, RequestRun, Retries, WindowAudio

@@ -12,7 +12,6 @@ import errno
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO
 
 import av
@@ -27,7 +26,7 @@ from av.packet import Packet
 from cluster.common.errors import InvalidAudioError
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.containers import Container, missing_bytes, sniff
-from router.audio.limits import AudioLimits, too_large
+from router.audio.protocol import AudioLimits, too_large
 
 SUPPORTED = ("flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "opus", "wav", "webm")
 PCM_FORMATS = ("s16le", "s16be", "s24le", "s24be", "s32le", "s32be", "f32le", "f32be", "f64le")
@@ -86,17 +85,6 @@ class AudioFile:
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> AudioFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         if self._container is not None:

@@ -20,7 +20,6 @@ Where it cuts:
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 
 import numpy as np
@@ -140,7 +139,7 @@ class WindowCutter:
             mask = self._mask()
             self._skip_lead(mask)
             mask = mask[mask.shape[0] - self._probabilities.shape[0] :]
-            silence = self._long_silence(mask) or self._early_pause(mask)
+            silence = self._ending_silence(mask)
             if silence is not None:
                 yield self._cut_silence(*silence)
             elif min(self._known_end, self._pcm_end) - self._start >= self._max_samples:
@@ -160,35 +159,32 @@ class WindowCutter:
             keep_s = options.pad_before_s if speech.size else options.drop_s
             self._move_start(first - samples(keep_s))
 
-    def _long_silence(self, mask: NDArray[np.bool_]) -> tuple[int, int] | None:
-        """The first silence after speech that is long enough to end the window, in samples."""
+    def _ending_silence(self, mask: NDArray[np.bool_]) -> tuple[int, int] | None:
+        """The first silence after speech that is long enough to end the window, in samples.
+
+        Where there is none, and windows are to end early, the first good pause between speech.
+        """
         options = self._options
         speech = runs(mask)
+        pauses = []
         following = [start for start, _ in speech[1:]] + [mask.shape[0]]
         for (_, end), next_start in zip(speech, following, strict=False):
-            fill_s = (self._sample(end) - self._start) / SAMPLE_RATE
-            if fill_s * SAMPLE_RATE > self._max_samples:
-                return None
+            silence = self._sample(end), self._sample(next_start)
+            fill_s = (silence[0] - self._start) / SAMPLE_RATE
             silence_s = (next_start - end) * FRAME_SAMPLES / SAMPLE_RATE
+            if fill_s * SAMPLE_RATE > self._max_samples:
+                break
             half_full = fill_s >= options.half_full_s
             if silence_s >= (options.long_silence_s if half_full else options.skip_silence_s):
-                return self._sample(end), self._sample(next_start)
-        return None
-
-    def _early_pause(self, mask: NDArray[np.bool_]) -> tuple[int, int] | None:
-        """The first pause between speech that ends a window early, in samples."""
-        options = self._options
-        if options.early_s is None:
-            return None
-        speech = runs(mask)
-        for (_, end), (next_start, _) in itertools.pairwise(speech):
-            fill_s = (self._sample(end) - self._start) / SAMPLE_RATE
-            pause_s = (next_start - end) * FRAME_SAMPLES / SAMPLE_RATE
-            if fill_s * SAMPLE_RATE > self._max_samples:
-                return None
-            if fill_s >= options.early_s and pause_s >= options.early_pause_s:
-                return self._sample(end), self._sample(next_start)
-        return None
+                return silence
+            if (
+                options.early_s is not None
+                and fill_s >= options.early_s
+                and silence_s >= options.early_pause_s
+                and next_start < mask.shape[0]
+            ):
+                pauses.append(silence)
+        return pauses[0] if pauses else None
 
     def _cut_silence(self, start: int, end: int) -> Window:
         """End the window in the silence from sample `start` to `end`."""

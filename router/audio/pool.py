@@ -33,10 +33,8 @@ from cluster.common.errors import (
 )
 from cluster.common.settings import RouterSettings
 from router.api.params import Chunking
-from router.audio.limits import AudioLimits
-from router.audio.protocol import Alive, Report, UploadReport
-from router.audio.stream import AudioStream
-from router.audio.whole import PcmFile, WholeAudio
+from router.audio.protocol import Alive, AudioLimits, OpenUpload, Report, UploadReport
+from router.audio.stream import AudioStream, WholeAudio
 from router.audio.worker_handle import AudioProcess
 
 logger = logging.getLogger(__name__)
@@ -78,7 +76,7 @@ class AudioPool:
         self._workers: list[AudioProcess] = []
         self._waiting: deque[AudioStream] = deque()
         self._tasks: list[asyncio.Task[None]] = []
-        self._reserve: deque[asyncio.Event] = deque()  # of workers that were not needed yet
+        self._n_reserve = settings.audio_workers - 1  # workers that were not needed yet
         self._closed = False
 
     async def start(self) -> None:
@@ -87,9 +85,7 @@ class AudioPool:
         Raises:
             ConfigurationError: it does not start; its standard error says why.
         """
-        self._reserve.extend(asyncio.Event() for _ in range(self._settings.audio_workers - 1))
-        keepers = [self._keep_worker(), *(self._keep_later(event) for event in self._reserve)]
-        self._tasks = [asyncio.create_task(task) for task in (*keepers, self._watch())]
+        self._tasks = [asyncio.create_task(task) for task in (self._keep_worker(), self._watch())]
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 while not any(w.is_able for w in self._workers):
@@ -140,10 +136,8 @@ class AudioPool:
             SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died
                 on it; DeadlineExceededError if it could not be opened in time.
         """
-        stream = AudioStream(
-            next(self._upload_ids), path, request_id, chunking=chunking, early=early
-        )
-        async with self._opened(stream, timeout_s):
+        upload = OpenUpload(next(self._upload_ids), str(path), chunking=chunking, early=early)
+        async with self._opened(AudioStream(upload, request_id), timeout_s) as stream:
             yield stream
 
     @contextlib.asynccontextmanager
@@ -157,10 +151,11 @@ class AudioPool:
         Raises:
             SplitscribeError: as from `open`.
         """
-        stream = AudioStream(next(self._upload_ids), path, request_id, n_mels=n_mels)
-        with contextlib.closing(PcmFile()) as file:
+        upload = OpenUpload(next(self._upload_ids), str(path), n_mels=n_mels)
+        stream = AudioStream(upload, request_id)
+        with contextlib.closing(WholeAudio(stream, partial(self._release, stream))) as audio:
             async with self._opened(stream, timeout_s):
-                yield WholeAudio(stream, file, partial(self._release, stream))
+                yield audio
 
     @contextlib.asynccontextmanager
     async def _opened(self, stream: AudioStream, timeout_s: float) -> AsyncIterator[AudioStream]:
@@ -192,10 +187,11 @@ class AudioPool:
             if not stream.ended:
                 min(able, key=lambda worker: worker.load).add(stream)
         n_uploads = len(self._waiting) + sum(len(worker.streams) for worker in self._workers)
-        n_started = self._settings.audio_workers - len(self._reserve)
+        n_started = self._settings.audio_workers - self._n_reserve
         n_able = sum(worker.is_able for worker in self._workers)
-        if self._reserve and n_able == n_started < n_uploads:  # one at a time
-            self._reserve.popleft().set()
+        if self._n_reserve and n_able == n_started < n_uploads:  # one at a time
+            self._n_reserve -= 1
+            self._tasks.append(asyncio.create_task(self._keep_worker(ever_ready=True)))
 
     def _expire(self, stream: AudioStream) -> None:
         stream.fail(
@@ -212,11 +208,6 @@ class AudioPool:
         self._assign()
 
     # ------------------------------------------------------------------------- the workers
-
-    async def _keep_later(self, needed: asyncio.Event) -> None:
-        """As `_keep_worker` of one that is not there at the start, once it is needed."""
-        await needed.wait()
-        await self._keep_worker(ever_ready=True)
 
     async def _keep_worker(self, *, ever_ready: bool = False) -> None:
         """Keep one worker running: start it, listen to it, replace it when it dies.
@@ -239,7 +230,8 @@ class AudioPool:
     async def _run_worker(self) -> str | None:
         """Start a worker and serve it until it ends. Returns what kept it from getting ready."""
         try:
-            worker = await AudioProcess.spawn(self._limits)
+            worker = AudioProcess(self._limits)
+            await worker.connect()
         except OSError as error:
             return str(error)
         self._workers.append(worker)

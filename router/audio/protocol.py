@@ -1,10 +1,13 @@
-"""What the router and an audio worker say to each other over one socket pair.
+"""What the router and an audio worker say to each other, and the limits of an upload.
 
-Each message is one of the dataclasses below, sent as a JSON object, and for a window followed by
-its PCM. What arrives is checked against the types of its fields before anything reads it. There
-is no pickle, so a worker that a hostile upload has taken over can send nothing but text and
-samples, with numbers inside the bounds that are declared here. Beside the socket, a few shared
-bytes tell the router which upload a worker is working on: that upload is to blame if it dies.
+Each message over their socket pair is one of the dataclasses below, sent as a JSON object, and for
+a window followed by its PCM. What arrives is checked against the types of its fields before
+anything reads it. There is no pickle, so a worker that a hostile upload has taken over can send
+nothing but text and samples, with numbers inside the bounds that are declared here. Beside the
+socket, a few shared bytes tell the router which upload a worker is working on: that upload is to
+blame if it dies.
+
+Imports no codec and no model, so that the router process stays light.
 """
 
 from __future__ import annotations
@@ -22,7 +25,12 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from cluster.common import errors
-from cluster.common.errors import SplitscribeError
+from cluster.common.errors import (
+    AudioTooShortError,
+    InvalidAudioError,
+    PayloadTooLargeError,
+    SplitscribeError,
+)
 from cluster.common.messages import WINDOW_SAMPLES
 from router.api.params import Chunking
 
@@ -36,6 +44,51 @@ Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Seconds = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
 
 
+@dataclass(frozen=True, slots=True)
+class AudioLimits:
+    """max_busy_s: processor time for decoding and finding windows.
+    memory_bytes: what an audio worker may allocate beyond what it takes when idle.
+    when_idle: its process computes only while nobody else on the machine wants its core.
+    """
+
+    max_upload_bytes: int
+    max_audio_s: float
+    min_audio_s: float
+    max_busy_s: float
+    memory_bytes: int
+    when_idle: bool = False
+
+    def too_short(self) -> AudioTooShortError:
+        least = f"Minimum audio length is {self.min_audio_s:g} seconds."
+        why = least if self.min_audio_s else "There is no audio in it."
+        return AudioTooShortError(f"Audio file is too short. {why}", param="file")
+
+    def too_long(self) -> InvalidAudioError:
+        return InvalidAudioError(
+            f"The audio is longer than this server allows: {self.max_audio_s:g} s.",
+            param="file",
+            code="audio_too_long",
+        )
+
+    def too_slow(self) -> InvalidAudioError:
+        return InvalidAudioError(
+            f"The audio takes longer than {self.max_busy_s:g} s to decode.", param="file"
+        )
+
+    def too_big(self) -> InvalidAudioError:
+        megabytes = self.memory_bytes // 2**20
+        return InvalidAudioError(
+            f"The audio needs more than {megabytes} MB of memory to decode.", param="file"
+        )
+
+
+def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:
+    """The error for an upload over its limit, in OpenAI's words."""
+    return PayloadTooLargeError(
+        f"Maximum content size limit ({limit_bytes}) exceeded ({read_bytes} bytes read)"
+    )
+
+
 # ------------------------------------------------------------------ from the router to a worker
 
 
@@ -43,20 +96,20 @@ Seconds = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
 class OpenUpload:
     """Decode the file at `path`.
 
-    credit: windows that the router will take; skip: windows that it has already.
     n_mels: None asks for windows cut at pauses; a number, for the whole audio in pieces of 30 s
         and for the largest log10 mel power in so many bins.
     chunking: what the client wishes of the cuts.
     early: cut as `router.audio.windows.EARLY_CUTS` has it, where the client has no wish.
+    credit: windows that the router will take; skip: windows that it has already.
     """
 
     upload_id: int
     path: str
-    credit: int
-    skip: int
-    n_mels: int | None
-    chunking: Chunking | None
+    n_mels: int | None = None
+    chunking: Chunking | None = None
     early: bool = False
+    credit: int = 0
+    skip: int = 0
     kind: Literal["open"] = "open"
 
 

@@ -1,22 +1,26 @@
-"""The windows of one upload, as they are read: an asynchronous iterator with a length."""
+"""One upload as the router reads it: window by window, or whole and in any order."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import tempfile
+import threading
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import replace
 from typing import Self
 
 import numpy as np
 
-from cluster.common.errors import SplitscribeError
-from cluster.common.messages import SAMPLE_RATE
-from router.api.params import Chunking
+from cluster.common.errors import OverloadedError, SplitscribeError
+from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.protocol import Failed, Finished, Opened, OpenUpload, UploadReport, WindowFound
 from router.audio.windows import Window
 
 CREDIT = 2  # windows of one upload that may wait in the router for their consumer
+RETRY_AFTER_S = 10.0  # after a full disk
+SAMPLE_BYTES = 2
 
 
 class AudioStream:
@@ -26,22 +30,13 @@ class AudioStream:
     duration_s, decode_s: the audio's length, and the processor time that decoding and cutting
         took; both are final when the iteration has ended.
     log_max: the largest log10 mel power of an upload that is read whole, when the iteration has
-        ended. `n_mels`, `chunking` and `early` are as in `router.audio.protocol.OpenUpload`.
+        ended.
 
     The methods below `__anext__` are called by the pool and its workers.
     """
 
-    def __init__(
-        self,
-        upload_id: int,
-        path: Path,
-        request_id: str,
-        *,
-        n_mels: int | None = None,
-        chunking: Chunking | None = None,
-        early: bool = False,
-    ) -> None:
-        self.upload_id = upload_id
+    def __init__(self, upload: OpenUpload, request_id: str) -> None:
+        self.upload_id = upload.upload_id
         self.request_id = request_id
         self.expected_s: float | None = None
         self.duration_s = 0.0
@@ -51,10 +46,7 @@ class AudioStream:
         self.moves = 0  # to another worker, since the first
         self.add_credit: Callable[[], None] | None = None  # set by the worker that has the upload
         self.finished = False
-        self._path = path
-        self._n_mels = n_mels
-        self._chunking = chunking
-        self._early = early
+        self._upload = upload
         self._waiting: deque[Window] = deque()
         self._opened = False
         self._error: SplitscribeError | None = None
@@ -102,15 +94,8 @@ class AudioStream:
 
     def opening(self) -> OpenUpload:
         """What a worker is asked for: the windows that have not come yet."""
-        return OpenUpload(
-            upload_id=self.upload_id,
-            path=str(self._path),
-            credit=CREDIT - len(self._waiting),
-            skip=self.n_received,
-            n_mels=self._n_mels,
-            chunking=self._chunking,
-            early=self._early,
-        )
+        credit = CREDIT - len(self._waiting)
+        return replace(self._upload, credit=credit, skip=self.n_received)
 
     def take(self, report: UploadReport, pcm: bytes) -> None:
         """Take what the worker reports; `pcm` is that of a window."""
@@ -135,3 +120,89 @@ class AudioStream:
         if not self.ended:
             self._error = error
             self._changed.set()
+
+
+class WholeAudio:
+    """One upload's samples, to be read in any order once `load` has ended.
+
+    They are in a temporary file without a name, so that hours of audio take no memory, and nothing
+    is left behind by whatever ends the process. Threads use the disk, and a cancelled request does
+    not wait for them. Closing does wait: else the descriptor's number could be given to another
+    file while a thread uses it.
+
+    n_samples, log_max: length, and largest log10 mel power with the edges that openai/whisper
+        gives a file; final after `load`.
+    """
+
+    def __init__(self, stream: AudioStream, release: Callable[[], None]) -> None:
+        """release: called when the audio worker is done with the upload."""
+        self.n_samples = 0
+        self.log_max = 0.0
+        self.stream = stream
+        self._release = release
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see close
+        self._lock = threading.Lock()
+
+    @property
+    def expected_s(self) -> float | None:
+        return self.stream.expected_s
+
+    @property
+    def decode_s(self) -> float:
+        return self.stream.decode_s
+
+    @property
+    def duration_s(self) -> float:
+        return self.n_samples / SAMPLE_RATE
+
+    async def load(self, on_found: Callable[[float], None] | None = None) -> None:
+        """Decode to the end; the audio worker is free for others then.
+
+        Args:
+            on_found: called with the seconds of audio decoded so far; what it raises ends the load.
+
+        Raises:
+            SplitscribeError: the upload cannot be decoded, or its worker died on it.
+            OverloadedError: the disk is full.
+        """
+        async for piece in self.stream:
+            try:
+                await asyncio.to_thread(self._write, piece.pcm)
+            except OSError as error:
+                raise OverloadedError(
+                    "The server has no room for the audio now. Please try again shortly.",
+                    retry_after_s=RETRY_AFTER_S,
+                ) from error
+            self.n_samples += piece.n_samples
+            if on_found is not None:
+                on_found(self.duration_s)
+        self.log_max = self.stream.log_max
+        self._release()
+
+    async def read(self, start: int, stop: int) -> Pcm:
+        """Samples from `start` up to `stop`, or to the end where that comes first."""
+        return await asyncio.to_thread(self._read, start, min(stop, self.n_samples))
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    def _write(self, pcm: Pcm) -> None:
+        """Write at the end."""
+        view, at = pcm.data.cast("B"), self.n_samples * SAMPLE_BYTES
+        with self._lock:
+            while view and not self._file.closed:
+                written = os.pwrite(self._file.fileno(), view, at)
+                view, at = view[written:], at + written
+
+    def _read(self, start: int, stop: int) -> Pcm:
+        content = bytearray()
+        n_left, at = (stop - start) * SAMPLE_BYTES, start * SAMPLE_BYTES
+        with self._lock:
+            while n_left > 0 and not self._file.closed:
+                piece = os.pread(self._file.fileno(), n_left, at)
+                if not piece:
+                    break
+                content += piece
+                n_left, at = n_left - len(piece), at + len(piece)
+        return np.frombuffer(content, np.int16)

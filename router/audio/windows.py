@@ -95,7 +95,7 @@ def samples(seconds: float) -> int:
 class Pieces:
     """Takes PCM block by block and yields all of it, in windows of which only the last is short.
 
-    For uploads that the router wants whole (`router.audio.whole`).
+    For uploads that the router wants whole (`router.audio.stream`).
     """
 
     def __init__(self, max_samples: int = WINDOW_SAMPLES) -> None:

@@ -11,29 +11,35 @@ slot which upload it was on, blames that one alone, and gives the others to anot
 
 from __future__ import annotations
 
-import contextlib
 import json
+import math
 import resource
 import signal
 import socket
 import sys
 import time
 from collections.abc import Generator
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
 
 from cluster.common.errors import SplitscribeError, WorkerError
+from cluster.common.kernels.cpu.cache import ensure_jit_cache
+from cluster.common.messages import HOP_LENGTH, Pcm
+from cluster.common.model.checkpoint import N_FFT
+from cluster.common.model.mel_filters import mel_filters
 from cluster.common.priorities import run_when_idle
 from router.api.params import Chunking
 from router.audio.audio_file import AudioFile
 from router.audio.cutter import WindowCutter
-from router.audio.limits import AudioLimits
-from router.audio.mel_peak import MelPeak
 from router.audio.protocol import (
     AddCredit,
     Alive,
+    AudioLimits,
     CancelUpload,
     Command,
     Failed,
@@ -53,7 +59,8 @@ from router.audio.windows import EARLY_CUTS, CutOptions, Pieces, Window
 MAX_MESSAGE_CHARS = 500
 FRAME_GRID_S = 0.01  # by which a pause may look shorter on the detector's grid
 OLDEST_EVERY = 4  # steps; the share that short uploads cannot take from long ones
-
+MEL_FLOOR = 1e-10  # power below which the logarithm is cut
+HALF_FFT = N_FFT // 2
 
 Steps = Generator[Opened | Window | Finished | None]
 
@@ -126,10 +133,10 @@ class AudioWorker:
 
     def _steps(self, command: OpenUpload) -> Steps:
         path = Path(command.path)
-        if command.n_mels is None:
-            cutter = make_cutter(self._detector, command.chunking, early=command.early)
-            return transcode(path, self._limits, cutter)
-        return transcode_whole(path, self._limits, command.n_mels)
+        if command.n_mels is not None:
+            return transcode(path, self._limits, Pieces(), MelPeak(command.n_mels))
+        cutter = make_cutter(self._detector, command.chunking, early=command.early)
+        return transcode(path, self._limits, cutter)
 
     def _step(self, upload: Upload) -> None:
         self._step_count += 1
@@ -175,7 +182,9 @@ class AudioWorker:
         upload.steps.close()
 
 
-def transcode(path: Path, limits: AudioLimits, cutter: WindowCutter) -> Steps:
+def transcode(
+    path: Path, limits: AudioLimits, cutter: WindowCutter | Pieces, peak: MelPeak | None = None
+) -> Steps:
     """Decode and cut one upload, step by step: `Opened`, its windows, `Finished`.
 
     Yields None after a step that completes no window.
@@ -183,13 +192,15 @@ def transcode(path: Path, limits: AudioLimits, cutter: WindowCutter) -> Steps:
     Raises:
         SplitscribeError: what `AudioFile` raises.
     """
-    with AudioFile(path, limits) as file:
+    with closing(AudioFile(path, limits)) as file:
         yield Opened(file.declared_s)
         for pcm in file.blocks():
+            if peak is not None:
+                peak.feed(pcm)
             yield from cutter.feed(pcm)
             yield None
         yield from cutter.finish()
-        yield Finished(cutter.n_samples)
+        yield Finished(cutter.n_samples, 0.0 if peak is None else peak.finish())
 
 
 def make_cutter(
@@ -215,22 +226,49 @@ def make_cutter(
     return WindowCutter(detector, options, vad=vad)
 
 
-def transcode_whole(path: Path, limits: AudioLimits, n_mels: int) -> Steps:
-    """Decode one upload as `transcode` does, but in pieces of 30 s instead of windows.
+class MelPeak:
+    """The largest log10 mel power of a whole recording, found while it is decoded.
 
-    Raises:
-        SplitscribeError: what `AudioFile` raises.
+    openai/whisper cuts a file's log-mel at 8 decades below the file's maximum, so windows that
+    shall have its features need that number before the first of them is encoded. Frames are those
+    of a centred STFT of the whole. In numpy: the router runs without torch.
     """
-    with AudioFile(path, limits) as file:
-        yield Opened(file.declared_s)
-        peak = MelPeak(n_mels)
-        pieces = Pieces()
-        for pcm in file.blocks():
-            peak.feed(pcm)
-            yield from pieces.feed(pcm)
-            yield None
-        yield from pieces.finish()
-        yield Finished(pieces.n_samples, peak.finish())
+
+    def __init__(self, n_mels: int) -> None:
+        ensure_jit_cache()  # librosa may be needed
+        self._filters = mel_filters(n_mels).T  # [201, n_mels]
+        turn = 2 * np.pi * np.arange(N_FFT) / N_FFT
+        self._hann = (0.5 - 0.5 * np.cos(turn)).astype(np.float32)
+        self._pending: NDArray[np.float32] = np.empty(0, np.float32)  # what later frames still see
+        self._has_begun = False
+        self._power = 0.0
+
+    def feed(self, pcm: Pcm) -> None:
+        """Take the next samples, int16 [n]."""
+        self._take(pcm.astype(np.float32) / np.float32(32_768))
+
+    def finish(self) -> float:
+        """The peak, after the last `feed`: zeros follow the recording."""
+        self._take(np.zeros(N_FFT, np.float32))
+        return math.log10(max(self._power, MEL_FLOOR))
+
+    def _take(self, samples: NDArray[np.float32]) -> None:
+        self._pending = np.concatenate((self._pending, samples))
+        if not self._has_begun:
+            if self._pending.shape[0] <= HALF_FFT:
+                return
+            reflected = self._pending[HALF_FFT:0:-1]  # what an STFT's first frames see before it
+            self._pending = np.concatenate((reflected, self._pending))
+            self._has_begun = True
+        if self._pending.shape[0] >= N_FFT:
+            self._scan()
+
+    def _scan(self) -> None:
+        frames = sliding_window_view(self._pending, N_FFT)[::HOP_LENGTH]  # [n, 400]
+        spectrum = np.fft.rfft(frames * self._hann)  # [n, 201]
+        power = spectrum.real**2 + spectrum.imag**2
+        self._power = max(self._power, float((power @ self._filters).max()))
+        self._pending = self._pending[frames.shape[0] * HOP_LENGTH :]
 
 
 def limit_memory(extra_bytes: int) -> None:
@@ -253,7 +291,7 @@ def main() -> None:
     worker = AudioWorker(connection, UploadSlot(slot_fd), limits)
     worker.warm_up()
     limit_memory(limits.memory_bytes)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the router is gone
+    with suppress(BrokenPipeError, ConnectionResetError):  # the router is gone
         worker.run()
 
 

@@ -10,15 +10,15 @@ import os
 import socket
 import subprocess
 import sys
-import time
-from concurrent.futures import Future, InvalidStateError
 from functools import partial
 
-from router.audio.limits import AudioLimits
+import psutil
+
 from router.audio.protocol import (
     MAX_PCM_BYTES,
     PREFIX_BYTES,
     AddCredit,
+    AudioLimits,
     CancelUpload,
     Command,
     Ping,
@@ -41,9 +41,12 @@ BOOT = (
 class AudioProcess:
     """One audio worker: the process, its socket, and the streams that it works on."""
 
-    def __init__(self, process: subprocess.Popen[bytes], slot: UploadSlot) -> None:
-        self.process = process
-        self.slot = slot
+    def __init__(self, limits: AudioLimits) -> None:
+        """Start the process; `connect` follows.
+
+        Raises:
+            OSError: the system gives no process, socket or shared page.
+        """
         self.streams: dict[int, AudioStream] = {}
         self.ready = asyncio.Event()
         self.alive = True
@@ -51,36 +54,35 @@ class AudioProcess:
         self.stalled = False
         self._n_silent = 0  # times in a row that it had neither answered nor worked
         self._is_asked = False
-        self._cpu_ticks = 0
+        self._cpu_s = (0.0, 0.0)
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
+        self._ours, theirs = socket.socketpair()
+        with theirs, os.fdopen(UploadSlot.make_file()) as page, contextlib.ExitStack() as undo:
+            undo.enter_context(self._ours)
+            self.slot = UploadSlot(page.fileno())
+            undo.callback(self.slot.close)
+            passed = (theirs.fileno(), page.fileno())
+            command = [sys.executable, "-c", BOOT, json.dumps([str(entry) for entry in sys.path])]
+            self.process = subprocess.Popen(
+                [*command, *map(str, passed), json.dumps(dataclasses.asdict(limits))],
+                pass_fds=passed,
+                stdin=subprocess.DEVNULL,
+                process_group=0,  # a terminal's Ctrl-C is for whoever holds the other end
+            )
+            undo.pop_all()
 
-    @classmethod
-    async def spawn(cls, limits: AudioLimits) -> AudioProcess:
-        """Start a worker. Cancelled at any point, it leaves no process and no socket.
-
-        Raises:
-            OSError: the system gives no process, socket or shared page.
-        """
-        loop = asyncio.get_running_loop()
-        started: Future[Started] = Future()
-        loop.run_in_executor(None, _start_for, started, limits)
+    async def connect(self) -> None:
+        """Begin to talk to the process. Cancelled, it leaves no process and no socket."""
         try:
-            process, slot, ours = await asyncio.wrap_future(started)
-        except asyncio.CancelledError:
-            # Either the thread sees that nobody waits, or it was done before, and we clean up.
-            if not started.cancel() and started.exception() is None:
-                loop.run_in_executor(None, _discard, *started.result())
-            raise
-        worker = cls(process, slot)
-        try:
-            worker._reader, worker._writer = await asyncio.open_unix_connection(
-                sock=ours, limit=MAX_PCM_BYTES
+            self._reader, self._writer = await asyncio.open_unix_connection(
+                sock=self._ours, limit=MAX_PCM_BYTES
             )
         except BaseException:
-            loop.run_in_executor(None, _discard, process, slot, ours)
+            self.slot.close()
+            self._ours.close()
+            _wait_or_kill(self.process, 0.0)
             raise
-        return worker
 
     @property
     def is_able(self) -> bool:
@@ -115,12 +117,12 @@ class AudioProcess:
 
         A worker inside a long step does not answer, but takes processor time.
         """
-        ticks = _cpu_ticks(self.process.pid)
-        if self._is_asked and ticks == self._cpu_ticks:
+        cpu_s = psutil.Process(self.process.pid).cpu_times()[:2]
+        if self._is_asked and cpu_s == self._cpu_s:
             self._n_silent += 1
         else:
             self._n_silent = 0
-        self._cpu_ticks = ticks
+        self._cpu_s = cpu_s
         if not self._is_asked:
             self._is_asked = True
             self.send(Ping())
@@ -151,71 +153,9 @@ class AudioProcess:
         return asyncio.shield(loop.run_in_executor(None, _wait_or_kill, self.process, patience_s))
 
 
-def _cpu_ticks(pid: int) -> int:
-    """Processor time of a process so far, in the kernel's ticks.
-
-    Where the kernel does not tell, the figure changes at every call: a worker that stands still
-    is not found there.
-    """
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return time.monotonic_ns()
-    return int(fields[11]) + int(fields[12])  # utime and stime
-
-
-Started = tuple[subprocess.Popen[bytes], UploadSlot, socket.socket]
-
-
-def _start_for(started: Future[Started], limits: AudioLimits) -> None:
-    """Start a worker for whoever waits for `started`; end it again if nobody does."""
-    try:
-        parts = _start(limits)
-    except BaseException as error:
-        with contextlib.suppress(InvalidStateError):
-            started.set_exception(error)
-        return
-    try:
-        started.set_result(parts)
-    except InvalidStateError:  # cancelled meanwhile
-        _discard(*parts)
-
-
-def _start(limits: AudioLimits) -> Started:
-    """Start a worker; returns it with its upload slot and our end of its socket."""
-    ours, theirs = socket.socketpair()
-    with theirs, contextlib.ExitStack() as undo:
-        undo.enter_context(ours)
-        slot_fd = UploadSlot.make_file()
-        try:
-            slot = UploadSlot(slot_fd)
-            undo.callback(slot.close)
-            command = [sys.executable, "-c", BOOT, json.dumps([str(entry) for entry in sys.path])]
-            command += [str(theirs.fileno()), str(slot_fd), json.dumps(dataclasses.asdict(limits))]
-            process = subprocess.Popen(
-                command,
-                pass_fds=(theirs.fileno(), slot_fd),
-                stdin=subprocess.DEVNULL,
-                process_group=0,  # a terminal's Ctrl-C is for whoever holds the other end
-            )
-        finally:
-            os.close(slot_fd)
-        undo.pop_all()
-    return process, slot, ours
-
-
 def _wait_or_kill(process: subprocess.Popen[bytes], patience_s: float) -> None:
     try:
         process.wait(patience_s)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-def _discard(process: subprocess.Popen[bytes], slot: UploadSlot, ours: socket.socket) -> None:
-    """End a worker that nobody waits for any more."""
-    slot.close()
-    ours.close()
-    process.kill()
-    process.wait()

@@ -36,7 +36,7 @@ from router.api.documents import (
 from router.api.kinds import shown
 from router.api.params import TranscriptionParams
 from router.api.responses import error_body
-from router.audio.limits import too_large
+from router.audio.protocol import too_large
 from router.batches.database import telling_full_disk
 from router.batches.lines import (
     FILE_ID,

@@ -19,7 +19,7 @@ import httpx
 
 from cluster.common.errors import InvalidRequestError, SplitscribeError
 from cluster.common.settings import BatchSettings
-from router.audio.limits import too_large
+from router.audio.protocol import too_large
 from router.batches.blobs import Blobs
 from router.batches.database import telling_full_disk
 from router.batches.hosts import Destination, HostRules

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from cluster.common.errors import AudioTooShortError, InvalidRequestError, PayloadTooLargeError
 from router.api.documents import AUDIO_FIELD, DATA_PART, check_audio, pairs_of, read_json, repeated
-from router.audio.limits import too_large
+from router.audio.protocol import too_large
 from router.http.multipart import MAX_FIELD_BYTES, MAX_FIELDS, MAX_FRAMING_BYTES
 
 JSON_TYPE = b"application/json"

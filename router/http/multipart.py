@@ -14,7 +14,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from cluster.common.errors import AudioTooShortError, InvalidRequestError
-from router.audio.limits import too_large
+from router.audio.protocol import too_large
 
 FORM_TYPE = "multipart/form-data"
 FILE_FIELD = "file"

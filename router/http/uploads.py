@@ -24,7 +24,7 @@ from typing import Any
 from cluster.common.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError
 from router.api.documents import AUDIO_FIELD
 from router.audio.containers import wav_head
-from router.audio.limits import too_large
+from router.audio.protocol import too_large
 from router.http.json_body import GROWTH, JSON_TYPE, decoded, read_document
 from router.http.multipart import (
     FILE_FIELD,

@@ -12,7 +12,7 @@ import av
 import numpy as np
 
 from cluster.common.messages import SAMPLE_RATE, Pcm
-from router.audio.limits import AudioLimits
+from router.audio.protocol import AudioLimits
 from tests.support.programs import require
 
 VOWELS_HZ = (

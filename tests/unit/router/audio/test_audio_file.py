@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import struct
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import av
@@ -15,7 +16,7 @@ from cluster.common.errors import AudioTooShortError, InvalidAudioError, Payload
 from cluster.common.messages import SAMPLE_RATE
 from router.audio.audio_file import AudioFile
 from router.audio.containers import Container, missing_bytes, sniff
-from router.audio.limits import AudioLimits
+from router.audio.protocol import AudioLimits
 from tests.support.audio.sounds import (
     FORMATS,
     LIMITS,
@@ -37,7 +38,7 @@ TELLS_ITS_END = ("flac", "mp3", "mp4", "m4a", "alac", "ogg", "oga", "opus", "web
 
 
 def decode(path: Path, limits: AudioLimits = LIMITS) -> Pcm:
-    with AudioFile(path, limits) as file:
+    with closing(AudioFile(path, limits)) as file:
         return np.concatenate([*file.blocks()])
 
 
@@ -255,7 +256,7 @@ def wav_header(data_bytes: int, rate: int = SAMPLE_RATE, channels: int = 1) -> b
 @pytest.mark.parametrize("declared", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0])
 def test_a_wav_written_to_a_pipe_gives_what_is_there(declared: int, tmp_path: Path) -> None:
     (tmp_path / "upload").write_bytes(wav_header(declared) + tone(2.0).tobytes())
-    with AudioFile(tmp_path / "upload", LIMITS) as file:
+    with closing(AudioFile(tmp_path / "upload", LIMITS)) as file:
         assert file.declared_s is None or file.declared_s < 2.1
         assert sum(block.shape[0] for block in file.blocks()) == 32_000
 
@@ -308,7 +309,7 @@ def test_a_bomb_is_stopped_while_decoding(
     n_samples = 0
     limits = dataclasses.replace(LIMITS, max_audio_s=60.0)
     with pytest.raises(InvalidAudioError, match="longer than") as refused:  # noqa: PT012, SIM117
-        with AudioFile(bomb, limits) as file:
+        with closing(AudioFile(bomb, limits)) as file:
             for block in file.blocks():
                 n_samples += block.shape[0]
     assert n_samples <= 60 * SAMPLE_RATE
@@ -360,9 +361,9 @@ def test_a_length_over_the_limit_is_believed_only_of_containers_that_state_it(
     with pytest.raises(InvalidAudioError, match="longer than"):
         AudioFile(encode_as("m4a", tmp_path, tone(4.0)), limits)
     path = encode_as("mpeg", tmp_path, tone(4.0))
-    with AudioFile(path, LIMITS) as file:
+    with closing(AudioFile(path, LIMITS)) as file:
         assert file.declared_s == pytest.approx(4.0, abs=0.1)
-    with AudioFile(path, limits) as file:
+    with closing(AudioFile(path, limits)) as file:
         assert file.declared_s is None
     with pytest.raises(InvalidAudioError, match="longer than"):
         decode(path, limits)

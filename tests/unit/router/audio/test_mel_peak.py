@@ -9,7 +9,7 @@ import pytest
 import whisper.audio
 from numpy.typing import NDArray
 
-from router.audio.mel_peak import MelPeak
+from router.audio.worker import MelPeak
 from tests.support.references.hugging_face import make_pcm
 
 

@@ -22,7 +22,7 @@ from cluster.common.errors import (
 )
 from cluster.common.messages import WINDOW_SAMPLES
 from router.audio.pool import AudioPool
-from router.audio.whole import PcmFile, WholeAudio
+from router.audio.stream import WholeAudio
 from router.audio.windows import Pieces
 from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until
 from tests.support.audio.sounds import encode, joined, silence, tone, voice, write_wav
@@ -54,7 +54,7 @@ async def load(pool: AudioPool, path: Path) -> tuple[NDArray[np.int16], WholeAud
 
 def is_gone(audio: WholeAudio) -> bool:
     """Its file has no name, so closing it is deleting it."""
-    return audio._file._file.closed
+    return audio._file.closed
 
 
 async def test_every_sample_can_be_read_silence_included(
@@ -127,7 +127,7 @@ async def test_another_uploads_death_costs_nothing(
             open_whole(pool, long_file) as audio,
             pool.open(victim_file, request_id="victim", timeout_s=PATIENCE_S) as victim,
         ):
-            await until(lambda: audio._stream.n_received > 0)
+            await until(lambda: audio.stream.n_received > 0)
             os.kill(await freeze_on(pool, victim), signal.SIGKILL)
             await audio.load()
             with pytest.raises(WorkerError, match="died on this upload"):
@@ -139,7 +139,7 @@ async def test_another_uploads_death_costs_nothing(
 async def test_a_worker_that_dies_on_it_fails_it(long_file: Path) -> None:
     async with running() as pool:
         async with open_whole(pool, long_file) as audio:
-            os.kill(await freeze_on(pool, audio._stream), signal.SIGKILL)
+            os.kill(await freeze_on(pool, audio.stream), signal.SIGKILL)
             with pytest.raises(WorkerError, match="died on this upload"):
                 await audio.load()
         assert is_gone(audio)
@@ -188,15 +188,15 @@ async def test_a_worker_that_cannot_be_had_in_time(long_file: Path) -> None:
         os.kill(pids(pool)[0], signal.SIGCONT)
 
 
-async def test_a_full_disk_is_told_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_told_as_one(
+    pool: AudioPool, long_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> int:
         raise OSError(28, "No space left on device")
 
-    file = PcmFile()
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OverloadedError) as failure:
-        await file.append(np.zeros(10, np.int16))
-    file.close()
+        await load(pool, long_file)
     assert failure.value.retry_after_s
 
 
