@@ -27,7 +27,7 @@ from cluster.common.model.device import let_encoder_go_first, use_step_threads
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import DecoderSettings
 from decoder_worker.build import EngineParts, build_parts, warm_up
-from decoder_worker.loop import ALWAYS, IDLE_S, BulkTurns, Call, DecodeLoop
+from decoder_worker.loop import IDLE_S, Call, DecodeLoop
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 from decoder_worker.stats import DecoderStats, load_of
@@ -61,7 +61,6 @@ class DecoderCore:
         settings: DecoderSettings,
         wake: Callable[[], object],
         clock: Callable[[], float],
-        bulk: BulkTurns = ALWAYS,
     ) -> None:
         """settings: with the batch's size filled in. clock: monotonic seconds.
 
@@ -73,7 +72,7 @@ class DecoderCore:
         self._prompts = prompts
         self._wake_up = wake
         self._clock = clock
-        self._loop = DecodeLoop(importer, prompts, parts, self._post, self._on_leave, clock, bulk)
+        self._loop = DecodeLoop(importer, prompts, parts, self._post, self._on_leave, clock)
         self._calls: deque[Call] = deque()  # what other threads ask for, in order
         self._lock = threading.RLock()  # guards the next five
         self._changed = threading.Condition(self._lock)
@@ -248,7 +247,6 @@ class DecoderEngine(DecoderCore):
         kv_pool: PagePool | None = None,
         page_tokens: int = 0,
         kernels_s: float = 0.0,
-        bulk: BulkTurns = ALWAYS,
     ) -> None:
         """Load the weights, allocate the self-attention pool, start the thread and warm up.
 
@@ -258,7 +256,6 @@ class DecoderEngine(DecoderCore):
                 it reads the KV itself, into its own pool.
             page_tokens: positions in a page of self-attention KV; 0 takes what suits the device.
             kernels_s: how long to wait for a CPU's compiled kernels before that.
-            bulk: asked on a CPU.
 
         Raises:
             ConfigurationError: importer, checkpoint and settings do not fit each other.
@@ -273,7 +270,7 @@ class DecoderEngine(DecoderCore):
         self.transport = importer.transport
         prompts = PromptBuilder(tokenizer, checkpoint.dims)
         self._wake = threading.Event()
-        super().__init__(parts, importer, prompts, settings, self._wake.set, time.monotonic, bulk)
+        super().__init__(parts, importer, prompts, settings, self._wake.set, time.monotonic)
         self._heartbeat = self._clock()
         started: Future[None] = Future()
         prepare = partial(self._prepare, parts, kernels_s)

@@ -14,7 +14,6 @@ import logging
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 
 from cluster.common.errors import (
@@ -40,30 +39,12 @@ from decoder_worker.stats import Counters
 
 logger = logging.getLogger(__name__)
 
-HELD_S = 0.002  # and while bulk sequences wait for their turn
-GATHER_S = 0.5  # longest wait of bulk sequences for others that share their step
 IDLE_S = 0.1  # longest sleep between steps: nothing wakes the loop when quarantined pages come back
 EMPTY_S = 1.0  # and while there is no sequence: one that arrives wakes it
 
 NO_PROBABILITY = "the model gave no finite probability"
 
 Call = Callable[[], None]
-
-
-@dataclass(frozen=True, slots=True)
-class BulkTurns:
-    """What a decoder asks of the machine's other work before each step.
-
-    may_run: whether it may be for bulk sequences, too.
-    more_come: whether all cores are at work on windows of bulk sequences that will come. Then a
-        step for few of them waits: it would take from that work, and read all weights for few.
-    """
-
-    may_run: Callable[[], bool] = lambda: True
-    more_come: Callable[[], bool] = lambda: False
-
-
-ALWAYS = BulkTurns()
 
 
 class DecodeLoop:
@@ -82,10 +63,7 @@ class DecodeLoop:
         post: Callable[[Call], None],
         on_leave: Callable[[SequenceState], None],
         clock: Callable[[], float],
-        bulk: BulkTurns,
     ) -> None:
-        self._bulk = bulk
-        self._gathers_until_s: float | None = None
         self.scheduler = scheduler = parts.scheduler
         runner = parts.runner
         self.listen, self.interrupt = runner.listen, runner.interrupt
@@ -115,8 +93,6 @@ class DecodeLoop:
 
     def step(self) -> bool:
         """Schedule, run, post-process. False when nothing could run."""
-        self.scheduler.holds_bulk = self.scheduler.has_bulk and not self._bulk.may_run()
-        self.scheduler.gathers_bulk = self._gathers_bulk()
         self._expire()
         self._start_loading()
         self._landing.step()
@@ -149,8 +125,7 @@ class DecodeLoop:
 
     def sleep_s(self) -> float:
         """How long the loop may sleep after a step that had nothing to run."""
-        waits = self.scheduler.holds_bulk or self.scheduler.gathers_bulk
-        longest_s = HELD_S if waits else EMPTY_S if self.scheduler.is_idle() else IDLE_S
+        longest_s = EMPTY_S if self.scheduler.is_idle() else IDLE_S
         return max(0.0, min(longest_s, self.scheduler.next_deadline() - self._clock()))
 
     def fail_all(self, error: Exception) -> None:
@@ -162,19 +137,6 @@ class DecodeLoop:
                 self._end(sequence, error)
             except Exception:
                 logger.exception("%r could not be taken back", sequence)
-
-    def _gathers_bulk(self) -> bool:
-        """Whether bulk sequences wait for others before they step."""
-        if not self.scheduler.takes_more_bulk or not self._bulk.more_come():
-            self._gathers_until_s = None
-            return False
-        now_s = self._clock()
-        if self._gathers_until_s is None:
-            self._gathers_until_s = now_s + GATHER_S
-        if now_s < self._gathers_until_s:
-            return True
-        self._gathers_until_s = None  # a step, and then it waits again
-        return False
 
     def _expire(self) -> None:
         for sequence in self.scheduler.expired(self._clock()):

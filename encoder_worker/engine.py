@@ -63,8 +63,6 @@ class EncoderEngine(EncoderCore):
         *,
         kernels_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
-        may_run_bulk: Callable[[], bool] = lambda: True,
-        tell_bulk: Callable[[int], None] = lambda cores: None,
     ) -> None:
         """Load the weights, run one window to warm up, and start.
 
@@ -72,8 +70,6 @@ class EncoderEngine(EncoderCore):
             exporter: its pool's payload is what is published.
             kernels_s: how long to wait for a CPU's compiled kernels before that.
             clock: monotonic seconds, of deadlines and of what is measured.
-            may_run_bulk: asked on a CPU before each unit of a bulk window.
-            tell_bulk: told on a CPU how many cores bulk windows may use, and 0 when there are none.
 
         Raises:
             ConfigurationError: checkpoint, device or layout do not fit each other.
@@ -104,8 +100,7 @@ class EncoderEngine(EncoderCore):
         if self.device == "cpu":
             # One more, of which cores take units while those of the last become few.
             queue = make_queue(bulk_at_once=settings.bulk_windows + 1)
-            cores = settings.threads or usable_cores()
-            beside = forward.beside(may_run_bulk, lambda busy: tell_bulk(cores if busy else 0))
+            beside = forward.beside()
             bulk_loop = EncodeLoop(queue, exporter, reuse, beside, max_batch, recorder, clock)
             bulk = Lane(queue, bulk_loop, self._begin_bulk)
         self._bulk_thread: threading.Thread | None = None

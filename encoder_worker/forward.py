@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -59,8 +58,6 @@ if TYPE_CHECKING:
     from encoder_worker.cpu.team_kernels import TeamKernels
 
 logger = logging.getLogger(__name__)
-
-HELD_S = 0.002  # between two questions whether bulk work may go on
 
 
 class WindowEncoder:
@@ -111,21 +108,13 @@ class WindowEncoder:
         self._kernels: InBackground[TeamKernels] | None = None
         self._store_float8: Store | None = None  # of the team's kernels
         self._team: TeamEncoder | None = None  # made where its kernels are first found built
-        self._may_run: Callable[[], bool] | None = None  # see `beside`
-        self._tell_busy: Callable[[bool], None] = lambda busy: None
         if device == "cpu" and torch_dtype in DTYPES:
             self._kernels = team_kernels(torch_dtype, int8=int8)
 
-    def beside(
-        self, may_run: Callable[[], bool], tell_busy: Callable[[bool], None]
-    ) -> WindowEncoder:
-        """One more on the same weights, for calls by another thread at the same time. On a CPU.
-
-        may_run: asked before each unit of a window; while it says no, the encoder waits.
-        tell_busy: as in `TeamEncoder`.
-        """
+    def beside(self) -> WindowEncoder:
+        """One more on the same weights, for calls by another thread at the same time. On a CPU."""
         other = copy.copy(self)
-        other._team, other._may_run, other._tell_busy = None, may_run, tell_busy
+        other._team = None
         return other
 
     @property
@@ -183,8 +172,6 @@ class WindowEncoder:
             What to wait for before anyone may read the pages: a reader comes as soon as its
             handle is out, past any stream's order.
         """
-        if self._may_run is not None:
-            wait_until(self._may_run)
         if self._static is not None:
             return self._static(windows, pages, file_mels, context)
         assert self._output is not None
@@ -213,9 +200,7 @@ class WindowEncoder:
             from encoder_worker.cpu.team import TeamEncoder  # imports numba's kernels
 
             self._store_float8 = built.store_float8
-            self._team = TeamEncoder(
-                self._plain, built, torch.get_num_threads(), self._may_run, self._tell_busy
-            )
+            self._team = TeamEncoder(self._plain, built, torch.get_num_threads())
         return self._team
 
     def _launch_on_team(
@@ -244,12 +229,6 @@ class WindowEncoder:
 def _as_paged(pool: Tensor) -> Tensor:
     """The pool as what turns states into its content writes to it."""
     return as_kv_pool(pool) if pool.dim() == 3 else pool
-
-
-def wait_until(may_run: Callable[[], bool]) -> None:
-    """For what is to wait between two units of a few milliseconds each."""
-    while not may_run():
-        time.sleep(HELD_S)
 
 
 class TeamReady:

@@ -32,8 +32,7 @@ class Scheduler:
     """One worker's queues. Used by the engine's thread alone.
 
     self_pages: pages of one row in `self_pool`. Pages of that one that are taken already are
-    somebody else's for good. holds_bulk: set by the loop; while it is, no bulk sequence begins to
-    run, and none steps. gathers_bulk: the same; they begin to run, and do not step.
+    somebody else's for good.
     """
 
     def __init__(
@@ -46,7 +45,6 @@ class Scheduler:
         landing_pool: PagePool | None = None,
     ) -> None:
         """landing_pool: where encoder states land; None where KV itself travels."""
-        self.holds_bulk = self.gathers_bulk = False
         self._bulk_share = bulk_share
         self._cross_pool = cross_pool
         self._self_pool = self_pool
@@ -72,16 +70,6 @@ class Scheduler:
     def has_bulk(self) -> bool:
         """Whether a bulk sequence runs, or is about to."""
         return self._n_bulk > 0
-
-    @property
-    def takes_more_bulk(self) -> bool:
-        """Whether bulk sequences run, and would have rows for one more that is not here yet."""
-        if not self._n_bulk or self._waiting["bulk"]:
-            return False
-        if any(s.priority == "bulk" for s in self._loading):
-            return False
-        n_used = self._max_batch - len(self._free_slots)
-        return leaves_room(n_used, 1, self._max_batch, self._bulk_share)
 
     @property
     def n_waiting(self) -> int:
@@ -222,8 +210,6 @@ class Scheduler:
 
     def _may_run(self, bulk: DecodeSequence) -> bool:
         """Whether a bulk sequence may have rows: it leaves some to whoever comes."""
-        if self.holds_bulk:
-            return False
         n_used = self._max_batch - len(self._free_slots)
         has_room = leaves_room(n_used, bulk.options.n_rows, self._max_batch, self._bulk_share)
         return has_room or self._row_turns.is_due("bulk")
@@ -239,8 +225,6 @@ class Scheduler:
             self._step_turns = Turns()
             return able
         classes = {s.priority for s in able}
-        if self.holds_bulk or self.gathers_bulk:
-            return [s for s in able if s.priority != "bulk"]
         if classes <= {"bulk"} or "bulk" not in classes or self._step_turns.is_due("bulk"):
             self._step_turns = Turns()
             return able

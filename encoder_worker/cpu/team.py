@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -29,7 +28,6 @@ from encoder_worker.cpu.products import ROWS, Heads, make_products
 from encoder_worker.cpu.team_kernels import TeamKernels
 from encoder_worker.model import AudioEncoder, positions_alike
 
-HELD_S = 0.002  # between two questions whether the next unit may be done
 UNITS = 4  # of a window whose units hold at least so much each, where there are cores to share it
 LEAST_UNITS = 2  # of any: each unit begins its own products, and reads all weights for them
 UNIT_VALUES = 1 << 15  # rows times width; with less, beginning the products takes most of the time
@@ -45,16 +43,8 @@ class TeamEncoder:
         encoder: AudioEncoder,
         kernels: TeamKernels,
         n_threads: int,
-        may_run: Callable[[], bool] | None = None,
-        tell_busy: Callable[[bool], None] = lambda busy: None,
     ) -> None:
-        """Start the threads.
-
-        may_run: asked before each unit; while it says no, the team waits. None: never.
-        tell_busy: told when there are windows, and when there are none any more.
-        """
-        self._may_run = may_run
-        self._tell_busy = tell_busy
+        """Start the threads."""
         self._encoder = encoder
         self._kernels = kernels
         dims = encoder.dims
@@ -87,8 +77,6 @@ class TeamEncoder:
             memory.lay_out(mel.shape[2] // 2)
             window = _Window(memory, mel.to(self._encoder.dtype), sink)
             self._windows.append(window)
-            if len(self._windows) == 1:
-                self._tell_busy(True)
             self._changed.notify_all()
         return window.future
 
@@ -110,8 +98,6 @@ class TeamEncoder:
             while (taken := self._take()) is not None:
                 window, unit = taken
                 try:
-                    while self._may_run is not None and not self._may_run():
-                        time.sleep(HELD_S)
                     self._run(window, unit)
                 except BaseException as error:
                     window.error = window.error or error
@@ -138,8 +124,6 @@ class TeamEncoder:
             ends = stands and (window.error is not None or window.layer == n_layers)
             if ends:
                 self._windows.remove(window)
-                if not self._windows:
-                    self._tell_busy(False)
                 self._idle.append(memory)
                 self._changed.notify_all()
         if ends:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
-from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +20,6 @@ from cluster.common.settings import Settings
 from cluster.common.tracing import Span
 from cluster.serve.replicas.pool_worker import PoolWorker
 from cluster.serve.replicas.replica_setup import gpu_share
-from cluster.serve.urgent_work import BulkGate
 
 if TYPE_CHECKING:
     from decoder_worker.engine import DecoderEngine
@@ -42,9 +40,8 @@ class DecoderWorker(PoolWorker):
         from cluster.common.kernels.cpu.background import longest_wait_s
         from cluster.common.kv.connect import make_importer, make_kv_pool
         from cluster.common.kv.wires.gpu_memory import gpu_budget
-        from cluster.common.model.device import resolve_device, step_threads
+        from cluster.common.model.device import resolve_device
         from decoder_worker.engine import DecoderEngine
-        from decoder_worker.loop import ALWAYS, BulkTurns
         from decoder_worker.sizing import sized
 
         checkpoint = open_checkpoint(settings.model)
@@ -53,24 +50,20 @@ class DecoderWorker(PoolWorker):
         settings = sized(settings, checkpoint, device, budget)
         role = settings.decoder
         self._importer = make_importer(checkpoint, settings, device, self._name)
-        bulk = BulkTurns(BulkGate(self._urgent.leaves_cores), self._urgent.bulk_is_encoded)
         self._engine = DecoderEngine(
             checkpoint,
             self._importer,
             role,
             kv_pool=make_kv_pool(checkpoint, settings, device),
             kernels_s=longest_wait_s(settings.kernels),
-            bulk=bulk if device == "cpu" else ALWAYS,
         )
-        self._cores = step_threads(role.threads)
         self._ready(settings, checkpoint.name, device)
 
     async def decode(self, request: DecodeRequest) -> DecodeResult:
         """Pull one window's KV and decode it; cancelling the call frees what it holds."""
         with request_scope(request.request_id), self._span(request) as span:
             arrived_s = time.monotonic()
-            with self._at_work(request):
-                result = await asyncio.wrap_future(self._engine.submit(request))
+            result = await asyncio.wrap_future(self._engine.submit(request))
             self._record(request, result)
             tell_stages(span, request, result, arrived_s)
             return replace(result, load=self._engine.load())
@@ -85,8 +78,7 @@ class DecoderWorker(PoolWorker):
         def tell(token: SampledToken | None) -> None:  # on the engine's thread
             loop.call_soon_threadsafe(sampled.put_nowait, token)
 
-        scope = request_scope(request.request_id)
-        with scope, self._span(request) as span, self._at_work(request):
+        with request_scope(request.request_id), self._span(request) as span:
             arrived_s = time.monotonic()
             submitted = self._engine.submit(request, tell)
             submitted.add_done_callback(lambda _: tell(None))
@@ -105,11 +97,6 @@ class DecoderWorker(PoolWorker):
                 yield replace(result, load=self._engine.load())
             finally:
                 submitted.cancel()
-
-    def _at_work(self, request: DecodeRequest) -> AbstractContextManager[None]:
-        """Tell bulk work of this machine that a more urgent window is decoded."""
-        is_urgent = request.priority != "bulk" and self._device == "cpu"
-        return self._urgent.during(self._cores if is_urgent else 0)
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """For `cluster.serve.hooks.autoscaling`."""

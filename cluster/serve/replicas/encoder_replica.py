@@ -18,7 +18,6 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import Settings
 from cluster.serve.replicas.pool_worker import PoolWorker
 from cluster.serve.replicas.replica_setup import BusyShare, gpu_share
-from cluster.serve.urgent_work import BulkGate
 
 if TYPE_CHECKING:
     from encoder_worker.engine import EncoderEngine
@@ -47,7 +46,7 @@ class EncoderWorker(PoolWorker):
         from cluster.common.kernels.cpu.background import longest_wait_s
         from cluster.common.kv.connect import make_exporter
         from cluster.common.kv.wires.gpu_memory import gpu_budget
-        from cluster.common.model.device import resolve_device, usable_cores
+        from cluster.common.model.device import resolve_device
         from encoder_worker.engine import EncoderEngine
         from encoder_worker.sizing import sized
 
@@ -63,10 +62,7 @@ class EncoderWorker(PoolWorker):
             role,
             self._recorder,
             kernels_s=longest_wait_s(settings.kernels) if waits else 0.0,
-            may_run_bulk=BulkGate(self._urgent.leaves_process),
-            tell_bulk=self._urgent.encode_bulk,
         )
-        self._cores = usable_cores()
         self._busy = BusyShare()
         self._ready(settings, checkpoint.name, device)
 
@@ -104,11 +100,9 @@ class EncoderWorker(PoolWorker):
             return replace(reply, location=self._location, load=self._engine.load())
 
     async def _reply(self, request: EncodeRequest) -> EncodeReply:
-        n_cores = 0 if request.priority == "bulk" or self._device != "cpu" else self._cores
+        future = self._engine.submit(request)
         try:
-            with self._urgent.during(n_cores):
-                future = self._engine.submit(request)
-                return await asyncio.wrap_future(future)
+            return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             # The reply may have come at the same moment, and nobody will read its pages.
             if future.done() and not future.cancelled() and future.exception() is None:

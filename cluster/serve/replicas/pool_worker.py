@@ -19,7 +19,6 @@ from cluster.common.metrics import MetricSpec, report_each_second
 from cluster.common.settings import Settings
 from cluster.common.tracing import Span, make_tracer
 from cluster.serve.replicas.replica_setup import give_memory_back, own_location, start_replica
-from cluster.serve.urgent_work import UrgentWork
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +72,6 @@ class PoolWorker:
         # environment, would keep the replica out of the processes that Ray has started ahead.
         os.environ["OMP_NUM_THREADS"] = str(os.cpu_count() or 1)
         self._name, self._recorder = start_replica(self.ROLE, settings, build, self.METRICS)
-        self._urgent = UrgentWork.of_cluster()
 
     def _ready(self, settings: Settings, model: str, device: str) -> None:
         self._model, self._device, self._location = model, device, own_location()
@@ -131,4 +129,3 @@ class PoolWorker:
         await asyncio.to_thread(self._engine.close)
         await asyncio.to_thread(self._close_transport)
         await asyncio.to_thread(self._tracer.close)
-        self._urgent.close()

@@ -21,7 +21,6 @@ from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.settings import DecoderSettings
 from decoder_worker.backends import choose_attention, torch_attention
 from decoder_worker.engine import DecoderEngine
-from decoder_worker.loop import BulkTurns
 from tests.support.kv.ends import MemoryExporter, memory_importer
 
 KEY = b"key of the tests"
@@ -107,7 +106,6 @@ def make_stand(
     reads_states: bool = False,
     bucketed: bool = False,
     device: str = "cpu",
-    more_bulk: Callable[[], bool] = lambda: False,
     **settings: Any,
 ) -> Iterator[Stand]:
     """Everything is closed at the end, and every page must be back by then.
@@ -142,7 +140,6 @@ def make_stand(
             chosen,
             kv_pool=kv_pool,
             page_tokens=page_tokens,
-            bulk=BulkTurns(more_come=more_bulk),
         )
     try:
         yield Stand(checkpoint, exporter, importer, engine)

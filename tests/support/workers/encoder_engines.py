@@ -52,8 +52,6 @@ class Bench:
         n_windows: int = 4,
         page_frames: int = 0,
         recorder: Recorder | None = None,
-        may_run_bulk: Callable[[], bool] = lambda: True,
-        tell_bulk: Callable[[int], None] = lambda cores: None,
         **settings: Any,
     ) -> None:
         self.checkpoint = checkpoint
@@ -63,14 +61,7 @@ class Bench:
         )
         settings.setdefault("max_batch", 8)
         chosen = EncoderSettings(**{"device": "cpu", "threads": 1, "dtype": "float32", **settings})
-        self.engine = EncoderEngine(
-            checkpoint,
-            self.exporter,
-            chosen,
-            recorder,
-            may_run_bulk=may_run_bulk,
-            tell_bulk=tell_bulk,
-        )
+        self.engine = EncoderEngine(checkpoint, self.exporter, chosen, recorder)
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()
@@ -79,6 +70,10 @@ class Bench:
         self.poisoned_by: Exception = RuntimeError("this one cannot be")
         self._forward = self.engine._loop.forward
         self.engine._loop.forward = Replaced(self._gated)  # type: ignore[assignment]
+        self.bulk_gate = threading.Event()  # the bulk lane encodes while it is set
+        self.bulk_gate.set()
+        self._bulk_forward = self.engine._bulk.loop.forward
+        self.engine._bulk.loop.forward = Replaced(self._bulk_gated)  # type: ignore[assignment]
 
     def _gated(
         self,
@@ -94,6 +89,10 @@ class Bench:
         if any(len(window) == self.poison for window in windows):
             raise self.poisoned_by
         return self._forward(windows, pool, pages, file_mels, context)
+
+    def _bulk_gated(self, *args: Any) -> Ready:
+        assert self.bulk_gate.wait(PATIENCE_S)
+        return self._bulk_forward(*args)
 
     def submit(
         self,
@@ -137,6 +136,7 @@ class Bench:
 
     def close(self) -> None:
         self.gate.set()
+        self.bulk_gate.set()
         self.engine.close()
         self.exporter.close()
 

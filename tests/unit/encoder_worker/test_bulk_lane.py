@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import wait
 
 import pytest
 
 from cluster.common.errors import WorkerDrainingError
-from cluster.common.kernels.cpu.background import wait_for_builds
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
-
-BUILD_S = 200.0
 
 
 def test_a_bulk_window_has_the_kv_of_any_other(bench: Callable[..., Bench]) -> None:
@@ -34,15 +30,15 @@ def test_a_bulk_window_has_the_kv_of_any_other(bench: Callable[..., Bench]) -> N
 
 
 def test_no_lane_waits_for_the_other(bench: Callable[..., Bench]) -> None:
-    may_run = threading.Event()
-    b = bench(may_run_bulk=may_run.is_set)
+    b = bench()
+    b.bulk_gate.clear()
     bulk = b.submit(make_pcm(0.3), "bulk", priority="bulk")
     until(lambda: b.engine.stats().running == 1)
     b.engine.revoke(b.submit(make_pcm(0.4)).result(PATIENCE_S).handle)
     assert not bulk.done()
     assert not b.engine.is_idle()
     held = b.hold()
-    may_run.set()
+    b.bulk_gate.set()
     b.engine.revoke(bulk.result(PATIENCE_S).handle)
     assert not held.done()
     b.gate.set()
@@ -51,31 +47,17 @@ def test_no_lane_waits_for_the_other(bench: Callable[..., Bench]) -> None:
 
 
 def test_a_bulk_window_can_be_cancelled_and_its_lane_ended(bench: Callable[..., Bench]) -> None:
-    may_run = threading.Event()
-    b = bench(may_run_bulk=may_run.is_set)
+    b = bench()
+    b.bulk_gate.clear()
     first = b.submit(make_pcm(0.3), "first", priority="bulk")
     until(lambda: b.engine.stats().running == 1)
     second, third = (b.submit(make_pcm(0.3), name, priority="bulk") for name in ("2", "3"))
     assert second.cancel()
     assert b.engine.stats().queued == 1
-    may_run.set()
+    b.bulk_gate.set()
     for future in (first, third):
         b.engine.revoke(future.result(PATIENCE_S).handle)
     b.exporter.pool.check_integrity()
     b.close()
     with pytest.raises(WorkerDrainingError):
         b.submit(make_pcm(0.3), priority="bulk")
-
-
-def test_the_machine_hears_when_bulk_windows_are_encoded(bench: Callable[..., Bench]) -> None:
-    """And of no others. Until their kernels are built nobody is told, since one core encodes."""
-    told: list[int] = []
-    b = bench(tell_bulk=told.append, threads=3)
-    wait_for_builds(BUILD_S)
-    b.engine.revoke(b.submit(make_pcm(0.4)).result(PATIENCE_S).handle)
-    assert told == []
-    futures = [b.submit(make_pcm(0.3), str(n), priority="bulk") for n in range(3)]
-    for future in futures:
-        b.engine.revoke(future.result(PATIENCE_S).handle)
-    until(lambda: bool(told) and told[-1] == 0)
-    assert told == [3, 0] * (len(told) // 2)
