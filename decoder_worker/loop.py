@@ -25,7 +25,7 @@ from cluster.common.errors import (
 )
 from cluster.common.failed_batches import run_batch
 from cluster.common.kv.importer import KVImporter
-from cluster.common.kv.transfer_config import FetchStats
+from cluster.common.kv.wire import FetchStats
 from cluster.common.messages import DecodeResult, SampledToken
 from cluster.common.model.text.quality import compression_ratio
 from decoder_worker.build import EngineParts

@@ -6,7 +6,7 @@ import math
 
 from cluster.common.kv.connect import LANDING_WINDOWS, served_kv_layout, served_layout
 from cluster.common.kv.layout import ITEM_BYTES, window_bytes
-from cluster.common.kv.wires.gpu_memory import RESERVE_BYTES, GpuBudget, pool_windows
+from cluster.common.kv.pool import RESERVE_BYTES, GpuBudget, pool_windows
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.device import resolve_dtype
 from cluster.common.model.dims import ModelDims, cross_kv_shapes, decoder_shapes

@@ -117,8 +117,8 @@ class EncoderCore:
             queued_audio_s=sum(queue.queued_audio_s for queue in queues),
             running=sum(queue.n_in_flight for queue in queues),
             slack_s=min(queue.slack_s for queue in queues),
-            leases=exporter.published.n_leases,
-            read=exporter.published.n_read_pages / per_window,
+            leases=exporter.n_leases,
+            read=exporter.n_read_pages / per_window,
             pages_free=exporter.n_free_pages,
             pages_total=n_pages,
             windows_exported=n_pages // per_window,
@@ -145,7 +145,7 @@ class EncoderCore:
         """Nothing is queued, encoded or leased."""
         queues = [lane.batcher for lane in self._lanes]
         is_busy = any(len(one) or one.n_in_flight for one in queues)
-        return not (is_busy or self._exporter.published.n_leases)
+        return not (is_busy or self._exporter.n_leases)
 
 
 def _drop_cancelled(

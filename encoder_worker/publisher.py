@@ -167,8 +167,8 @@ class KVReuse:
             self._misses += 1
 
     def stats(self) -> ReuseStats:
-        published = self._exporter.published
-        kept_bytes = published.n_kept_pages * self._exporter.pool.page_bytes
+        exporter = self._exporter
+        kept_bytes = exporter.n_kept_pages * exporter.pool.page_bytes
         with self._lock:
             hits, misses = self._hits, self._misses
-        return ReuseStats(published.n_kept, kept_bytes, hits, misses, published.n_evicted)
+        return ReuseStats(exporter.n_kept, kept_bytes, hits, misses, exporter.n_evicted)

@@ -10,7 +10,7 @@ import math
 from cluster.common.kv.connect import served_layout
 from cluster.common.kv.cross_kv import WINDOWS_AT_ONCE
 from cluster.common.kv.layout import ITEM_BYTES, window_bytes
-from cluster.common.kv.wires.gpu_memory import GpuBudget, pool_windows
+from cluster.common.kv.pool import GpuBudget, pool_windows
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.device import resolve_dtype
 from cluster.common.model.dims import ModelDims, cross_kv_shapes, encoder_shapes

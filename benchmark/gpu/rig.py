@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from benchmark.shared.flops import H200, Gpu
 from benchmark.shared.shapes import SHAPES
 from cluster.common.kv.connect import make_exporter, make_importer, make_kv_pool
-from cluster.common.kv.wires.gpu_memory import gpu_budget
+from cluster.common.kv.pool import gpu_budget
 from cluster.common.messages import (
     SAMPLE_RATE,
     CrossKVHandle,

@@ -30,7 +30,7 @@ from benchmark.gpu.rig import (
 from cluster.common.kv.connect import available_transport, kv_layout, make_wire
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.importer import KVImporter
-from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import DecodeRequest
 
 WARM_UP_SHARE = 0.25  # of a load point, on top of it

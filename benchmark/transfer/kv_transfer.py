@@ -39,7 +39,7 @@ from cluster.common.kv.connect import make_wire
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.layout import KVLayout, PageLayout, window_bytes
-from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import CrossKVHandle
 
 # A round is never cut short by the expiry of a lease.

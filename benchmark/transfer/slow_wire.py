@@ -31,8 +31,8 @@ from benchmark.transfer.kv_transfer import CONFIG, Encoder
 from cluster.common.kv.cross_kv import CrossKVProjection
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
+from cluster.common.kv.nixl_wire import NixlWire
 from cluster.common.kv.pool import PagePool
-from cluster.common.kv.wires.nixl_wire import NixlWire
 
 GBIT = 1e9 / 8  # bytes
 WIRES = {"25 Gbit/s": 25 * GBIT, "10 Gbit/s": 10 * GBIT, "1 Gbit/s": GBIT}

@@ -18,7 +18,7 @@ from cluster.common.kv.connect import LANDING_WINDOWS
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool
-from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.kv.wire import TransferConfig
 from cluster.common.metrics import ENCODER_METRICS, silent_recorder
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.planning.profile import Profile, Surface
@@ -169,7 +169,7 @@ class SimEncoder(SimWorker):
         self._expiring = False
         if not self.is_dead:
             self._exporter.expire()
-            if self._exporter.published.n_leases:
+            if self._exporter.n_leases:
                 self._watch_leases()
             self._on_release()
 

@@ -19,7 +19,7 @@ from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.handles import release_message, renewal_messages
 from cluster.common.kv.peers import HeldHandles
 from cluster.common.kv.pool import PagePool
-from cluster.common.kv.transfer_config import RENEW_S, FetchStats
+from cluster.common.kv.wire import RENEW_S, FetchStats
 from cluster.common.messages import CrossKVHandle
 from cluster.planning.profile import LinkProfile
 
@@ -27,7 +27,7 @@ LOST_AFTER_S = 0.005  # until a READ from a dead process fails: 0.2 to 31 ms, 1 
 
 
 class NobodysWire:
-    """The wire of an exporter whose readers call it directly. See `common.kv.wires.wire.Wire`."""
+    """The wire of an exporter whose readers call it directly. See `common.kv.wire.Wire`."""
 
     transport = "simulated"
     metadata = b""

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from cluster.common.errors import ConfigurationError
 from cluster.common.kernels.cpu.background import longest_wait_s
 from cluster.common.kv.connect import make_exporter, make_importer, make_kv_pool
-from cluster.common.kv.wires.gpu_memory import gpu_budget
+from cluster.common.kv.pool import gpu_budget
 from cluster.common.messages import Role, WorkerStatus
 from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint

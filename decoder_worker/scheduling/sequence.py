@@ -15,7 +15,7 @@ from enum import Enum
 from functools import partial
 from weakref import ref
 
-from cluster.common.kv.transfer_config import FetchStats
+from cluster.common.kv.wire import FetchStats
 from cluster.common.messages import (
     DecodeOptions,
     DecodeRequest,

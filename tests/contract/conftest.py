@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.common.kv.connect import available_transport
-from cluster.common.kv.transfer_config import LEASE_S
+from cluster.common.kv.wire import LEASE_S
 from tests.support.kv.host import (
     LAYOUTS,
     LocalHost,

@@ -18,7 +18,7 @@ from cluster.common.errors import (
     StaleGenerationError,
 )
 from cluster.common.kv.handles import sign
-from cluster.common.kv.transfer_config import LEASE_S
+from cluster.common.kv.wire import LEASE_S
 from tests.support.kv.host import (
     DEADLINE_S,
     KEY,

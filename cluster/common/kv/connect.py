@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Literal
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.layout import FLOAT8, ITEM_BYTES, KVLayout, PageLayout, StatesLayout
-from cluster.common.kv.transfer_config import TransferConfig
-from cluster.common.kv.wires.nixl_agent import load_api
+from cluster.common.kv.nixl_wire import load_api
+from cluster.common.kv.wire import TransferConfig
 from cluster.common.settings import Settings
 
 if TYPE_CHECKING:
     from cluster.common.kv.exporter import KVExporter
     from cluster.common.kv.importer import KVImporter
     from cluster.common.kv.pool import PagePool
-    from cluster.common.kv.wires.wire import Wire
+    from cluster.common.kv.wire import Wire
     from cluster.common.model.checkpoint import Checkpoint
 
 GPU_PAGE_FRAMES = 125  # 12 pages a window: flashinfer splits long KV by pages
@@ -113,10 +113,10 @@ def make_wire(config: TransferConfig) -> Wire:
     """
     chosen = available_transport() if config.transport == "auto" else config.transport
     if chosen == "memory":
-        from cluster.common.kv.wires.memory_wire import MemoryWire
+        from cluster.common.kv.memory_wire import MemoryWire
 
         return MemoryWire(config)
-    from cluster.common.kv.wires.nixl_wire import NixlWire
+    from cluster.common.kv.nixl_wire import NixlWire
 
     return NixlWire(config)
 

@@ -1,9 +1,19 @@
 """The encoder's end of a transfer: pages are reserved, published, read under leases, and freed.
 
-The same for every transport. One thread owns the wire: it takes releases and renewals, and ends
-leases that ran out. A window published under a key stays in its pages after its last lease, for the
-next reader of the same audio, until the pages are needed. Pages come back by one path, `_free`,
-which bumps their counters first, so that a late reader sees the change.
+The same for every transport. One table under one lock, the page pool's, holds what is published: a
+window's pages belong to it from `publish` on. It has as many readers as leases, and a lease ends
+once. A window that was published under a key outlives its last lease: it is kept, and the same key
+opens it again, until its pages are needed; then what was released longest ago is evicted first. A
+window without a key goes with its last lease.
+
+Each page has a counter, its generation, which readers READ: it is bumped when the page is reserved,
+before anything is written to it, and when it is freed, before its next owner can write to it. While
+a window is published its counters stay as they are. So the counter of a window's first page, read
+after the payload, still has the handle's value only if no page of it changed hands in between: they
+are freed together.
+
+One thread owns the wire: it takes releases and renewals, and ends leases that ran out. Lease ids
+come from the network: one that is unknown or has ended is ignored and counted.
 """
 
 from __future__ import annotations
@@ -11,19 +21,41 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from cluster.common.errors import WorkerDrainingError
 from cluster.common.kv.handles import parse_notification, sign
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool, Pages
-from cluster.common.kv.published import Lease, PublishedWindows
-from cluster.common.kv.transfer_config import TransferConfig
-from cluster.common.kv.wires.wire import MakeThread, Wire, WireThread
+from cluster.common.kv.wire import COUNTER_BYTES, MakeThread, TransferConfig, Wire, WireThread
 from cluster.common.messages import CrossKVHandle
 
 POLL_S = 0.005  # between two looks for notifications while a lease is open
 IDLE_POLL_S = 0.9  # and while none is; a lease that opens ends the wait
 STALL_S = 1.0  # between two looks: longer only where this thread or its process was held up
+
+
+@dataclass(slots=True, eq=False)
+class _Window:
+    """A published window; `key` is empty where nothing may find it again."""
+
+    pages: Pages
+    frames: int
+    key: bytes
+    readers: int = 0
+
+
+@dataclass(slots=True)
+class _Lease:
+    """The right to READ a window until `deadline`, in seconds of the exporter's clock."""
+
+    id: str
+    window: _Window
+    generation: int
+    deadline: float
 
 
 class KVExporter:
@@ -36,7 +68,11 @@ class KVExporter:
 
     All methods may be called from any thread; none waits for a transfer.
 
-    published: what is leased and kept, to be looked at.
+    counters: uint64, the generation of each page, in host memory also where the pool is on a GPU.
+        They start at random, so that another process's memory found at the same address does not
+        pass for ours.
+    n_evicted: windows whose pages were needed for others, since the start.
+    n_expired: leases that ended because nobody renewed or released them.
     """
 
     def __init__(
@@ -58,29 +94,59 @@ class KVExporter:
         self.layout = layout
         self.pool = PagePool(layout, n_pages, config.device)
         self.transport = wire.transport
+        self.lease_s = config.lease_s
+        self.n_evicted = self.n_expired = 0
         self._layout_hash = self.pool.layout_hash
         self._cluster_key = config.cluster_key
+        self._clock, self._randbits = config.clock, config.randbits
         self._wire = wire
-        self.published = PublishedWindows(n_pages, config.lease_s, config.clock, config.randbits)
-        self._n_malformed = 0
+        self._lock = self.pool.lock
+        start = [config.randbits(62) for _ in range(n_pages)]
+        self.counters: NDArray[np.uint64] = np.array(start, dtype=np.uint64)
+        self._by_page: dict[int, _Window] = {}  # each under all of its pages
+        self._by_key: dict[bytes, _Window] = {}
+        self._kept: dict[bytes, _Window] = {}  # without readers, oldest release first
+        self._leases: dict[str, _Lease] = {}
+        self._n_malformed = self._n_unknown = 0
         self._closing = threading.Event()
         self._woken = threading.Event()
         wire.on_notification = self._woken.set
-        self._thread = make_thread("exporter", self._open, self._run, self._end)
+        self._thread = make_thread("exporter", self._open, self._run, self._end_all)
+
+    @property
+    def n_leases(self) -> int:
+        return len(self._leases)
+
+    @property
+    def n_kept(self) -> int:
+        """Windows that nobody reads."""
+        return len(self._kept)
+
+    @property
+    def n_kept_pages(self) -> int:
+        with self._lock:
+            return sum(len(window.pages) for window in self._kept.values())
+
+    @property
+    def n_read_pages(self) -> int:
+        """Pages of windows that somebody may read."""
+        with self._lock:
+            return sum(window.readers > 0 for window in self._by_page.values())
 
     @property
     def n_free_pages(self) -> int:
         """Pages that `reserve` would give: free ones, and kept ones that nobody reads."""
-        return self.pool.n_free + self.published.n_kept_pages
+        with self._lock:
+            return self.pool.n_free + self.n_kept_pages
 
     def refused(self) -> Mapping[str, int]:
         """Notifications that were not acted on, by reason: "malformed" or "unknown_lease".
 
         A few of the latter are nobody's fault: a release that comes after the lease's end.
         """
-        return {"malformed": self._n_malformed, "unknown_lease": self.published.n_ignored}
+        return {"malformed": self._n_malformed, "unknown_lease": self._n_unknown}
 
-    def reserve(self, n_pages: int, timeout_s: float = 0.0) -> tuple[int, ...] | None:
+    def reserve(self, n_pages: int, timeout_s: float = 0.0) -> Pages | None:
         """Take `n_pages` free pages, waiting up to `timeout_s`; None when they are not free.
 
         Kept windows are evicted for them, the one that was released longest ago first.
@@ -91,13 +157,14 @@ class KVExporter:
         self._refuse_closed()
         pages = self.pool.allocate(n_pages, timeout_s, self._evict)
         if pages is not None:
-            self.published.bump(pages)
+            self._bump(pages)
         return pages
 
     def abandon(self, pages: Sequence[int]) -> None:
         """Give back pages that `reserve` returned and that were not published."""
-        self.published.check_unpublished(pages)
-        self._free(pages)
+        with self._lock:
+            self._refuse_published(pages)
+            self._free(pages)
 
     def publish(
         self,
@@ -111,22 +178,19 @@ class KVExporter:
     ) -> CrossKVHandle:
         """Lease written pages to whoever holds the returned, signed handle.
 
-        The caller has finished (and on a GPU synchronised) its writes. The generation was bumped
-        when the pages were reserved, so a reader of an older handle sees another value.
+        The caller has finished (and on a GPU synchronised) its writes.
 
         Args:
             key: under which `publish_again` finds them; it takes the place of what was published
-                under it before. Empty: nothing finds them.
+                under it before, which goes with its last reader. Empty: nothing finds them.
 
         Raises:
             ValueError: pages and frames do not fit each other, or the pages are published already.
             RuntimeError: the pages are not reserved.
             WorkerDrainingError: the exporter is closed.
         """
-        self._check(pages, frames)
-        lease, outdated = self.published.publish(pages, frames, key)
-        if outdated:
-            self._free(outdated)
+        with self._lock:
+            lease = self._lease(self._add(pages, frames, key))
         return self._handle(lease, request_id, window, attempt)
 
     def publish_again(
@@ -138,63 +202,50 @@ class KVExporter:
             WorkerDrainingError: the exporter is closed.
         """
         self._refuse_closed()
-        lease = self.published.open(key)
-        return None if lease is None else self._handle(lease, request_id, window, attempt)
+        with self._lock:
+            if (found := self._by_key.get(key)) is None:
+                return None
+            lease = self._lease(found)
+        return self._handle(lease, request_id, window, attempt)
 
     def keep(self, pages: Sequence[int], *, frames: int, key: bytes) -> None:
         """Publish written pages without a reader, for `publish_again`; raises as `publish`."""
-        self._check(pages, frames)
-        if outdated := self.published.keep(pages, frames, key):
-            self._free(outdated)
-        self.pool.wake()
-
-    def _check(self, pages: Sequence[int], frames: int) -> None:
-        self._refuse_closed()
-        if not 1 <= frames <= self.layout.n_frames:
-            raise ValueError(f"frames {frames} is not in 1..{self.layout.n_frames}")
-        if not self.layout.pages_for(frames) <= len(pages) <= self.layout.pages_per_window:
-            raise ValueError(
-                f"{len(pages)} pages cannot hold {frames} frames of a window: expected "
-                f"{self.layout.pages_for(frames)} to {self.layout.pages_per_window}"
-            )
-        self.pool.check_used(pages)
-
-    def _handle(self, lease: Lease, request_id: str, window: int, attempt: int) -> CrossKVHandle:
-        if self.published.n_leases == 1:
-            self._woken.set()  # ends the idle wait, since releases are to come
-        pages = lease.window.pages
-        unsigned = CrossKVHandle(
-            request_id=request_id,
-            window=window,
-            attempt=attempt,
-            agent=self._wire.agent,
-            metadata=self._wire.metadata,
-            layout_hash=self._layout_hash,
-            addresses=self.pool.addresses(pages),
-            page_bytes=self.pool.page_bytes,
-            frames=lease.window.frames,
-            counter_address=self.published.counter_address(pages[0]),
-            generation=lease.generation,
-            lease=lease.id,
-            remaining_s=self.published.lease_s,
-            payload=self.layout.payload,
-        )
-        return sign(unsigned, self._cluster_key)
+        with self._lock:
+            self._kept[key] = self._add(pages, frames, key)
+            self.pool.wake()
 
     def revoke(self, lease: str) -> bool:
         """End a lease now; False when it is not (or no longer) known."""
-        freed = self.published.end(lease)
-        if freed is not None:
-            self._take_back(freed)
-        return freed is not None
+        with self._lock:
+            known = self._leases.get(lease)
+            if known is None:
+                self._n_unknown += 1
+                return False
+            self._end(known)
+            return True
 
     def check_integrity(self, n_leases: int = 0, n_reserved: int = 0) -> None:
         """Raise RuntimeError unless so many leases and reserved pages are out, and all else agrees.
 
         With the defaults this holds whenever a worker is idle: every page is free or kept.
         """
-        self.published.check_integrity(n_leases)
-        self.pool.check_integrity(self.published.n_pages + n_reserved)
+        with self._lock:
+            windows = set(self._by_page.values())
+            readers = sum(window.readers for window in windows)
+            if not readers == len(self._leases) == n_leases:
+                raise RuntimeError(
+                    f"{len(self._leases)} leases are open and {readers} readers counted, "
+                    f"expected {n_leases}"
+                )
+            for window in windows:
+                is_kept = self._kept.get(window.key) is window
+                is_found = self._by_key.get(window.key) is window
+                if is_kept == bool(window.readers) or is_found != bool(window.key):
+                    raise RuntimeError(f"the window in pages {window.pages} is under a wrong key")
+            pages = sum(len(window.pages) for window in windows)
+            if pages != len(self._by_page) or not windows.issuperset(self._by_key.values()):
+                raise RuntimeError("a table has windows that are not published")
+            self.pool.check_integrity(pages + n_reserved)
 
     def healthy(self) -> str | None:
         """None when well, else why not."""
@@ -214,17 +265,25 @@ class KVExporter:
             if message is None:
                 self._n_malformed += 1
             elif message.kind == "REN":
-                self.published.renew(message.leases)
+                self._renew(message.leases)
             else:
                 self.revoke(message.leases[0])
 
+    def expire(self) -> None:
+        """End the leases that ran out. On the wire's thread."""
+        now = self._clock()
+        with self._lock:
+            for lease in [lease for lease in self._leases.values() if lease.deadline <= now]:
+                self.n_expired += 1
+                self._end(lease)
+
     def _open(self) -> None:
-        self._wire.open(self.pool, self.published.counters)
+        self._wire.open(self.pool, self.counters)
 
     def _run(self) -> None:
         looked = time.monotonic()
         while not self._closing.is_set():
-            self._woken.wait(POLL_S if self.published.n_leases else IDLE_POLL_S)
+            self._woken.wait(POLL_S if self._leases else IDLE_POLL_S)
             self._woken.clear()
             # Renewals before expiry: a process that was stopped for a while must not end leases
             # whose renewals have already arrived. Nor may it end those whose readers could not
@@ -232,37 +291,130 @@ class KVExporter:
             self.handle_notifications(self._wire.drain())
             before, looked = looked, time.monotonic()
             if looked - before > STALL_S:
-                self.published.extend_all(looked - before)
+                with self._lock:
+                    for lease in self._leases.values():
+                        lease.deadline += looked - before
             self.expire()
 
-    def expire(self) -> None:
-        """End the leases that ran out. On the wire's thread."""
-        for freed in self.published.expire():
-            self._take_back(freed)
-
-    def _end(self) -> None:
-        for freed in self.published.end_all():
-            self._take_back(freed)
+    def _end_all(self) -> None:
+        with self._lock:
+            for window in tuple(self._by_key.values()):
+                self._forget(window)
+            for lease in tuple(self._leases.values()):
+                self._end(lease)
         self._wire.close()
 
-    def _take_back(self, freed: Pages) -> None:
-        """A lease has ended; `freed` is empty where the window is still read, or kept."""
-        if freed:
-            self._free(freed)
+    def _renew(self, ids: Sequence[str]) -> None:
+        deadline = self._clock() + self.lease_s
+        with self._lock:
+            for lease_id in ids:
+                if lease := self._leases.get(lease_id):
+                    lease.deadline = deadline
+                else:
+                    self._n_unknown += 1
+
+    def _handle(self, lease: _Lease, request_id: str, window: int, attempt: int) -> CrossKVHandle:
+        if len(self._leases) == 1:
+            self._woken.set()  # ends the idle wait, since releases are to come
+        pages = lease.window.pages
+        unsigned = CrossKVHandle(
+            request_id=request_id,
+            window=window,
+            attempt=attempt,
+            agent=self._wire.agent,
+            metadata=self._wire.metadata,
+            layout_hash=self._layout_hash,
+            addresses=self.pool.addresses(pages),
+            page_bytes=self.pool.page_bytes,
+            frames=lease.window.frames,
+            counter_address=int(self.counters.ctypes.data) + pages[0] * COUNTER_BYTES,
+            generation=lease.generation,
+            lease=lease.id,
+            remaining_s=self.lease_s,
+            payload=self.layout.payload,
+        )
+        return sign(unsigned, self._cluster_key)
+
+    # What follows is called with the lock held.
+
+    def _add(self, pages: Sequence[int], frames: int, key: bytes) -> _Window:
+        self._refuse_closed()
+        if not 1 <= frames <= self.layout.n_frames:
+            raise ValueError(f"frames {frames} is not in 1..{self.layout.n_frames}")
+        if not self.layout.pages_for(frames) <= len(pages) <= self.layout.pages_per_window:
+            raise ValueError(
+                f"{len(pages)} pages cannot hold {frames} frames of a window: expected "
+                f"{self.layout.pages_for(frames)} to {self.layout.pages_per_window}"
+            )
+        self.pool.check_used(pages)
+        self._refuse_published(pages)
+        if before := self._by_key.get(key):
+            self._forget(before)
+        window = _Window(tuple(pages), frames, key)
+        self._by_page.update(dict.fromkeys(window.pages, window))
+        if key:
+            self._by_key[key] = window
+        return window
+
+    def _lease(self, window: _Window) -> _Lease:
+        window.readers += 1
+        self._kept.pop(window.key, None)
+        generation, deadline = int(self.counters[window.pages[0]]), self._clock() + self.lease_s
+        lease = _Lease(f"{self._randbits(128):032x}", window, generation, deadline)
+        self._leases[lease.id] = lease
+        return lease
+
+    def _end(self, lease: _Lease) -> None:
+        del self._leases[lease.id]
+        window = lease.window
+        window.readers -= 1
+        if window.readers:
+            return
+        if window.key:
+            self._kept[window.key] = window
+            self.pool.wake()  # it can be evicted
         else:
-            self.pool.wake()  # what is kept without a reader can be evicted
+            self._remove(window)
 
     def _evict(self) -> bool:
-        pages = self.published.evict()
-        if pages:
-            self._free(pages)
-        return bool(pages)
+        window = next(iter(self._kept.values()), None)
+        if window is None:
+            return False
+        self.n_evicted += 1
+        self._forget(window)
+        return True
+
+    def _forget(self, window: _Window) -> None:
+        """Take a window's key away: nobody finds it then, and it goes with its last reader."""
+        self._by_key.pop(window.key, None)
+        self._kept.pop(window.key, None)
+        window.key = b""
+        if not window.readers:
+            self._remove(window)
+
+    def _remove(self, window: _Window) -> None:
+        for page in window.pages:
+            del self._by_page[page]
+        self._free(window.pages)
 
     def _free(self, pages: Sequence[int]) -> None:
         """The one way back. Counters go first: a free page may be written by its next owner."""
         self.pool.check_used(pages)
-        self.published.bump(pages)
+        self._bump(pages)
         self.pool.release(pages)
+
+    def _bump(self, pages: Sequence[int]) -> None:
+        """Begin another generation of these pages."""
+        which: slice | list[int] = list(pages)
+        if pages and which == list(range(pages[0], pages[0] + len(pages))):
+            which = slice(pages[0], pages[0] + len(pages))  # neighbours: several times as quick
+        with self._lock:
+            self.counters[which] += np.uint64(1)
+
+    def _refuse_published(self, pages: Sequence[int]) -> None:
+        if not self._by_page.keys().isdisjoint(pages):
+            taken = sorted(page for page in pages if page in self._by_page)
+            raise ValueError(f"pages {taken} are published")
 
     def _refuse_closed(self) -> None:
         if reason := self.healthy():

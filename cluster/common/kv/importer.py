@@ -24,8 +24,7 @@ from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.peers import HeldHandles
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.reader import Fetch, Reader
-from cluster.common.kv.transfer_config import FetchStats, TransferConfig
-from cluster.common.kv.wires.wire import Wire, WireThread
+from cluster.common.kv.wire import FetchStats, TransferConfig, Wire, WireThread
 from cluster.common.messages import CrossKVHandle
 
 MAX_QUARANTINED = 0.25  # of the pool; above it the replica is unhealthy

@@ -21,8 +21,7 @@ from typing import TypeVar
 
 from cluster.common.errors import KVLostError, PeerLostError, WorkerError
 from cluster.common.kv.handles import release_message, renewal_messages
-from cluster.common.kv.transfer_config import TransferConfig
-from cluster.common.kv.wires.wire import Wire
+from cluster.common.kv.wire import TransferConfig, Wire
 from cluster.common.logs import log_fields
 from cluster.common.messages import CrossKVHandle
 

@@ -6,6 +6,10 @@ goes through it too. A pool knows nothing of leases, transfers or sequences. It 
 
 On a CPU the memory is an anonymous mapping (page-aligned, advised to use huge pages, committed on
 first touch); on a GPU it is one torch allocation. It lives as long as the pool object does.
+
+How many windows a GPU has room for is worked out before anything is allocated, from the shapes of
+weights and batches, so that what cannot fit is refused at start, with the figures. On a CPU a pool
+is as large as the settings say.
 """
 
 from __future__ import annotations
@@ -13,13 +17,18 @@ from __future__ import annotations
 import mmap
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
+from cluster.common.errors import ConfigurationError
 from cluster.common.kv.layout import FLOAT8, PageLayout
 
 Pages = tuple[int, ...]  # of one window, in frame order
+
+CPU_WINDOWS = 16  # where the settings leave it open
+RESERVE_BYTES = 2 << 30  # for CUDA's context, libraries' workspaces and fragmentation
 
 _FREE, _USED, _QUARANTINED = 0, 1, 2
 _TORCH_DTYPE = {
@@ -35,6 +44,7 @@ class PagePool:
 
     tensor: [n_pages, *layout.page_shape], `layout.dtype`, on `device`, contiguous. Of KV that is
         [n_pages, layer, 2, page_frames, head, head_dim]; on axis 2, index 0 is K and 1 is V.
+    lock: guards the table; an exporter's own table is under it too.
     packs: a window of fewer frames than a page has lies contiguous in the page's beginning. So do
         states, and KV on a CPU with a page per window (`cluster.common.kv.cross_kv.packed_page`).
     """
@@ -53,8 +63,8 @@ class PagePool:
         self._state = bytearray(n_pages)
         self._n_free = n_pages
         self._n_quarantined = 0
-        self._lock = threading.RLock()
-        self._freed = threading.Condition(self._lock)  # taken by the lock, which is quicker
+        self.lock = threading.RLock()
+        self._freed = threading.Condition(self.lock)  # taken by the lock, which is quicker
 
     def __repr__(self) -> str:
         return (
@@ -81,7 +91,7 @@ class PagePool:
 
     @property
     def n_used(self) -> int:
-        with self._lock:
+        with self.lock:
             return self.n_pages - self._n_free - self._n_quarantined
 
     def address(self, page: int) -> int:
@@ -141,7 +151,7 @@ class PagePool:
         if not 1 <= n_pages <= self.n_pages:
             raise ValueError(f"cannot take {n_pages} pages of a pool of {self.n_pages}")
         deadline = time.monotonic() + timeout_s
-        with self._lock:
+        with self.lock:
             while self._n_free < n_pages:
                 if make_room():
                     continue
@@ -160,24 +170,24 @@ class PagePool:
         Raises:
             RuntimeError: a page is not in use (freed twice, quarantined, or named twice).
         """
-        with self._lock:
+        with self.lock:
             self._release(pages)
 
     def wake(self) -> None:
         """Let those who wait in `allocate` look again whether room can be made."""
-        with self._lock:
+        with self.lock:
             self._freed.notify_all()
 
     def quarantine(self, pages: Sequence[int]) -> None:
         """Take used pages from their owner without freeing them: they may still be written."""
-        with self._lock:
+        with self.lock:
             self._check(pages, _USED)
             self._mark(pages, _QUARANTINED)
             self._n_quarantined += len(pages)
 
     def lift(self, pages: Sequence[int]) -> None:
         """End the quarantine of `pages` and release them."""
-        with self._lock:
+        with self.lock:
             self._check(pages, _QUARANTINED)
             self._mark(pages, _USED)
             self._n_quarantined -= len(pages)
@@ -185,7 +195,7 @@ class PagePool:
 
     def check_used(self, pages: Sequence[int]) -> None:
         """Raise RuntimeError unless every one of `pages` is in use and named once."""
-        with self._lock:
+        with self.lock:
             self._check(pages, _USED)
 
     def check_integrity(self, n_used: int = 0) -> None:
@@ -193,7 +203,7 @@ class PagePool:
 
         With the default this holds whenever a worker is idle: no page is in use.
         """
-        with self._lock:
+        with self.lock:
             free = self._state.count(_FREE)
             quarantined = self._state.count(_QUARANTINED)
             used = self._state.count(_USED)
@@ -274,3 +284,64 @@ def _make_tensor(layout: PageLayout, n_pages: int, device: torch.device) -> torc
         memory.madvise(mmap.MADV_HUGEPAGE)  # a cross-process read pins 512 times fewer pages
     # The tensor keeps the mapping alive; it is unmapped when the last view of it is gone.
     return torch.frombuffer(memory, dtype=dtype).view(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuBudget:
+    """What one worker may still take of its GPU."""
+
+    name: str
+    free_bytes: int
+
+    def less(self, n_bytes: int) -> GpuBudget:
+        """What is left when so much is taken."""
+        return GpuBudget(self.name, max(0, self.free_bytes - n_bytes))
+
+
+def gpu_budget(device: str, share: float = 1.0) -> GpuBudget | None:
+    """What is left of the current CUDA device, of which `share` is ours; None on a CPU."""
+    if device == "cpu":
+        return None
+    free, total = torch.cuda.mem_get_info()
+    left = int(share * total) - torch.cuda.memory_reserved()
+    return GpuBudget(torch.cuda.get_device_name(), max(0, min(free, left)))
+
+
+def pool_windows(
+    field: str,
+    asked: int,
+    most: int,
+    window_bytes: int,
+    budget: GpuBudget | None,
+    needs: Mapping[str, int],
+    portion: float = 1.0,
+) -> int:
+    """How many windows a pool holds.
+
+    Args:
+        field: the setting's name, for messages.
+        asked: the setting's value; 0 leaves the number open.
+        most: how many are of use, where the number is open.
+        window_bytes: of one window, in this pool or in all pools that hold equally many.
+        needs: bytes that the worker's other parts will take, by the name of the part.
+        portion: of the room left, for this pool, where the number is open and other pools follow.
+
+    Raises:
+        ConfigurationError: so many do not fit; with the figures.
+    """
+    if budget is None:
+        return asked or CPU_WINDOWS
+    needs = {**needs, "reserve": RESERVE_BYTES}
+    room = budget.free_bytes - sum(needs.values())
+    fits = max(0, room // window_bytes)
+    if asked > fits or fits < 1:
+        parts = ", ".join(f"{_gb(size)} for {what}" for what, size in needs.items())
+        raise ConfigurationError(
+            f"{field}: {asked or 1} windows of {_gb(window_bytes)} do not fit: {budget.name} has "
+            f"{_gb(budget.free_bytes)} for this worker, less {parts}, which leaves room for {fits}"
+        )
+    return asked or max(1, min(most, int(portion * room) // window_bytes))
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.2f} GB"

@@ -28,8 +28,7 @@ from cluster.common.errors import (
 from cluster.common.kv.handles import release_message
 from cluster.common.kv.peers import HeldHandles, Peer, Peers
 from cluster.common.kv.pool import PagePool
-from cluster.common.kv.transfer_config import FetchStats, TransferConfig
-from cluster.common.kv.wires.wire import COUNTER_BYTES, Wire, descriptors
+from cluster.common.kv.wire import COUNTER_BYTES, FetchStats, TransferConfig, Wire, descriptors
 from cluster.common.logs import log_fields
 from cluster.common.messages import CrossKVHandle
 

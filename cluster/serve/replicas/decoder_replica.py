@@ -39,7 +39,7 @@ class DecoderWorker(PoolWorker):
         self._start(settings, build)
         from cluster.common.kernels.cpu.background import longest_wait_s
         from cluster.common.kv.connect import make_importer, make_kv_pool
-        from cluster.common.kv.wires.gpu_memory import gpu_budget
+        from cluster.common.kv.pool import gpu_budget
         from cluster.common.model.device import resolve_device
         from decoder_worker.engine import DecoderEngine
         from decoder_worker.sizing import sized

@@ -45,7 +45,7 @@ class EncoderWorker(PoolWorker):
         self._start(settings, build)
         from cluster.common.kernels.cpu.background import longest_wait_s
         from cluster.common.kv.connect import make_exporter
-        from cluster.common.kv.wires.gpu_memory import gpu_budget
+        from cluster.common.kv.pool import gpu_budget
         from cluster.common.model.device import resolve_device
         from encoder_worker.engine import EncoderEngine
         from encoder_worker.sizing import sized
@@ -137,7 +137,7 @@ class EncoderWorker(PoolWorker):
         recorder.total("splitscribe_cache_evictions_total", stats.reuse.evicted)
         recorder.set("splitscribe_cache_kept_windows", stats.reuse.kept)
         recorder.set("splitscribe_cache_kept_bytes", stats.reuse.kept_bytes)
-        recorder.total("splitscribe_expired_leases_total", self._exporter.published.n_expired)
+        recorder.total("splitscribe_expired_leases_total", self._exporter.n_expired)
         for reason, total in self._exporter.refused().items():
             recorder.total("splitscribe_refused_notifications_total", total, reason=reason)
 

@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from cluster.cli.config import shipped_config
-from cluster.common.kv.transfer_config import LEASE_S
+from cluster.common.kv.wire import LEASE_S
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
 from tests.support.ports import free_port

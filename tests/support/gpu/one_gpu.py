@@ -16,10 +16,9 @@ from cluster.common.kv.connect import kv_layout, states_layout
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.layout import PageLayout
+from cluster.common.kv.memory_wire import MemoryWire
 from cluster.common.kv.pool import PagePool
-from cluster.common.kv.transfer_config import TransferConfig
-from cluster.common.kv.wires.memory_wire import MemoryWire
-from cluster.common.kv.wires.wire import Descriptor
+from cluster.common.kv.wire import Descriptor, TransferConfig
 from cluster.common.messages import DecodeOptions, DecodeRequest, EncodeRequest
 from cluster.common.model import streams
 from cluster.common.model.checkpoint import open_checkpoint

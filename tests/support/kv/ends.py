@@ -7,8 +7,8 @@ from typing import Any
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.layout import PageLayout
-from cluster.common.kv.transfer_config import TransferConfig
-from cluster.common.kv.wires.memory_wire import MemoryWire
+from cluster.common.kv.memory_wire import MemoryWire
+from cluster.common.kv.wire import TransferConfig
 
 
 class MemoryExporter(KVExporter):

@@ -24,7 +24,7 @@ from cluster.common.kv.connect import make_wire
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
-from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import CrossKVHandle
 
 KEY = b"the cluster's key"
@@ -160,9 +160,9 @@ class ExporterService:
         rss_pages = int(Path("/proc/self/statm").read_text().split()[1])
         return SimpleNamespace(
             n_windows_free=exporter.n_free_pages / self._window,
-            n_leases=exporter.published.n_leases,
-            n_kept=exporter.published.n_kept,
-            n_evicted=exporter.published.n_evicted,
+            n_leases=exporter.n_leases,
+            n_kept=exporter.n_kept,
+            n_evicted=exporter.n_evicted,
             n_ignored=exporter.refused()["unknown_lease"],
             n_malformed=exporter.refused()["malformed"],
             rss_bytes=rss_pages * os.sysconf("SC_PAGE_SIZE"),

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from cluster.common.kv.handles import sign
 from cluster.common.kv.layout import KVLayout
 from cluster.common.kv.pool import PagePool
-from cluster.common.kv.wires.wire import Descriptor
+from cluster.common.kv.wire import Descriptor
 from cluster.common.messages import CrossKVHandle
 
 LAYOUT = KVLayout("importer", 1, 1, 4, 10, 5, "float32")

@@ -69,7 +69,7 @@ class Stand:
         """Every sequence, page, slot and lease comes back, in time."""
         wait_until(lambda: self.engine.drain(0.0), "sequences are live")
         self.engine.check_integrity()
-        wait_until(lambda: self.exporter.published.n_leases == 0, "leases are held")
+        wait_until(lambda: self.exporter.n_leases == 0, "leases are held")
         wait_until(lambda: self.exporter.pool.n_used == 0, "exported pages are held")
 
 

@@ -43,7 +43,7 @@ MISSED_BY: dict[str, Scenario] = {
     f"{FORWARD}.__call__: wait_stream": parts.encoder_without_graphs,
     f"{TABLES} Table.plan: synchronize": parts.step_plans,
     f"{STATIC} EventReady.wait: synchronize": parts.colocated,
-    "cluster/common/kv/wires/memory_wire.py MemoryWire._copy_pages: synchronize": parts.colocated,
+    "cluster/common/kv/memory_wire.py MemoryWire._copy_pages: synchronize": parts.colocated,
     "decoder_worker/readback.py Readback.wait: synchronize": parts.colocated,
     f"{RUNNER}.__init__: synchronize": parts.colocated,
     f"{RUNNER}.__init__: synchronize (2)": parts.colocated,

@@ -114,10 +114,10 @@ async def test_what_goes_wrong_is_counted(
     exporter.handle_notifications([b"nonsense", b"REL:" + b"0" * 32])
     lost = exporter.reserve(exporter.layout.pages_per_window)
     assert lost is not None
-    exporter.published.lease_s = 0.0
+    exporter.lease_s = 0.0
     exporter.publish(lost, request_id="r", window=2, attempt=1, frames=1500)
     async with asyncio.timeout(30.0):
-        while not exporter.published.n_expired:  # noqa: ASYNC110 - another thread is waited for
+        while not exporter.n_expired:  # noqa: ASYNC110 - another thread is waited for
             await asyncio.sleep(0.01)
     for _ in range(2):  # telling again counts nothing twice
         encode._report()

@@ -16,9 +16,9 @@ from cluster.common.errors import ConfigurationError, WorkerDrainingError
 from cluster.common.kv import exporter as exporter_module
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.memory_wire import MemoryWire
 from cluster.common.kv.pool import PagePool
-from cluster.common.kv.transfer_config import TransferConfig
-from cluster.common.kv.wires.memory_wire import MemoryWire
+from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import CrossKVHandle
 from tests.support.kv.ends import MemoryExporter
 
@@ -87,10 +87,10 @@ def test_untrusted_notifications_change_nothing(exporter: MemoryExporter) -> Non
     exporter.handle_notifications(
         [b"", b"\xff" * 9000, b"REL:" + b"0" * 32, b"REN:" + b"1" * 32, b"REL:" + lease[:-1]]
     )
-    assert exporter.published.n_leases == 1
+    assert exporter.n_leases == 1
     assert exporter.refused() == {"malformed": 3, "unknown_lease": 2}
     exporter.handle_notifications([b"REL:" + lease, b"REL:" + lease, b"REN:" + lease])
-    assert exporter.published.n_leases == 0
+    assert exporter.n_leases == 0
     assert exporter.refused() == {"malformed": 3, "unknown_lease": 4}
     exporter.check_integrity()
 
@@ -143,10 +143,31 @@ def test_leases_run_on_the_clock_that_it_is_given() -> None:
     now[0] += 3599.0
     exporter.handle_notifications([b"REN:" + handle.lease.encode()])
     now[0] += 3599.0
-    assert exporter.published.n_leases == 1
+    assert exporter.n_leases == 1
     now[0] += 1.0
-    wait_until(lambda: exporter.published.n_expired == 1)
-    assert exporter.published.n_leases == 0
+    wait_until(lambda: exporter.n_expired == 1)
+    assert exporter.n_leases == 0
+    exporter.close()
+
+
+def test_leases_of_the_same_pages_run_out_one_by_one() -> None:
+    now = [0.0]
+    exporter = MemoryExporter(LAYOUT, 2, cluster_key=KEY, lease_s=10.0, clock=lambda: now[0])
+    names = {"request_id": "r", "window": 0, "attempt": 0}
+    exporter.publish(reserve(exporter), frames=10, key=b"a", **names)  # type: ignore[arg-type]
+    now[0] += 5.0
+    again = exporter.publish_again(b"a", **names)  # type: ignore[arg-type]
+    assert again is not None
+    now[0] += 5.0
+    wait_until(lambda: exporter.n_expired == 1)
+    assert (exporter.n_read_pages, exporter.n_kept) == (2, 0)
+    exporter.handle_notifications([b"REN:" + again.lease.encode()])
+    now[0] += 9.9
+    exporter.expire()
+    assert exporter.n_leases == 1, "a renewal counts from its arrival"
+    now[0] += 0.1
+    exporter.expire()
+    assert (exporter.n_read_pages, exporter.n_kept, exporter.n_kept_pages) == (0, 1, 2)
     exporter.close()
 
 
@@ -171,12 +192,12 @@ def test_no_lease_ends_for_a_time_in_which_the_exporter_was_held_up(
     goes_on.set()
     entered.clear()
     assert entered.wait(20.0), "it has looked since then"
-    assert exporter.published.n_leases == 1
+    assert exporter.n_leases == 1
     for _ in range(44):  # as it goes on, time counts again
         entered.clear()
         now[0] += 0.25
         assert entered.wait(20.0)
-    wait_until(lambda: exporter.published.n_expired == 1)
+    wait_until(lambda: exporter.n_expired == 1)
     exporter.close()
     exporter.check_integrity()
 
@@ -191,6 +212,10 @@ def test_one_seed_gives_the_same_names_leases_and_generations() -> None:
     assert first.agent == second.agent
     assert first.lease == second.lease
     assert first.generation == second.generation
+    apart = [MemoryExporter(LAYOUT, 2, cluster_key=KEY) for _ in range(2)]
+    assert apart[0].counters[0] != apart[1].counters[0], "as of two processes"
+    for exporter in apart:
+        exporter.close()
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

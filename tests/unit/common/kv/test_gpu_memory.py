@@ -7,8 +7,8 @@ from typing import Any, cast
 import pytest
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.kv.wires.gpu_memory import CPU_WINDOWS, GpuBudget, check_allocator, gpu_budget
-from cluster.common.kv.wires.nixl_agent import warn_if_slow
+from cluster.common.kv.nixl_wire import check_allocator, warn_if_slow
+from cluster.common.kv.pool import CPU_WINDOWS, GpuBudget, gpu_budget
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.dims import ModelDims
 from cluster.common.settings import DecoderSettings, EncoderSettings, Settings

@@ -10,7 +10,7 @@ import pytest
 
 from cluster.common.errors import HandleRefusedError
 from cluster.common.kv.handles import canonical_bytes, sign, verify
-from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import CrossKVHandle
 
 KEY = b"key"

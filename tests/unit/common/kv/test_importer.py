@@ -18,7 +18,7 @@ from cluster.common.errors import (
 from cluster.common.kv.handles import parse_notification, sign
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.peers import LOST_S, HeldHandles
-from cluster.common.kv.transfer_config import TransferConfig
+from cluster.common.kv.wire import TransferConfig
 from tests.support.kv.ends import MemoryExporter, memory_importer
 from tests.support.kv.stub_wire import KEY, LAYOUT, StubWire, make_handle
 
@@ -169,7 +169,7 @@ def test_a_handle_that_points_outside_the_pool_reads_nothing() -> None:
     with pytest.raises(Exception, match="no page"):
         importer.fetch(wrong, target).result(DEADLINE_S)
     importer.pool.release(target)
-    wait_until(lambda: exporter.published.n_leases == 0)
+    wait_until(lambda: exporter.n_leases == 0)
     importer.close()
     exporter.close()
 

@@ -11,7 +11,7 @@ pytest.importorskip("nixl_cu13", reason="NIXL has wheels for Linux only")
 
 CHECK = """
 import logging, logging.handlers, sys
-from cluster.common.kv.wires.nixl_agent import load_api
+from cluster.common.kv.nixl_wire import load_api
 to = logging.StreamHandler(sys.stdout)
 buffered = logging.handlers.MemoryHandler(capacity=1, target=to)  # as Ray Serve's log file
 logging.getLogger("somebody").addHandler(buffered)

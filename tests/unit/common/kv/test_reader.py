@@ -11,7 +11,7 @@ from cluster.common.errors import PeerLostError, TransferTimeoutError
 from cluster.common.kv.peers import FIRST_RENEWAL_S, IDLE_PEER_S, MAX_PEERS, HeldHandles
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.reader import Fetch, Reader
-from cluster.common.kv.transfer_config import RENEW_S, TransferConfig
+from cluster.common.kv.wire import RENEW_S, TransferConfig
 from cluster.common.messages import CrossKVHandle
 from tests.support.kv.stub_wire import KEY, LAYOUT, StubWire, make_handle
 

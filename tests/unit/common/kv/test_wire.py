@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.common.kv.wires.wire import Descriptor, descriptors
+from cluster.common.kv.wire import Descriptor, descriptors
 
 
 def test_neighbours_on_both_sides_become_one_descriptor() -> None:

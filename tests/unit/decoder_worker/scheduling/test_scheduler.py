@@ -11,7 +11,7 @@ import pytest
 from cluster.common.errors import DeadlineExceededError
 from cluster.common.kv.layout import KVLayout
 from cluster.common.kv.pool import PagePool
-from cluster.common.kv.transfer_config import FetchStats
+from cluster.common.kv.wire import FetchStats
 from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest, Priority
 from cluster.common.priorities import PASSED_BY, URGENCY
 from decoder_worker.scheduling.scheduler import PREFILL_TOKENS, Scheduler

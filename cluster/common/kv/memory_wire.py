@@ -6,9 +6,8 @@ There KV is copied once, from one pool of the process to the other: 246 MB for a
 save that, and keep the encoder's pages until the window is decoded; and since one call of the
 attention kernels takes one pool, all KV of other workers would have to land in the encoder's pool.
 
-`freeze` and `close` act as
-if the peer's process had been stopped or killed, so that whatever is written against NIXL's
-failures can be tried without it.
+`freeze` and `close` act as if the peer's process had been stopped or killed, so that whatever is
+written against NIXL's failures can be tried without it.
 """
 
 from __future__ import annotations
@@ -26,8 +25,7 @@ from numpy.typing import NDArray
 
 from cluster.common.errors import HandleRefusedError, PeerLostError
 from cluster.common.kv.pool import PagePool
-from cluster.common.kv.transfer_config import TransferConfig
-from cluster.common.kv.wires.wire import COUNTER_BYTES, Descriptor
+from cluster.common.kv.wire import COUNTER_BYTES, Descriptor, TransferConfig
 from cluster.common.model.streams import DECODE_PRIORITY, new_event, new_stream, on_stream
 
 
