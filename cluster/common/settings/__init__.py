@@ -1,69 +1,212 @@
 """Frozen settings, one model for each role, composed into `Settings`.
 
 "auto" is resolved once, into a new object, by the role that knows its hardware. Where values come
-from is in `cluster.common.settings_sources`. Import the names from here.
+from is in `cluster.common.settings_sources`. Import the names of `roles` from here.
 """
 
 from __future__ import annotations
 
-from cluster.common.settings.base import (
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import Field, model_validator
+
+from cluster.common.settings.roles import (
     Attention,
-    Context,
+    BatchSettings,
+    DecoderSettings,
     Device,
     DType,
     EncoderDType,
+    EncoderSettings,
     FrozenModel,
     Handoff,
     Kernels,
     KVDType,
-    Labels,
     Listener,
     LivePolicy,
+    LiveSettings,
     LogLevel,
-    Page,
     PlacementName,
     RayDashboard,
+    RouterSettings,
     Texts,
     Transport,
 )
-from cluster.common.settings.batches import BatchSettings
-from cluster.common.settings.router import LiveSettings, RouterSettings
-from cluster.common.settings.whole import BUNDLED_MODEL, ModelSettings, RoleSettings, Settings
-from cluster.common.settings.workers import (
-    DecoderSettings,
-    EncoderSettings,
-    PoolSettings,
-    ScalingSettings,
-)
 
-__all__ = [
-    "BUNDLED_MODEL",
-    "Device",
-    "DType",
-    "EncoderDType",
-    "Handoff",
-    "KVDType",
-    "Transport",
-    "PlacementName",
-    "Attention",
-    "Listener",
-    "Context",
-    "LivePolicy",
-    "Kernels",
-    "RayDashboard",
-    "Page",
-    "LogLevel",
-    "Texts",
-    "Labels",
-    "FrozenModel",
-    "LiveSettings",
-    "RouterSettings",
-    "PoolSettings",
-    "EncoderSettings",
-    "DecoderSettings",
-    "ScalingSettings",
-    "BatchSettings",
-    "ModelSettings",
-    "Settings",
-    "RoleSettings",
-]
+BUNDLED_MODEL = "demo"
+
+
+class ModelSettings(FrozenModel):
+    """One of several models. What `encoder` and `decoder` leave out is as for all of them."""
+
+    model: str = Field(description="'demo' (bundled), a folder, or a Hub id")
+    aliases: Texts = Field((), description="more names that clients may use")
+    live_policy: LivePolicy | None = Field(
+        None, description="as router.live.policy, for this model; unset: as for all of them"
+    )
+    kv_dtype: KVDType | None = Field(
+        None, description="as kv_dtype, for this model; unset: as for all of them"
+    )
+    encoder: EncoderSettings = EncoderSettings()
+    decoder: DecoderSettings = DecoderSettings()
+
+
+class ScalingSettings(FrozenModel):
+    """When pools with `min_replicas` or `max_replicas` grow and shrink."""
+
+    target_wait_s: float = Field(
+        5.0, gt=0, description="time in seconds in which encoders should finish their queue"
+    )
+    upscale_delay_s: float = Field(
+        1.0,
+        ge=0,
+        description="how long more workers must be needed before they are started, in seconds",
+    )
+    downscale_delay_s: float = Field(
+        60.0,
+        ge=0,
+        description="how long fewer workers must suffice before some are ended, in seconds",
+    )
+    to_zero_delay_s: float = Field(
+        300.0,
+        ge=0,
+        description="time without a request after which pools with min_replicas 0 end all workers, "
+        "in seconds",
+    )
+
+
+class Settings(FrozenModel):
+    """Everything one cluster needs."""
+
+    model: str = Field(BUNDLED_MODEL, description="'demo' (bundled), a folder, or a Hub id")
+    served_model_names: Texts = Field(
+        (), description="names that clients may use; default: the model's own"
+    )
+    models: Mapping[str, ModelSettings] = Field(
+        {},
+        description="several models in place of one: NAME: {model, aliases, kv_dtype, encoder, "
+        "decoder}",
+    )
+    placement: PlacementName = Field(
+        "auto",
+        description="split: a worker for each role; colocated: one process for both, on one "
+        "device; auto: colocated on a single GPU without NVIDIA MPS",
+    )
+    transport: Transport = Field(
+        "auto", description="how KV moves between workers: auto, nixl or memory"
+    )
+    kv_network: str = Field(
+        "auto",
+        description="networks that KV may use: auto (the one with the address of Ray's node, and "
+        "RDMA), all, or a list of UCX's device names and subnets, such as mlx5_0:1,eth1 or "
+        "10.1.0.0/16",
+    )
+    page_frames: int = Field(
+        0,
+        ge=0,
+        description="encoder frames in a KV page; 0: by device; 1500 on a GPU saves one kernel, "
+        "but a trimmed window then takes the memory of a whole one",
+    )
+    handoff: Handoff = Field(
+        "cross_kv",
+        description="what an encoder hands to a decoder: cross_kv, or encoder_states (a fraction "
+        "of the bytes, and the decoder projects: for GPUs without NVLink)",
+    )
+    kv_dtype: KVDType = Field(
+        "auto",
+        description="number type of cross-attention KV: auto (the encoder's dtype), float32, "
+        "bfloat16, float16 or float8 (e4m3)",
+    )
+    cluster_key: str | None = Field(
+        None, description="key that signs KV handles; default: a random one, made at the start"
+    )
+    log_level: LogLevel = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+    log_format: Literal["plain", "json"] = Field(
+        "plain", description="a log line: plain, or one JSON object"
+    )
+    otel_endpoint: str | None = Field(
+        None,
+        pattern="^https?://",
+        description="where traces go by OTLP over HTTP, such as http://collector:4318; default: "
+        "nothing is traced",
+    )
+    otel_ratio: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="share of the requests that are traced, from 0 to 1, if clients do not say",
+    )
+    kernels: Kernels = Field(
+        "wait",
+        description="when a CPU worker is ready: when its kernels are compiled, or after 20 s "
+        "(wait), or at once, with torch's operations until then (background); torch rounds in "
+        "another way, so the same audio may get another timestamp",
+    )
+    ray_dashboard: RayDashboard = Field(
+        "none",
+        description="parts of Ray's dashboard where splitscribe serve starts Ray: none, serve "
+        "(nodes, actors, logs, Serve), or all (also jobs, events, profiles, Grafana, the file that "
+        "Prometheus finds its targets by, Ray's own autoscaler)",
+    )
+    router: RouterSettings = RouterSettings()
+    batches: BatchSettings = BatchSettings()
+    encoder: EncoderSettings = EncoderSettings()
+    decoder: DecoderSettings = DecoderSettings()
+    scaling: ScalingSettings = ScalingSettings()
+
+    @model_validator(mode="after")
+    def _one_or_several(self) -> Settings:
+        if self.models and self.model_fields_set & {"model", "served_model_names"}:
+            raise ValueError("give either model (and served_model_names) or models, not both")
+        names = [name for key, one in self.models.items() for name in (key, *one.aliases)]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two of the models are called {min(twice)!r}")
+        for one in self.by_model().values():
+            one.encoder.check_bounds()
+            one.decoder.check_bounds()
+        return self
+
+    def by_model(self) -> dict[str, Settings]:
+        """The settings of each model as if it were alone, by its first name; the default first."""
+        if not self.models:
+            names = self.served_model_names or (_default_name(self.model),)
+            return {names[0]: self.model_copy(update={"served_model_names": names})}
+        return {
+            name: self.model_copy(
+                update={
+                    "model": one.model,
+                    "served_model_names": (name,),
+                    "models": {},
+                    "kv_dtype": one.kv_dtype or self.kv_dtype,
+                    "router": _with_live_policy(self.router, one.live_policy),
+                    "encoder": _overridden(self.encoder, one.encoder),
+                    "decoder": _overridden(self.decoder, one.decoder),
+                }
+            )
+            for name, one in self.models.items()
+        }
+
+    def aliases_of(self, name: str) -> tuple[str, ...]:
+        """Further names of the model called `name`."""
+        return self.models[name].aliases if name in self.models else ()
+
+
+_Role = TypeVar("_Role", EncoderSettings, DecoderSettings)
+
+
+def _overridden(usual: _Role, own: _Role) -> _Role:
+    return usual.model_copy(update=own.model_dump(exclude_unset=True))
+
+
+def _with_live_policy(router: RouterSettings, policy: LivePolicy | None) -> RouterSettings:
+    if policy is None:
+        return router
+    return router.model_copy(update={"live": router.live.model_copy(update={"policy": policy})})
+
+
+def _default_name(model: str) -> str:
+    """What a model is called when nobody named it: its Hub id, or its folder's name."""
+    path = Path(model)
+    return path.name if path.is_absolute() else model

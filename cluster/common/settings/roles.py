@@ -1,0 +1,392 @@
+"""The settings of each role, and the values of settings of few choices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+Device = Literal["auto", "cpu", "cuda"]
+DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+EncoderDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8"]
+Handoff = Literal["cross_kv", "encoder_states"]
+KVDType = Literal["auto", "float32", "bfloat16", "float16", "float8"]
+Transport = Literal["auto", "nixl", "memory"]
+PlacementName = Literal["auto", "split", "colocated"]
+Attention = Literal["auto", "flashinfer", "torch"]
+Listener = Literal["auto", "router", "serve"]
+Context = Literal["auto", "full", "trimmed"]
+LivePolicy = Literal["auto", "attention_peak", "local_agreement"]
+Kernels = Literal["wait", "background"]
+RayDashboard = Literal["none", "serve", "all"]
+Page = Literal["auto", "on", "off"]
+LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
+
+
+def _as_tuple(value: Any) -> Any:
+    """Let one text stand for a list of one, and an empty one for none."""
+    if value is None or value == "":
+        return ()
+    return (value,) if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Labels = Mapping[str, str]
+
+
+class FrozenModel(BaseModel):
+    """A model whose values never change, and which refuses names that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+
+
+class LiveSettings(FrozenModel):
+    """Realtime sessions: their number, their length, how much audio may wait, and their updates."""
+
+    max_sessions: int = Field(
+        256,
+        ge=0,
+        description="sessions at once per router; more get a 429; 0: no realtime sessions",
+    )
+    max_sessions_per_key: int = Field(
+        0,
+        ge=0,
+        description="sessions of one API key at once per router; more get a 429; 0: no limit",
+    )
+    max_session_s: float = Field(
+        3600.0, gt=0, description="longest session; a warning comes 30 s before its end"
+    )
+    idle_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="time without an event of the client after which the session is closed",
+    )
+    max_event_bytes: int = Field(
+        15_728_640, ge=1024, description="largest event of a client, in bytes"
+    )
+    max_unsent_s: float = Field(
+        300.0, gt=0, description="seconds of audio of a session that may wait for its transcript"
+    )
+    policy: LivePolicy = Field(
+        "auto",
+        description="which words will not change and are sent: attention_peak (words at which "
+        "attention no longer looks), local_agreement (words that two updates agree on; slower), or "
+        "auto (the second for checkpoints whose decoder has less than half as many layers as their "
+        "encoder, the first for all others)",
+    )
+    min_hop_s: float = Field(
+        0.5, ge=0.1, le=30, description="shortest time between two updates of a session, in seconds"
+    )
+    max_hop_s: float = Field(
+        3.0,
+        ge=0.1,
+        le=30,
+        description="longest time between them; if the workers need more, new sessions get a 503",
+    )
+
+    @model_validator(mode="after")
+    def _hops_in_order(self) -> LiveSettings:
+        if self.min_hop_s > self.max_hop_s:
+            raise ValueError(
+                f"live.min_hop_s ({self.min_hop_s}) must not exceed "
+                f"live.max_hop_s ({self.max_hop_s})"
+            )
+        return self
+
+
+class RouterSettings(FrozenModel):
+    """The HTTP front: limits, workers for audio, time budgets."""
+
+    host: str = Field("127.0.0.1", description="address to bind")
+    port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
+    listener: Listener = Field(
+        "auto",
+        description="what listens there: router (the router's replicas; one machine only), serve "
+        "(Ray Serve's proxies), or auto",
+    )
+    api_key: Texts = Field(
+        (),
+        repr=False,
+        description="API keys, one of which clients must send as bearer token; a text or a list",
+    )
+    api_key_file: Path | None = Field(
+        None, description="file with more API keys, one in each line; # begins a comment"
+    )
+    max_requests_per_key: int = Field(
+        0,
+        ge=0,
+        description="requests of one API key at once per router; more get a 429; 0: no limit",
+    )
+    cors_origins: Texts = Field(
+        (), description="web origins whose pages may call the API, or '*'; empty: none"
+    )
+    asr_webservice: bool = Field(
+        False,
+        description="also answer /asr and /detect-language, as whisper-asr-webservice does",
+    )
+    page: Page = Field(
+        "auto",
+        description="the web page at GET / to try the server: on, off, or auto (on without API "
+        "keys); with API keys and on, the page's files are public, and it asks for a key",
+    )
+    replicas: int = Field(1, ge=1, description="router replicas")
+    cpus: float = Field(0.0, ge=0, description="CPUs of its node that each replica reserves in Ray")
+    node_labels: Labels = Field(
+        {}, description="Ray's labels of the nodes to run on: LABEL: VALUE; empty: any node"
+    )
+    max_upload_bytes: int = Field(26_214_400, ge=1, description="largest upload, in bytes")
+    max_audio_s: float = Field(4 * 3600.0, gt=0, description="longest audio, in seconds")
+    min_audio_s: float = Field(0.1, ge=0, description="shortest audio, in seconds")
+    max_pending_audio_s: float = Field(
+        8 * 3600.0,
+        gt=0,
+        description="seconds of audio admitted at once; more requests get a 429. A router admits "
+        "less while requests wait for more than 0.4 of their deadlines",
+    )
+    audio_workers: int = Field(
+        2,
+        ge=1,
+        description="processes that decode uploads; all but the first start only when there are "
+        "more uploads than processes",
+    )
+    audio_timeout_s: float = Field(
+        120.0, gt=0, description="longest time to decode one upload, in seconds"
+    )
+    audio_memory_mb: int = Field(1024, ge=128, description="most memory of one audio worker, in MB")
+    max_windows_in_flight: int = Field(
+        8, ge=1, description="windows of one request that are worked on at the same time"
+    )
+    min_deadline_s: float = Field(
+        120.0, gt=0, description="shortest deadline of a request, in seconds"
+    )
+    deadline_factor: float = Field(
+        1.0, gt=0, description="deadline in seconds for each second of audio"
+    )
+    max_deadline_s: float = Field(
+        600.0, gt=0, description="longest deadline of a request, in seconds"
+    )
+    max_attempts: int = Field(8, ge=1, description="most tries of one window when workers fail")
+    openai_aliases: bool = Field(
+        True,
+        description="the first model also has the names gpt-4o-transcribe, gpt-4o-mini-transcribe, "
+        "gpt-transcribe, gpt-realtime-whisper and gpt-live-transcribe, which some clients require",
+    )
+    list_openai_aliases: bool = Field(
+        False, description="GET /v1/models also lists these names and whisper-1"
+    )
+    live: LiveSettings = LiveSettings()
+
+    @property
+    def shows_page(self) -> bool:
+        """Whether `GET /` is there: `auto` shows it where everyone may call the API anyway."""
+        with_keys = bool(self.api_key or self.api_key_file)
+        return self.page == "on" or (self.page == "auto" and not with_keys)
+
+    @model_validator(mode="after")
+    def _limit_needs_keys(self) -> RouterSettings:
+        if self.live.max_sessions_per_key and not self.api_key and not self.api_key_file:
+            raise ValueError("live.max_sessions_per_key needs api_key or api_key_file")
+        if self.max_requests_per_key and not self.api_key and not self.api_key_file:
+            raise ValueError("max_requests_per_key needs api_key or api_key_file")
+        return self
+
+
+class BatchSettings(FrozenModel):
+    """Files and batches (/v1/files, /v1/batches): where they are kept, and their limits."""
+
+    folder: Path | None = Field(
+        None,
+        description="folder on a local disk (never on NFS) that holds files, batches and results; "
+        "unset: no /v1/files and /v1/batches",
+    )
+    node_labels: Labels = Field(
+        {}, description="Ray's labels of the node that has it: LABEL: VALUE; empty: any node"
+    )
+    concurrency: int = Field(
+        4, ge=1, le=256, description="lines of all batches that are transcribed at once"
+    )
+    audio_workers: int = Field(2, ge=1, description="processes that decode their audio")
+    max_lines: int = Field(50_000, ge=1, description="lines of one batch")
+    max_batches_per_key: int = Field(
+        100, ge=1, description="batches of one API key that have not ended; above it 429"
+    )
+    max_file_bytes: int = Field(
+        536_870_912, ge=1, description="largest uploaded file, and largest audio of a line's URL"
+    )
+    quota_bytes: int = Field(
+        0, ge=0, description="bytes of the files of one API key; above it 507; 0: no limit"
+    )
+    min_free_bytes: int = Field(
+        268_435_456,
+        ge=0,
+        description="bytes that stay free on the disk; with less uploads get 507, batches pause",
+    )
+    retention_s: int = Field(
+        2_592_000,
+        ge=0,
+        description="how long files are kept that have no expires_after, and ended batches; 0: "
+        "until they are deleted",
+    )
+    allowed_hosts: Texts = Field(
+        (),
+        description="hosts that lines' URLs may name: NAME, NAME:PORT, *.DOMAIN, or '*' for every "
+        "public one; empty: none",
+    )
+    private_networks: Texts = Field(
+        (),
+        description="networks with private addresses that allowed hosts may have, such as "
+        "10.1.0.0/16; empty: public addresses only",
+    )
+    fetch_timeout_s: float = Field(300.0, gt=0, description="longest download of a line's URL")
+    webhook_hosts: Texts = Field(
+        (), description="hosts that webhooks may go to, written as allowed_hosts; empty: none"
+    )
+    webhook_secret: str | None = Field(
+        None,
+        repr=False,
+        pattern="^whsec_[A-Za-z0-9+/]{32,}={0,2}$",
+        description="signs webhooks, by Standard Webhooks: whsec_ and base64 of 24 bytes or more",
+    )
+
+    @model_validator(mode="after")
+    def _webhooks_are_signed(self) -> BatchSettings:
+        if self.webhook_hosts and self.webhook_secret is None:
+            raise ValueError("batches.webhook_hosts needs batches.webhook_secret")
+        return self
+
+
+class PoolSettings(FrozenModel):
+    """One role's workers: how many, where, on what device."""
+
+    replicas: int = Field(
+        1, ge=1, description="number of workers; of scaled pools, the number at the start"
+    )
+    min_replicas: int | None = Field(
+        None,
+        ge=0,
+        description="fewest workers; 0: none while there are no requests; unset: `replicas`",
+    )
+    max_replicas: int | None = Field(
+        None, ge=1, description="most workers, under load; unset: `replicas`"
+    )
+    gpus: float | None = Field(
+        None, ge=0, description="GPUs of each worker, also less than 1; unset: as many as there are"
+    )
+    node_labels: Labels = Field(
+        {}, description="Ray's labels of the nodes to run on: LABEL: VALUE; empty: any node"
+    )
+    device: Device = Field("auto", description="auto, cpu or cuda")
+
+    @property
+    def fewest(self) -> int:
+        return self.replicas if self.min_replicas is None else self.min_replicas
+
+    @property
+    def most(self) -> int:
+        return self.replicas if self.max_replicas is None else self.max_replicas
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.fewest < self.most
+
+    def check_bounds(self) -> None:
+        """Raises ValueError."""
+        if not self.fewest <= self.replicas <= self.most:
+            raise ValueError(
+                f"replicas ({self.replicas}) must lie between min_replicas ({self.fewest}) and "
+                f"max_replicas ({self.most})"
+            )
+
+
+class EncoderSettings(PoolSettings):
+    """The encoder workers."""
+
+    dtype: EncoderDType = Field(
+        "auto",
+        description="auto, float32, bfloat16, float16, int8 (CPU) or float8 (GPU of 8.9 or more)",
+    )
+    max_batch: int = Field(0, ge=0, description="most windows in one encoder batch; 0: by device")
+    batch_wait_ms: float = Field(5.0, ge=0, description="longest wait for a batch to fill, in ms")
+    export_windows: int = Field(
+        0,
+        ge=0,
+        description="windows that the export pool holds; 0: 16, on a GPU by its free memory",
+    )
+    threads: int = Field(0, ge=0, description="torch threads; 0: one for each core")
+    context: Context = Field(
+        "auto",
+        description="encoder positions of a window: full (30 s), trimmed (its audio and some "
+        "slack; what is doubted is encoded again in full), or auto (trimmed where the checkpoint's "
+        "folder declares that it was tuned for it)",
+    )
+    context_slack: int | None = Field(
+        None,
+        ge=0,
+        le=1500,
+        description="positions of 20 ms behind the audio of a trimmed window; unset: the "
+        "checkpoint's, else 128",
+    )
+    context_max_s: float | None = Field(
+        None,
+        gt=0,
+        le=30,
+        description="longest audio of a window that is trimmed; unset: the checkpoint's, else 8",
+    )
+    cache: bool = Field(
+        True,
+        description="keep published KV until its pages are needed, so that the same audio of the "
+        "same API key is not encoded again",
+    )
+    bulk_windows: int = Field(
+        1,
+        ge=1,
+        description="windows of archives and batches that are encoded at a time, on a CPU one "
+        "more: with more these are done sooner where a larger batch is faster, and on a GPU other "
+        "requests wait for longer",
+    )
+
+
+class DecoderSettings(PoolSettings):
+    """The decoder workers."""
+
+    dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8")
+    max_batch: int = Field(
+        0,
+        ge=0,
+        description="most rows in one decode step; 0: 16, on a GPU up to 64, by its free memory",
+    )
+    kv_windows: int = Field(
+        0,
+        ge=0,
+        description="windows of cross-attention KV that the pool holds; 0: 16, on a GPU by its "
+        "free memory",
+    )
+    max_waiting: int = Field(256, ge=1, description="sequences that may wait for pages")
+    threads: int = Field(
+        0,
+        ge=0,
+        description="threads of a step; 0: every core up to 8, half of them for more than 8 rows",
+    )
+    fetch_timeout_s: float = Field(
+        10.0, gt=0, description="longest READ of one window's KV, in seconds"
+    )
+    attention: Attention = Field(
+        "auto",
+        description="auto (flashinfer on a GPU, compiled kernels on a CPU), flashinfer or torch",
+    )
+    steps_ahead: int | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="decode steps launched before the last one's results are read; unset: 1 on a "
+        "GPU, 0 on a CPU",
+    )
+    bulk_share: float = Field(
+        0.5,
+        gt=0,
+        le=1,
+        description="share of rows and of pages that are taken, above which no window of archives "
+        "and batches begins: the rest is for other requests",
+    )
