@@ -3,18 +3,17 @@
 The files lie in `router/page/`, plain HTML, style sheets and modules that no tool has built. They
 are public, so they hold nothing of the server: what the page shows it asks of the API, with a key
 where keys are set. Every answer forbids the browser anything from elsewhere and any markup made
-of text (the header `content-security-policy`). Knows nothing of what the page does.
+of text (the header `content-security-policy`).
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from fastapi import FastAPI, Request, Response
+from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.types import Scope
 
 FOLDER = Path(__file__).parents[1] / "page"
 SHELL = "index.html"
@@ -51,52 +50,32 @@ HEADERS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Asset:
-    """One file of the page, in memory. etag: changes when its content does."""
-
-    content: bytes
-    media_type: str
-    etag: str
-
-
-def load_page(folder: Path = FOLDER) -> dict[str, Asset]:
-    """Every file of the page, by its path below `folder`."""
-    return {
-        file.relative_to(folder).as_posix(): _asset(file)
-        for file in sorted(folder.rglob("*"))
-        if file.suffix in MEDIA_TYPES
-    }
-
-
-def add_page(app: FastAPI, assets: Mapping[str, Asset] | None = None) -> None:
+def add_page(app: FastAPI) -> None:
     """Serve the shell at `/` and what it loads at `/page/...`, to everyone.
 
     The page names its files relative to itself, so that a proxy may put it below a path.
     """
-    files = load_page() if assets is None else assets
+    files = PageFiles(directory=FOLDER)
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page(request: Request) -> Response:
-        return _answer(request, files[SHELL])
+        return await files.answer(SHELL, request.scope)
 
-    @app.api_route("/page/{name:path}", methods=["GET", "HEAD"], include_in_schema=False)
-    async def file_of_page(request: Request, name: str) -> Response:
-        if name not in files or name == SHELL:
+    app.mount("/page", files)
+
+
+class PageFiles(StaticFiles):
+    """The files of the page but for the shell, with the headers of each."""
+
+    async def get_response(self, path: str, scope: Scope) -> Response:
+        if path == SHELL or Path(path).suffix not in MEDIA_TYPES:
             raise HTTPException(404)
-        return _answer(request, files[name])
+        return await self.answer(path, scope)
 
-
-def _answer(request: Request, asset: Asset) -> Response:
-    headers = {**HEADERS, "etag": asset.etag}
-    if asset.etag in request.headers.get("if-none-match", ""):
-        return Response(status_code=304, headers=headers)
-    content = b"" if request.method == "HEAD" else asset.content
-    headers["content-length"] = str(len(asset.content))
-    return Response(content, media_type=asset.media_type, headers=headers)
-
-
-def _asset(file: Path) -> Asset:
-    content = file.read_bytes()
-    digest = hashlib.sha256(content).hexdigest()[:20]
-    return Asset(content, MEDIA_TYPES[file.suffix], f'"{digest}"')
+    async def answer(self, path: str, scope: Scope) -> Response:
+        """Any file of the folder. Raises HTTPException: there is none of that name."""
+        response = await super().get_response(path, scope)
+        response.headers.update(HEADERS)
+        if response.status_code == 200:
+            response.headers["content-type"] = MEDIA_TYPES[Path(path).suffix]
+        return response

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from router.http.page import CONTENT_SECURITY_POLICY, FOLDER, load_page
+from router.http.page import CONTENT_SECURITY_POLICY, FOLDER, MEDIA_TYPES
 from router.http.routes import create_app
 from tests.support.router_fakes import (
     FakeTranscriber,
@@ -19,7 +19,9 @@ from tests.support.router_fakes import (
 )
 
 KEY = {"authorization": "Bearer one"}
-NAMES = sorted(load_page())
+NAMES = sorted(
+    file.relative_to(FOLDER).as_posix() for file in FOLDER.rglob("*") if file.suffix in MEDIA_TYPES
+)
 MODULES = [name for name in NAMES if name.endswith(".js")]
 
 
