@@ -7,7 +7,7 @@ through which a running request learns how long it may take and says how much au
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
@@ -61,15 +61,7 @@ class PoolHealth:
 
     ready: bool
     replicas: int
-    workers: tuple[WorkerStatus, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HealthReport:
-    """Both pools; `ready` only when a request can go all the way through."""
-
-    ready: bool
-    pools: Mapping[Role, PoolHealth] = field(default_factory=dict)
+    workers: Sequence[WorkerStatus] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +85,7 @@ class AudioShare(Protocol):
         """Correct the estimate before work began. Raises CrowdedError if it cannot stay."""
 
     def found(self, audio_s: float) -> None:
-        """Count so much audio, found by now; never refuses."""
+        """Count at least so much audio, found by now; never refuses."""
 
 
 class _Unlimited:
@@ -172,9 +164,8 @@ class RequestContext:
 
     def found_audio(self, audio_s: float) -> None:
         """Call as windows are found, with the seconds of audio seen so far (a total)."""
-        if audio_s > self.audio_s:
-            self.share.found(audio_s)
-            self.audio_s = audio_s
+        self.share.found(audio_s)
+        self.audio_s = max(self.audio_s, audio_s)
 
     @property
     def deadline_s(self) -> float:
@@ -208,5 +199,8 @@ class Transcriber(Protocol):
         They begin where the speech does. All else is as with `transcribe`.
         """
 
-    async def health(self) -> HealthReport:
-        """Return the state of both pools, within a second or two."""
+    async def health(self) -> dict[Role, PoolHealth]:
+        """Return the state of both pools, within a second or two.
+
+        A request can go all the way through when both are ready.
+        """

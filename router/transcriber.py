@@ -36,7 +36,7 @@ from cluster.common.settings import RouterSettings
 from cluster.common.tracing import NO_TRACER, Tracer
 from router.api.params import Chunking, TranscriptionParams
 from router.audio.stream import AudioStream, WholeAudio
-from router.interface import HealthReport, PoolHealth, RequestContext, TranscriptionResult
+from router.interface import PoolHealth, RequestContext, TranscriptionResult
 from router.parallel import ParallelRun
 from router.pipeline import Pipeline, RequestRun, Retries, WindowAudio
 from router.pools import DecoderClient, EncoderClient
@@ -248,20 +248,17 @@ class RequestTranscriber:
         self._recorder.add("splitscribe_audio_seconds_total", audio.duration_s)
         self._recorder.observe("splitscribe_audio_decode_seconds", audio.decode_s)
 
-    async def health(self) -> HealthReport:
+    async def health(self) -> dict[Role, PoolHealth]:
         """See `router.interface.Transcriber.health`."""
         encoders, decoders = await asyncio.gather(self._encoders.status(), self._decoders.status())
-        pools = {
-            "encoder": self._pool_health("encoder", encoders),
-            "decoder": self._pool_health("decoder", decoders),
-        }
-        return HealthReport(all(pool.ready for pool in pools.values()), pools)  # type: ignore[arg-type]
-
-    def _pool_health(self, role: Role, workers: list[WorkerStatus]) -> PoolHealth:
-        sleeps = not workers and role in self._may_sleep
-        ready = sleeps or any(worker.healthy for worker in workers)
-        of_workers = max((worker.of_workers for worker in workers), default=0)
-        return PoolHealth(ready, max(len(workers), of_workers), tuple(workers))
+        found: dict[Role, list[WorkerStatus]] = {"encoder": encoders, "decoder": decoders}
+        pools = {}
+        for role, workers in found.items():
+            sleeps = not workers and role in self._may_sleep
+            ready = sleeps or any(worker.healthy for worker in workers)
+            of_workers = max((worker.of_workers for worker in workers), default=0)
+            pools[role] = PoolHealth(ready, max(len(workers), of_workers), workers)
+        return pools
 
     def _options(self, params: TranscriptionParams) -> DecodeOptions:
         language = params.language

@@ -33,6 +33,7 @@ from cluster.archives.places import Place, shown
 from cluster.archives.rows import error_text, may_pass
 from cluster.common.errors import ConfigurationError, InvalidRequestError
 from router.api.formats import render
+from router.api.params import TranscriptionParams
 from router.transcript import Segment, Transcript
 
 FAILURES = "failures.csv"
@@ -176,8 +177,10 @@ class Outputs:
         """Returns hashes of what was written, by format."""
         written = {}
         for one in formats:
-            words = self._archive.words
-            content = render(transcript, FORMATS[one], words=words, segments=True).body
+            params = TranscriptionParams(
+                "", response_format=FORMATS[one], words=self._archive.words
+            )
+            content, _ = render(transcript, params)
             (self._where / f"{name}.{one}").write_whole(content)
             written[one] = hash_of(content)
         return written

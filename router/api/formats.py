@@ -1,10 +1,7 @@
 """A finished transcript as the body of an answer, in each response format.
 
-Knows the shapes of OpenAI's API (`router.api.responses` documents them), nothing of HTTP beyond the
-media type. Bodies are built from plain dicts: validating them again would cost more than
-writing them. Subtitles are whole segments, one cue each, so that a stream of cues and a whole
-file are the same text. `WRITERS` make the files of openai/whisper's command, for our own and for
-`/asr`.
+Subtitles are whole segments, one cue each, so that a stream of cues and a whole file are the same
+text. `WRITERS` make the files of openai/whisper's command, for our own and for `/asr`.
 """
 
 from __future__ import annotations
@@ -12,11 +9,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import Any
 
 from cluster.common.model.text.languages import language_name
-from router.api.params import ResponseFormat
+from router.api.params import ResponseFormat, TranscriptionParams
+from router.api.responses import SegmentResponse
 from router.api.subtitles import VTT_HEADER, CueOptions, srt, srt_cue, tsv, txt, vtt, vtt_cue
 from router.transcript import Segment, TokenLogprob, Transcript, Word
 
@@ -26,84 +24,52 @@ VTT_TYPE = "text/vtt; charset=utf-8"
 POSITIONS_PER_S = 50  # of the encoder
 
 
-@dataclass(frozen=True, slots=True)
-class RenderedTranscript:
-    """Bytes to send, and what they are."""
-
-    body: bytes
-    media_type: str
-
-
 def render(
-    transcript: Transcript,
-    response_format: ResponseFormat,
-    *,
-    words: bool = False,
-    segments: bool = True,
-    logprobs: Sequence[TokenLogprob] | None = None,
-) -> RenderedTranscript:
-    """The bytes of `answer_of`."""
-    answer = answer_of(
-        transcript, response_format, words=words, segments=segments, logprobs=logprobs
-    )
-    if isinstance(answer, str):
-        media_type = VTT_TYPE if response_format == "vtt" else TEXT_TYPE
-        return RenderedTranscript(answer.encode(), media_type)
-    return RenderedTranscript(to_json(answer).encode(), JSON_TYPE)
+    transcript: Transcript, params: TranscriptionParams, logprobs: Sequence[TokenLogprob] = ()
+) -> tuple[bytes, str]:
+    """The bytes of `answer_of`, and their media type."""
+    answer = answer_of(transcript, params, logprobs)
+    if isinstance(answer, dict):
+        return to_json(answer).encode(), JSON_TYPE
+    return answer.encode(), VTT_TYPE if params.response_format == "vtt" else TEXT_TYPE
 
 
 def answer_of(
-    transcript: Transcript,
-    response_format: ResponseFormat,
-    *,
-    words: bool = False,
-    segments: bool = True,
-    logprobs: Sequence[TokenLogprob] | None = None,
+    transcript: Transcript, params: TranscriptionParams, logprobs: Sequence[TokenLogprob] = ()
 ) -> dict[str, Any] | str:
     """`transcript` in the format that was asked for: a JSON document, or a text.
 
-    Args:
-        words, segments: what verbose_json shall list.
-        logprobs: of the text's tokens, for json; None where they were not asked for.
+    logprobs: of the text's tokens, where they were asked for.
     """
-    match response_format:
+    match params.response_format:
         case "text":
             return f"{transcript.text}\n"
-        case "srt" | "vtt":
-            return subtitles(transcript.segments, response_format)
-        case "json":
-            return json_body(transcript, logprobs)
-        case "verbose_json":
-            return verbose_body(transcript, words=words, segments=segments)
+        case "srt" | "vtt" as subtitle_format:
+            return subtitles(transcript.segments, subtitle_format)
+    return document_of(transcript, params, logprobs)
 
 
-def json_body(
-    transcript: Transcript, logprobs: Sequence[TokenLogprob] | None = None
+def document_of(
+    transcript: Transcript, params: TranscriptionParams, logprobs: Sequence[TokenLogprob] = ()
 ) -> dict[str, Any]:
-    """`response_format=json`; a translation has its text only."""
-    if transcript.task == "translate":
-        return {"text": transcript.text}
-    body: dict[str, Any] = {"text": transcript.text, "usage": usage(transcript)}
-    if logprobs is not None:
-        body["logprobs"] = logprob_bodies(logprobs)
-    return body
+    """The document of `verbose_json`, or of `json` for all other formats.
 
-
-def verbose_body(transcript: Transcript, *, words: bool, segments: bool) -> dict[str, Any]:
-    """`response_format=verbose_json`. A translation's language is that of its text."""
+    A translation has no usage, and its language is that of its text.
+    """
     translated = transcript.task == "translate"
-    body: dict[str, Any] = {
-        "task": transcript.task,
-        "language": "english" if translated else language_name(transcript.language),
-        "duration": round(transcript.duration_s, 3),
-        "text": transcript.text,
-    }
-    if segments:
-        body["segments"] = segment_bodies(transcript.segments)
-    if words:
-        body["words"] = [_word(word) for word in transcript.words]
+    body: dict[str, Any] = {"text": transcript.text}
+    if params.response_format == "verbose_json":
+        language = "english" if translated else language_name(transcript.language)
+        duration_s = round(transcript.duration_s, 3)
+        body = {"task": transcript.task, "language": language, "duration": duration_s, **body}
+        if params.segments:
+            body["segments"] = segment_bodies(transcript.segments)
+        if params.words:
+            body["words"] = [_word(word) for word in transcript.words]
     if not translated:
-        body["usage"] = usage(transcript)
+        body["usage"] = {"type": "duration", "seconds": math.ceil(transcript.duration_s)}
+    if params.logprobs:
+        body["logprobs"] = logprob_bodies(logprobs)
     return body
 
 
@@ -117,32 +83,15 @@ def subtitles(
     return header + "".join(map(vtt_cue, segments))
 
 
+_SEGMENT = tuple(SegmentResponse.model_fields)
+
+
 def segment_bodies(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    return [
-        {
-            "id": segment.id,
-            "seek": segment.seek,
-            "start": segment.start,
-            "end": segment.end,
-            "text": segment.text,
-            "tokens": list(segment.tokens),
-            "temperature": segment.temperature,
-            "avg_logprob": segment.avg_logprob,
-            "compression_ratio": segment.compression_ratio,
-            "no_speech_prob": segment.no_speech_prob,
-        }
-        for segment in segments
-    ]
+    return [{name: getattr(segment, name) for name in _SEGMENT} for segment in segments]
 
 
 def logprob_bodies(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    return [
-        {"token": one.token, "logprob": one.logprob, "bytes": list(one.bytes)} for one in logprobs
-    ]
-
-
-def usage(transcript: Transcript) -> dict[str, Any]:
-    return {"type": "duration", "seconds": math.ceil(transcript.duration_s)}
+    return [asdict(one) for one in logprobs]
 
 
 def token_usage(transcript: Transcript) -> dict[str, Any]:
@@ -177,11 +126,11 @@ Writer = Callable[[Transcript, CueOptions], str]
 
 def whisper_json(transcript: Transcript) -> str:
     """openai/whisper's result; segments have words only where words were asked for."""
-    content = {
-        "text": transcript.text,
-        "segments": [_whisper_segment(segment) for segment in transcript.segments],
-        "language": transcript.language,
-    }
+    segments = segment_bodies(transcript.segments)
+    for body, segment in zip(segments, transcript.segments, strict=True):
+        if segment.words:
+            body["words"] = [_whisper_word(word) for word in segment.words]
+    content = {"text": transcript.text, "segments": segments, "language": transcript.language}
     return json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n"
 
 
@@ -192,13 +141,6 @@ WRITERS: dict[str, Writer] = {
     "tsv": lambda transcript, _: tsv(transcript.segments),
     "json": lambda transcript, _: whisper_json(transcript),
 }
-
-
-def _whisper_segment(segment: Segment) -> dict[str, Any]:
-    (fields,) = segment_bodies([segment])
-    if segment.words:
-        fields["words"] = [_whisper_word(word) for word in segment.words]
-    return fields
 
 
 def _whisper_word(word: Word) -> dict[str, Any]:

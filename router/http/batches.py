@@ -38,8 +38,8 @@ from router.api.documents import parse_document
 from router.api.openapi import whole_schema
 from router.batches.service import PIECE_BYTES, BatchService
 from router.batches.store import new_id
+from router.http.bodies import FILE_FIELD, FormReader, form_boundary
 from router.http.keys import KeyRing
-from router.http.multipart import FILE_FIELD, FormReader, form_boundary
 from router.http.uploads import (
     BodyShape,
     ClientDisconnectedError,
@@ -215,7 +215,7 @@ class FileRoutes:
 
 
 class _Upload:
-    """Where a form's file goes; implements `router.http.multipart.FileSink`."""
+    """Where a form's file goes; implements `router.http.bodies.FileSink`."""
 
     def __init__(self, batches: BatchService, upload_id: str) -> None:
         self._batches = batches

@@ -23,9 +23,7 @@ from router.api.responses import envelope, error_body
 logger = logging.getLogger(__name__)
 
 _ENDED_WITH = "splitscribe_error"  # key of a request's state
-
 ASR_PATHS = ("/asr", "/detect-language")  # their clients read `detail`, as FastAPI writes it
-
 RETRY_AFTER_S = 1.0  # for a 429 or 503 whose error gives no time
 
 
@@ -78,10 +76,8 @@ async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
         what,
     )
     note_error(request.scope, error)
-    if request.url.path in ASR_PATHS:
-        body = {"detail": error.message, **error_body(error)}
-        return JSONResponse(body, error.status, _retry_headers(error))
-    return error_response(error)
+    detail = {"detail": error.message} if request.url.path in ASR_PATHS else {}
+    return JSONResponse(detail | error_body(error), error.status, _retry_headers(error))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
@@ -107,10 +103,10 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 async def _on_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    refusal = InvalidRequestError(f"{where}: {first['msg']}", param=where)
-    note_error(request.scope, refusal)
-    return error_response(refusal)
+    name = str(first["loc"][-1])
+    code = "invalid_value" if first["type"] == "literal_error" else None
+    refusal = InvalidRequestError(f"'{name}': {first['msg']}", param=name, code=code)
+    return await _on_splitscribe_error(request, refusal)
 
 
 def _retry_headers(error: SplitscribeError) -> dict[str, str]:

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
+
+from fastapi import Depends, Request
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from cluster.common.errors import AuthenticationError, RateLimitError
 
@@ -75,6 +79,32 @@ class KeyRing:
             yield
         finally:
             self._running[owner] -= 1
+
+
+def key_check(
+    keys: KeyRing, password_of: Callable[..., object] = lambda: None
+) -> Callable[..., Awaitable[None]]:
+    """A dependency that lets only bearers of one of `keys` pass, and notes which.
+
+    password_of: another dependency, whose credentials hold a key as the password.
+    """
+    bearer = HTTPBearer(auto_error=False, description="one of the server's API keys")
+
+    async def check(
+        request: Request,
+        sent: HTTPAuthorizationCredentials | None = Depends(bearer),  # noqa: B008
+        password: Any = Depends(password_of),  # noqa: B008
+    ) -> None:
+        key = sent.credentials if sent else password.password if password else None
+        request.state.key_owner = keys.owner(None if key is None else key.encode("latin-1"))
+
+    return check
+
+
+def key_owner(request: Request) -> int | None:
+    """Number of the API key that a request came with; None where none is needed."""
+    owner: int | None = getattr(request.state, "key_owner", None)
+    return owner
 
 
 def _owner(key: bytes) -> bytes:

@@ -15,9 +15,12 @@ import socket
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import Frame, Opcode
 
 from cluster.common.errors import WorkerError
-from router.http.protocols import HttpProtocol, WebSocketProtocol
 
 logger = logging.getLogger(__name__)
 
@@ -138,3 +141,238 @@ def _bind(host: str, port: int) -> socket.socket:
         bound.close()
         raise
     return bound
+
+
+# ---- what one connection may cost before anybody has looked at it
+
+MAX_HEAD_BYTES = 65_536
+HEAD_S = 30.0  # in which a head must be whole; also for a connection that has said nothing
+MAX_WAITING = 8  # requests of a connection behind the one that is answered
+LINGER_S = 5.0  # in which a client that was refused may read why
+STUCK_S = 60.0  # in which a WebSocket's client that reads anything at all makes some room
+POLICY_VIOLATION = 1008  # RFC 6455
+FRAMES_PER_S, FRAMES_AT_ONCE = 1000.0, 5000.0  # of one WebSocket, fragments too
+CONTROLS_PER_S, CONTROLS_AT_ONCE = 10.0, 100.0  # pings, pongs and closes among them
+_PIECE_BYTES = 16_384  # parsed at once, of HTTP
+_FRAMES_BYTES = 8_192  # parsed at once, of a WebSocket: 1,365 empty frames
+
+
+class Budget:
+    """What one connection may still do. May be overdrawn; what is spent then is owed in time."""
+
+    def __init__(self, per_s: float, burst: float) -> None:
+        self._per_s = per_s
+        self._burst = self._left = burst
+        self._at_s: float | None = None  # of the last spending
+
+    def spend(self, amount: float, now_s: float) -> float:
+        """Take `amount`. Returns the seconds until the budget has it: 0.0 where it had it."""
+        earned = 0.0 if self._at_s is None else (now_s - self._at_s) * self._per_s
+        self._left = min(self._left + earned, self._burst) - amount
+        self._at_s = now_s
+        return max(0.0, -self._left / self._per_s)
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """Bounds heads in bytes and seconds, and the requests that wait on a connection.
+
+    What a client sends after it was refused is read and forgotten, until it has read why.
+    """
+
+    _head_timer: asyncio.TimerHandle | None = None
+    _barren_bytes = 0  # read since the last end of a head, of a message, or piece of a body
+    _in_head = False
+    _in_message = False
+    _is_refused = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        for start in range(0, len(data), _PIECE_BYTES):
+            if self._is_refused or self.transport.is_closing():
+                return
+            piece = data[start : start + _PIECE_BYTES]
+            self._barren_bytes += len(piece)
+            super().data_received(piece)
+            if self._barren_bytes >= MAX_HEAD_BYTES:  # of a chunk's head or trailers, too
+                self._refuse(431, f"the request's head has more than {MAX_HEAD_BYTES} bytes")
+        if not self._in_message and self.timeout_keep_alive_task is None and self._is_idle:
+            self._await_head()  # it sent empty lines
+
+    def on_message_begin(self) -> None:
+        self._in_head = self._in_message = True
+        self._await_head()
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._barren_bytes = 0
+        self._forget_head()
+        if len(self.pipeline) >= MAX_WAITING:
+            self._refuse(503, "too many requests wait on this connection")
+        self._in_head = False
+        if not self._is_refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._barren_bytes = 0
+        if not self._is_refused:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._barren_bytes = 0
+        self._in_message = False
+        if not self._is_refused:
+            super().on_message_complete()
+
+    def handle_websocket_upgrade(self) -> None:
+        if not self._is_refused:
+            super().handle_websocket_upgrade()
+            self._is_refused = True  # the rest is the other protocol's
+
+    @property
+    def _is_idle(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
+
+    def _await_head(self) -> None:
+        if self._head_timer is None:
+            self._head_timer = self.loop.call_later(HEAD_S, self._end_wait)
+
+    def _forget_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _end_wait(self) -> None:
+        self._head_timer = None
+        if self.transport.is_closing():
+            return
+        if not self._is_idle:
+            self._await_head()
+        elif self._in_head:
+            self._refuse(408, f"the request's head was not whole after {HEAD_S:.0f} s")
+        else:
+            self.transport.close()
+
+    def _refuse(self, status: int, why: str) -> None:
+        """Read nothing more. What was asked for before is answered; then the connection ends."""
+        if self._is_refused or self.transport.is_closing():
+            return
+        self._is_refused = True
+        logger.info("a connection is refused more: %d, %s", status, why)
+        if self._in_message and not self._in_head:
+            self.transport.abort()  # the end of its body is what it was refused
+            return
+        if not self._is_idle:
+            self.cycle.keep_alive = False  # the newest one
+            return
+        if self._in_head:
+            text = why.encode()
+            head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+            length = b"content-length: %d\r\n\r\n" % len(text)
+            self.transport.write(STATUS_LINE[status] + head + length + text)
+        _end(self.loop, self.transport)
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """Parses no more than the application takes, and cuts who floods it or reads nothing.
+
+    The application can only close a connection, which waits for the client to read what was sent
+    before. Whole messages wait until it takes them; pings and fragments, which it never sees, are
+    counted.
+    """
+
+    _stuck: asyncio.TimerHandle | None = None
+    _unparsed = b""  # what came while messages waited
+    _is_cut = False
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_cut:
+            self._unparsed += data
+            self._parse()
+
+    def _parse(self) -> None:
+        """Parse what has come, until a message waits for the application."""
+        data, at = self._unparsed, 0
+        while at < len(data) and not (self.read_paused or self._is_cut):
+            super().data_received(data[at : at + _FRAMES_BYTES])
+            at += _FRAMES_BYTES
+            if self.transport.is_closing():
+                at = len(data)
+        self._unparsed = data[at:]
+
+    async def receive(self) -> ASGIReceiveEvent:
+        message = await super().receive()
+        self._parse()
+        return message
+
+    async def send(self, message: ASGISendEvent) -> None:
+        await super().send(message)
+        if self.close_sent:
+            self._parse()  # the client's close may be there already
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._frames = Budget(FRAMES_PER_S, FRAMES_AT_ONCE)
+        self._controls = Budget(CONTROLS_PER_S, CONTROLS_AT_ONCE)
+
+    def handle_events(self) -> None:
+        frames = [event for event in self.conn.events if isinstance(event, Frame)]
+        controls = sum(frame.opcode >= Opcode.CLOSE for frame in frames)
+        now_s = self.loop.time()
+        if self._controls.spend(controls, now_s):
+            self._cut("too many pings or pongs")
+        elif self._frames.spend(len(frames), now_s):
+            self._cut("too many frames")
+        else:
+            super().handle_events()
+
+    def handle_ping(self) -> None:
+        if self.writable.is_set():
+            super().handle_ping()
+        else:
+            self.conn.data_to_send()  # the pong: a client that reads nothing gets none
+
+    def _cut(self, why: str) -> None:
+        logger.info("a WebSocket is cut: %s", why)
+        self._is_cut = self.disconnected = True
+        self.stop_keepalive()
+        self.conn.fail(POLICY_VIOLATION, why)
+        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.close_sent = True
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": POLICY_VIOLATION})
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+        self.writable.set()  # for who waits to send
+        self.close_timer = _end(self.loop, self.transport)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stuck = self.loop.call_later(STUCK_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self._forget_stuck()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_stuck()
+        super().connection_lost(exc)
+
+    def _forget_stuck(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+
+def _end(loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> asyncio.TimerHandle:
+    """End a connection when the client has read the last word. Its own words must go on being
+    read meanwhile: a socket that is closed above unread bytes throws away what it was to send."""
+    if transport.can_write_eof():
+        transport.write_eof()
+    return loop.call_later(LINGER_S, transport.abort)

@@ -8,13 +8,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from typing import Any
 from urllib.parse import unquote
 
 from cluster.common.errors import ConfigurationError, ModelNotFoundError
-from cluster.common.messages import ROLES, Role
+from cluster.common.messages import ROLES
 from router.api.responses import ModelListResponse, ModelResponse
-from router.interface import HealthReport, PoolHealth, Transcriber
+from router.interface import Transcriber
 from router.live.interface import LiveEngine
 
 ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
@@ -108,23 +109,32 @@ class ModelRegistry:
         names += [name for name in self._listed_aliases if name not in names]
         return ModelListResponse(data=[self.describe(name) for name in names])
 
-    async def health(self) -> dict[str, HealthReport]:
-        """Each model's pools, by its first name; none is ready while the server is held."""
-        reports = await asyncio.gather(*(model.transcriber.health() for model in self.models))
-        if all(report.ready for report in reports) and self._is_held():
-            reports = [replace(report, ready=False) for report in reports]
-        return {model.names[0]: report for model, report in zip(self.models, reports, strict=True)}
+    async def health(self) -> dict[str, Any]:
+        """What `/health` tells of the pools: `status`, `pools` of all models, and `models`.
+
+        None is ready while the server is held.
+        """
+        found = await asyncio.gather(*(model.transcriber.health() for model in self.models))
+        ready = [all(pool.ready for pool in pools.values()) for pools in found]
+        if all(ready) and self._is_held():
+            ready = [False] * len(ready)
+        pools = {}
+        for role in ROLES:
+            of_role = [pools[role] for pools in found]
+            pools[role] = {
+                "ready": all(pool.ready for pool in of_role),
+                "replicas": sum(pool.replicas for pool in of_role),
+                "workers": [asdict(worker) for pool in of_role for worker in pool.workers],
+            }
+        models = {
+            model.names[0]: {
+                "status": _status(is_ready),
+                "replicas": {role: pool.replicas for role, pool in own.items()},
+            }
+            for model, own, is_ready in zip(self.models, found, ready, strict=True)
+        }
+        return {"status": _status(all(ready)), "pools": pools, "models": models}
 
 
-def together(reports: Sequence[HealthReport]) -> HealthReport:
-    """The pools of all models as one report: ready when every model is."""
-    pools: dict[Role, PoolHealth] = {}
-    for role in ROLES:
-        found = [report.pools[role] for report in reports if role in report.pools]
-        if found:
-            pools[role] = PoolHealth(
-                ready=all(pool.ready for pool in found),
-                replicas=sum(pool.replicas for pool in found),
-                workers=tuple(worker for pool in found for worker in pool.workers),
-            )
-    return HealthReport(bool(reports) and all(report.ready for report in reports), pools)
+def _status(is_ready: bool) -> str:
+    return "ready" if is_ready else "not ready"

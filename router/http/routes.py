@@ -10,16 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response, params
 from fastapi.responses import JSONResponse
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from starlette.middleware.cors import CORSMiddleware
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
@@ -44,13 +41,13 @@ from router.api.responses import (
     VerboseTranslationResponse,
 )
 from router.http.admission import Admission
-from router.http.asr import add_asr_routes, asr_key_check
+from router.http.asr import add_asr_routes
 from router.http.batches import BatchAccess, add_batches
 from router.http.docs_page import add_docs
 from router.http.envelope import install_error_handlers
-from router.http.keys import KeyRing
+from router.http.keys import KeyRing, key_check
 from router.http.middleware import RequestMiddleware
-from router.http.models import ModelRegistry, together
+from router.http.models import ModelRegistry
 from router.http.page import add_page
 from router.http.realtime.access import ClientSecrets
 from router.http.realtime.routes import add_realtime
@@ -58,7 +55,6 @@ from router.http.realtime.service import RealtimeService
 from router.http.service import Endpoint, TranscriptionService
 from router.http.sse import HEARTBEAT_S
 from router.http.uploads import sweep_spool_always
-from router.interface import HealthReport
 
 logger = logging.getLogger(__name__)
 
@@ -114,7 +110,7 @@ def create_app(
             task.cancel()
 
     keys = KeyRing(settings.api_key, settings.max_requests_per_key)
-    guards = [Depends(_key_check(keys))] if len(keys) else []
+    guards = [Depends(key_check(keys))] if len(keys) else []
     app = FastAPI(
         title="splitscribe",
         version=_version(),
@@ -167,9 +163,7 @@ def create_app(
     add_batches(api, batches, keys)
     app.include_router(api)
     if settings.asr_webservice:
-        asr = APIRouter(dependencies=[Depends(asr_key_check(keys))] if guards else [])
-        add_asr_routes(asr, service)
-        app.include_router(asr)
+        add_asr_routes(app, service, keys)
     _add_health(app, registry, service.admission, realtime, settings)
     if settings.shows_page:
         add_page(app)
@@ -236,23 +230,17 @@ def _add_health(
         """200 once all pools are ready, 503 before; every model and worker either way."""
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
-                reports = await registry.health()
+                body = await registry.health()
         except Exception:  # the answer to "are you well?" must not be a crash
             logger.exception("the pools cannot be asked for their health")
-            reports = {}
-        whole = together(tuple(reports.values()))
-        body = {
-            "status": _status(whole),
-            "pools": {role: asdict(pool) for role, pool in whole.pools.items()},
-            "models": {name: _model_health(report) for name, report in reports.items()},
-            "router": {
-                "requests": admission.requests,
-                "pending_audio_s": round(admission.pending_audio_s, 1),
-                "realtime_sessions": realtime.sessions,
-                "max_upload_bytes": settings.max_upload_bytes,
-            },
+            body = {"status": "not ready", "pools": {}, "models": {}}
+        body["router"] = {
+            "requests": admission.requests,
+            "pending_audio_s": round(admission.pending_audio_s, 1),
+            "realtime_sessions": realtime.sessions,
+            "max_upload_bytes": settings.max_upload_bytes,
         }
-        return JSONResponse(body, 200 if whole.ready else 503)
+        return JSONResponse(body, 200 if body["status"] == "ready" else 503)
 
 
 def _add_guarded_schema(app: FastAPI, guards: Sequence[params.Depends]) -> None:
@@ -261,29 +249,6 @@ def _add_guarded_schema(app: FastAPI, guards: Sequence[params.Depends]) -> None:
     @app.get("/openapi.json", dependencies=guards, include_in_schema=False)
     async def schema() -> JSONResponse:
         return JSONResponse(app.openapi())
-
-
-def _status(report: HealthReport) -> str:
-    return "ready" if report.ready else "not ready"
-
-
-def _model_health(report: HealthReport) -> dict[str, Any]:
-    replicas = {role: pool.replicas for role, pool in report.pools.items()}
-    return {"status": _status(report), "replicas": replicas}
-
-
-def _key_check(keys: KeyRing) -> Callable[..., Awaitable[None]]:
-    """A dependency that lets only bearers of one of `keys` pass, and notes which."""
-    bearer = HTTPBearer(auto_error=False, description="one of the server's API keys")
-
-    async def check(
-        request: Request,
-        credentials: HTTPAuthorizationCredentials | None = Depends(bearer),  # noqa: B008
-    ) -> None:
-        sent = None if credentials is None else credentials.credentials.encode("latin-1")
-        request.state.key_owner = keys.owner(sent)
-
-    return check
 
 
 def _version() -> str:

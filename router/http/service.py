@@ -10,39 +10,34 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request, Response
 
 from cluster.common.clock import Clock
-from cluster.common.errors import SplitscribeError
+from cluster.common.errors import DeadlineExceededError, SplitscribeError, WorkerError
 from cluster.common.logs import current_request_id, log_fields
 from cluster.common.metrics import Recorder
 from cluster.common.settings import RouterSettings
 from router.api.formats import render
 from router.api.forms import requested_model
 from router.api.params import TranscriptionParams
-from router.http.admission import (
-    BYTES_PER_AUDIO_S,
-    Admission,
-    AdmittedRequest,
-    telling_waits,
-)
-from router.http.keys import KeyRing
+from router.http.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest, telling_waits
+from router.http.bodies import FILE_FIELD
+from router.http.keys import KeyRing, key_owner
 from router.http.middleware import request_span
 from router.http.models import ModelRegistry
-from router.http.multipart import FILE_FIELD
-from router.http.sse import EventStream, EventStreamResponse, StreamContext
-from router.http.supervise import supervise
+from router.http.sse import EventStream, EventStreamResponse
 from router.http.uploads import (
     FORM_OR_JSON,
     BodyShape,
     ClientDisconnectedError,
+    Receive,
     check_content_length,
     receive_form,
 )
@@ -58,13 +53,15 @@ from router.transcript import TokenLogprob, Transcript
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED = 499  # never seen by anyone but the access log
+GRACE_S = 1.0  # for the pipeline to end by its own deadline, with a better message
 
+T = TypeVar("T")
 Parse = Callable[[Iterable[tuple[str, str]], Collection[str]], TranscriptionParams]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request that was let in, read and checked."""
+    """A request that was let in, read and checked. started_s: the clock's."""
 
     request: Request
     upload: Path
@@ -72,26 +69,19 @@ class CheckedRequest:
     params: TranscriptionParams
     transcriber: Transcriber
     share: AdmittedRequest
-    started_s: float  # the clock's
+    started_s: float
     upload_s: float
 
 
-Write = Callable[[Transcript, CheckedRequest, list[TokenLogprob] | None], Response]
+Write = Callable[[Transcript, CheckedRequest, list[TokenLogprob]], Response]
 
 
 def write_as_openai(
-    transcript: Transcript, checked: CheckedRequest, logprobs: list[TokenLogprob] | None
+    transcript: Transcript, checked: CheckedRequest, logprobs: list[TokenLogprob]
 ) -> Response:
     """The answer in the format that the request asks for."""
-    params = checked.params
-    rendered = render(
-        transcript,
-        params.response_format,
-        words=params.words,
-        segments=params.segments,
-        logprobs=logprobs,
-    )
-    return Response(rendered.body, media_type=rendered.media_type)
+    body, media_type = render(transcript, checked.params, logprobs)
+    return Response(body, media_type=media_type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +90,14 @@ class Endpoint:
 
     parse: checks the fields. write: makes the whole answer. shape: of the bodies.
     fields: what is asked for where that stands in the URL; None: the body has it.
+    detect: where only the language is asked for, makes the answer of its code and probability.
     """
 
     parse: Parse
     write: Write = write_as_openai
     shape: BodyShape = FORM_OR_JSON
     fields: tuple[tuple[str, str], ...] | None = None
-
-
-Work = Callable[[CheckedRequest, AsyncExitStack], Awaitable[Response]]
+    detect: Callable[[str, float], Response] | None = None
 
 
 class TranscriptionService:
@@ -145,32 +134,18 @@ class TranscriptionService:
         record("splitscribe_max_pending_audio_seconds", self._settings.max_pending_audio_s)
 
     async def answer(self, request: Request, endpoint: Endpoint) -> Response:
-        """Transcribe what came to an endpoint."""
-
-        async def work(checked: CheckedRequest, stack: AsyncExitStack) -> Response:
-            if checked.params.stream:
-                return await self._begin_stream(checked, stack)
-            return await self._whole(checked, endpoint.write)
-
-        return await self._answer(request, endpoint, work)
-
-    async def detect_language(
-        self, request: Request, endpoint: Endpoint, write: Callable[[str, float], Response]
-    ) -> Response:
-        """Tell the language of what came to an endpoint; `write` gets its code and probability."""
-
-        async def work(checked: CheckedRequest, _: AsyncExitStack) -> Response:
-            context = RequestContext(**self._context_fields(checked))
-            detecting = checked.transcriber.detect_language(checked.upload, context)
-            return write(*await supervise(detecting, request.receive, context))
-
-        return await self._answer(request, endpoint, work)
-
-    async def _answer(self, request: Request, endpoint: Endpoint, work: Work) -> Response:
+        """Do what came to an endpoint. Raises SplitscribeError."""
         started_s = self._clock.monotonic()
         try:
             async with AsyncExitStack() as stack:
-                return await work(await self._receive(request, endpoint, stack, started_s), stack)
+                checked = await self._receive(request, endpoint, stack, started_s)
+                context = self._context(checked)
+                if endpoint.detect is not None:
+                    detecting = checked.transcriber.detect_language(checked.upload, context)
+                    return endpoint.detect(*await supervise(detecting, request.receive, context))
+                if checked.params.stream:
+                    return await self._begin_stream(checked, context, stack)
+                return await self._whole(checked, context, endpoint.write)
         except SplitscribeError as error:
             if error.param == FILE_FIELD:  # as all that reads audio calls it
                 error.param = endpoint.shape.audio_field(request.headers)
@@ -188,7 +163,7 @@ class TranscriptionService:
         """Let the request in, read its body and check it; what it holds goes onto `stack`."""
         limit = self._settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
-        stack.enter_context(self._keys.request_of(_key_owner(request)))
+        stack.enter_context(self._keys.request_of(key_owner(request)))
         share = stack.enter_context(self.admission.admit(length or 0))
         form = await stack.enter_async_context(
             receive_form(
@@ -217,23 +192,33 @@ class TranscriptionService:
             upload_s,
         )
 
-    async def _whole(self, checked: CheckedRequest, write: Write) -> Response:
+    def _context(self, checked: CheckedRequest) -> RequestContext:
+        return RequestContext(
+            current_request_id(),
+            checked.share,
+            self._deadline,
+            self._clock,
+            span=request_span(checked.request.scope),
+            owner=self._keys.owner_digest(key_owner(checked.request)),
+        )
+
+    async def _whole(
+        self, checked: CheckedRequest, context: RequestContext, write: Write
+    ) -> Response:
         logprobs: list[TokenLogprob] = []
-        context = RequestContext(**self._context_fields(checked))
-        if checked.params.logprobs:
-            context.on_update = lambda update: logprobs.extend(update.logprobs)
+        context.on_update = lambda update: logprobs.extend(update.logprobs)
         result = await self._run(checked, context)
-        answer = write(result.transcript, checked, logprobs if checked.params.logprobs else None)
+        answer = write(result.transcript, checked, logprobs)
         timing = self._timing(checked, result.timings)
         answer.headers.update({"server-timing": timing, **cache_header(result.timings)})
         return answer
 
-    async def _begin_stream(self, checked: CheckedRequest, stack: AsyncExitStack) -> Response:
+    async def _begin_stream(
+        self, checked: CheckedRequest, context: RequestContext, stack: AsyncExitStack
+    ) -> Response:
         tell_timing = partial(self._timing, checked)
-        stream = EventStream(checked.params, tell_timing, self._heartbeat_s)
-        context = StreamContext(
-            **self._context_fields(checked), on_update=stream.update, opened=stream.opened
-        )
+        stream = EventStream(checked.params, checked.share, tell_timing, self._heartbeat_s)
+        context.share, context.on_update = stream, stream.update
         await stream.begin(self._run(checked, context))
         # No await from here to the response's own: what the stack holds always has an owner.
         stream.own(stack.pop_all())
@@ -253,19 +238,53 @@ class TranscriptionService:
         return result
 
     def _timing(self, checked: CheckedRequest, timings: StageTimings) -> str:
-        """Where the time of a request went that is done now, as `server_timing` writes it."""
-        total_s = self._clock.monotonic() - checked.started_s
-        return server_timing(timings, upload_s=checked.upload_s, total_s=total_s)
+        """The `server-timing` of a request that is done now: ms, summed over parallel windows."""
+        stages = (
+            ("upload", checked.upload_s, ""),
+            ("audio", timings.audio_s, ""),
+            ("queue", timings.queue_s, ""),
+            ("encode", timings.encode_s, f"{timings.windows} windows"),
+            ("transfer", timings.transfer_s, f"{timings.transfer_bytes} bytes"),
+            ("decode", timings.decode_s, f"{timings.steps} steps"),
+            ("total", self._clock.monotonic() - checked.started_s, ""),
+        )
+        return ", ".join(_stage(*stage) for stage in stages)
 
-    def _context_fields(self, checked: CheckedRequest) -> dict[str, Any]:
-        return {
-            "request_id": current_request_id(),
-            "span": request_span(checked.request.scope),
-            "share": checked.share,
-            "deadline": self._deadline,
-            "clock": self._clock,
-            "owner": self._keys.owner_digest(_key_owner(checked.request)),
-        }
+
+async def supervise(work: Coroutine[Any, Any, T], receive: Receive, context: RequestContext) -> T:
+    """Await `work`; cancel it, and wait until it has ended, when nobody needs it any more.
+
+    Args:
+        receive: the ASGI channel, whose body has been read to its end.
+        context: its remaining time is asked for again each time it seems over, as it can grow.
+
+    Raises:
+        ClientDisconnectedError: the client hung up.
+        DeadlineExceededError: the time is over and `work` did not say so itself.
+    """
+    task = asyncio.ensure_future(work)
+    hang_up = asyncio.ensure_future(_hang_up(receive))
+    try:
+        while (left_s := context.remaining_s() + GRACE_S) > 0:
+            await asyncio.wait({task, hang_up}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            if task.cancelled():  # by something inside; our own caller was not cancelled
+                raise WorkerError("the work was cancelled inside the cluster")
+            if task.done():
+                return task.result()
+            if hang_up.done():
+                raise ClientDisconnectedError
+        raise DeadlineExceededError(
+            f"the request did not finish within its deadline of {context.deadline_s:.0f} s"
+        )
+    finally:
+        task.cancel()
+        hang_up.cancel()
+        await asyncio.gather(task, hang_up, return_exceptions=True)
+
+
+async def _hang_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def cache_header(timings: StageTimings) -> dict[str, str]:
@@ -278,27 +297,6 @@ def cache_header(timings: StageTimings) -> dict[str, str]:
         return {}
     found = "hit" if hits == windows else "partial" if hits else "miss"
     return {"x-splitscribe-cache": f"{found};hits={hits};windows={windows}"}
-
-
-def _key_owner(request: Request) -> int | None:
-    """Number of the API key that it came with; None where none is needed."""
-    owner: int | None = getattr(request.state, "key_owner", None)
-    return owner
-
-
-def server_timing(timings: StageTimings, *, upload_s: float, total_s: float) -> str:
-    """The `server-timing` header: each stage's milliseconds, summed over parallel windows."""
-    return ", ".join(
-        (
-            _stage("upload", upload_s),
-            _stage("audio", timings.audio_s),
-            _stage("queue", timings.queue_s),
-            _stage("encode", timings.encode_s, f"{timings.windows} windows"),
-            _stage("transfer", timings.transfer_s, f"{timings.transfer_bytes} bytes"),
-            _stage("decode", timings.decode_s, f"{timings.steps} steps"),
-            _stage("total", total_s),
-        )
-    )
 
 
 def _stage(name: str, seconds: float, note: str = "") -> str:

@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
 from typing import Any
 
 from starlette.responses import StreamingResponse
@@ -22,19 +21,18 @@ from starlette.types import Receive, Scope, Send
 from cluster.common.errors import SplitscribeError
 from cluster.common.logs import current_request_id
 from router.api.formats import (
-    json_body,
+    document_of,
     logprob_bodies,
     segment_bodies,
     subtitles,
     to_json,
     token_usage,
-    verbose_body,
 )
 from router.api.params import TranscriptionParams
 from router.api.responses import error_body
 from router.http.envelope import UnexpectedError, note_error
 from router.http.uploads import ClientDisconnectedError
-from router.interface import RequestContext, StageTimings, TranscriptionResult, Update
+from router.interface import AudioShare, StageTimings, TranscriptionResult, Update
 from router.transcript import TokenLogprob
 
 logger = logging.getLogger(__name__)
@@ -99,11 +97,10 @@ class EventWriter:
                 if text and not self._n_cues:
                     delta = {"type": "transcript.text.delta", "delta": text}
                     rest = _event(delta | self._chunk(text))
-            case "verbose_json":
-                body = verbose_body(transcript, words=params.words, segments=params.segments)
-                body["server_timing"] = self._tell_timing(result.timings)
             case _:
-                body = json_body(transcript, self._logprobs if params.logprobs else None)
+                body = document_of(transcript, params, self._logprobs)
+        if params.response_format == "verbose_json":
+            body["server_timing"] = self._tell_timing(result.timings)
         body["usage"] = used = token_usage(transcript)
         if params.stream_include_usage:
             used["prompt_tokens"] = used["input_tokens"]
@@ -112,7 +109,7 @@ class EventWriter:
 
 
 class EventStream:
-    """One streamed request. Used by one event loop.
+    """One streamed request, and its share of the router's audio. Used by one event loop.
 
     Life: `begin` starts the work and returns when the 200 may be sent; `own` hands over what
     must live as long as the work; `events` is the body; `close` ends it all, whenever it comes.
@@ -121,21 +118,33 @@ class EventStream:
     def __init__(
         self,
         params: TranscriptionParams,
+        share: AudioShare,
         tell_timing: TellTiming,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
+        self._share = share
         self._writer = EventWriter(params, tell_timing)
         self._heartbeat_s = heartbeat_s
         self._updates: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the work has ended
-        self.opened = asyncio.Event()  # the 200 may be sent
+        self._opened = asyncio.Event()  # the 200 may be sent
         self._stack = AsyncExitStack()
         self._task: asyncio.Future[TranscriptionResult] | None = None
         self.error: SplitscribeError | None = None  # what ended it after the 200
 
+    def expect(self, audio_s: float) -> None:
+        """The container states this length. It may be wrong, but a long file takes its time."""
+        self._share.expect(audio_s)
+        asyncio.get_running_loop().call_later(OPENING_S, self._opened.set)
+
+    def found(self, audio_s: float) -> None:
+        """There is audio."""
+        self._share.found(audio_s)
+        self._opened.set()
+
     def update(self, update: Update) -> None:
         """For `RequestContext.on_update`."""
         self._updates.put_nowait(update)
-        self.opened.set()
+        self._opened.set()
 
     async def begin(self, work: Coroutine[Any, Any, TranscriptionResult]) -> None:
         """Start the work and wait until it has found audio or has ended.
@@ -146,7 +155,7 @@ class EventStream:
         self._task = asyncio.ensure_future(self._run(work))
         self._task.add_done_callback(self._ended)
         try:
-            await self.opened.wait()
+            await self._opened.wait()
         except BaseException:
             await self.close()
             raise
@@ -208,7 +217,7 @@ class EventStream:
 
     def _ended(self, _: object) -> None:
         self._updates.put_nowait(None)
-        self.opened.set()
+        self._opened.set()
 
 
 class EventStreamResponse(StreamingResponse):
@@ -229,22 +238,6 @@ class EventStreamResponse(StreamingResponse):
             if self._stream.error is not None:
                 note_error(scope, self._stream.error)
             await self._stream.close()
-
-
-@dataclass(slots=True)
-class StreamContext(RequestContext):
-    """A request's context that sets `opened` when there is audio."""
-
-    opened: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def expect_audio(self, audio_s: float) -> None:
-        RequestContext.expect_audio(self, audio_s)
-        # What the container says may be wrong; but a long file takes its time to decode.
-        asyncio.get_running_loop().call_later(OPENING_S, self.opened.set)
-
-    def found_audio(self, audio_s: float) -> None:
-        RequestContext.found_audio(self, audio_s)
-        self.opened.set()
 
 
 def _event(content: dict[str, Any]) -> bytes:

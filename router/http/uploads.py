@@ -1,6 +1,6 @@
 """A request's body, read as it arrives: fields into memory, the audio into a spool file.
 
-A body is a multipart form (`router.http.multipart`) or JSON with base64 (`router.http.json_body`).
+A body is a multipart form or JSON with base64 (`router.http.bodies`).
 Every byte is counted while reading, so that a limit ends the upload when it is crossed and not when
 it is over. The spool file has a name, because audio workers open it from their own processes;
 it is locked (flock) until it is deleted, when the context ends. A spool file that nobody has locked
@@ -25,14 +25,17 @@ from cluster.common.errors import InvalidRequestError, OverloadedError, PayloadT
 from router.api.documents import AUDIO_FIELD
 from router.audio.containers import wav_head
 from router.audio.protocol import too_large
-from router.http.json_body import GROWTH, JSON_TYPE, decoded, read_document
-from router.http.multipart import (
+from router.http.bodies import (
     FILE_FIELD,
     FORM_TYPE,
+    GROWTH,
+    JSON_TYPE,
     MAX_FRAMING_BYTES,
     FormReader,
+    decoded,
     form_boundary,
     media_type,
+    read_document,
 )
 
 logger = logging.getLogger(__name__)

@@ -14,13 +14,12 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
-from cluster.common.messages import Task, WorkerStatus
+from cluster.common.messages import Role, Task, WorkerStatus
 from cluster.common.settings import RouterSettings
 from router.api.params import TranscriptionParams
 from router.api.responses import ErrorResponse
 from router.http.models import ModelRegistry, ServedModel
 from router.interface import (
-    HealthReport,
     PoolHealth,
     RequestContext,
     StageTimings,
@@ -161,14 +160,11 @@ class FakeTranscriber:
             raise self.error
         return self.language, 0.75
 
-    async def health(self) -> HealthReport:
+    async def health(self) -> dict[Role, PoolHealth]:
         if self.health_error is not None:
             raise self.health_error
         worker = WorkerStatus("encoder-1", "encoder", True, "demo", "nixl", "cpu", 3, 4, 0, 1)
-        return HealthReport(
-            self.ready,
-            {"encoder": PoolHealth(True, 1, (worker,)), "decoder": PoolHealth(self.ready, 1)},
-        )
+        return {"encoder": PoolHealth(True, 1, [worker]), "decoder": PoolHealth(self.ready, 1)}
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

@@ -57,14 +57,7 @@ class BulkResult:
 
     def body(self) -> dict[str, Any] | str:
         """What the file endpoint answers: its document, or for text and subtitles their text."""
-        params = self.params
-        return answer_of(
-            self.transcript,
-            params.response_format,
-            words=params.words,
-            segments=params.segments,
-            logprobs=self.logprobs if params.logprobs else None,
-        )
+        return answer_of(self.transcript, self.params, self.logprobs)
 
 
 class BulkEngine:

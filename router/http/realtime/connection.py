@@ -24,7 +24,7 @@ from cluster.common.errors import (
     WorkerError,
 )
 from cluster.common.settings import LiveSettings
-from router.http.json_body import Budget
+from router.http.listener import Budget
 from router.http.realtime.outbox import Outbox, SlowReaderError
 from router.live.protocol.events import Append, ClientEvent, EventWriter, InvalidEvent, read_event
 from router.live.protocol.session_protocol import LiveProtocol, TooManyMistakesError

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
 from cluster.common.clock import Clock
-from router.http.json_body import Budget
+from router.http.listener import Budget
 from router.live.protocol.events import Event
 
 MAX_WAITING_BYTES = 1 << 20

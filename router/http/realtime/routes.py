@@ -12,8 +12,8 @@ from starlette.websockets import WebSocket
 from cluster.common.errors import InvalidRequestError
 from router.api.documents import parse_document
 from router.api.openapi import whole_schema
-from router.http.json_body import JSON_TYPE
-from router.http.multipart import media_type
+from router.http.bodies import JSON_TYPE, media_type
+from router.http.keys import key_owner
 from router.http.realtime.access import MAX_S, MIN_S, USUAL_S
 from router.http.realtime.service import RealtimeService
 from router.http.uploads import small_body
@@ -79,7 +79,7 @@ def add_realtime(app: FastAPI, api: APIRouter, service: RealtimeService) -> None
         """A key for a browser: it opens realtime sessions until it expires, and nothing else."""
         body = await _body(request, ClientSecretRequest)
         seconds = (body.expires_after or ExpiresAfter()).seconds
-        made = service.create_secret(_owner(request), body.session or {}, seconds)
+        made = service.create_secret(key_owner(request), body.session or {}, seconds)
         return ClientSecretResponse(**made)
 
     @api.post(
@@ -94,7 +94,7 @@ def add_realtime(app: FastAPI, api: APIRouter, service: RealtimeService) -> None
         wanted = body.client_secret or BetaSecretRequest()
         expiry = wanted.expires_at or wanted.expires_after or ExpiresAfter()
         session = body.model_extra or {}
-        return service.create_beta_session(_owner(request), session, expiry.seconds)
+        return service.create_beta_session(key_owner(request), session, expiry.seconds)
 
 
 def _described(model: type[BaseModel]) -> dict[str, Any]:
@@ -108,8 +108,3 @@ async def _body(request: Request, model: type[Body]) -> Body:
     if content and media_type(request.headers) != JSON_TYPE:
         raise InvalidRequestError("the body must be JSON, with content-type application/json")
     return parse_document(model, content or b"{}")
-
-
-def _owner(request: Request) -> int | None:
-    owner: int | None = getattr(request.state, "key_owner", None)
-    return owner

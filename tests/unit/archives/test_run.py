@@ -24,6 +24,7 @@ from cluster.archives.progress import RunProgress, Totals, duration, hours
 from cluster.archives.run import LOOKED_AT, ArchiveRun, look_at
 from cluster.common.errors import ConfigurationError, InvalidRequestError, OverloadedError
 from router.api.formats import render
+from router.api.params import TranscriptionParams
 from tests.support.archives import HEARD_BYTES, FakeEngine, Stopped, make_transcript
 
 QUIET = Console(quiet=True)
@@ -86,7 +87,7 @@ def test_texts_and_failures_are_written(sounds: Path, where: Place) -> None:
     archive = Archive(where, formats=("json", "srt", "vtt", "txt"))
     run(archive, [str(sounds)], FakeEngine())
     content = (sounds / "1.mp3").read_text()[:HEARD_BYTES]
-    expected = render(make_transcript(content), "srt").body
+    expected, _ = render(make_transcript(content), TranscriptionParams("", response_format="srt"))
     assert (where / "1.srt").read() == expected
     assert json.loads((where / "1.json").read())["segments"][0]["tokens"] == [50364, 7]
     failures = list(csv.reader((where / "failures.csv").read().decode().splitlines()))
@@ -214,8 +215,9 @@ def test_another_format_is_written_from_the_json_as_it_was_written(
         run(Archive(where, formats=("vtt", "txt")), names, engine)
     assert [text[:6] for text in engine.heard] == ["talk 3"]
     transcript = make_transcript((sounds / "4.mp3").read_text()[:HEARD_BYTES])
-    assert (where / "4.vtt").read() == render(transcript, "vtt").body
-    assert (where / "4.txt").read() == render(transcript, "text").body
+    for suffix, name in (("vtt", "vtt"), ("txt", "text")):
+        params = TranscriptionParams("", response_format=name)
+        assert (where / f"4.{suffix}").read() == render(transcript, params)[0]
     assert sidecars(where)["4.mp3"]["written"].keys() == {"json", "vtt", "txt"}
     (where / "4.vtt").remove()
     run(Archive(where, formats=("vtt",)), names, engine)

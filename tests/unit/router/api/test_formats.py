@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
-from router.api.formats import render, subtitles
-from router.api.params import ResponseFormat
+from router.api import formats
+from router.api.formats import subtitles
+from router.api.params import ResponseFormat, TranscriptionParams
 from router.api.responses import (
     TranscriptionResponse,
     TranslationResponse,
@@ -16,8 +19,24 @@ from router.api.responses import (
     VerboseTranslationResponse,
 )
 from router.api.subtitles import srt, vtt
-from router.transcript import TokenLogprob
+from router.transcript import TokenLogprob, Transcript
 from tests.support.router_fakes import make_segment, make_transcript
+
+
+@dataclass
+class Rendered:
+    body: bytes
+    media_type: str
+
+
+def render(
+    transcript: Transcript,
+    response_format: ResponseFormat,
+    told: Sequence[TokenLogprob] = (),
+    **fields: Any,
+) -> Rendered:
+    params = TranscriptionParams("", response_format=response_format, **fields)
+    return Rendered(*formats.render(transcript, params, told))
 
 
 def test_json_has_text_and_usage_only() -> None:
@@ -81,13 +100,13 @@ def test_verbose_json_lists_what_was_asked_for(
 
 def test_json_has_logprobs_where_they_were_asked_for() -> None:
     logprobs = [TokenLogprob(" Gr", -0.5, (32, 71, 114)), TokenLogprob("�", -0.1, (195,))]
-    answer = render(make_transcript(" Grü"), "json", logprobs=logprobs)
+    answer = render(make_transcript(" Grü"), "json", logprobs, logprobs=True)
     assert json.loads(answer.body)["logprobs"] == [
         {"token": " Gr", "logprob": -0.5, "bytes": [32, 71, 114]},
         {"token": "�", "logprob": -0.1, "bytes": [195]},
     ]
     TranscriptionResponse.model_validate_json(answer.body)
-    assert json.loads(render(make_transcript(), "json", logprobs=[]).body)["logprobs"] == []
+    assert json.loads(render(make_transcript(), "json", logprobs=True).body)["logprobs"] == []
 
 
 def test_subtitles_are_one_cue_per_segment_with_the_types_of_their_formats() -> None:

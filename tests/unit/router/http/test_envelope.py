@@ -181,7 +181,7 @@ async def test_work_cancelled_from_inside_is_a_500(
 async def test_a_pipeline_that_outlives_its_deadline_is_cancelled(
     transcriber: FakeTranscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.http.supervise.GRACE_S", 0.0)
+    monkeypatch.setattr("router.http.service.GRACE_S", 0.0)
     transcriber.hold = True
     settings = make_settings(min_deadline_s=0.05, max_deadline_s=0.05)
     async with client_of(create_app(make_registry(transcriber), settings)) as client:

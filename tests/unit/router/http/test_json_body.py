@@ -18,8 +18,13 @@ from cluster.common.errors import (
     PayloadTooLargeError,
 )
 from router.api.documents import MAX_DEPTH, MAX_VALUES
-from router.http.json_body import decoded, read_document
-from router.http.multipart import MAX_FIELD_BYTES, MAX_FIELDS, MAX_FRAMING_BYTES
+from router.http.bodies import (
+    MAX_FIELD_BYTES,
+    MAX_FIELDS,
+    MAX_FRAMING_BYTES,
+    decoded,
+    read_document,
+)
 from router.http.uploads import check_content_length
 from tests.support.router_fakes import (
     AUDIO,

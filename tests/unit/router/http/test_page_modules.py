@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from cluster.common.model.text.languages import LANGUAGES
-from router.api.formats import segment_bodies, verbose_body
+from router.api.formats import document_of, segment_bodies
+from router.api.params import TranscriptionParams
 from router.api.subtitles import srt, txt, vtt
 from router.http.page import FOLDER
 from router.transcript import Segment, Transcript
@@ -74,8 +75,9 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     (folder / "asked.js").write_text(SCRIPT)
     segments = segments_of(TEXTS)
     transcript = Transcript("transcribe", "en", 3610.5, "".join(TEXTS).strip(), segments)
+    params = TranscriptionParams("", response_format="verbose_json", words=True)
     asked = {
-        "answer": verbose_body(transcript, words=True, segments=True),
+        "answer": document_of(transcript, params),
         "edits": ["Hello there.", "Hello dear there.", "Bye.", "", "Hello"],
         "timing": 'upload;dur=1.5, encode;dur=20.0;desc="2 windows", total;dur=30.2',
         "rates": RATES,

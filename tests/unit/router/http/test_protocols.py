@@ -12,9 +12,8 @@ import pytest
 from fastapi import FastAPI, Request, WebSocket
 from starlette.websockets import WebSocketDisconnect
 
-from router.http import protocols
-from router.http.json_body import Budget
-from router.http.listener import HttpListener
+from router.http import listener
+from router.http.listener import Budget, HttpListener
 
 ANSWER_S = 20.0
 HANDSHAKE = (
@@ -175,7 +174,7 @@ async def test_trailers_without_end_end_the_connection(server: Server) -> None:
 async def test_a_head_that_does_not_come_ends_the_connection(
     server: Server, monkeypatch: pytest.MonkeyPatch, said: bytes, answer: bytes
 ) -> None:
-    monkeypatch.setattr(protocols, "HEAD_S", 0.1)
+    monkeypatch.setattr(listener, "HEAD_S", 0.1)
     async with connected(server) as client:
         await client.flood(said)
         got = await client.rest()
@@ -186,7 +185,7 @@ async def test_a_head_that_does_not_come_ends_the_connection(
 async def test_the_time_for_a_head_is_not_counted_while_an_answer_is_waited_for(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(protocols, "HEAD_S", 0.05)
+    monkeypatch.setattr(listener, "HEAD_S", 0.05)
     server.may_answer.clear()
     request = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     async with connected(server) as client:
@@ -203,7 +202,7 @@ async def test_few_requests_wait_on_a_connection_and_these_are_answered(server: 
         await is_asked(server)
         server.may_answer.set()
         answers = (await client.rest()).count(b"HTTP/1.1 200 ")
-        assert answers == server.asked == 1 + protocols.MAX_WAITING
+        assert answers == server.asked == 1 + listener.MAX_WAITING
     await is_well(server)
 
 

@@ -16,7 +16,7 @@ from cluster.common.errors import (
     OverloadedError,
     PayloadTooLargeError,
 )
-from router.http.multipart import MAX_FIELD_BYTES, MAX_FIELDS, MAX_FRAMING_BYTES
+from router.http.bodies import MAX_FIELD_BYTES, MAX_FIELDS, MAX_FRAMING_BYTES
 from router.http.uploads import (
     SPOOL_PREFIX,
     ClientDisconnectedError,

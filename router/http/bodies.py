@@ -1,19 +1,23 @@
-"""A multipart form, parsed as its bytes are pushed in: text fields kept, the file passed on.
+"""What a body holds: the fields and the file of a multipart form, or of JSON with base64 audio.
 
-Enforces every limit on the form at the byte that crosses it. Does no input or output of its
-own. The push parser is python-multipart's.
+A form is parsed as its bytes are pushed in, and every limit on it enforced at the byte that crosses
+it; the push parser is python-multipart's. A document has the shape of OpenRouter's transcription
+endpoint, which Open WebUI sends too. Neither reads nor writes anything itself.
 """
 
 from __future__ import annotations
 
+import binascii
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
-from cluster.common.errors import AudioTooShortError, InvalidRequestError
+from cluster.common.errors import AudioTooShortError, InvalidRequestError, PayloadTooLargeError
+from router.api.documents import AUDIO_FIELD, DATA_PART, check_audio, pairs_of, read_json, repeated
 from router.audio.protocol import too_large
 
 FORM_TYPE = "multipart/form-data"
@@ -188,3 +192,69 @@ def _text(content: bytes, what: str) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequestError(f"{what} is not UTF-8") from error
+
+
+# ---- JSON
+
+JSON_TYPE = b"application/json"
+GROWTH = 1.5  # bytes of a body per byte of audio at most: base64, with some characters escaped
+PIECE = 1 << 20  # characters that are decoded at once
+MAX_DATA_URL_BYTES = 256  # of what stands before the base64
+
+_DATA = f"{AUDIO_FIELD}.{DATA_PART}"  # as error messages name it
+
+
+def read_document(content: bytes, max_upload_bytes: int) -> tuple[tuple[tuple[str, str], ...], str]:
+    """The fields of a body, and the text that holds its audio. Raises SplitscribeError."""
+    try:
+        document = read_json(content, (AUDIO_FIELD, DATA_PART), MAX_FRAMING_BYTES)
+        if isinstance(document, dict) and isinstance(audio := document.get(AUDIO_FIELD), dict):
+            data, audio[DATA_PART] = audio.get(DATA_PART), ""
+        else:
+            data = None
+        json.dumps(document, ensure_ascii=False).encode()  # JSON can spell half a character
+    except PayloadTooLargeError:
+        raise too_large(max_upload_bytes, len(content)) from None
+    except InvalidRequestError as error:
+        if error.param == DATA_PART:
+            raise repeated(_DATA) from None
+        raise
+    except ValueError as error:
+        raise InvalidRequestError(f"the body is no JSON document: {error}") from None
+    if not isinstance(document, dict):
+        raise InvalidRequestError("the body must be a JSON object")
+    check_audio(document, has_data=isinstance(data, str))
+    if not data:
+        raise AudioTooShortError("the audio is empty", param=_DATA)
+    fields = pairs_of(document)
+    if len(fields) > MAX_FIELDS:
+        raise InvalidRequestError(f"the document has more than {MAX_FIELDS} fields")
+    for name, text in fields:
+        if len(text.encode()) > MAX_FIELD_BYTES:
+            raise InvalidRequestError(
+                f"field {name[:64]!r} is longer than {MAX_FIELD_BYTES} bytes", param=name[:64]
+            )
+    return fields, data
+
+
+def decoded(text: str) -> Iterator[bytes]:
+    """The bytes of base64, piece by piece. Raises InvalidRequestError."""
+    start = 0
+    if text.startswith("data:"):
+        start = text.find(",", 0, MAX_DATA_URL_BYTES) + 1
+        if not text[:start].endswith(";base64,"):
+            raise _not_base64("it begins like a data URL, and not like one with base64")
+    try:
+        letters = text[start:].encode("ascii").translate(None, b" \t\r\n")
+        if len(letters) % 4:
+            raise _not_base64("its length is no multiple of four: the end is missing")
+        if b"=" in letters[:-2]:
+            raise _not_base64("something follows its padding")
+        for at in range(0, len(letters), PIECE):
+            yield binascii.a2b_base64(letters[at : at + PIECE], strict_mode=True)
+    except ValueError as error:
+        raise _not_base64(str(error)) from None
+
+
+def _not_base64(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"'{_DATA}' is not base64: {why}", param=_DATA)
