@@ -16,7 +16,6 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 
 from cluster.common.errors import CrowdedError, DeadlineExceededError
 from router.interface import RequestContext, TranscriptionResult
@@ -39,22 +38,12 @@ class Admission:
         self, max_pending_audio_s: float, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         """max_pending_audio_s: the limit, until requests wait for too long."""
+        self.requests = 0  # admitted, and not ended
+        self.pending_audio_s = 0.0  # of all of them, as far as known
         self._monotonic = monotonic
         self._max_pending_s = max_pending_audio_s
         self._limit_s = max_pending_audio_s  # when something waited long last
         self._limited_at_s = monotonic()
-        self._pending_s = 0.0
-        self._requests = 0
-
-    @property
-    def pending_audio_s(self) -> float:
-        """Audio-seconds of all admitted requests, as far as known."""
-        return self._pending_s
-
-    @property
-    def requests(self) -> int:
-        """Admitted requests that have not ended."""
-        return self._requests
 
     def admit(self, upload_bytes: int) -> AdmittedRequest:
         """Let a request in by the size of its upload, until its context ends.
@@ -64,10 +53,10 @@ class Admission:
                 alone always fits.
         """
         estimate_s = upload_bytes / BYTES_PER_AUDIO_S
-        self._check(self._pending_s, self._requests, estimate_s)
-        self._pending_s += estimate_s
-        self._requests += 1
-        return AdmittedRequest(self, estimate_s, self._pending_s)
+        self._check(self.pending_audio_s, self.requests, estimate_s)
+        self.pending_audio_s += estimate_s
+        self.requests += 1
+        return AdmittedRequest(self, estimate_s)
 
     @property
     def limit_audio_s(self) -> float:
@@ -112,28 +101,15 @@ class Admission:
                 retry_after_s=RETRY_AFTER_S,
             )
 
-    def _change(self, by_s: float) -> None:
-        self._pending_s += by_s
-
-    def _leave(self, audio_s: float) -> None:
-        self._requests -= 1
-        self._pending_s = self._pending_s - audio_s if self._requests else 0.0
-
 
 class AdmittedRequest:
     """One request's share; implements `router.interface.AudioShare`."""
 
-    def __init__(self, admission: Admission, audio_s: float, pending_s: float) -> None:
-        """pending_s: audio-seconds pending in the router, these included."""
+    def __init__(self, admission: Admission, audio_s: float) -> None:
+        self.audio_s = audio_s  # that it is counted with
         self._admission = admission
-        self._pending_s = pending_s
-        self._audio_s = audio_s
+        self._pending_s = admission.pending_audio_s  # when it came, its own included
         self._left = False
-
-    @property
-    def audio_s(self) -> float:
-        """Audio-seconds that it is counted with."""
-        return self._audio_s
 
     def expect(self, audio_s: float) -> None:
         """Replace the estimate.
@@ -141,35 +117,34 @@ class AdmittedRequest:
         Raises:
             CrowdedError: with the true length it does not fit beside the others.
         """
-        others_s = self._admission.pending_audio_s - self._audio_s
+        others_s = self._admission.pending_audio_s - self.audio_s
         self._admission._check(others_s, self._admission.requests - 1, audio_s)
         self._set(audio_s)
 
     def found(self, audio_s: float) -> None:
         """Count at least `audio_s`. Work has begun, so this is never refused."""
-        self._set(max(audio_s, self._audio_s))
+        self._set(max(audio_s, self.audio_s))
 
     def waited(self, share: float) -> None:
         """It is done, and waited for others for this share of its deadline; 1: it was not done."""
-        self._admission._waited(max(self._pending_s, self._audio_s), share)
+        self._admission._waited(max(self._pending_s, self.audio_s), share)
 
     def __enter__(self) -> AdmittedRequest:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._left:
             self._left = True
-            self._admission._leave(self._audio_s)
+            admission = self._admission
+            admission.requests -= 1
+            admission.pending_audio_s -= self.audio_s
+            if not admission.requests:
+                admission.pending_audio_s = 0.0  # without what rounding left
 
     def _set(self, audio_s: float) -> None:
         if not self._left:
-            self._admission._change(audio_s - self._audio_s)
-            self._audio_s = audio_s
+            self._admission.pending_audio_s += audio_s - self.audio_s
+            self.audio_s = audio_s
 
 
 async def telling_waits(

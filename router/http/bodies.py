@@ -58,9 +58,8 @@ class FormReader:
         self._fields: list[tuple[str, str]] = []
         self._has_file = False
         self._ended = False
-        self._header_name = b""
-        self._header_value = b""
-        self._disposition = b""
+        self._header_name, self._header_value = bytearray(), bytearray()
+        self._disposition = ""
         self._name = ""
         self._in_file = False
         self._value = bytearray()
@@ -69,8 +68,8 @@ class FormReader:
                 boundary,
                 {
                     "on_part_begin": self._part_begin,
-                    "on_header_field": self._header_field,
-                    "on_header_value": self._header_data,
+                    "on_header_field": lambda data, a, b: self._header_name.extend(data[a:b]),
+                    "on_header_value": lambda data, a, b: self._header_value.extend(data[a:b]),
                     "on_header_end": self._header_end,
                     "on_headers_finished": self._headers_finished,
                     "on_part_data": self._part_data,
@@ -101,22 +100,16 @@ class FormReader:
         return tuple(self._fields)
 
     def _part_begin(self) -> None:
-        self._disposition = b""
+        self._disposition = ""
         self._value = bytearray()
-
-    def _header_field(self, data: bytes, start: int, end: int) -> None:
-        self._header_name += data[start:end]
-
-    def _header_data(self, data: bytes, start: int, end: int) -> None:
-        self._header_value += data[start:end]
 
     def _header_end(self) -> None:
         if self._header_name.lower() == b"content-disposition":
-            self._disposition = self._header_value
-        self._header_name = self._header_value = b""
+            self._disposition = self._header_value.decode("latin-1")
+        self._header_name, self._header_value = bytearray(), bytearray()
 
     def _headers_finished(self) -> None:
-        _, options = parse_options_header(self._disposition.decode("latin-1"))
+        _, options = parse_options_header(self._disposition)
         if b"name" not in options:
             raise InvalidRequestError("a part of the form has no name")
         self._name = _text(options[b"name"], "a field's name")

@@ -20,6 +20,8 @@ from markdown_it import MarkdownIt
 
 Schema = Mapping[str, Any]
 
+_MARKDOWN = MarkdownIt("commonmark", {"html": False})
+
 STYLE = """
 :root { color-scheme: light dark; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
@@ -85,16 +87,16 @@ def _operation(method: str, path: str, operation: Schema, schemas: Schema) -> st
     ]
     if parameters := operation.get("parameters"):
         rows = (
-            (one["name"], {**one.get("schema", {}), **one}, one.get("required", False), schemas)
+            _row(one["name"], {**one["schema"], **one}, one.get("required", False), schemas)
             for one in parameters
         )
-        parts.append(_table("Parameters", (_row(*row) for row in rows)))
+        parts.append(_table("Parameters", rows))
     for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
         schema = _resolved(content.get("schema", {}), schemas)
         needed = schema.get("required", ())
         fields = schema.get("properties", {}).items()
-        rows_of_body = (_row(name, field, name in needed, schemas) for name, field in fields)
-        parts.append(_table(f"Body as {media_type}", rows_of_body))
+        rows = (_row(name, field, name in needed, schemas) for name, field in fields)
+        parts.append(_table(f"Body as {media_type}", rows))
     answers = (
         f"<tr><td><code>{escape(status)}</code></td>"
         f"<td>{escape(', '.join(answer.get('content', {})))}</td>"
@@ -117,7 +119,8 @@ def _row(name: str, schema: Schema, required: bool, schemas: Schema) -> str:
     needed = " (required)" if required else ""
     shown = _value(schema, schemas)
     if "default" in schema and schema["default"] is not None:
-        shown += f"; default {_default(schema['default'])}"
+        default = schema["default"]
+        shown += f"; default {default if isinstance(default, str) else json.dumps(default)}"
     return (
         f"<tr><td><code>{escape(name)}</code>{needed}</td><td>{escape(shown)}</td>"
         f"<td>{_markdown(_resolved(schema, schemas).get('description', ''))}</td></tr>"
@@ -141,10 +144,6 @@ def _value(schema: Schema, schemas: Schema) -> str:
     return kind if low is None else f"{kind}, at least {low:g}"
 
 
-def _default(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
-
-
 def _resolved(schema: Schema, schemas: Schema) -> Schema:
     if "$ref" not in schema:
         return schema
@@ -153,13 +152,8 @@ def _resolved(schema: Schema, schemas: Schema) -> Schema:
 
 
 def _markdown(text: str) -> str:
-    html: str = _renderer().render(text)
+    html: str = _MARKDOWN.render(text)
     return html
-
-
-@cache
-def _renderer() -> MarkdownIt:
-    return MarkdownIt("commonmark", {"html": False})
 
 
 def _anchor(method: str, path: str) -> str:

@@ -1,9 +1,8 @@
 """API keys: who may come in, and how many requests each key may have at once.
 
 Keys are compared as digests, each in constant time and all of them every time, so that the time
-of an answer tells nothing about them; they are never logged. What becomes of a request's audio is
-kept for the owner of its key, who is named by a digest: nobody behind the router needs the key.
-Each router replica counts for itself.
+of an answer tells nothing about them. What becomes of a request's audio is kept for the owner of
+its key, who is named by a digest: nobody behind the router needs the key.
 """
 
 from __future__ import annotations
@@ -43,11 +42,9 @@ class KeyRing:
         """
         if sent is None:
             raise AuthenticationError("no API key was sent; send 'Authorization: Bearer <key>'")
-        digest = _digest(sent)
-        equal = [hmac.compare_digest(digest, known) for known in self._digests]
-        if True not in equal:
+        if (owner := _index_of(_digest(sent), self._digests)) is None:
             raise AuthenticationError("the API key is not valid")
-        return equal.index(True)
+        return owner
 
     def owner_digest(self, owner: int | None) -> bytes:
         """What tells the audio of one key from another's: opaque; empty where there are no keys."""
@@ -55,8 +52,7 @@ class KeyRing:
 
     def owner_of_digest(self, digest: bytes) -> int | None:
         """Number of the key whose `owner_digest` this is; None: none of these keys."""
-        equal = [hmac.compare_digest(digest, known) for known in self._owners]
-        return equal.index(True) if True in equal else None
+        return _index_of(digest, self._owners)
 
     @contextmanager
     def request_of(self, owner: int | None) -> Iterator[None]:
@@ -113,3 +109,8 @@ def _owner(key: bytes) -> bytes:
 
 def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
+
+
+def _index_of(digest: bytes, known: Sequence[bytes]) -> int | None:
+    equal = [hmac.compare_digest(digest, one) for one in known]
+    return equal.index(True) if True in equal else None

@@ -34,13 +34,12 @@ BIND_AGAIN_S = 0.25
 FRAME_BYTES = 16 << 20  # of a WebSocket message, at least
 
 
-class HttpListener:
+class HttpListener(uvicorn.Server):
     """Serves one application on one address until it is closed. Belongs to one event loop."""
 
-    def __init__(self, server: uvicorn.Server, serving: asyncio.Task[None], port: int) -> None:
-        self.port = port
-        self._server = server
-        self._serving = serving
+    port: int
+    _serving: asyncio.Task[None]
+    _up: asyncio.Event
 
     @classmethod
     async def open(
@@ -71,15 +70,24 @@ class HttpListener:
             ws_ping_timeout=PONG_S,
             ws_per_message_deflate=False,  # what is sent is small, and base64 hardly shrinks
         )
-        server = _Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[bound]))
-        up = asyncio.create_task(server.up.wait())
-        await asyncio.wait({serving, up}, return_when=asyncio.FIRST_COMPLETED)
+        listener = cls(config)
+        listener.port = bound.getsockname()[1]
+        listener._up = asyncio.Event()
+        listener._serving = asyncio.create_task(listener.serve(sockets=[bound]))
+        up = asyncio.create_task(listener._up.wait())
+        await asyncio.wait({listener._serving, up}, return_when=asyncio.FIRST_COMPLETED)
         up.cancel()
-        if serving.done():
+        if listener._serving.done():
             bound.close()
-            await serving
-        return cls(server, serving, bound.getsockname()[1])
+            await listener._serving
+        return listener
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            await super().startup(sockets)
+        except SystemExit:  # which would end the whole process
+            raise WorkerError("the application did not start; the log says why") from None
+        self._up.set()
 
     def check(self) -> None:
         """Raise WorkerError when nothing listens any more."""
@@ -88,59 +96,34 @@ class HttpListener:
 
     async def close(self) -> None:
         """Take no new connection, finish the requests in flight, cut what takes too long."""
-        self._server.should_exit = True
+        self.should_exit = True
         await asyncio.gather(self._serving, return_exceptions=True)
 
 
-class _Server(uvicorn.Server):
-    """Tells when it is up."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.up = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        try:
-            await super().startup(sockets)
-        except SystemExit:  # which would end the whole process
-            raise WorkerError("the application did not start; the log says why") from None
-        self.up.set()
-
-
 async def _bound(host: str, port: int) -> socket.socket:
-    """A listening socket, once the address is free.
+    """A listening socket, once the address is free, for which it waits 5 s at most.
 
     A replica that was replaced under load was seen to hold its port for a moment, though it
-    shared it.
-
-    Raises:
-        OSError: the address cannot be bound, or is still taken after 5 s.
+    shared it. Raises OSError.
     """
     loop = asyncio.get_running_loop()
     end_s = loop.time() + BIND_S
     while True:
+        bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
-            return _bind(host, port)
+            # A replica that takes the place of a killed one finds its connections in TIME_WAIT.
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            bound.bind((host, port))
+            bound.listen(BACKLOG)
         except OSError as error:
+            bound.close()
             if error.errno != errno.EADDRINUSE or loop.time() >= end_s:
                 raise
             logger.warning("port %d is taken: %s; trying again", port, error)
+        else:
+            return bound
         await asyncio.sleep(BIND_AGAIN_S)
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        # A replica that takes the place of a killed one finds its connections in TIME_WAIT.
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        bound.bind((host, port))
-        bound.listen(BACKLOG)
-    except OSError:
-        bound.close()
-        raise
-    return bound
 
 
 # ---- what one connection may cost before anybody has looked at it

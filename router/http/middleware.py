@@ -76,7 +76,7 @@ class RequestMiddleware:
             await send(message)
 
         with request_scope(request_id), self._span(scope, request_id) as span:
-            hand_span(scope, span)
+            scope.setdefault("state", {})[_SPAN] = span
             try:
                 await self._app(scope, receive, send_stamped)
             except Exception:
@@ -133,12 +133,6 @@ class RequestMiddleware:
         if code is not None:
             self._recorder.add("splitscribe_errors_total", status=str(status), code=code)
         self._recorder.observe("splitscribe_request_seconds", wall_s)
-
-
-def hand_span(scope: Scope, span: Span) -> None:
-    """Leave a request's span where `request_span` finds it."""
-    if span is not NO_SPAN:
-        scope.setdefault("state", {})[_SPAN] = span
 
 
 def request_span(scope: Mapping[str, Any]) -> Span:

@@ -1,8 +1,7 @@
 """The HTTP surface: OpenAI's audio endpoints, models, health, documentation, a page to try it on.
 
-`create_app` wires the parts together: keys, models, `router.http.service`, which does the work, and
-what /docs says. Errors are raised below and written by `router.http.envelope`. Transcribers are
-known by their protocol only.
+`create_app` wires the parts together. `router.http.service` does the work; errors are raised below
+and written by `router.http.envelope`.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 
-from fastapi import APIRouter, Depends, FastAPI, Request, Response, params
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
@@ -84,10 +83,7 @@ def create_app(
     """Build the application. Its `state.realtime` has the sessions, to be drained before it ends.
 
     Args:
-        registry: what clients may ask for, and the transcribers that do the work.
-        settings: limits, deadlines, API keys, origins.
         recorder: counts the answers.
-        tracer: begins a trace for each.
         clock: measures how long requests take, and so when their time is over.
         echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` to every
             answer itself (twice would join to one wrong id), and queues what a WebSocket sends.
@@ -113,7 +109,7 @@ def create_app(
     guards = [Depends(key_check(keys))] if len(keys) else []
     app = FastAPI(
         title="splitscribe",
-        version=_version(),
+        version=version("splitscribe"),
         description=DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
@@ -167,8 +163,12 @@ def create_app(
     _add_health(app, registry, service.admission, realtime, settings)
     if settings.shows_page:
         add_page(app)
-    if guards:
-        _add_guarded_schema(app, guards)
+    if guards:  # for bearers of a key; a page that shows it could not send one
+
+        @app.get("/openapi.json", dependencies=guards, include_in_schema=False)
+        async def schema() -> JSONResponse:
+            return JSONResponse(app.openapi())
+
     else:
         add_docs(app)
     return app
@@ -241,18 +241,3 @@ def _add_health(
             "max_upload_bytes": settings.max_upload_bytes,
         }
         return JSONResponse(body, 200 if body["status"] == "ready" else 503)
-
-
-def _add_guarded_schema(app: FastAPI, guards: Sequence[params.Depends]) -> None:
-    """The API's description for bearers of a key; a page that shows it could not send one."""
-
-    @app.get("/openapi.json", dependencies=guards, include_in_schema=False)
-    async def schema() -> JSONResponse:
-        return JSONResponse(app.openapi())
-
-
-def _version() -> str:
-    try:
-        return version("splitscribe")
-    except PackageNotFoundError:  # run from a source tree
-        return "0"

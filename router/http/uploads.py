@@ -79,10 +79,7 @@ class ClientDisconnectedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class UploadedForm:
-    """What a client sent. The file lives as long as the context of `receive_form`.
-
-    size_bytes: of what the client sent as the file.
-    """
+    """What a client sent; size_bytes: as the file."""
 
     fields: tuple[tuple[str, str], ...]
     path: Path
@@ -123,24 +120,23 @@ async def receive_form(
 
     Args:
         headers: of the request, lower-case names.
-        receive: the ASGI channel.
         max_upload_bytes: largest file; exactly this many bytes are accepted.
         spool_dir: where files wait; default: the system's folder for temporary files.
         stall_s: longest time to wait for the next piece of the body.
-        shape: what the endpoint takes.
 
     Raises:
         InvalidRequestError: of another type, malformed, over a limit on fields, or without a file.
         PayloadTooLargeError: the file is too large.
         ClientDisconnectedError: the client left before the end.
     """
-    boundary = _boundary(headers, shape)
     spool = _Spool(spool_dir, wav_head() if shape.is_headerless else b"")
     try:
-        if boundary is None:
+        if shape.is_json(headers):
             filename = ""
             fields = await _receive_json(receive, spool, max_upload_bytes, stall_s)
         else:
+            expected = f"{FORM_TYPE} or {JSON_TYPE.decode()}" if shape.takes_json else FORM_TYPE
+            boundary = form_boundary(headers, expected)
             form = FormReader(boundary, spool, max_upload_bytes, shape.file_field)
             async for chunk in body_chunks(receive, stall_s):
                 form.feed(chunk)
@@ -169,14 +165,6 @@ async def _receive_json(
             raise too_large(max_upload_bytes, len(content))
         await spool.flush(WRITE_BYTES)
     return fields
-
-
-def _boundary(headers: Mapping[str, str], shape: BodyShape) -> bytes | None:
-    """The form's boundary; None for JSON. Raises InvalidRequestError."""
-    if shape.is_json(headers):
-        return None
-    expected = f"{FORM_TYPE} or {JSON_TYPE.decode()}" if shape.takes_json else FORM_TYPE
-    return form_boundary(headers, expected)
 
 
 async def sweep_spool_always(spool_dir: Path | None = None) -> None:

@@ -18,7 +18,7 @@ import json
 import secrets
 import time
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -43,36 +43,28 @@ class OriginRefusedError(SplitscribeError):
     should_retry = False
 
 
-class Access:
-    """Checks the key or the origin of a connection."""
+def authorised(
+    websocket: WebSocket, keys: KeyRing, secrets: ClientSecrets, cors_origins: Sequence[str]
+) -> ClientSecret:
+    """The client's permission. Raises AuthenticationError or OriginRefusedError.
 
-    def __init__(self, keys: KeyRing, secrets: ClientSecrets, cors_origins: Sequence[str]) -> None:
-        self._keys = keys
-        self._secrets = secrets
-        self._cors_origins = cors_origins
-
-    def authorised(self, websocket: WebSocket) -> ClientSecret:
-        """The client's permission. Raises AuthenticationError or OriginRefusedError."""
-        key = _key_of(websocket)
-        if key is not None and key.startswith(PREFIX):
-            return self._secrets.read(key)
-        if len(self._keys):
-            sent = None if key is None else key.encode("utf-8", "surrogateescape")
-            return ClientSecret(self._keys.owner(sent), {})
-        self._check_origin(websocket)
-        return ClientSecret(None, {})
-
-    def _check_origin(self, websocket: WebSocket) -> None:
-        """Browsers do not apply CORS to WebSockets: any page may open one to any host."""
-        origin = websocket.headers.get("origin")
-        allowed = self._cors_origins
-        if origin is None or "*" in allowed or origin in allowed:
-            return
-        if urlsplit(origin).netloc != websocket.headers.get("host"):
-            raise OriginRefusedError(
-                "Pages of this origin may not open sessions here. The server's operator can allow "
-                "it by the setting router.cors_origins."
-            )
+    Browsers do not apply CORS to WebSockets: any page may open one to any host. So where no key
+    says who a client is, its page's origin does.
+    """
+    key = _key_of(websocket)
+    if key is not None and key.startswith(PREFIX):
+        return secrets.read(key)
+    if len(keys):
+        sent = None if key is None else key.encode("utf-8", "surrogateescape")
+        return ClientSecret(keys.owner(sent), {})
+    origin = websocket.headers.get("origin")
+    is_allowed = origin is None or "*" in cors_origins or origin in cors_origins
+    if not is_allowed and urlsplit(origin).netloc != websocket.headers.get("host"):
+        raise OriginRefusedError(
+            "Pages of this origin may not open sessions here. The server's operator can allow "
+            "it by the setting router.cors_origins."
+        )
+    return ClientSecret(None, {})
 
 
 def _key_of(websocket: WebSocket) -> str | None:
@@ -120,13 +112,10 @@ class ClientSecret:
 class ClientSecrets:
     """Issues and reads the secrets of one cluster."""
 
-    def __init__(
-        self, cluster_key: str, keys: KeyRing, unix_time: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, cluster_key: str, keys: KeyRing) -> None:
         key = cluster_key.encode()
         self._key = hmac.new(key, b"splitscribe client secrets", hashlib.sha256).digest()
         self._keys = keys
-        self.unix_time = unix_time
 
     def issue(self, owner: int | None, session: dict[str, Any], seconds: int) -> tuple[str, int]:
         """Make a secret for sessions with the configuration `session`. Returns it and its expiry.
@@ -134,7 +123,7 @@ class ClientSecrets:
         Raises:
             InvalidRequestError: the configuration is too long for a secret.
         """
-        expires_at = int(self.unix_time()) + seconds
+        expires_at = int(time.time()) + seconds
         content = {
             "expires_at": expires_at,
             "owner": self._keys.owner_digest(owner).hex(),
@@ -166,7 +155,7 @@ class ClientSecrets:
         if not hmac.compare_digest(self._mac(packed), mac):
             raise AuthenticationError("the client secret is not valid")
         content = json.loads(zlib.decompress(packed))
-        if content["expires_at"] <= self.unix_time():
+        if content["expires_at"] <= time.time():
             raise AuthenticationError(
                 "the client secret has expired; create another one", code="client_secret_expired"
             )

@@ -9,8 +9,10 @@ events mean is in `router.live.protocol.session_protocol`; who may connect is in
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,15 +27,20 @@ from cluster.common.errors import (
 )
 from cluster.common.settings import LiveSettings
 from router.http.listener import Budget
-from router.http.realtime.outbox import Outbox, SlowReaderError
-from router.live.protocol.events import Append, ClientEvent, EventWriter, InvalidEvent, read_event
+from router.live.protocol.events import (
+    Append,
+    ClientEvent,
+    Event,
+    EventWriter,
+    InvalidEvent,
+    read_event,
+)
 from router.live.protocol.session_protocol import LiveProtocol, TooManyMistakesError
 
 logger = logging.getLogger(__name__)
 
 # Close codes of RFC 6455 and IANA's list.
 GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR, SERVICE_RESTART = 1001, 1008, 1011, 1012
-
 
 WARNING_S = 30.0  # from the warning to the end of a session by a time limit
 DRAIN_S = 20.0  # longest wait for open turns, which fail after it
@@ -105,26 +112,22 @@ class RealtimeConnection:
 
     async def run(self) -> Ending:
         """Serve until one side ends it; returns how it ended. Closes the engine's session."""
+        reading = asyncio.create_task(self._read_client())
         forwarding = asyncio.create_task(self._forward_engine_events())
         sending = asyncio.create_task(self._outbox.run())
-        others = [
-            asyncio.create_task(self._read_client()),
-            asyncio.create_task(self._watch_time()),
-            asyncio.create_task(self._wait_for_drain()),
-        ]
-        tasks: list[asyncio.Task[Any]] = [others[0], forwarding, sending, *others[1:]]
+        watching = asyncio.create_task(self._watch_time())
+        draining = asyncio.create_task(self._wait_for_drain())
+        tasks: list[asyncio.Task[Any]] = [reading, forwarding, sending, watching, draining]
         try:
             self._outbox.put(self._protocol.open())
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             ending = next(_ending_of(task) for task in tasks if task.done())
-            await _cancel(others)
+            await _cancel([reading, watching, draining])
             return await self._end(ending, forwarding, sending)
         finally:
             await _cancel(tasks)
             for session in (*self._protocol.take_replaced(), self._protocol.session):
                 await session.close()
-
-    # ---- the tasks ----
 
     async def _read_client(self) -> Ending:
         try:
@@ -230,8 +233,6 @@ class RealtimeConnection:
         await self._draining.wait()
         return DRAINED
 
-    # ---- the end ----
-
     async def _end(
         self, ending: Ending, forwarding: asyncio.Task[Ending], sending: asyncio.Task[None]
     ) -> Ending:
@@ -314,3 +315,79 @@ async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
+
+
+# ---- what is sent
+
+MAX_WAITING_BYTES = 1 << 20
+SEND_TIMEOUT_S = 30.0  # for one event
+BYTES_PER_S, BYTES_AT_ONCE = 65_536.0, 1_048_576.0  # behind a proxy
+
+Send = Callable[[str], Awaitable[None]]
+
+
+class SlowReaderError(Exception):
+    """The client does not read what it is sent."""
+
+
+class Outbox:
+    """The events that wait to be sent: bounded, and behind a proxy limited in their rate.
+
+    A client that reads too slowly must lose its connection, not fill the router's memory. On the
+    router's own listener, `send` waits until the client has read. Behind Ray Serve's proxy it never
+    waits, and events pile up in the proxy's queues; there, a client that has stopped reading
+    altogether is found by the pings of Serve's HTTP server, within 40 s.
+    """
+
+    def __init__(self, send: Send, clock: Clock, *, is_limited: bool) -> None:
+        """is_limited: in its rate, since `send` itself does not wait for the client."""
+        self._send = send
+        self._clock = clock
+        self._budget = Budget(BYTES_PER_S, BYTES_AT_ONCE) if is_limited else None
+        self._waiting: deque[str] = deque()
+        self._bytes = 0
+        self._changed = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def put(self, events: Iterable[Event]) -> None:
+        """Take events, to be sent in order.
+
+        Raises:
+            SlowReaderError: more than `MAX_WAITING_BYTES` wait to be sent.
+        """
+        for event in events:
+            text = json.dumps(event, separators=(",", ":"))  # ASCII: a character is a byte
+            # One long event alone is not the client's fault.
+            if self._waiting and self._bytes + len(text) > MAX_WAITING_BYTES:
+                raise SlowReaderError
+            self._waiting.append(text)
+            self._bytes += len(text)
+            self._idle.clear()
+            self._changed.set()
+
+    async def run(self) -> None:
+        """Send the events as they come, until cancelled.
+
+        Raises:
+            SlowReaderError: one event took too long.
+        """
+        while True:
+            while not self._waiting:
+                self._idle.set()
+                self._changed.clear()
+                await self._changed.wait()
+            text = self._waiting[0]
+            if self._budget is not None:
+                await self._clock.sleep(self._budget.spend(len(text), self._clock.monotonic()))
+            try:
+                async with asyncio.timeout(SEND_TIMEOUT_S):
+                    await self._send(text)
+            except TimeoutError:
+                raise SlowReaderError from None
+            self._waiting.popleft()
+            self._bytes -= len(text)
+
+    async def sent(self) -> None:
+        """Wait until all events are sent."""
+        await self._idle.wait()

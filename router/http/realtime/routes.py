@@ -94,7 +94,7 @@ def add_realtime(app: FastAPI, api: APIRouter, service: RealtimeService) -> None
         wanted = body.client_secret or BetaSecretRequest()
         expiry = wanted.expires_at or wanted.expires_after or ExpiresAfter()
         session = body.model_extra or {}
-        return service.create_beta_session(key_owner(request), session, expiry.seconds)
+        return service.create_secret(key_owner(request), session, expiry.seconds, is_beta=True)
 
 
 def _described(model: type[BaseModel]) -> dict[str, Any]:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -23,16 +25,15 @@ from cluster.common.errors import (
     UnsupportedValueError,
 )
 from cluster.common.metrics import Recorder
-from cluster.common.settings import LiveSettings, RouterSettings
+from cluster.common.settings import RouterSettings
 from router.http.envelope import note_error
 from router.http.keys import KeyRing
 from router.http.models import LIVE_ALIASES, ModelRegistry
 from router.http.realtime.access import (
     SUBPROTOCOL,
-    USUAL_S,
-    Access,
     ClientSecret,
     ClientSecrets,
+    authorised,
     is_beta,
     refuse,
 )
@@ -55,59 +56,12 @@ RETRY_AFTER_S = 5.0
 DRAIN_S = 26.0  # for all sessions; longer than a connection's own limit
 
 
+@dataclass(eq=False, slots=True)
 class SessionSlot:
     """The slot of one open session. owner: number of its API key; None without keys."""
 
-    def __init__(self, owner: int | None) -> None:
-        self.owner = owner
-        self.connection: RealtimeConnection | None = None  # set after the upgrade
-
-
-class SessionSlots:
-    """The slots of all open sessions. Used by one event loop."""
-
-    def __init__(self, limits: LiveSettings) -> None:
-        self._limits = limits
-        self._slots: list[SessionSlot] = []
-        self._all_ended = asyncio.Event()
-        self._all_ended.set()
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    @property
-    def connections(self) -> list[RealtimeConnection]:
-        return [slot.connection for slot in self._slots if slot.connection is not None]
-
-    @contextmanager
-    def occupy(self, owner: int | None) -> Iterator[SessionSlot]:
-        """Take a slot for a session of this key while it is open. Raises RateLimitError."""
-        of_key = sum(slot.owner == owner for slot in self._slots)
-        if owner is not None and self._limits.max_sessions_per_key:
-            _check_room(of_key, self._limits.max_sessions_per_key, "This API key has")
-        _check_room(len(self), self._limits.max_sessions, "This server has")
-        slot = SessionSlot(owner)
-        self._slots.append(slot)
-        self._all_ended.clear()
-        try:
-            yield slot
-        finally:
-            self._slots.remove(slot)
-            if not self._slots:
-                self._all_ended.set()
-
-    async def all_ended(self) -> None:
-        """Wait until no session is open."""
-        await self._all_ended.wait()
-
-
-def _check_room(taken: int, most: int, who: str) -> None:
-    if taken >= most:
-        raise RateLimitError(
-            f"{who} {taken} realtime sessions open, which is the most that are allowed. Please try "
-            f"again when one has ended.",
-            retry_after_s=RETRY_AFTER_S,
-        )
+    owner: int | None
+    connection: RealtimeConnection | None = None  # set after the upgrade
 
 
 class RealtimeService:
@@ -136,8 +90,8 @@ class RealtimeService:
             are_one=lambda one, other: registry.find(one) is registry.find(other),
             without_vad=LIVE_ALIASES,
         )
-        self._access = Access(keys, secrets, settings.cors_origins)
-        self._slots = SessionSlots(settings.live)
+        self._slots: list[SessionSlot] = []
+        self._all_ended = asyncio.Event()
         self._is_draining = False
 
     @property
@@ -152,25 +106,27 @@ class RealtimeService:
     async def drain(self) -> None:
         """Refuse new sessions, and close the open ones with 1012 when their turns have ended."""
         self._is_draining = True
-        for connection in self._slots.connections:
-            connection.drain()
+        for slot in self._slots:
+            if slot.connection is not None:
+                slot.connection.drain()
+        if not self._slots:
+            return
         try:
             async with asyncio.timeout(DRAIN_S):
-                await self._slots.all_ended()
+                await self._all_ended.wait()
         except TimeoutError:
             logger.warning("%d realtime sessions did not end in time", self.sessions)
-
-    # ---- sessions ----
 
     async def serve(self, websocket: WebSocket) -> None:
         """Answer one request for an upgrade, and serve it to its end."""
         try:
-            secret = self._access.authorised(websocket)
+            origins = self._settings.cors_origins
+            secret = authorised(websocket, self._keys, self._secrets, origins)
             if self._is_draining:
                 raise OverloadedError(
                     "This server restarts. Please connect again.", code="overloaded"
                 )
-            with self._slots.occupy(secret.owner) as slot:
+            with self._occupied(secret.owner) as slot:
                 protocol, writer = self._begin(websocket, secret)
                 await self._run(websocket, protocol, writer, slot)
         except SplitscribeError as error:
@@ -182,6 +138,24 @@ class RealtimeService:
                 code = error.code or error.type
                 self._recorder.add("splitscribe_live_refused_total", code=code)
             await refuse(websocket, error)
+
+    @contextmanager
+    def _occupied(self, owner: int | None) -> Iterator[SessionSlot]:
+        """Take a slot for a session of this key while it is open. Raises RateLimitError."""
+        limits = self._settings.live
+        if owner is not None and limits.max_sessions_per_key:
+            of_key = sum(slot.owner == owner for slot in self._slots)
+            _check_room(of_key, limits.max_sessions_per_key, "This API key has")
+        _check_room(len(self._slots), limits.max_sessions, "This server has")
+        slot = SessionSlot(owner)
+        self._slots.append(slot)
+        self._all_ended.clear()
+        try:
+            yield slot
+        finally:
+            self._slots.remove(slot)
+            if not self._slots:
+                self._all_ended.set()
 
     async def _run(
         self,
@@ -256,7 +230,7 @@ class RealtimeService:
                 names=self._names,
                 open_session=open_session,
                 writer=writer,
-                expires_at=int(self._secrets.unix_time() + lifetime_s),
+                expires_at=int(time.time() + lifetime_s),
                 is_configured=bool(secret.session),
             ),
             writer,
@@ -268,25 +242,26 @@ class RealtimeService:
         base = SessionConfig(live=LiveConfig(model=name))
         return updated(base, {}, self._names)
 
-    # ---- client secrets ----
-
     def create_secret(
-        self, owner: int | None, session: dict[str, Any], seconds: int = USUAL_S
+        self, owner: int | None, session: dict[str, Any], seconds: int, *, is_beta: bool = False
     ) -> dict[str, Any]:
-        """The answer of `POST /v1/realtime/client_secrets`. Raises SplitscribeError."""
-        config = self._checked(session)
-        value, expires_at = self._secrets.issue(owner, session, seconds)
-        made = as_session(config, new_id(self._clock.random, "sess"), expires_at)
-        return {"value": value, "expires_at": expires_at, "session": made}
+        """The answer of `POST /v1/realtime/client_secrets`. Raises SplitscribeError.
 
-    def create_beta_session(
-        self, owner: int | None, session: dict[str, Any], seconds: int = USUAL_S
-    ) -> dict[str, Any]:
-        """The answer of `POST /v1/realtime/transcription_sessions`. Raises SplitscribeError."""
-        config = self._checked(session)
+        is_beta: of `transcription_sessions`, which has the same in another shape.
+        """
+        config = updated(self._first_config(None), session, self._names)
         value, expires_at = self._secrets.issue(owner, session, seconds)
-        made = as_beta_session(config, new_id(self._clock.random, "sess"), expires_at)
-        return {**made, "client_secret": {"value": value, "expires_at": expires_at}}
+        session_id = new_id(self._clock.random, "sess")
+        secret = {"value": value, "expires_at": expires_at}
+        if is_beta:
+            return {**as_beta_session(config, session_id, expires_at), "client_secret": secret}
+        return {**secret, "session": as_session(config, session_id, expires_at)}
 
-    def _checked(self, session: dict[str, Any]) -> SessionConfig:
-        return updated(self._first_config(None), session, self._names)
+
+def _check_room(taken: int, most: int, who: str) -> None:
+    if taken >= most:
+        raise RateLimitError(
+            f"{who} {taken} realtime sessions open, which is the most that are allowed. Please try "
+            f"again when one has ended.",
+            retry_after_s=RETRY_AFTER_S,
+        )
