@@ -30,7 +30,7 @@ from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
 from router.audio.pool import AudioPool
 from router.live.activity import VoiceActivity
-from router.live.engine import LiveSessions
+from router.live.session import LiveSessions
 from router.pools import EnginePool
 from router.transcriber import RequestTranscriber
 

@@ -18,8 +18,8 @@ from cluster.common.settings import Settings
 from cluster.common.tracing import NO_TRACER, Tracer
 from router.http.models import ServedModel
 from router.live.activity import VoiceActivity
-from router.live.engine import LiveSessions
-from router.live.policies import chosen_policy
+from router.live.partial_transcript import chosen_policy
+from router.live.session import LiveSessions
 from router.pipeline import Pipeline
 from router.pools import DecoderClient, EncoderClient
 from router.transcriber import AudioSource, RequestTranscriber

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -31,33 +30,25 @@ Run = Callable[[Callable[[], None]], Awaitable[None]]  # runs a function, perhap
 
 
 class VadStream:
-    """One session's frames that wait for the network."""
+    """One session's audio that waits for the network."""
 
-    __slots__ = ("_incomplete", "_on_probabilities", "_waiting", "network")
+    __slots__ = ("deliver", "network", "waiting")
 
-    def __init__(self, on_probabilities: OnProbabilities) -> None:
-        self._on_probabilities = on_probabilities
-        self._incomplete: Pcm = np.zeros(0, np.int16)  # the beginning of the next frame
-        self._waiting: deque[Pcm] = deque()  # [FRAME_SAMPLES] each
+    def __init__(self, deliver: OnProbabilities) -> None:
+        self.deliver = deliver
+        self.waiting: Pcm = np.zeros(0, np.int16)
         self.network: SpeechStream | None = None  # opened by the first tick that has a frame
-
-    def feed(self, pcm: Pcm) -> None:
-        """Take PCM, int16 [n_samples], of any length."""
-        joined = np.concatenate((self._incomplete, pcm))
-        whole = joined.shape[0] // FRAME_SAMPLES * FRAME_SAMPLES
-        self._waiting.extend(joined[:whole].reshape(-1, FRAME_SAMPLES))
-        self._incomplete = joined[whole:].copy()
 
     @property
     def n_waiting(self) -> int:
         """Number of complete frames that no tick has taken."""
-        return len(self._waiting)
+        return len(self.waiting) // FRAME_SAMPLES
 
-    def take(self, n_frames: int) -> list[Pcm]:
-        return [self._waiting.popleft() for _ in range(min(n_frames, len(self._waiting)))]
-
-    def deliver(self, probabilities: Probabilities) -> None:
-        self._on_probabilities(probabilities)
+    def take(self) -> Pcm:
+        """The frames of one tick, int16 [n_frames, FRAME_SAMPLES]."""
+        n_samples = min(self.n_waiting, MAX_FRAMES) * FRAME_SAMPLES
+        taken, self.waiting = self.waiting[:n_samples], self.waiting[n_samples:]
+        return taken.reshape(-1, FRAME_SAMPLES)
 
 
 class VoiceActivity:
@@ -87,7 +78,8 @@ class VoiceActivity:
         return stream
 
     def feed(self, stream: VadStream, pcm: Pcm) -> None:
-        stream.feed(pcm)
+        """Take PCM, int16 [n_samples], of any length."""
+        stream.waiting = np.concatenate((stream.waiting, pcm))
         if stream.n_waiting:
             self._fed.set()
 
@@ -110,13 +102,15 @@ class VoiceActivity:
                 self._fed.set()
 
     async def _tick(self) -> None:
-        due = [(stream, stream.take(MAX_FRAMES)) for stream in self._streams if stream.n_waiting]
+        due = [(stream, stream.take()) for stream in self._streams if stream.n_waiting]
         found = [np.ones(len(frames), np.float32) for _, frames in due]
 
         def work() -> None:
             for (stream, frames), probabilities in zip(due, found, strict=True):
-                network = stream.network = stream.network or self._open_network()
-                probabilities[:] = np.concatenate([network.feed(frame) for frame in frames])
+                if stream.network is None:
+                    self._detector = self._detector or self._make_detector()
+                    stream.network = self._detector.stream()
+                probabilities[:] = np.concatenate([stream.network.feed(frame) for frame in frames])
 
         try:
             await self._run(work)
@@ -132,8 +126,3 @@ class VoiceActivity:
                     "a session failed to take its voice activity, and gets no more of it"
                 )
                 self.close_stream(stream)
-
-    def _open_network(self) -> SpeechStream:
-        if self._detector is None:
-            self._detector = self._make_detector()
-        return self._detector.stream()

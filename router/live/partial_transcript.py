@@ -1,47 +1,164 @@
-"""The partial transcript of one utterance: its confirmed tokens, and what the last update decoded.
+"""The text of one utterance as far as it is known, and which of its tokens are confirmed.
 
-Bookkeeping of tokens and positions only: results of updates come in, newly confirmed tokens go out.
-When the utterance grows long, its beginning is cut off after confirmed words. Positions are encoder
-positions of 20 ms, counted from the utterance's start.
+Results of updates come in, newly confirmed tokens go out. When the utterance grows long, its
+beginning is cut off after confirmed words. Positions are encoder positions of 20 ms, counted from
+the utterance's start.
+
+What is confirmed is for a policy to say. `AttentionPeak` is AlignAtt (Simul-Whisper, arXiv
+2406.10052; SimulStreaming, 2506.17077): a token is confirmed unless its attention peak lies in the
+last moments of the audio, since the audio that follows may still change such a token.
+`LocalAgreement` is LocalAgreement-2 (whisper_streaming): a token is confirmed when two updates in a
+row have it. Both see the tokens after the confirmed ones.
+
+Under every policy, only whole words are confirmed, and never the punctuation after the last of
+them: an update that is forced to begin with a full stop tends to end its text there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
-from cluster.common.messages import Pcm
+from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.common.model.dims import ModelDims
 from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import split_tokens
+from cluster.common.settings import LivePolicy
 from router.live.interface import TurnSegment
-from router.live.policies import Hypothesis, Policy, confirmed_words
-from router.live.timeline import Utterance, ends_sentence, quietest, seconds
-from router.live.update_decoder import UpdateResult
+from router.live.timeline import quietest, seconds
+from router.live.turns import Token, Utterance, ends_sentence
 
+POSITIONS_PER_S = SAMPLE_RATE // SAMPLES_PER_POSITION  # 50
+REWIND = 2 * POSITIONS_PER_S  # positions by which a peak may lie before the latest one
+SPACELESS = frozenset(("zh", "ja", "th", "lo", "my", "yue"))  # as openai/whisper splits words
 MOST_LOOKED_AT = 16  # boundaries; of the last ones, the quietest is taken
 LATEST_FIRST_STAMP = 50  # positions, 1.0 s: Whisper's rules let no text begin later
 
 
 @dataclass(frozen=True, slots=True)
-class ConfirmedToken:
-    """A confirmed token. peak: position of its attention peak; None if none was asked for."""
+class Hypothesis:
+    """What an update decoded after the confirmed tokens.
 
-    token: int
-    logprob: float
-    peak: int | None
+    end: the position where the update's audio ended.
+    is_trusted: the audio holds speech, and the text does not repeat itself.
+    """
+
+    tokens: tuple[Token, ...]
+    end: int
+    language: str
+    is_trusted: bool = True
+
+
+class Policy(Protocol):
+    """A rule for which tokens are confirmed. It keeps nothing between updates."""
+
+    @property
+    def needs_peaks(self) -> bool:
+        """Whether updates must return attention peaks."""
+
+    def count_confirmed(
+        self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
+    ) -> int:
+        """How many of the tokens of `new` are confirmed, counted from the first.
+
+        Args:
+            last: the update before, from the same token on; None if there was none.
+            eot: the end-of-text token; tokens below it are text, tokens above it timestamps.
+            attended_to: the latest attention peak of the tokens confirmed before.
+        """
 
 
 @dataclass(frozen=True, slots=True)
-class Boundary:
-    """A place between two confirmed tokens where the utterance may be cut.
+class AttentionPeak:
+    """hold_s: seconds before the audio's end in which a confirmed token's peak must not lie."""
 
-    index: of the first token after it. first, last: the positions between which to cut.
+    hold_s: float = 0.5
+    needs_peaks: bool = True
+
+    def count_confirmed(
+        self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
+    ) -> int:
+        """See `Policy.count_confirmed`. After a peak that jumps far back, attention has lost its
+        place, and no token is confirmed."""
+        limit = new.end - round(self.hold_s * POSITIONS_PER_S)
+        for index, token in enumerate(new.tokens):
+            if token.id > eot:
+                continue
+            if token.peak is None or not attended_to - REWIND <= token.peak < limit:
+                return index
+            attended_to = max(attended_to, token.peak)
+        return len(new.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalAgreement:
+    """Confirms text that two updates in a row have; their timestamps may differ."""
+
+    needs_peaks: bool = False
+
+    def count_confirmed(
+        self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
+    ) -> int:
+        """See `Policy.count_confirmed`."""
+        if last is None:
+            return 0
+        texts = [index for index, token in enumerate(new.tokens) if token.id < eot]
+        earlier = [token.id for token in last.tokens if token.id < eot]
+        n = 0
+        for index, token in zip(texts, earlier, strict=False):
+            if new.tokens[index].id != token:
+                break
+            n = index + 1
+        return n
+
+
+def chosen_policy(choice: LivePolicy, dims: ModelDims) -> Policy:
+    """The policy that a setting asks for; "auto" chooses by the checkpoint's shape.
+
+    In another implementation, the attention of a decoder with far fewer layers than its encoder
+    (large-v3-turbo) was seen not to peak at the words.
     """
+    if choice == "auto":
+        is_shallow = 2 * dims.n_text_layer < dims.n_audio_layer
+        choice = "local_agreement" if is_shallow else "attention_peak"
+    return LocalAgreement() if choice == "local_agreement" else AttentionPeak()
 
-    index: int
-    first: int
-    last: int
+
+def whole_words(tokenizer: WhisperTokenizer, tokens: Sequence[Token], n: int, language: str) -> int:
+    """The largest number of tokens, at most n, that ends with a whole word.
+
+    Timestamps and punctuation after that word are left out, since they depend on what follows.
+    """
+    pieces = [tokenizer.decode_bytes([token.id]) for token in tokens]
+    while n and not _ends_word(tokenizer, pieces, n, language):
+        n -= 1
+    return n
+
+
+def _ends_word(tokenizer: WhisperTokenizer, pieces: Sequence[bytes], n: int, language: str) -> bool:
+    """Whether the first n tokens end with a whole word."""
+    if not _is_wordy(pieces[n - 1]):
+        return False
+    if language in SPACELESS:
+        try:
+            b"".join(pieces[:n]).decode()
+        except UnicodeDecodeError:
+            return False
+        return True
+    for piece in pieces[n:]:
+        if not piece or piece.startswith(b" "):
+            return True  # a timestamp, or the next word
+        if _is_wordy(piece):
+            return False  # the rest of this word
+    return True
+
+
+def _is_wordy(piece: bytes) -> bool:
+    """Whether a token holds a letter or digit, or a part of a character's bytes."""
+    text = piece.decode("utf-8", errors="replace")
+    return any(char.isalnum() or char == "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 class PartialTranscript:
@@ -49,68 +166,54 @@ class PartialTranscript:
 
     def __init__(self, utterance: Utterance, policy: Policy, tokenizer: WhisperTokenizer) -> None:
         self.utterance = utterance
-        self.last: UpdateResult | None = None  # the last update's tokens after the confirmed ones
+        self.last: Hypothesis | None = None  # the last update's tokens after the confirmed ones
         self.last_end = utterance.start  # the sample where that update's audio ended
         self._policy = policy
         self._tokenizer = tokenizer
-        self._tokens: list[ConfirmedToken] = []
+        self._begin = tokenizer.special.timestamp_begin
+        self._tokens: list[Token] = []
 
     @property
     def prefix_tokens(self) -> tuple[int, ...]:
         """The confirmed tokens, with which the next update is forced to begin."""
-        return tuple(item.token for item in self._tokens)
+        return tuple(token.id for token in self._tokens)
 
     @property
     def attended_to(self) -> int:
         """The latest attention peak of the confirmed tokens; 0 if there is none."""
-        return max((item.peak for item in self._tokens if item.peak is not None), default=0)
+        return max((token.peak for token in self._tokens if token.peak is not None), default=0)
 
-    def add_update(self, decoded: UpdateResult, end: int) -> list[ConfirmedToken]:
+    def add_update(self, decoded: Hypothesis, end: int) -> list[Token]:
         """Take the result of an update of the audio up to sample `end`.
 
         Returns:
             The tokens that are confirmed by it.
         """
-        self.last_end = end
+        before, self.last, self.last_end = self.last, None, end
         if not decoded.is_trusted:
-            self.last = None
             return []
-        before = self.last.hypothesis if self.last is not None else None
-        new = decoded.hypothesis
-        n = confirmed_words(
-            self._policy, self._tokenizer, new, before, self.attended_to, decoded.language
-        )
-        self.last = replace(decoded, hypothesis=new.after(n))
-        return self._add(new, n)
+        eot = self._tokenizer.special.eot
+        n = self._policy.count_confirmed(decoded, before, eot, self.attended_to)
+        n = whole_words(self._tokenizer, decoded.tokens, n, decoded.language)
+        self.last = replace(decoded, tokens=decoded.tokens[n:])
+        self._tokens += decoded.tokens[:n]
+        return list(decoded.tokens[:n])
 
-    def add_final(self, decoded: UpdateResult) -> list[ConfirmedToken]:
+    def add_final(self, decoded: Hypothesis) -> list[Token]:
         """Confirm all tokens of the final update, since no more audio follows, and return them."""
         self.last = None
-        hypothesis = decoded.hypothesis
-        return self._add(hypothesis, len(hypothesis.tokens) if decoded.is_trusted else 0)
+        fresh = list(decoded.tokens) if decoded.is_trusted else []
+        self._tokens += fresh
+        return fresh
 
     def covers(self, sample: int) -> bool:
         """Whether the last update is trusted, and its audio reached `sample`."""
         return self.last is not None and self.last_end >= sample
 
-    def _add(self, new: Hypothesis, n: int) -> list[ConfirmedToken]:
-        begin = self._tokenizer.special.timestamp_begin
-        fresh = [
-            ConfirmedToken(
-                token,
-                new.logprobs[index],
-                new.peaks[index] if new.peaks and token < begin else None,
-            )
-            for index, token in enumerate(new.tokens[:n])
-        ]
-        self._tokens += fresh
-        return fresh
-
     def text_end(self) -> int:
         """The sample at which the confirmed text ends: its last timestamp, or its last word."""
-        begin = self._tokenizer.special.timestamp_begin
-        stamps = [item.token - begin for item in self._tokens if item.token >= begin]
-        is_closed = bool(self._tokens) and self._tokens[-1].token >= begin
+        stamps = [token.id - self._begin for token in self._tokens if token.id >= self._begin]
+        is_closed = bool(self._tokens) and self._tokens[-1].id >= self._begin
         reach = stamps[-1] if is_closed else max([self.attended_to, *stamps])
         return self.utterance.start + reach * SAMPLES_PER_POSITION
 
@@ -129,26 +232,15 @@ class PartialTranscript:
         sentences = self._boundaries(self._ends_sentence)
         boundaries = sentences[-1:] or (self._boundaries(self._begins_word) if anywhere else [])
         places = [
-            (
-                boundary,
-                *quietest(
-                    audio,
-                    boundary.first * SAMPLES_PER_POSITION,
-                    boundary.last * SAMPLES_PER_POSITION,
-                ),
-            )
-            for boundary in boundaries[-MOST_LOOKED_AT:]
+            (*quietest(audio, first * SAMPLES_PER_POSITION, last * SAMPLES_PER_POSITION), index)
+            for index, first, last in boundaries[-MOST_LOOKED_AT:]
         ]
-        if not places:
-            return []
-        boundary, sample, _ = min(places, key=lambda place: place[2])
+        sample, _, index = min(places, key=lambda place: place[1], default=(0, 0.0, 0))
         at = sample // SAMPLES_PER_POSITION
         if at <= 0:
             return []
-        gone, kept = self._tokens[: boundary.index], self._tokens[boundary.index :]
-        segments = self._segments(gone, at)
-        self._move(at)
-        self._tokens = self._restarted(kept, at)
+        segments = self._segments(self._tokens[:index], at)
+        self._move(at, self._tokens[index:])
         return segments
 
     def remaining_segments(self) -> list[TurnSegment]:
@@ -156,81 +248,69 @@ class PartialTranscript:
         end = self.utterance.end if self.utterance.end is not None else self.last_end
         return self._segments(self._tokens, (end - self.utterance.start) // SAMPLES_PER_POSITION)
 
-    def _boundaries(self, is_one: Callable[[int], bool]) -> list[Boundary]:
-        """The boundaries that `is_one` accepts, with confirmed words on both sides, in order."""
-        begin = self._tokenizer.special.timestamp_begin
+    def _boundaries(self, is_one: Callable[[int], bool]) -> list[tuple[int, int, int]]:
+        """Where the utterance may be cut: the boundaries that `is_one` accepts, in order.
+
+        Confirmed words are on both sides of each. (index of the token after it, and the first and
+        last position between which to cut)
+        """
         places = []
         for index in range(1, len(self._tokens)):
             if not is_one(index):
                 continue
-            first, last = self._peak_before(index), self._peak_from(index)
-            if first is not None and last is not None and first < last:
-                places.append(Boundary(index, first, last))
+            peaks = [token.peak for token in self._tokens[:index] if token.peak is not None][-3:]
+            later = [token for token in self._tokens[index:] if token.id < self._begin]
+            last = next((token.peak for token in later if token.peak is not None), 0)
+            if peaks and max(peaks) < last:
+                places.append((index, max(peaks), last))
                 continue
-            before, after = (item.token - begin for item in self._tokens[index - 1 : index + 1])
-            if 0 <= before <= after and any(i.token < begin for i in self._tokens[index:]):
-                places.append(Boundary(index, before, after))
+            before, after = (
+                token.id - self._begin for token in self._tokens[index - 1 : index + 1]
+            )
+            if 0 <= before <= after and later:
+                places.append((index, before, after))
         return places
 
     def _ends_sentence(self, index: int) -> bool:
         """Whether a sentence ends before the token of this index."""
-        begin = self._tokenizer.special.timestamp_begin
-        before, after = (item.token for item in self._tokens[index - 1 : index + 1])
-        if before >= begin or after >= begin:
-            return before >= begin and after >= begin
-        text = self._tokenizer.decode([item.token for item in self._tokens[:index]])
+        before, after = (token.id >= self._begin for token in self._tokens[index - 1 : index + 1])
+        if before or after:
+            return before and after
+        text = self._tokenizer.decode([token.id for token in self._tokens[:index]])
         return ends_sentence(text) and self._begins_word(index)
 
     def _begins_word(self, index: int) -> bool:
-        return self._tokenizer.decode_bytes([self._tokens[index].token]).startswith(b" ")
+        return self._tokenizer.decode_bytes([self._tokens[index].id]).startswith(b" ")
 
-    def _peak_before(self, index: int) -> int | None:
-        places = [item.peak for item in self._tokens[:index] if item.peak is not None]
-        return max(places[-3:], default=None)
+    def _move(self, at: int, kept: Sequence[Token]) -> None:
+        """Move the utterance's start `at` positions later, to its confirmed tokens `kept`.
 
-    def _peak_from(self, index: int) -> int | None:
-        return next((item.peak for item in self._tokens[index:] if item.peak is not None), None)
-
-    def _move(self, at: int) -> None:
-        """Move the utterance's start `at` positions later."""
-        utterance = self.utterance
+        As the shorter utterance must begin, so do they: with a timestamp.
+        """
+        utterance, begin = self.utterance, self._begin
         utterance.start += at * SAMPLES_PER_POSITION
         utterance.speech = utterance.speech_after(utterance.start) or utterance.speech[-1:]
         if self.last is not None:
-            old = self.last.hypothesis
-            moved = Hypothesis(
-                tuple(self._shifted(token, at) for token in old.tokens),
-                old.logprobs,
-                tuple(max(0, peak - at) for peak in old.peaks),
-                old.end - at,
-            )
-            self.last = replace(self.last, hypothesis=moved)
+            tokens = tuple(self._shifted(token, at) for token in self.last.tokens)
+            self.last = replace(self.last, tokens=tokens, end=self.last.end - at)
+        self._tokens = [self._shifted(token, at) for token in kept]
+        if self._tokens and (first := self._tokens[0]).id >= begin:
+            self._tokens[0] = replace(first, id=min(first.id, begin + LATEST_FIRST_STAMP))
+        elif self._tokens:
+            self._tokens.insert(0, Token(begin, 0.0, None))
 
-    def _restarted(self, kept: Sequence[ConfirmedToken], at: int) -> list[ConfirmedToken]:
-        """The tokens after a cut, as the shorter utterance must begin: with a timestamp."""
-        begin = self._tokenizer.special.timestamp_begin
-        moved = [
-            ConfirmedToken(
-                self._shifted(item.token, at),
-                item.logprob,
-                None if item.peak is None else max(0, item.peak - at),
-            )
-            for item in kept
-        ]
-        if moved and moved[0].token >= begin:
-            moved[0] = replace(moved[0], token=min(moved[0].token, begin + LATEST_FIRST_STAMP))
-        elif moved:
-            moved.insert(0, ConfirmedToken(begin, 0.0, None))
-        return moved
+    def _shifted(self, token: Token, at: int) -> Token:
+        """The token, where positions begin `at` later."""
+        return Token(
+            token.id if token.id < self._begin else max(self._begin, token.id - at),
+            token.logprob,
+            None if token.peak is None else max(0, token.peak - at),
+        )
 
-    def _shifted(self, token: int, at: int) -> int:
-        begin = self._tokenizer.special.timestamp_begin
-        return token if token < begin else max(begin, token - at)
-
-    def _segments(self, tokens: Sequence[ConfirmedToken], end: int) -> list[TurnSegment]:
+    def _segments(self, tokens: Sequence[Token], end: int) -> list[TurnSegment]:
         """The segments between the timestamps of `tokens`; the last one ends at position `end`."""
-        turn, begin = self.utterance.turn, self._tokenizer.special.timestamp_begin
-        split = split_tokens([item.token for item in tokens], begin)
+        turn, begin = self.utterance.turn, self._begin
+        split = split_tokens([token.id for token in tokens], begin)
         spans = [(piece.start, piece.end, piece.tokens) for piece in split.pieces]
         if split.tail:
             stamped = split.tail[0] >= begin

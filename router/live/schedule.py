@@ -13,9 +13,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
+from router.audio.windows import samples
 from router.live.interface import Delay, LiveConfig
-from router.live.timeline import AudioBuffer, Utterance, samples
+from router.live.timeline import AudioBuffer
 from router.live.turn_detector import TAIL, TurnDetector
+from router.live.turns import Utterance
 
 PAUSE = samples(0.25)  # of silence after speech: the utterance may have ended
 WORD_END_MARGIN = samples(0.15)  # audio after speech, to show that its last word has ended
@@ -27,12 +29,8 @@ HOPS_ALLOWED = 2.0  # duration in hops from which on the next update may overtak
 class Schedule:
     """The update schedule of one session."""
 
-    def __init__(
-        self, pace: Pace, default_delay: DelayProfile, audio: AudioBuffer, detector: TurnDetector
-    ) -> None:
-        """default_delay: for a turn whose client asked for no `delay`."""
+    def __init__(self, pace: Pace, audio: AudioBuffer, detector: TurnDetector) -> None:
         self._pace = pace
-        self._default_delay = default_delay
         self._audio = audio
         self._detector = detector
 
@@ -85,14 +83,11 @@ class Schedule:
         newest = min(self.newest(utterance), utterance.start + MAX_UTTERANCE)
         return waited_s > HOPS_ALLOWED * hop_s * 2**n_before and newest - end >= samples(hop_s)
 
-    def delay_profile(self, config: LiveConfig) -> DelayProfile:
-        return self._default_delay if config.delay is None else DELAY_PROFILES[config.delay]
-
     def _is_paused(self, utterance: Utterance) -> bool:
         return self._detector.detected_to - utterance.speech_end >= PAUSE
 
     def _hop_s(self, utterance: Utterance) -> float:
-        return self._pace.hop_for(self.delay_profile(utterance.turn.config))
+        return self._pace.hop_for(delay_profile(utterance.turn.config))
 
 
 # Share of a hop that an update may take. Of so many sessions a quarter is being updated at a time:
@@ -121,6 +116,10 @@ DELAY_PROFILES: dict[Delay, DelayProfile] = {
     "xhigh": DelayProfile(0.8, 2.0),
 }
 DEFAULT_DELAY: Delay = "low"
+
+
+def delay_profile(config: LiveConfig) -> DelayProfile:
+    return DELAY_PROFILES[config.delay or DEFAULT_DELAY]
 
 
 class Pace:

@@ -1,8 +1,10 @@
-"""One live session: takes audio, and emits text as soon as it is confirmed.
+"""Live transcription with one model: all sessions of this process, and each one by itself.
 
-It joins the session's parts: the audio, the turn detector, which says what is an utterance, the
-schedule, which says when the oldest utterance is due for an update, and the transcriber, which
-turns it into text. New audio drives all of this, never a clock.
+The engine builds what the sessions share, opens and closes them, and refuses new ones while the
+workers have too much to do. A session takes audio, and emits text as soon as it is confirmed. It
+joins its parts: the audio, the turn detector, which says what is an utterance, the schedule, which
+says when the oldest utterance is due for an update, and the transcriber, which turns it into text.
+New audio drives all of this, never a clock.
 """
 
 from __future__ import annotations
@@ -11,53 +13,100 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 
-from cluster.common.errors import WorkerError
+from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.errors import OverloadedError, WorkerError
 from cluster.common.logs import log_fields
 from cluster.common.messages import Pcm
-from router.live.activity import Probabilities
+from cluster.common.metrics import Recorder
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import LiveSettings
+from cluster.common.tracing import NO_TRACER, Tracer
+from router.live.activity import Probabilities, VoiceActivity
 from router.live.interface import LiveConfig, LiveEvent
-from router.live.schedule import Schedule
-from router.live.session_events import SessionEvents
-from router.live.timeline import AudioBuffer, Turn, TurnText, ends_sentence, seconds
+from router.live.partial_transcript import Policy
+from router.live.schedule import Pace, Schedule
+from router.live.timeline import AudioBuffer, seconds
 from router.live.turn_detector import TurnDetector
-from router.live.update_decoder import SessionParts, UpdateRunner
-from router.live.utterance_transcriber import UtteranceTranscriber
+from router.live.turns import SessionEvents, Turn
+from router.live.updates import UtteranceTranscriber
+from router.pipeline import Pipeline
 
 logger = logging.getLogger(__name__)
+
+RETRY_AFTER_S = 10.0
+
+
+class LiveSessions:
+    """Implements `router.live.interface.LiveEngine`. Its attributes are for its sessions."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        tokenizer: WhisperTokenizer,
+        settings: LiveSettings,
+        *,
+        policy: Policy,
+        n_text_ctx: int,
+        activity: VoiceActivity,
+        recorder: Recorder,
+        context_for: Callable[[int], int] | None = None,
+        tracer: Tracer = NO_TRACER,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Build what the sessions share.
+
+        Args:
+            pipeline: one that keeps no KV for reuse, since the same audio never comes again.
+            activity: voice activity of all engines of the process; its maker closes it.
+            recorder: of the router's metrics. tracer: begins a trace for each turn.
+            context_for: encoder positions by mel frames, as in `WindowAudio.of_samples`.
+        """
+        self.pipeline = pipeline
+        self.tokenizer = tokenizer
+        self.policy = policy
+        self.n_text_ctx = n_text_ctx
+        self.activity = activity
+        self.recorder = recorder
+        self.context_for = context_for
+        self.tracer = tracer
+        self.clock = clock
+        self.pace = Pace(settings.min_hop_s, settings.max_hop_s, clock)
+        self.sessions: set[Session] = set()  # open ones
+
+    def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> Session:
+        """See `router.live.interface.LiveEngine.open`."""
+        if self.pace.is_overloaded:
+            raise OverloadedError(
+                "the workers have no time for another live session: an update of the open ones "
+                f"takes {self.pace.update_s:.1f} s",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        session = Session(self, config, session_id, owner)
+        self.sessions.add(session)
+        return session
+
+    async def close(self) -> None:
+        """See `router.live.interface.LiveEngine.close`."""
+        await asyncio.gather(*(session.close() for session in list(self.sessions)))
 
 
 class Session:
     """Implements `router.live.interface.LiveSession`."""
 
     def __init__(
-        self,
-        parts: SessionParts,
-        config: LiveConfig,
-        *,
-        session_id: str,
-        owner: bytes = b"",
-        on_end: Callable[[Session], None] = lambda session: None,
+        self, engine: LiveSessions, config: LiveConfig, session_id: str, owner: bytes
     ) -> None:
-        """on_end: called once, when no more events follow."""
-        self._parts = parts
+        self._engine = engine
         self._id = session_id
-        self._on_end = on_end
         self._audio = AudioBuffer()
-        self._events = SessionEvents(parts.observer)
-        self._detector = TurnDetector(config, self._make_turn, self._events.emit, self._is_finished)
-        self._schedule = Schedule(parts.pace, parts.delay, self._audio, self._detector)
-        self._changed = asyncio.Event()
-        self._runner = UpdateRunner(parts, session_id, owner, self._changed)
+        self._events = SessionEvents(engine.tokenizer, engine.recorder, engine.tracer, session_id)
+        self._detector = TurnDetector(config, self._events)
+        self._schedule = Schedule(engine.pace, self._audio, self._detector)
         self._transcriber = UtteranceTranscriber(
-            parts,
-            session_id,
-            self._audio,
-            self._detector,
-            self._schedule,
-            self._events,
-            self._runner,
+            engine, session_id, owner, self._audio, self._detector, self._schedule, self._events
         )
-        self._vad_stream = parts.activity.open_stream(self._on_probabilities)
+        self._changed = self._transcriber.changed
+        self._vad_stream = engine.activity.open_stream(self._on_probabilities)
         self._over = asyncio.Event()
         self._is_draining = False
         self._internal_error: Exception | None = None  # a mistake in our code; it ends the session
@@ -74,7 +123,7 @@ class Session:
             return
         self._audio.append(pcm)
         self._detector.appended(int(pcm.shape[0]))
-        self._parts.activity.feed(self._vad_stream, pcm)
+        self._engine.activity.feed(self._vad_stream, pcm)
 
     def commit(self) -> int | None:
         if self._events.is_over or self._is_draining:
@@ -113,23 +162,7 @@ class Session:
         await asyncio.wait([self._updating])
         self._end()
 
-    @property
-    def has_unfinished_work(self) -> bool:
-        """Whether audio that was appended still waits to be detected, decoded or emitted."""
-        is_decoding = self._runner.is_running
-        return self._detector.has_undetected_audio or is_decoding or self._schedule.is_due()
-
-    # -- what the turn detector asks for, and what voice activity gives --------------------------
-
-    def _make_turn(self, number: int, start: int, config: LiveConfig) -> Turn:
-        text = TurnText(self._parts.tokenizer, logprobs=config.logprobs)
-        span = self._parts.tracer.root("live turn", "", request_id=self._id, turn=number)
-        return Turn(number, start, config, text, cut_at=start, last_speech_end=start, span=span)
-
-    def _is_finished(self, turn: Turn) -> bool:
-        """Whether all audio of a turn is decoded, and its text ends with a sentence."""
-        is_known = all(utterance.turn is not turn for utterance in self._detector.utterances)
-        return is_known and ends_sentence(turn.text.emitted)
+    # -- from voice activity to text -----------------------------------------------------------
 
     def _on_probabilities(self, probabilities: Probabilities) -> None:
         try:
@@ -144,11 +177,10 @@ class Session:
         if self._is_draining and not self._detector.has_undetected_audio:
             self._detector.commit()
 
-    # -- from utterances to text ---------------------------------------------------------------
-
     async def _update_until_done(self) -> None:
+        detector = self._detector
         try:
-            while not self._is_done:
+            while not self._is_draining or detector.has_undetected_audio or self._open_turns:
                 if self._internal_error is not None:
                     raise self._internal_error
                 if self._schedule.is_due():
@@ -164,24 +196,16 @@ class Session:
             self._end()
 
     @property
-    def _is_done(self) -> bool:
-        detector = self._detector
-        is_heard = not detector.has_undetected_audio and not detector.pending_turns
-        return self._is_draining and is_heard and not detector.utterances
-
-    @property
     def _open_turns(self) -> list[Turn]:
-        return [
-            *(utterance.turn for utterance in self._detector.utterances),
-            *self._detector.pending_turns,
-        ]
+        decoding = (utterance.turn for utterance in self._detector.utterances)
+        return [*decoding, *self._detector.turns]
 
     def _end(self) -> None:
         if self._events.is_over:
             return
-        self._parts.activity.close_stream(self._vad_stream)
+        self._engine.activity.close_stream(self._vad_stream)
         for turn in self._open_turns:
             turn.span.end()
         self._events.close()
         self._over.set()
-        self._on_end(self)
+        self._engine.sessions.discard(self)

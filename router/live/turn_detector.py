@@ -2,8 +2,8 @@
 
 Takes the probability of speech of each VAD frame, in order, and the client's commits. It begins and
 ends turns by the client's rule (`server_vad`, `semantic_vad` or none), and cuts a turn into
-utterances at pauses, so that what is decoded stays short. It knows nothing of workers or text: for
-`semantic_vad` it asks its caller whether a sentence has ended.
+utterances at pauses, so that what is decoded stays short. It knows nothing of workers, and of text
+only whether it ends with a sentence, for `semantic_vad`.
 
 A frame counts as speech when its probability reaches the threshold. Frames beside it count too,
 down to 0.15 below the threshold, and at most 0.3 s before it. Less than 96 ms is a click.
@@ -11,26 +11,34 @@ down to 0.15 below the threshold, and at most 0.3 s before it. Less than 96 ms i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from router.audio.vad import FRAME_SAMPLES
+from router.audio.windows import samples
 from router.live.interface import (
     IdleTimeout,
     LiveConfig,
-    LiveEvent,
     ServerVad,
     SpeechStarted,
     SpeechStopped,
     TurnCommitted,
     TurnDetection,
 )
-from router.live.timeline import Turn, Utterance, milliseconds, samples
+from router.live.timeline import milliseconds
+from router.live.turns import SessionEvents, Turn, Utterance, ends_sentence
 
 CUT_PAUSE = samples(0.5)  # a pause within a turn that ends an utterance
 # Silence after the speech that still belongs to the utterance. More could hold the beginning of a
 # word whose speech is not detected yet; that word belongs to the next utterance as a whole.
 TAIL = samples(0.3)
 UNDETECTED = samples(0.3)  # so much audio without a VAD result may hold a word: a commit takes it
+LEAD = samples(0.3)  # audio before the speech with which an utterance begins
+# Seconds of silence that end a turn of `semantic_vad`: after a finished sentence, after any text.
+SEMANTIC_S = {"high": (0.5, 2.0), "medium": (0.7, 4.0), "auto": (0.7, 4.0), "low": (1.0, 8.0)}
+USUAL_THRESHOLD = 0.5  # probability from which a VAD frame counts as speech
+RELEASE_BELOW = 0.15  # of the threshold
+LEAST_RUN = 3  # frames; less is a click
+MOST_UNSURE = 10  # frames below the threshold that may count before one that reaches it
 
 
 class TurnDetector:
@@ -38,31 +46,17 @@ class TurnDetector:
 
     Attributes:
         utterances: those that are not decoded to their end, in order. The session removes them.
+        turns: those that have not ended, or whose voice activity is missing up to their end.
         detected_to: the sample up to which voice activity is known.
     """
 
-    def __init__(
-        self,
-        config: LiveConfig,
-        make_turn: Callable[[int, int, LiveConfig], Turn],
-        emit: Callable[[LiveEvent], None],
-        is_finished: Callable[[Turn], bool],
-    ) -> None:
-        """Begin with no turn.
-
-        Args:
-            make_turn: makes a turn of its number, its start and the configuration.
-            emit: sends an event to the client.
-            is_finished: whether the text of a turn so far ends with a sentence.
-        """
+    def __init__(self, config: LiveConfig, events: SessionEvents) -> None:
         self.config = config
         self.utterances: list[Utterance] = []
         self.detected_to = 0
-        self._make_turn = make_turn
-        self._emit = emit
-        self._is_finished = is_finished
+        self._events = events
         self._gate = SpeechGate()
-        self._turns: list[Turn] = []  # not ended, or with voice activity missing up to their end
+        self.turns: list[Turn] = []
         self._n_turns = 0
         self._next_turn_from = 0  # earlier audio belongs to an earlier turn, or was cleared
         self._undecoded_from = 0  # the same, without the silence that ended the last turn
@@ -74,11 +68,15 @@ class TurnDetector:
     def configure(self, config: LiveConfig) -> None:
         """Replace the configuration: turn detection at once, all else for turns without text."""
         self.config = config
-        for turn in self._turns:
-            if not turn.text.emitted and turn.end is None:
-                turn.configure(config)
-        if self._open_turn is not None and config.turn_detection is not None:
-            self._discard_unannounced_turn()
+        for one in self.turns:
+            if not one.text and one.end is None:
+                one.config = config
+        turn = self._open_turn
+        if turn is None or turn.is_announced or config.turn_detection is None:
+            return
+        if all(utterance.turn is not turn for utterance in self.utterances):
+            self.clear()  # a turn without speech: later speech begins another one
+            self._next_turn_from = self._undecoded_from = self.detected_to
 
     def appended(self, n_samples: int) -> None:
         """Note that audio was appended; its voice activity follows by `add_probabilities`."""
@@ -96,7 +94,7 @@ class TurnDetector:
         elif self._appended <= turn.start:
             return None
         turn.end = self._next_turn_from = self._undecoded_from = self._appended
-        self._emit(TurnCommitted(turn.number))
+        self._events.emit(TurnCommitted(turn.number))
         turn.is_announced = True
         self._close_committed()
         return turn
@@ -110,7 +108,7 @@ class TurnDetector:
             return None
         self._silence_from = self._appended
         self.utterances = [utterance for utterance in self.utterances if utterance.turn is not turn]
-        self._turns.remove(turn)
+        self.turns.remove(turn)
         turn.is_cleared = True
         turn.end = self._appended
         if not turn.is_announced:
@@ -132,11 +130,6 @@ class TurnDetector:
         return self._appended - max(self.detected_to, self._next_turn_from) >= FRAME_SAMPLES
 
     @property
-    def pending_turns(self) -> list[Turn]:
-        """Turns that have not ended, or whose voice activity is missing up to their end."""
-        return self._turns
-
-    @property
     def needed_from(self) -> int:
         """The first sample that may still be decoded."""
         starts = [utterance.start for utterance in self.utterances]
@@ -147,22 +140,41 @@ class TurnDetector:
     @property
     def _open_turn(self) -> Turn | None:
         """The turn to which audio is added now."""
-        return self._turns[-1] if self._turns and self._turns[-1].end is None else None
+        return self.turns[-1] if self.turns and self.turns[-1].end is None else None
 
     def _frame(self, probability: float) -> None:
         start, end = self.detected_to, self.detected_to + FRAME_SAMPLES
-        speech = self._gate.step(probability, start, threshold_of(self.config.turn_detection))
+        detection = self.config.turn_detection
+        threshold = detection.threshold if isinstance(detection, ServerVad) else USUAL_THRESHOLD
+        speech = self._gate.step(probability, start, threshold)
         self.detected_to = end
-        if self._turns and (turn_end := self._turns[0].end) is not None:
+        if self.turns and (turn_end := self.turns[0].end) is not None:
             if speech is not None:
-                self._add_speech(self._turns[0], speech[0], min(speech[1], turn_end))
+                self._add_speech(self.turns[0], speech[0], min(speech[1], turn_end))
             self._close_committed()
             return
         if speech is not None and speech[1] > self._next_turn_from:
-            turn = self._open_turn or self._begin_spoken_turn(max(speech[0], self._next_turn_from))
+            if (turn := self._open_turn) is None:
+                turn = self._begin_turn(self._padded(max(speech[0], self._next_turn_from)))
+                turn.cut_at = self._undecoded_from
+                self._events.emit(SpeechStarted(turn.number, milliseconds(turn.start)))
+                turn.is_announced = True
             self._add_speech(turn, *speech)
         else:
             self._silence(end)
+
+    def _is_over(self, turn: Turn, silence: int) -> bool:
+        """Whether `silence` samples end the turn."""
+        detection = self.config.turn_detection
+        if detection is None:
+            return False
+        if isinstance(detection, ServerVad):
+            return silence >= samples(detection.silence_duration_ms / 1000)
+        finished_s, unfinished_s = SEMANTIC_S[detection.eagerness]
+        if silence < samples(finished_s):
+            return False
+        is_decoded = all(utterance.turn is not turn for utterance in self.utterances)
+        return silence >= samples(unfinished_s) or (is_decoded and ends_sentence(turn.text))
 
     def _add_speech(self, turn: Turn, first: int, last: int) -> None:
         utterance = self._open_utterance(turn)
@@ -181,10 +193,11 @@ class TurnDetector:
         utterance = self._open_utterance(turn)
         last_speech_end = utterance.speech_end if utterance is not None else turn.last_speech_end
         silence = end - max(last_speech_end, turn.start)
-        if ends_turn(self.config.turn_detection, silence, lambda: self._is_finished(turn)):
+        if self._is_over(turn, silence):
             self._end_turn(turn, end)
         elif utterance is not None and silence >= CUT_PAUSE:
-            self._cut(utterance, end)
+            utterance.end = turn.cut_at = min(end, utterance.speech_end + TAIL)
+            turn.last_speech_end = utterance.speech_end
 
     def _note_idle(self, end: int) -> None:
         detection = self.config.turn_detection
@@ -196,8 +209,8 @@ class TurnDetector:
             return
         turn = self._begin_turn(self._silence_from)
         first, last = milliseconds(turn.start), milliseconds(end)
-        self._emit(IdleTimeout(turn.number, first, last))
-        self._emit(TurnCommitted(turn.number))
+        self._events.emit(IdleTimeout(turn.number, first, last))
+        self._events.emit(TurnCommitted(turn.number))
         turn.is_announced, turn.end, self._next_turn_from = True, end, end
         self._undecoded_from = end
         self._finish_turn(turn, end)
@@ -206,16 +219,9 @@ class TurnDetector:
     # -- turns and utterances -----------------------------------------------------------------
 
     def _begin_turn(self, start: int) -> Turn:
-        turn = self._make_turn(self._n_turns, start, self.config)
+        turn = self._events.new_turn(self._n_turns, start, self.config)
         self._n_turns += 1
-        self._turns.append(turn)
-        return turn
-
-    def _begin_spoken_turn(self, first: int) -> Turn:
-        turn = self._begin_turn(self._padded(first))
-        turn.cut_at = self._undecoded_from
-        self._emit(SpeechStarted(turn.number, milliseconds(turn.start)))
-        turn.is_announced = True
+        self.turns.append(turn)
         return turn
 
     def _padded(self, first: int) -> int:
@@ -228,20 +234,20 @@ class TurnDetector:
         utterance = self._open_utterance(turn)
         last_speech_end = turn.last_speech_end if utterance is None else utterance.speech_end
         self._undecoded_from = max(turn.cut_at, min(end, last_speech_end + TAIL))
-        self._emit(SpeechStopped(turn.number, milliseconds(end)))
-        self._emit(TurnCommitted(turn.number))
+        self._events.emit(SpeechStopped(turn.number, milliseconds(end)))
+        self._events.emit(TurnCommitted(turn.number))
         self._finish_turn(turn, self._undecoded_from)
 
     def _close_committed(self) -> None:
         """Finish the turns whose voice activity is known up to their last whole frame."""
-        while self._turns and (end := self._turns[0].end) is not None:
+        while self.turns and (end := self.turns[0].end) is not None:
             if end - self.detected_to >= FRAME_SAMPLES:
                 return
-            self._finish_turn(self._turns[0], end)
+            self._finish_turn(self.turns[0], end)
 
     def _finish_turn(self, turn: Turn, decoded_to: int) -> None:
         """Mark the last utterance of a turn. If all were decoded before, an empty one is added."""
-        self._turns.remove(turn)
+        self.turns.remove(turn)
         utterance = self._open_utterance(turn)
         if utterance is None:
             utterance = Utterance(turn, decoded_to)
@@ -253,24 +259,6 @@ class TurnDetector:
     def _open_utterance(self, turn: Turn) -> Utterance | None:
         last = self.utterances[-1] if self.utterances else None
         return last if last is not None and last.turn is turn and last.end is None else None
-
-    def _cut(self, utterance: Utterance, end: int) -> None:
-        """End an utterance within its turn."""
-        utterance.end = utterance.turn.cut_at = min(end, utterance.speech_end + TAIL)
-        utterance.turn.last_speech_end = utterance.speech_end
-
-    def _discard_unannounced_turn(self) -> None:
-        """Drop a turn without speech that was not announced; later speech begins another turn."""
-        turn = self._open_turn
-        if turn is None or turn.is_announced or any(one.turn is turn for one in self.utterances):
-            return
-        self.clear()
-        self._next_turn_from = self._undecoded_from = self.detected_to
-
-
-RELEASE_BELOW = 0.15  # of the threshold
-LEAST_RUN = 3  # frames; less is a click
-MOST_UNSURE = 10  # frames below the threshold that may count before one that reaches it
 
 
 class SpeechGate:
@@ -301,31 +289,8 @@ class SpeechGate:
         return self._run, end
 
 
-LEAD = samples(0.3)  # audio before the speech with which an utterance begins
-
-# Seconds of silence that end a turn of `semantic_vad`: after a finished sentence, after any text.
-SEMANTIC_S = {"high": (0.5, 2.0), "medium": (0.7, 4.0), "auto": (0.7, 4.0), "low": (1.0, 8.0)}
-
-
-def threshold_of(detection: TurnDetection) -> float:
-    """The probability from which a VAD frame counts as speech."""
-    return detection.threshold if isinstance(detection, ServerVad) else 0.5
-
-
 def padding_of(detection: TurnDetection) -> int:
     """Samples before the speech that belong to the turn."""
     if isinstance(detection, ServerVad):
         return samples(detection.prefix_padding_ms / 1000)
     return LEAD
-
-
-def ends_turn(detection: TurnDetection, silence: int, is_finished: Callable[[], bool]) -> bool:
-    """Whether `silence` samples end a turn. is_finished: whether its text ends with a sentence."""
-    if detection is None:
-        return False
-    if isinstance(detection, ServerVad):
-        return silence >= samples(detection.silence_duration_ms / 1000)
-    finished_s, unfinished_s = SEMANTIC_S[detection.eagerness]
-    if silence < samples(finished_s):
-        return False
-    return silence >= samples(unfinished_s) or is_finished()

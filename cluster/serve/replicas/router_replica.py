@@ -37,7 +37,7 @@ from router.http.listener import HttpListener
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
 from router.live.activity import VoiceActivity
-from router.live.engine import LiveSessions
+from router.live.session import LiveSessions
 from router.warm_up import WarmUp
 
 logger = logging.getLogger(__name__)

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,13 +26,13 @@ from cluster.common.messages import (
     WorkerStatus,
 )
 from cluster.common.metrics import ROUTER_METRICS, silent_recorder
-from cluster.common.settings import Settings
+from cluster.common.settings import LivePolicy, Settings
 from cluster.planning.virtual_time import run_virtually, virtual_clock
 from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.serve.model_parts import make_live_engine
 from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig, TurnFailed
-from tests.support.live.virtual_sessions import at_once, listen, speak
+from tests.support.live.virtual_sessions import Told, at_once, listen, speak
 
 T = TypeVar("T")
 
@@ -88,7 +87,7 @@ class LatePools:
     def __init__(
         self,
         background: BackgroundEngines,
-        late_s: Callable[[int], float],
+        late_s: Callable[[int], float] = lambda nth: 0.05,
         fault: Callable[[int], Exception | None] = lambda nth: None,
     ) -> None:
         self._background = background
@@ -113,29 +112,33 @@ class LatePools:
         return []
 
 
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """text: of all turns of a session. updates, overtaken: how many there were."""
-
-    text: str
-    updates: int
-    overtaken: int
-
-
-def hear(background: BackgroundEngines, pcm: Pcm, config: LiveConfig, pools: LatePools) -> Heard:
+def hear(
+    background: BackgroundEngines,
+    pcm: Pcm,
+    config: LiveConfig,
+    pools: LatePools,
+    policy: LivePolicy = "auto",
+) -> Told:
     """A session that speaks in real time, a second of silence, and a commit, on a virtual clock.
 
     Raises:
         AssertionError: a turn did not end, ended twice, failed, or its deltas are not its text.
     """
 
-    async def run() -> Heard:
+    async def run() -> Told:
         clock = virtual_clock()
         activity = VoiceActivity(sleep=clock.sleep, run=at_once)
         engines = background.engines
-        recorder = silent_recorder(ROUTER_METRICS)
+        live = engines.settings.router.live.model_copy(update={"policy": policy})
+        router = engines.settings.router.model_copy(update={"live": live})
         engine = make_live_engine(
-            engines.settings, engines.checkpoint, pools, pools, activity, recorder, clock=clock
+            engines.settings.model_copy(update={"router": router}),
+            engines.checkpoint,
+            pools,
+            pools,
+            activity,
+            silent_recorder(ROUTER_METRICS),
+            clock=clock,
         )
         session = engine.open(config, session_id="late")
         listening = asyncio.ensure_future(listen(session, clock))
@@ -147,7 +150,6 @@ def hear(background: BackgroundEngines, pcm: Pcm, config: LiveConfig, pools: Lat
         await activity.close()
         told.check_ends()
         assert not told.of(TurnFailed)
-        text = " ".join(told.texts[turn] for turn in sorted(told.texts))
-        return Heard(text, engine.observer.updates, engine.observer.overtaken)
+        return told
 
     return run_virtually(run())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cluster.planning.virtual_time import run_virtually
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector
-from router.live.activity import MAX_FRAMES, VadStream, VoiceActivity
+from router.live.activity import MAX_FRAMES, VoiceActivity
 from tests.support.audio.speech import pcm_of
 from tests.support.live.played_speech import Floats, LoudIsSpeech
 from tests.support.live.virtual_sessions import at_once
@@ -91,14 +91,6 @@ def test_a_broken_network_loses_no_speech() -> None:
         return found
 
     assert run_virtually(run()) == [1.0, 1.0, 1.0]
-
-
-def test_what_a_track_has_not_completed_waits_for_more() -> None:
-    stream = VadStream(lambda found: None)
-    stream.feed(np.ones(500, np.int16))
-    assert stream.n_waiting == 0
-    stream.feed(np.ones(12, np.int16))
-    assert stream.n_waiting == 1
 
 
 def test_a_session_that_fails_to_listen_does_not_end_the_hearing_of_others() -> None:

@@ -1,119 +1,119 @@
-"""The bundled model live, in this process: a recording in pieces gives the file's words."""
+"""The bundled model live: a recording in pieces gives its words, however late answers are."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
+import re
+from collections.abc import Callable, Iterator
 from random import Random
 
 import numpy as np
 import pytest
-import pytest_asyncio
 
-from cluster.common.clock import Clock
-from cluster.common.messages import SAMPLE_RATE, Pcm
-from cluster.common.metrics import ROUTER_METRICS, silent_recorder
-from cluster.common.settings import LivePolicy
+from cluster.common.errors import SequenceFailedError
+from cluster.common.messages import SAMPLE_RATE
 from cluster.common.settings_sources import load_settings
-from cluster.demo.samples import sample_path
-from cluster.serve.in_process import LocalEngines, local_engines
-from cluster.serve.model_parts import make_live_engine
-from router.live.activity import VoiceActivity
-from router.live.interface import LiveConfig, ServerVad, TextDelta, TurnCompleted, TurnSegment
+from cluster.demo.samples import sample_text
+from router.live.interface import LiveConfig, TextDelta, TurnCompleted, TurnSegment
 from tests.support.audio.speech import pcm_of, sentences_of
-from tests.support.live.virtual_sessions import Told
+from tests.support.live.late_pools import BackgroundEngines, LatePools, background_engines, hear
+from tests.support.live.virtual_sessions import MANUAL, VAD
 
-PIECE = SAMPLE_RATE // 10  # samples that come at once, as clients send them
-MANUAL = LiveConfig(language="en", turn_detection=None)
-VAD = LiveConfig(language="en", turn_detection=ServerVad())
+Late = Callable[[int], float]
+
+pytestmark = pytest.mark.timeout(300)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engines() -> AsyncIterator[LocalEngines]:
+@pytest.fixture(scope="module")
+def background() -> Iterator[BackgroundEngines]:
     settings = load_settings(None, {}, environ={})
-    async with local_engines(next(iter(settings.by_model().values()))) as engines:
+    with background_engines(next(iter(settings.by_model().values()))) as engines:
         yield engines
 
 
-async def _hear(
-    engines: LocalEngines, pcm: Pcm, config: LiveConfig, policy: LivePolicy = "auto"
-) -> Told:
-    """Send audio piece by piece, each when all before it was heard; time is that of the audio.
+def words_of(text: str) -> list[str]:
+    return re.findall(r"[a-z0-9']+", text.lower())
 
-    So what is told does not depend on how fast the machine is.
-    """
-    now_s = 0.0
-    clock = Clock(lambda: now_s, asyncio.sleep, Random(0))
-    live = engines.settings.router.live.model_copy(update={"policy": policy})
-    router = engines.settings.router.model_copy(update={"live": live})
-    activity = VoiceActivity()
-    engine = make_live_engine(
-        engines.settings.model_copy(update={"router": router}),
-        engines.checkpoint,
-        engines.pool("encoder"),
-        engines.pool("decoder"),
-        activity,
-        silent_recorder(ROUTER_METRICS),
-        clock=clock,
-    )
-    session = engine.open(config, session_id="live")
-    told = Told()
 
-    async def listen() -> None:
-        async for event in session.events():
-            told.events.append((now_s, event))
+def constant(late_s: float) -> Late:
+    return lambda nth: late_s
 
-    listening = asyncio.ensure_future(listen())
-    for first in range(0, pcm.shape[0], PIECE):
-        session.append(pcm[first : first + PIECE])
-        now_s = first / SAMPLE_RATE
-        while session.has_unfinished_work:  # noqa: ASYNC110 - a session has no event for it
-            await asyncio.sleep(0.002)
-    session.commit()
-    await session.drain()
-    await listening
-    await engine.close()
-    await activity.close()
-    told.check_ends()
-    return told
+
+def scattered(most_s: float) -> Late:
+    rng = Random(1)
+    return lambda nth: rng.uniform(0.0, most_s)
 
 
 @pytest.mark.parametrize(
     ("name", "n_deltas"),
     [("short", 5), pytest.param("medium", 20, marks=pytest.mark.slow)],
 )
-@pytest.mark.timeout(300)
-@pytest.mark.asyncio(loop_scope="module")
-async def test_a_recording_in_pieces_gives_its_words(
-    engines: LocalEngines, name: str, n_deltas: int
+def test_a_recording_in_pieces_gives_its_words(
+    background: BackgroundEngines, name: str, n_deltas: int
 ) -> None:
     """One turn of several sentences, cut in its pauses, told delta by delta, nothing taken back."""
-    told = await _hear(engines, pcm_of(name), MANUAL)
-    assert told.texts == {0: sample_path(name).with_suffix(".txt").read_text().strip()}
+    told = hear(background, pcm_of(name), MANUAL, LatePools(background))
+    assert told.texts == {0: sample_text(name).strip()}
     assert len(told.of(TextDelta)) >= n_deltas
     sentences = sentences_of(name)
     segments = told.of(TurnSegment)
-    assert [segment.text for segment in segments] == [sentence.text for sentence in sentences]  # type: ignore[attr-defined]
+    assert [segment.text for segment in segments] == [sentence.text for sentence in sentences]
     for segment, sentence in zip(segments, sentences, strict=True):
-        assert abs(segment.start_s - sentence.start) < 0.4  # type: ignore[attr-defined]
-        assert abs(segment.end_s - sentence.end) < 0.4  # type: ignore[attr-defined]
+        assert abs(segment.start_s - sentence.start) < 0.4
+        assert abs(segment.end_s - sentence.end) < 0.4
     first_s, first = next((at, e) for at, e in told.events if isinstance(e, TextDelta))
     assert first_s < sentences[0].end
     assert sentences[0].text.startswith(first.text)
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_turns_end_in_pauses_and_agreement_gives_the_same_words(
-    engines: LocalEngines,
+def test_turns_end_in_pauses_and_agreement_gives_the_same_words(
+    background: BackgroundEngines,
 ) -> None:
-    told = await _hear(engines, pcm_of("short"), VAD, "local_agreement")
-    turns = [turn.text for turn in told.of(TurnCompleted)]  # type: ignore[attr-defined]
+    told = hear(background, pcm_of("short"), VAD, LatePools(background), "local_agreement")
+    turns = [turn.text for turn in told.of(TurnCompleted)]
     assert turns == [sentence.text for sentence in sentences_of("short")]
 
 
-@pytest.mark.asyncio(loop_scope="module")
-async def test_noise_and_silence_have_no_words(engines: LocalEngines) -> None:
+def test_noise_and_silence_have_no_words(background: BackgroundEngines) -> None:
     hiss = np.random.default_rng(0).normal(0, 300, 6 * SAMPLE_RATE).astype(np.int16)  # -41 dB
     quiet = np.concatenate((np.zeros(4 * SAMPLE_RATE, np.int16), hiss))
-    told = await _hear(engines, quiet, MANUAL)
-    assert set(told.texts) == set()
+    assert hear(background, quiet, MANUAL, LatePools(background)).texts == {}
+
+
+@pytest.mark.parametrize("config", [MANUAL, VAD], ids=["commit", "vad"])
+@pytest.mark.parametrize(
+    ("name", "late_s"),
+    [
+        pytest.param("short", constant(0.05), id="short, at once"),
+        pytest.param("short", constant(4.0), id="short, 4 s late"),
+        *(
+            pytest.param("medium", late_s, id=f"medium, {id}", marks=pytest.mark.slow)
+            for id, late_s in {
+                "at once": constant(0.05),
+                "1 s late": constant(1.0),
+                "3 s late": constant(3.0),
+                "10 s late": constant(10.0),
+                "up to 8 s late": scattered(8.0),
+            }.items()
+        ),
+    ],
+)
+def test_words_do_not_depend_on_how_late_answers_are(
+    background: BackgroundEngines, name: str, late_s: Late, config: LiveConfig
+) -> None:
+    told = hear(background, pcm_of(name), config, LatePools(background, late_s))
+    assert words_of(" ".join(told.words)) == words_of(sample_text(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [MANUAL, VAD], ids=["commit", "vad"])
+def test_words_do_not_depend_on_what_fails_and_is_tried_again(
+    background: BackgroundEngines, config: LiveConfig
+) -> None:
+    rng = Random(2)
+    pools = LatePools(
+        background,
+        scattered(4.0),
+        lambda nth: SequenceFailedError("lost") if rng.random() < 0.3 else None,
+    )
+    told = hear(background, pcm_of("medium"), config, pools)
+    assert words_of(" ".join(told.words)) == words_of(sample_text("medium"))

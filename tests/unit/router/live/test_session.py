@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from cluster.common.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.planning.virtual_time import run_virtually
 from router.live.interface import (
+    IdleTimeout,
+    LiveConfig,
+    LiveSession,
+    SemanticVad,
+    ServerVad,
     SpeechStarted,
     SpeechStopped,
     TextDelta,
@@ -16,46 +23,50 @@ from router.live.interface import (
     TurnCompleted,
     TurnSegment,
 )
-from router.live.policies import Policy
+from router.live.partial_transcript import Policy
 from tests.support.live.played_speech import Floats, LoudIsSpeech, pcm_of_words, spoken
-from tests.support.live.talks import (
+from tests.support.live.virtual_sessions import (
     GAP_S,
     MANUAL,
     POLICIES,
     TALK,
     VAD,
+    PlayedEngine,
+    converse,
+    listen,
+    numbered,
     plain,
-    run_talk,
-    said,
-    virtually,
+    play,
+    speak,
 )
-from tests.support.live.virtual_sessions import PlayedEngine, Told, listen, say, speak
+
+IDLE = LiveConfig(turn_detection=ServerVad(idle_timeout_ms=3000))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_all_words_come_once_and_in_order(policy: Policy) -> None:
-    told, _ = virtually(run_talk(TALK, MANUAL, policy, commit=True))
-    assert plain(told.texts[0]) == said(TALK)
+    told, _ = play(TALK, policy=policy)
+    assert plain(told.texts[0]) == plain(TALK)
     assert len(told.of(TextDelta)) > 5
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_words_come_while_people_speak(policy: Policy) -> None:
     """Each word within 2.5 s of its end, compute included, with no pause to wait for."""
-    talk = " ".join(f"w{n}" for n in range(24))
-    words = spoken(talk)
-    told, _ = virtually(run_talk(talk, MANUAL, policy, commit=True))
-    n_told = 0
-    for at_s, event in told.events:
-        if isinstance(event, TextDelta):
-            for _ in plain(event.text):
-                assert at_s - words[n_told].end_s < 2.5, words[n_told]
-                n_told += 1
-    assert n_told == len(words)
+    words = numbered(24)
+    told, _ = play(words, policy=policy)
+    told_at = [
+        at_s
+        for at_s, event in told.events
+        if isinstance(event, TextDelta)
+        for _ in plain(event.text)
+    ]
+    for at_s, word in zip(told_at, words, strict=True):
+        assert at_s - word.end_s < 2.5, word
 
 
 def test_a_turn_ends_with_its_silence() -> None:
-    told, _ = virtually(run_talk("one two three. (1.2) four five.", VAD))
+    told, _ = play("one two three. (1.2) four five.", VAD)
     assert {n: plain(text) for n, text in told.texts.items()} == {
         0: ["one", "two", "three"],
         1: ["four", "five"],
@@ -63,84 +74,62 @@ def test_a_turn_ends_with_its_silence() -> None:
     kinds = [type(event) for _, event in told.events if event.turn == 0]
     assert kinds[0] is SpeechStarted
     assert kinds.index(SpeechStopped) < kinds.index(TurnCommitted) < kinds.index(TurnCompleted)
-    started, stopped = told.of(SpeechStarted)[0], told.of(SpeechStopped)[0]
-    assert abs(started.audio_start_ms - 200) < 50  # type: ignore[attr-defined]  # 0.5 s less padding
-    assert abs(stopped.audio_end_ms - 1900) < 100  # type: ignore[attr-defined]  # 1.4 and 0.5 s
+    assert abs(told.of(SpeechStarted)[0].audio_start_ms - 200) < 50  # 0.5 s less padding
+    assert abs(told.of(SpeechStopped)[0].audio_end_ms - 1900) < 100  # 1.4 and 0.5 s
 
 
 def test_a_turn_is_completed_at_once_when_its_silence_has_passed() -> None:
     """What was decoded in the pause is its end, so that nothing is decoded behind it."""
-    told, _ = virtually(run_talk("one two three. (1.5) four.", VAD))
-    waited_s = told.when(TurnCompleted, 0) - told.when(SpeechStopped, 0)
-    assert waited_s < 0.05
+    told, _ = play("one two three. (1.5) four.", VAD)
+    assert told.when(TurnCompleted, 0) - told.when(SpeechStopped, 0) < 0.05
 
 
-def test_nothing_is_told_of_silence() -> None:
-    async def silence() -> tuple[Told, PlayedEngine]:
-        played = PlayedEngine(spoken("unsaid"))
-        told = await say(played, np.zeros(10 * SAMPLE_RATE, np.int16), VAD)
-        await played.close()
-        return told, played
+@pytest.mark.parametrize(
+    ("config", "kinds"),
+    [(VAD, []), (MANUAL, [TurnCommitted, TurnCompleted])],
+    ids=["nothing is told", "a commit makes an empty turn"],
+)
+def test_silence_is_not_decoded(config: LiveConfig, kinds: list[type]) -> None:
+    silence = np.zeros(10 * SAMPLE_RATE, np.int16)
 
-    told, played = virtually(silence())
-    assert told.events == []
+    async def send(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        await speak(session, pcm, played.clock)
+        if config is MANUAL:
+            session.commit()
+
+    told, played = play("unsaid", config, send, pcm=silence)
+    assert [type(event) for _, event in told.events] == kinds
     assert played.pools.encoded == []
-
-
-def test_a_committed_silence_is_an_empty_turn() -> None:
-    async def silence() -> Told:
-        played = PlayedEngine(spoken("unsaid"))
-        told = await say(played, np.zeros(SAMPLE_RATE, np.int16), MANUAL, commit=True)
-        await played.close()
-        assert played.pools.encoded == []
-        return told
-
-    told = virtually(silence())
-    assert [type(event) for _, event in told.events] == [TurnCommitted, TurnCompleted]
 
 
 def test_a_pushed_file_is_right_too() -> None:
     """Audio that comes all at once, with the commit right behind it."""
 
-    async def push() -> Told:
-        words = spoken(" ".join(f"w{n}" for n in range(200)), gap_s=GAP_S)  # without a pause
-        played = PlayedEngine(words)
-        session = played.engine.open(MANUAL, session_id="live")
-        listening = asyncio.ensure_future(listen(session, played.clock))
-        session.append(pcm_of_words(words))
+    async def push(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        session.append(pcm)
         assert session.unsent_s > 60
         assert session.commit() == 0
-        await session.drain()
-        told = await listening
-        await played.close()
-        assert max(request.n_samples for request in played.pools.encoded) <= 30 * SAMPLE_RATE
-        return told
 
-    told = virtually(push())
-    told.check_ends()
-    assert plain(told.texts[0]) == [f"w{n}" for n in range(200)]
+    words = numbered(200, GAP_S)
+    told, played = play(words, client=push)
+    assert max(request.n_samples for request in played.pools.encoded) <= 30 * SAMPLE_RATE
+    assert told.words == [word.text for word in words]
 
 
 def test_a_long_speech_is_cut_where_sentences_ended() -> None:
     talk = " ".join(f"a{n} b{n} c{n} d{n} e{n}." for n in range(20))  # 30 s without a pause
-    told, played = virtually(run_talk(talk, MANUAL, commit=True, gap_s=GAP_S))
-    assert plain(told.texts[0]) == said(talk)
-    longest = max(request.n_samples for request in played.pools.encoded)
-    assert longest < 12 * SAMPLE_RATE
+    told, played = play(spoken(talk, gap_s=GAP_S))
+    assert plain(told.texts[0]) == plain(talk)
+    assert max(request.n_samples for request in played.pools.encoded) < 12 * SAMPLE_RATE
     segments = told.of(TurnSegment)
-    assert " ".join(segment.text for segment in segments).split() == told.texts[0].split()  # type: ignore[attr-defined]
-    ends = [segment.end_s for segment in segments]  # type: ignore[attr-defined]
+    assert " ".join(segment.text for segment in segments).split() == told.texts[0].split()
+    ends = [segment.end_s for segment in segments]
     assert ends == sorted(ends)
 
 
 def test_what_a_clear_forgets_is_not_told() -> None:
-    async def clear() -> Told:
-        words = spoken("one two (3.0) three four")
-        played = PlayedEngine(words)
-        pcm = pcm_of_words(words)
-        session = played.engine.open(MANUAL, session_id="live")
-        listening = asyncio.ensure_future(listen(session, played.clock))
-        half = round(2.0 * SAMPLE_RATE)
+    async def clear(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        half = 2 * SAMPLE_RATE
         session.append(pcm[: SAMPLE_RATE // 2])
         session.clear()
         await speak(session, pcm[SAMPLE_RATE // 2 : half], played.clock)
@@ -148,31 +137,19 @@ def test_what_a_clear_forgets_is_not_told() -> None:
         assert session.commit() is None
         await speak(session, pcm[half:], played.clock)
         session.commit()
-        await session.drain()
-        told = await listening
-        await played.close()
-        return told
 
-    told = virtually(clear())
-    told.check_ends()
+    told, _ = play("one two (3.0) three four", client=clear)
     last = max(event.turn for _, event in told.events)
     assert plain(told.texts[last]) == ["three", "four"]
 
 
 def test_a_commit_after_the_silence_committed_finds_nothing() -> None:
-    async def run() -> None:
-        words = spoken("one two three.")
-        played = PlayedEngine(words)
-        session = played.engine.open(VAD, session_id="live")
-        listening = asyncio.ensure_future(listen(session, played.clock))
-        await speak(session, pcm_of_words(words, 1.5), played.clock)
+    async def commit(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        await speak(session, pcm, played.clock)
         assert session.commit() is None
-        await session.drain()
-        told = await listening
-        assert len(told.of(TurnCompleted)) == 1
-        await played.close()
 
-    virtually(run())
+    told, _ = play("one two three.", VAD, commit)
+    assert len(told.of(TurnCompleted)) == 1
 
 
 def test_sessions_share_a_detector_and_do_not_mix() -> None:
@@ -182,14 +159,14 @@ def test_sessions_share_a_detector_and_do_not_mix() -> None:
         pcm = pcm_of_words(words)
         left = np.where(pcm < 1004, pcm, 0).astype(np.int16)
         right = np.where(pcm >= 1004, pcm, 0).astype(np.int16)
-        both = await asyncio.gather(say(played, left, VAD), say(played, right, VAD))
-        assert [plain(told.texts[0]) for told in both] == [
+        both = await asyncio.gather(converse(played, left, VAD), converse(played, right, VAD))
+        assert [told.words for told in both] == [
             ["left", "one", "two", "three"],
             ["right", "four", "five", "six"],
         ]
         await played.close()
 
-    virtually(run())
+    run_virtually(run())
 
 
 def test_a_closed_session_leaves_nothing_behind() -> None:
@@ -204,11 +181,11 @@ def test_a_closed_session_leaves_nothing_behind() -> None:
         await session.close()
         await listening
         assert played.pools.cancelled == len(played.pools.encoded) == 1
-        assert played.engine.observer.sessions == 0
+        assert not played.engine.sessions
         await played.close()
         assert len(asyncio.all_tasks()) == 1
 
-    virtually(run())
+    run_virtually(run())
 
 
 def test_audio_of_which_the_detector_is_never_sure_is_not_kept_for_the_word_behind_it() -> None:
@@ -219,15 +196,85 @@ def test_audio_of_which_the_detector_is_never_sure_is_not_kept_for_the_word_behi
             heard, h, c = super().run(frames, h, c)
             return np.maximum(heard, np.float32(0.4)), h, c
 
-    async def run() -> Told:
-        words = spoken("one two three.", at_s=8.0)
-        played = PlayedEngine(words, detector=Hum())
-        pcm = pcm_of_words(words)
-        pcm[pcm == 0] = 9  # silence itself is not shown to the detector
-        told = await say(played, pcm, VAD)
-        await played.close()
-        return told
+    words = spoken("one two three.", at_s=8.0)
+    pcm = pcm_of_words(words)
+    pcm[pcm == 0] = 9  # silence itself is not shown to the detector
+    told, _ = play(words, VAD, pcm=pcm, detector=Hum())
+    assert told.words == ["one", "two", "three"]
+    assert abs(told.of(SpeechStarted)[0].audio_start_ms - 7400) < 100
 
-    told = virtually(run())
-    assert plain(told.texts[0]) == ["one", "two", "three"]
-    assert abs(told.of(SpeechStarted)[0].audio_start_ms - 7400) < 100  # type: ignore[attr-defined]
+
+# ---- configurations ----
+
+
+def test_semantic_turns_wait_for_the_end_of_a_sentence() -> None:
+    config = LiveConfig(language="en", turn_detection=SemanticVad("high"))
+    # the pools end every text with a full stop where the audio ends, so both pauses end a turn
+    told, _ = play("one two three. (1.2) four five (1.2) six.", config)
+    assert len(told.of(TurnCompleted)) == 3
+
+
+def test_a_quiet_line_is_reported_once() -> None:
+    told, _ = play("one two.", IDLE, tail_s=12.0)
+    assert [event.turn for event in told.of(IdleTimeout)] == [1]
+    assert set(told.texts) == {0}
+
+
+def test_a_quiet_line_is_reported_after_a_clear_too() -> None:
+    async def clear(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        await speak(session, pcm[:SAMPLE_RATE], played.clock)
+        session.clear()
+        await speak(session, np.zeros(6 * SAMPLE_RATE, np.int16), played.clock)
+
+    told, _ = play("one two.", IDLE, clear, tail_s=8.0)
+    assert len(told.of(IdleTimeout)) == 1
+
+
+def test_windows_are_live_and_carry_the_prompt() -> None:
+    config = replace(MANUAL, prompt="before", keywords=("Ada",))
+    _, played = play("one two three four five six seven", config)
+    requests = [*played.pools.encoded, *played.pools.decoded]
+    assert {request.priority for request in requests} == {"live"}
+    prompt = played.pools.decoded[0].options.prompt_tokens
+    assert played.pools.tokenizer.decode(prompt) == " Ada before"
+    assert all(request.audio_key == b"" for request in played.pools.encoded)
+
+
+def test_log_probabilities_are_told_where_they_are_asked_for() -> None:
+    told, _ = play("one two three four.", replace(MANUAL, logprobs=True))
+    completed = told.of(TurnCompleted)[0]
+    text = b"".join(bytes(one.bytes) for one in completed.logprobs).decode()
+    assert text.strip() == completed.text
+    by_delta = [one for delta in told.of(TextDelta) for one in delta.logprobs]
+    assert tuple(by_delta) == completed.logprobs
+
+
+def test_a_configuration_holds_from_the_text_that_follows() -> None:
+    """Audio may come before it; a turn that has text keeps its own."""
+
+    async def configure(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        session.append(pcm[: SAMPLE_RATE // 2])
+        session.configure(LiveConfig(language="de", turn_detection=ServerVad(), logprobs=True))
+        await speak(session, pcm[SAMPLE_RATE // 2 :], played.clock)
+
+    told, _ = play("one two three. (1.5) four five six.", LiveConfig(language="en"), configure)
+    assert [turn.language for turn in told.of(TurnCompleted)] == ["de", "de"]
+    assert all(delta.logprobs for delta in told.of(TextDelta))
+
+
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_turn_detection_that_is_turned_on_loses_no_word(is_heard: bool) -> None:
+    """Neither of audio that no detector has seen, nor of an utterance that waits to be decoded."""
+
+    async def configure(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        played.pools.encode_s = lambda nth: 4.0
+        first = 4 * SAMPLE_RATE
+        if is_heard:
+            await speak(session, pcm[:first], played.clock)
+        else:
+            session.append(pcm[:first])
+        session.configure(VAD)
+        await speak(session, pcm[first:], played.clock)
+
+    told, _ = play("one two three. (2.5) four five six.", MANUAL, configure)
+    assert told.words == ["one", "two", "three", "four", "five", "six"]

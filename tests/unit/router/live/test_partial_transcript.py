@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
 from cluster.common.model.dims import ModelDims
 from cluster.common.model.text.tokenizer import WhisperTokenizer
-from router.live.policies import (
+from router.live.partial_transcript import (
     AttentionPeak,
     Hypothesis,
     LocalAgreement,
     Policy,
     chosen_policy,
-    confirmed_words,
     whole_words,
 )
+from router.live.turns import Token
 from tests.support.live.virtual_sessions import micro_tokenizer
 
 END = 200  # positions of the audio: 4 s
@@ -29,8 +31,15 @@ def heard(tokenizer: WhisperTokenizer, text: str, *, last_peak: int = END - 60) 
     """A hypothesis whose tokens look ever later, up to `last_peak`."""
     tokens = (tokenizer.special.timestamp_begin, *tokenizer.encode(text))
     step = last_peak // (len(tokens) - 1)
-    peaks = tuple(last_peak - step * (len(tokens) - 1 - n) for n in range(len(tokens)))
-    return Hypothesis(tokens, (-0.1,) * len(tokens), peaks, END)
+    return made(tokens, [last_peak - step * (len(tokens) - 1 - n) for n in range(len(tokens))])
+
+
+def made(
+    tokens: Sequence[int], peaks: Sequence[int | None] | None = None, language: str = "en"
+) -> Hypothesis:
+    peaks = peaks or [None] * len(tokens)
+    heard = tuple(Token(id, -0.1, peak) for id, peak in zip(tokens, peaks, strict=True))
+    return Hypothesis(heard, END, language)
 
 
 def told(
@@ -38,25 +47,24 @@ def told(
     policy: Policy,
     new: Hypothesis,
     last: Hypothesis | None = None,
-    language: str = "en",
     attended_to: int = 0,
 ) -> str:
-    n = confirmed_words(policy, tokenizer, new, last, attended_to, language)
-    return tokenizer.decode(new.tokens[:n])
+    n = policy.count_confirmed(new, last, tokenizer.special.eot, attended_to)
+    n = whole_words(tokenizer, new.tokens, n, new.language)
+    return tokenizer.decode([token.id for token in new.tokens[:n]])
 
 
 def test_what_attention_finds_in_the_last_half_second_waits(tokenizer: WhisperTokenizer) -> None:
     tokens = tuple(tokenizer.encode(" one")) + tuple(tokenizer.encode(" two"))
     one = len(tokenizer.encode(" one"))
     for peak, text in ((END - 26, " one two"), (END - 25, " one"), (END - 1, " one")):
-        peaks = (50,) * one + (peak,) * (len(tokens) - one)
-        new = Hypothesis(tokens, (-0.1,) * len(tokens), peaks, END)
+        new = made(tokens, (50,) * one + (peak,) * (len(tokens) - one))
         assert told(tokenizer, AttentionPeak(0.5), new) == text
 
 
 def test_attention_that_jumps_back_has_lost_its_place(tokenizer: WhisperTokenizer) -> None:
     one, two = tokenizer.encode(" one"), tokenizer.encode(" two")
-    new = Hypothesis((*one, *two), (-0.1,) * 20, (150,) * len(one) + (10,) * len(two), END)
+    new = made((*one, *two), (150,) * len(one) + (10,) * len(two))
     assert told(tokenizer, AttentionPeak(), new) == " one"
     assert told(tokenizer, AttentionPeak(), new, attended_to=260) == ""
 
@@ -79,8 +87,7 @@ def test_agreement_needs_two_updates(tokenizer: WhisperTokenizer) -> None:
 def test_agreement_does_not_ask_for_equal_timestamps(tokenizer: WhisperTokenizer) -> None:
     begin = tokenizer.special.timestamp_begin
     text = tuple(tokenizer.encode(" one two"))
-    new = Hypothesis((begin, *text), (-0.1,) * 20, (), END)
-    last = Hypothesis((begin + 7, *text), (-0.1,) * 20, (), END)
+    new, last = made((begin, *text)), made((begin + 7, *text))
     assert told(tokenizer, LocalAgreement(), new, last) == " one two"
 
 
@@ -90,16 +97,18 @@ def test_words_are_told_whole(tokenizer: WhisperTokenizer) -> None:
         words = text.split()
         allowed = {"", *(" " + " ".join(words[: n + 1]) for n in range(len(words)))}
         for n in range(len(tokens) + 1):
-            assert tokenizer.decode(tokens[: whole_words(tokenizer, tokens, n, "en")]) in allowed
+            whole = whole_words(tokenizer, made(tokens).tokens, n, "en")
+            assert tokenizer.decode(tokens[:whole]) in allowed
 
 
 def test_text_without_spaces_is_told_by_whole_characters(tokenizer: WhisperTokenizer) -> None:
     tokens = tokenizer.encode("日本語です")
+    heard = made(tokens).tokens
     for n in range(len(tokens) + 1):
-        kept = tokenizer.decode_bytes(tokens[: whole_words(tokenizer, tokens, n, "ja")])
+        kept = tokenizer.decode_bytes(tokens[: whole_words(tokenizer, heard, n, "ja")])
         assert "日本語です".encode().startswith(kept)
         kept.decode()
-    assert whole_words(tokenizer, tokens, len(tokens), "ja") == len(tokens)
+    assert whole_words(tokenizer, heard, len(tokens), "ja") == len(tokens)
 
 
 @pytest.mark.parametrize(

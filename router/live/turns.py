@@ -1,0 +1,231 @@
+"""The turns of one session, the utterances in them, and what its client is told of them.
+
+Confirmed tokens become deltas, and no delta is ever taken back. A delta holds whole characters
+only. The text of a turn has no space at its beginning and its end, as in a transcript: a space at
+the end of one delta is sent with the next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from cluster.common.errors import SplitscribeError
+from cluster.common.metrics import Recorder
+from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.tracing import Span, Tracer
+from router.live.interface import LiveConfig, LiveEvent, TextDelta, TurnCompleted, TurnFailed
+from router.live.timeline import seconds
+from router.transcript import TokenLogprob
+
+SENTENCE_ENDS = tuple(".?!…。?!।۔")
+_QUOTES = "\"'”’»)]}』」"  # may follow the end of a sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A token of an utterance.
+
+    peak: the position of its attention peak, from the utterance's start; None for a timestamp, and
+        if none was asked for.
+    """
+
+    id: int
+    logprob: float
+    peak: int | None
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """Audio that becomes one item of OpenAI's API.
+
+    start, end: where its audio begins and ends; None until the end is known.
+    span: of its trace; it ends with the event that ends the turn.
+    text: all its deltas so far, joined. logprobs: of its tokens, if asked for.
+    cut_at: where its last utterance was cut. last_speech_end: where the speech in that one ended.
+    language: code of its text's language, once some of the text is confirmed.
+    error: why a part of it could not be decoded; the turn ends with it.
+    is_announced: an event of the turn was sent, so that its end must be sent too.
+    is_cleared: its audio was cleared; what is still decoded for it is not sent.
+    """
+
+    number: int
+    start: int
+    config: LiveConfig
+    span: Span
+    text: str = ""
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    end: int | None = None
+    cut_at: int = 0
+    last_speech_end: int = 0
+    language: str | None = None
+    error: SplitscribeError | None = None
+    is_announced: bool = False
+    is_cleared: bool = False
+    _characters: codecs.IncrementalDecoder = field(
+        default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
+    )
+    _space: str = ""  # at the end of the last delta
+    _waiting: list[TokenLogprob] = field(default_factory=list)  # their text is not sent yet
+
+    def take(
+        self, tokenizer: WhisperTokenizer, tokens: Sequence[Token], *, last: bool = False
+    ) -> TextDelta | None:
+        """Take the next tokens, which may hold timestamps. None if they give no text to send.
+
+        last: none follow, so that a character whose bytes never came in full is sent too.
+        """
+        for token in tokens if self.config.logprobs else ():
+            if content := tokenizer.decode_bytes([token.id]):
+                shown = content.decode("utf-8", errors="replace")
+                self._waiting.append(TokenLogprob(shown, token.logprob, tuple(content)))
+        content = tokenizer.decode_bytes([token.id for token in tokens])
+        fresh = self._space + self._characters.decode(content, last)
+        if not self.text:
+            fresh = fresh.lstrip()
+        shown = fresh.rstrip()
+        self._space = fresh[len(shown) :]
+        if not shown:
+            return None
+        self.text += shown
+        logprobs, self._waiting = tuple(self._waiting), []
+        self.logprobs += logprobs
+        return TextDelta(self.number, shown, logprobs)
+
+
+def ends_sentence(text: str) -> bool:
+    """Whether a text ends with the end of a sentence."""
+    return text.rstrip().rstrip(_QUOTES).endswith(SENTENCE_ENDS)
+
+
+@dataclass(eq=False, slots=True)
+class Utterance:
+    """A part of a turn that is decoded as one window.
+
+    end: where it ends; None while it grows. ends_turn: whether the turn ends with it.
+    speech: the intervals of speech in it as (first, last) sample; the last one may still grow.
+    updated_to: where the audio of the last update ended.
+    """
+
+    turn: Turn
+    start: int
+    end: int | None = None
+    ends_turn: bool = False
+    speech: list[tuple[int, int]] = field(default_factory=list)
+    updated_to: int = 0
+
+    def __post_init__(self) -> None:
+        self.updated_to = max(self.updated_to, self.start)
+
+    @property
+    def speech_end(self) -> int:
+        """Where its last speech ends so far; its start if it has no speech."""
+        return self.speech[-1][1] if self.speech else self.start
+
+    def add_speech(self, first: int, last: int) -> None:
+        """Add speech from sample `first` to `last`, which follows or overlaps the speech so far."""
+        if self.speech and first <= self.speech[-1][1]:
+            self.speech[-1] = (self.speech[-1][0], max(last, self.speech[-1][1]))
+        else:
+            self.speech.append((first, last))
+
+    def speech_after(self, at: int) -> list[tuple[int, int]]:
+        return [(max(first, at), last) for first, last in self.speech if last > at]
+
+    def speech_before(self, at: int) -> list[tuple[int, int]]:
+        return [(first, min(last, at)) for first, last in self.speech if first < at]
+
+
+class SessionEvents:
+    """The events of one session to its client, in order: the turns' texts and their ends.
+
+    is_over: no more events are taken.
+    """
+
+    def __init__(
+        self, tokenizer: WhisperTokenizer, recorder: Recorder, tracer: Tracer, session_id: str
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._recorder = recorder
+        self._tracer = tracer
+        self._session_id = session_id
+        self._queue: asyncio.Queue[LiveEvent | None] = asyncio.Queue()
+        self.is_over = False
+
+    async def events(self) -> AsyncIterator[LiveEvent]:
+        """As `router.live.interface.LiveSession.events`."""
+        while (event := await self._queue.get()) is not None:
+            yield event
+
+    def take(self) -> list[LiveEvent]:
+        """As `router.live.interface.LiveSession.take_events`."""
+        taken = []
+        while not self._queue.empty():
+            event = self._queue.get_nowait()
+            if event is None:
+                self._queue.put_nowait(None)  # `events` still has to end
+                break
+            taken.append(event)
+        return taken
+
+    def emit(self, event: LiveEvent) -> None:
+        if not self.is_over:
+            self._queue.put_nowait(event)
+
+    def new_turn(self, number: int, start: int, config: LiveConfig) -> Turn:
+        """A turn whose trace begins here."""
+        span = self._tracer.root("live turn", "", request_id=self._session_id, turn=number)
+        return Turn(number, start, config, span, cut_at=start, last_speech_end=start)
+
+    def emit_text(
+        self, turn: Turn, language: str, tokens: Sequence[Token], start: int, newest: int
+    ) -> None:
+        """Emit the text of newly confirmed tokens as a delta.
+
+        Args:
+            start: the sample from which the tokens' positions are counted.
+            newest: the sample at which the audio ends now, to measure the delay of words.
+        """
+        if turn.is_cleared or not tokens:
+            return
+        turn.language = turn.language or language
+        if (delta := turn.take(self._tokenizer, tokens)) is None:
+            return
+        turn.is_announced = True
+        self.emit(delta)
+        for token in tokens:
+            if token.peak is not None:
+                delay_s = seconds(newest - start - token.peak * SAMPLES_PER_POSITION)
+                self._recorder.observe("splitscribe_live_word_delay_seconds", delay_s)
+
+    def end_turn(self, turn: Turn, end: int) -> None:
+        """Emit the end of a turn whose audio ends at sample `end`."""
+        turn.is_announced = True
+        audio_s = seconds(max(0, end - turn.start))
+        outcome = "completed" if turn.error is None else "failed"
+        self._recorder.add("splitscribe_live_turns_total", outcome=outcome)
+        self._recorder.add("splitscribe_live_audio_seconds_total", audio_s)
+        turn.span.note(audio_s=audio_s)
+        turn.span.end(turn.error)
+        if turn.error is not None:
+            self.emit(TurnFailed(turn.number, turn.error))
+            return
+        if (delta := turn.take(self._tokenizer, (), last=True)) is not None:
+            self.emit(delta)
+        language = turn.language or turn.config.language
+        self.emit(TurnCompleted(turn.number, turn.text, audio_s, language, tuple(turn.logprobs)))
+
+    def fail_turns(self, turns: Iterable[Turn], error: SplitscribeError, end: int) -> None:
+        """End those of these turns that were announced, with an error."""
+        for turn in sorted(set(turns), key=lambda turn: turn.number):
+            if turn.is_announced and not turn.is_cleared:
+                turn.error = error
+                self.end_turn(turn, end)
+
+    def close(self) -> None:
+        """Take no more events; `events` ends after those that wait."""
+        self._queue.put_nowait(None)
+        self.is_over = True

@@ -1,0 +1,336 @@
+"""Turns the oldest utterance of a session into text, update by update.
+
+While an utterance grows, each step decodes its newest audio and emits the tokens that are confirmed
+by it. A long utterance is cut. When an utterance has ended, its final update is decoded, all of its
+text is emitted, and the utterance is removed. When a step is due is for `router.live.session`.
+
+An update takes the audio through both pools, as one window like any other. One that is no longer
+worth waiting for is cancelled. One that fails is left out, since the next one covers its audio.
+Only the final update of an utterance can fail the turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from cluster.common.errors import SplitscribeError
+from cluster.common.logs import log_fields
+from cluster.common.messages import DecodeOptions, DecodeResult, Pcm, QualityGates
+from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
+from cluster.common.model.text.quality import is_silence, repeats_itself
+from router.api.params import LADDER, PARALLEL_GATES
+from router.audio.windows import samples
+from router.interface import RequestContext
+from router.live.interface import LiveConfig
+from router.live.partial_transcript import AttentionPeak, Hypothesis, PartialTranscript, Policy
+from router.live.schedule import MAX_UTTERANCE, PAUSE, WORD_END_MARGIN, Schedule, delay_profile
+from router.live.timeline import AudioBuffer, quietest, seconds
+from router.live.turn_detector import TurnDetector
+from router.live.turns import SessionEvents, Token, Turn, Utterance
+from router.pipeline import RequestRun, WindowAudio
+from router.text_context import TextContext
+
+if TYPE_CHECKING:
+    from router.live.session import LiveSessions
+
+logger = logging.getLogger(__name__)
+
+SOFT_CUT = samples(8.0)  # a longer utterance is cut where a sentence has ended
+WORD_CUT = samples(12.0)  # a longer one is cut between any two words if no sentence has ended
+# An utterance of the longest length without confirmed words is cut at a quiet place after this.
+HARD_CUT = samples(15.0)
+# So much speech after the end of a final update's text becomes an utterance of its own.
+MISSED_SPEECH = samples(1.0)
+UPDATE_TIME_S = 30.0  # deadline of an update
+FINAL_TIME_S = 60.0  # deadline of a final update, which no other update follows
+# An update may sample so many tokens, and so many more for each second of new audio.
+LEAST_TOKENS = 24
+TOKENS_PER_S = 16
+START_TOKENS = 5  # tokens before the prefix: <|startofprev|> and the start sequence
+LEAST_ROOM = 64  # tokens that a long prompt leaves for new text
+# An update fails for repetition only: its audio may end within a word, which lowers avg_logprob.
+UPDATE_GATES = QualityGates(avg_logprob=None, no_speech_prob=None)
+
+
+class UtteranceTranscriber:
+    """Decodes the utterances of one session, one after the other.
+
+    changed: set by the session when something has come that may make an update due, or overtake the
+        running one.
+    """
+
+    def __init__(
+        self,
+        engine: LiveSessions,
+        session_id: str,
+        owner: bytes,
+        audio: AudioBuffer,
+        detector: TurnDetector,
+        schedule: Schedule,
+        events: SessionEvents,
+    ) -> None:
+        """The parts of the session, which the caller keeps using too.
+
+        owner: whose audio it is, as in `RequestContext`.
+        """
+        self.changed = asyncio.Event()
+        self._engine = engine
+        self._id = session_id
+        self._owner = owner
+        self._audio = audio
+        self._detector = detector
+        self._schedule = schedule
+        self._events = events
+        self._partial: PartialTranscript | None = None  # of the utterance that is being decoded
+        self._n_updates = 0
+        self._n_overtaken = 0  # updates that were cancelled in a row
+
+    async def step(self) -> None:
+        """Decode the newest audio of the oldest utterance, or finish it if it has ended."""
+        utterance = self._detector.utterances[0]
+        if self._partial is None or self._partial.utterance is not utterance:
+            policy = self._policy(utterance.turn.config)
+            self._partial = PartialTranscript(utterance, policy, self._engine.tokenizer)
+        if utterance.end is None or utterance.end - utterance.start > MAX_UTTERANCE:
+            await self._update(self._partial)
+        else:
+            await self._finish(self._partial, utterance.end)
+
+    async def _update(self, partial: PartialTranscript) -> None:
+        utterance = partial.utterance
+        end = min(self._schedule.newest(utterance), utterance.start + MAX_UTTERANCE)
+        utterance.updated_to = end
+        try:
+            decoded = await self._decode(partial, end, is_final=False)
+        except SplitscribeError as error:
+            self._count_update("failed")
+            logger.warning("an update failed: %s", error, extra=log_fields(request_id=self._id))
+        else:
+            if decoded is None:
+                return
+            self._emit_text(partial, decoded, partial.add_update(decoded, end))
+            if self._cut(partial, end):
+                return
+        if end - utterance.start >= MAX_UTTERANCE and not utterance.turn.is_cleared:
+            self._split(partial, end)
+
+    def _cut(self, partial: PartialTranscript, end: int) -> bool:
+        """Cut the beginning off a long utterance. Returns whether there was a place to cut."""
+        start = partial.utterance.start
+        if end - start <= SOFT_CUT:
+            return False
+        audio = self._audio.span(start, end)
+        for segment in partial.cut(audio, anywhere=end - start > WORD_CUT):
+            self._events.emit(segment)
+        return partial.utterance.start > start
+
+    def _split(self, partial: PartialTranscript, end: int) -> None:
+        """Cut an utterance of the longest length where it is quietest, without confirmed words."""
+        rest = partial.utterance
+        known = partial.attended_to * SAMPLES_PER_POSITION
+        found, _ = quietest(
+            self._audio.span(rest.start, end), max(HARD_CUT, known), end - rest.start
+        )
+        at = min(rest.start + found, end)
+        partial.last = None  # it also covers audio after the cut
+        front = Utterance(rest.turn, rest.start, at, speech=rest.speech_before(at))
+        rest.start = rest.updated_to = at
+        rest.speech = rest.speech_after(at) or [(at, at)]
+        partial.utterance = front
+        self._detector.utterances.insert(0, front)
+
+    async def _finish(self, partial: PartialTranscript, end: int) -> None:
+        """Emit the rest of an utterance that has ended, and remove it from the detector's list."""
+        utterance, turn = partial.utterance, partial.utterance.turn
+        if utterance.speech and turn.error is None:
+            decoded = partial.last  # the final result, if the last update covers all speech
+            try:
+                if not partial.covers(utterance.speech_end + WORD_END_MARGIN):
+                    decoded = await self._decode(partial, min(end, self._audio.end), is_final=True)
+            except SplitscribeError as error:
+                turn.error = error
+                decoded = None
+            if decoded is not None:
+                self._emit_text(partial, decoded, partial.add_final(decoded))
+            if not turn.is_cleared:
+                for segment in partial.remaining_segments():
+                    self._events.emit(segment)
+        if turn.is_cleared:
+            return
+        utterance.updated_to = end
+        rest = self._missed_speech(partial, end) if turn.error is None else None
+        self._detector.utterances[:1] = [] if rest is None else [rest]
+        self._partial = None
+        if rest is None and utterance.ends_turn:
+            self._events.end_turn(turn, end if turn.end is None else turn.end)
+
+    def _missed_speech(self, partial: PartialTranscript, end: int) -> Utterance | None:
+        """The speech after the end of the decoded text, if it is long, as an utterance."""
+        utterance, text_end = partial.utterance, partial.text_end()
+        speech = utterance.speech_after(text_end)
+        if (
+            text_end <= utterance.start
+            or sum(last - first for first, last in speech) < MISSED_SPEECH
+        ):
+            return None
+        start = max(text_end, speech[0][0] - PAUSE)
+        if start <= utterance.start:
+            return None
+        return Utterance(utterance.turn, start, end, utterance.ends_turn, speech)
+
+    def _emit_text(
+        self, partial: PartialTranscript, decoded: Hypothesis, tokens: list[Token]
+    ) -> None:
+        utterance = partial.utterance
+        self._events.emit_text(
+            utterance.turn, decoded.language, tokens, utterance.start, self._audio.end
+        )
+
+    def _policy(self, config: LiveConfig) -> Policy:
+        policy = self._engine.policy
+        if isinstance(policy, AttentionPeak) and config.delay is not None:
+            return replace(policy, hold_s=delay_profile(config).hold_s)
+        return policy
+
+    def _count_update(self, outcome: str) -> None:
+        self._engine.recorder.add("splitscribe_live_updates_total", outcome=outcome)
+
+    # -- one update --------------------------------------------------------------------------
+
+    async def _decode(
+        self, partial: PartialTranscript, end: int, *, is_final: bool
+    ) -> Hypothesis | None:
+        """Decode the utterance up to sample `end`. None if overtaken, or its turn cleared.
+
+        is_final: no more audio follows, so all quality gates and temperatures are used.
+
+        Raises:
+            SplitscribeError: as `Pipeline.decode`.
+        """
+        engine, utterance, clock = self._engine, partial.utterance, self._engine.clock
+        began_s = clock.monotonic()
+        self._n_updates += 1
+        pcm = self._audio.span(utterance.start, end)
+        options = self._options(partial, end, is_final)
+        updating = asyncio.ensure_future(self._in_pools(utterance.turn, pcm, options, is_final))
+        try:
+            while not updating.done():
+                waited_s = clock.monotonic() - began_s
+                if self._schedule.is_overtaken(
+                    utterance, end, waited_s, self._n_overtaken, is_final=is_final
+                ):
+                    self._n_overtaken += 1
+                    self._count_update("overtaken")
+                    engine.pace.record(waited_s)
+                    return None
+                await self._change_or(updating)
+            result = await updating
+        finally:
+            if not updating.done():
+                updating.cancel()
+                await asyncio.wait([updating])
+        took_s = clock.monotonic() - began_s
+        self._n_overtaken = 0
+        engine.pace.record(took_s)
+        self._count_update("answered")
+        engine.recorder.observe("splitscribe_live_update_seconds", took_s)
+        engine.recorder.set("splitscribe_live_hop_seconds", engine.pace.hop_s)
+        if utterance.turn.is_cleared:
+            return None
+        begin = engine.tokenizer.special.timestamp_begin
+        peaks = result.peak_positions or (None,) * len(result.tokens)
+        tokens = tuple(
+            Token(token, logprob, peak if token < begin else None)
+            for token, logprob, peak in zip(
+                result.tokens, result.token_logprobs, peaks, strict=True
+            )
+        )
+        return Hypothesis(
+            tokens,
+            pcm.shape[0] // SAMPLES_PER_POSITION,
+            result.language,
+            is_trusted(result, continues=bool(options.prefix_tokens)),
+        )
+
+    async def _change_or(self, updating: asyncio.Future[DecodeResult]) -> None:
+        """Wait until the update is done, or `changed` is set."""
+        changed = asyncio.ensure_future(self.changed.wait())
+        both: set[asyncio.Future[Any]] = {updating, changed}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            changed.cancel()
+        self.changed.clear()
+
+    async def _in_pools(
+        self, turn: Turn, pcm: Pcm, options: DecodeOptions, is_final: bool
+    ) -> DecodeResult:
+        """Take one update through both pools. Cancelling it cancels it in queues and workers."""
+        engine, number = self._engine, self._n_updates
+        time_s = FINAL_TIME_S if is_final else UPDATE_TIME_S
+        context = RequestContext.unlimited(self._id, time_s, engine.clock)
+        context.owner, context.priority = self._owner, "live"
+        with engine.tracer.span(
+            "live update",
+            turn.span.traceparent,
+            request_id=self._id,
+            turn=turn.number,
+            update=number,
+            is_final=is_final,
+        ) as span:
+            context.span = span
+            run = RequestRun(context)
+            audio = WindowAudio.of_samples(number, pcm, engine.context_for)
+            result = await engine.pipeline.decode(run, audio, options)
+            allowed = turn.config.languages
+            if options.language is None and allowed and result.language not in allowed:
+                options = replace(options, language=allowed[0])
+                result = await engine.pipeline.decode(run, audio, options)
+        return result
+
+    def _options(self, partial: PartialTranscript, end: int, is_final: bool) -> DecodeOptions:
+        engine, utterance = self._engine, partial.utterance
+        config, prefix = utterance.turn.config, partial.prefix_tokens
+        context = TextContext(
+            engine.tokenizer,
+            engine.n_text_ctx,
+            prompt=config.prompt,
+            hotwords=", ".join(config.keywords),
+        )
+        prompt = context.prompt_tokens()
+        room = engine.n_text_ctx - START_TOKENS - len(prefix)
+        prompt = prompt[len(prompt) - max(0, min(len(prompt), room - LEAST_ROOM)) :]
+        room = min(room - len(prompt), engine.n_text_ctx // 2)
+        known = utterance.start + partial.attended_to * SAMPLES_PER_POSITION
+        wanted = room if is_final else LEAST_TOKENS + round(TOKENS_PER_S * seconds(end - known))
+        return DecodeOptions(
+            language=self._language(utterance.turn),
+            timestamps=True,
+            prompt_tokens=prompt,
+            temperatures=LADDER if is_final else (0.0,),
+            max_new_tokens=max(1, min(room, wanted)),
+            gates=PARALLEL_GATES if is_final else UPDATE_GATES,
+            prefix_tokens=prefix,
+            peaks=self._policy(config).needs_peaks,
+        )
+
+    def _language(self, turn: Turn) -> str | None:
+        if not self._engine.tokenizer.is_multilingual:
+            return "en"
+        if turn.config.language is None and len(turn.config.languages) == 1:
+            return turn.config.languages[0]
+        return turn.language or turn.config.language
+
+
+def is_trusted(result: DecodeResult, *, continues: bool) -> bool:
+    """Whether the audio holds speech, and the text does not repeat itself.
+
+    continues: whether confirmed tokens come before it, so that there is speech.
+    """
+    gates = PARALLEL_GATES
+    if repeats_itself(gates, result.compression_ratio):
+        return False
+    return continues or not is_silence(gates, result.avg_logprob, result.no_speech_prob)
