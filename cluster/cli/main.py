@@ -17,7 +17,7 @@ from rich.console import Console
 from cluster.cli.batch.entry import BatchCommand, batch
 from cluster.cli.config import config
 from cluster.cli.operate.commands import deploy, down, status, up
-from cluster.cli.planning.simulate_command import plan, profile, simulate
+from cluster.cli.planning import plan, profile, simulate
 from cluster.cli.transcribe.entry import TranscribeCommand, transcribe
 from cluster.common.errors import SplitscribeError
 from cluster.common.settings import Device, DType, LogLevel, PlacementName, Settings, Transport

@@ -8,7 +8,7 @@ where a search begins. Waiting is not in them; that is what the simulator is for
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from random import Random
 from typing import Any, Literal
@@ -35,7 +35,7 @@ class Design:
     handoff: Literal["cross_kv", "encoder_states"] = "cross_kv"
 
     def __str__(self) -> str:
-        if self.placement == "colocated":
+        if not self.is_split:
             return f"colocated on {self.encoder.name}"
         where = f"encoders on {self.encoder.name}, decoders on {self.decoder.name}"
         sent = "KV" if self.handoff == "cross_kv" else "encoder states"
@@ -110,46 +110,6 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Size:
-    """Cells, and workers of each. A colocated worker is a cell, and counts once."""
-
-    cells: int
-    encoders: int = 1
-    decoders: int = 1
-
-    @classmethod
-    def least(cls, design: Design, costs: Costs, rate: float) -> Size:
-        """Below it the queue grows for ever."""
-        if not design.is_split:
-            return cls(max(1, math.ceil(rate * (costs.encode_s + costs.decode_s))))
-        encoders, decoders = rate * costs.encode_s, rate * costs.decode_s
-        cells = math.ceil(max(1.0, encoders + decoders) / CELL_WORKERS)
-        both = (max(1, math.ceil(one / cells)) for one in (encoders, decoders))
-        return cls(cells, *both)
-
-
-def front_of(costs: Costs, rate: float) -> tuple[int, int]:
-    """Routers, and audio workers of each."""
-    routers = max(1, math.ceil(rate * costs.router_s / ROUTER_BUSY))
-    audio_workers = math.ceil(rate * costs.audio_cpu_s / ROUTER_BUSY / routers)
-    return routers, max(LEAST_AUDIO_WORKERS, audio_workers)
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """A design with a size."""
-
-    design: Design
-    costs: Costs
-    size: Size
-
-    def workers(self) -> int:
-        """Of all cells."""
-        size = self.size
-        return size.cells * (size.encoders + size.decoders if self.design.is_split else 1)
-
-
-@dataclass(frozen=True, slots=True)
 class NodeRow:
     """Nodes of one kind in all cells, spare ones included. pool: its label in a cluster file."""
 
@@ -163,44 +123,108 @@ class NodeRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Nodes:
-    """routers: of all cells; proxies are Serve's, one on each node that has a router."""
+class Found:
+    """A design with a size: cells, and workers of each. A colocated worker is a cell."""
 
-    rows: tuple[NodeRow, ...]
-    routers: int
-    audio_workers: int
-    routers_beside_workers: bool
+    order: Order = field(repr=False)
+    design: Design
+    costs: Costs
+    cells: int
+    encoders: int = 1
+    decoders: int = 1
 
     @classmethod
-    def of(cls, order: Order, found: Found) -> Nodes:
-        """With the spare nodes, and with nodes for routers where those of workers are too busy."""
-        design, costs, size, rate = found.design, found.costs, found.size, order.load.rate_per_s
-        routers, audio_workers = front_of(costs, rate / size.cells)
-        pools = [("encoder", design.encoder, size.encoders)]
-        pools += [("decoder", design.decoder, size.decoders)]
+    def least(cls, order: Order, design: Design) -> Found:
+        """The smallest size at which the queue does not grow for ever."""
+        costs, rate = Costs.of(design, order.load), order.load.rate_per_s
+        encoders, decoders = rate * costs.encode_s, rate * costs.decode_s
         if not design.is_split:
-            pools = [("worker", design.encoder, size.cells)]
-        cells = size.cells if design.is_split else 1
-        rows, each, spare = [], order.per_node, order.spare_nodes * cells
+            return cls(order, design, costs, max(1, math.ceil(encoders + decoders)))
+        cells = math.ceil(max(1.0, encoders + decoders) / CELL_WORKERS)
+        both = (max(1, math.ceil(one / cells)) for one in (encoders, decoders))
+        return cls(order, design, costs, cells, *both)
+
+    @property
+    def dims(self) -> list[str]:
+        """What may be more or less of it; of two the dear ones first."""
+        if not self.design.is_split:
+            return ["cells"]
+        dims = ["encoders", "decoders"]
+        return dims[::-1] if self.design.decoder.dollars > self.design.encoder.dollars else dims
+
+    def with_size(self, dim: str, size: int) -> Found:
+        changes: dict[str, Any] = {dim: size}
+        return replace(self, **changes)
+
+    def grown(self, dims: list[str], factor: float) -> Found:
+        """By this factor, and by one at least."""
+        grown = self
+        for dim in dims:
+            size = getattr(self, dim)
+            grown = grown.with_size(dim, max(size + 1, math.ceil(factor * size)))
+        return grown
+
+    def __str__(self) -> str:
+        split = f" of {self.encoders} encoders and {self.decoders} decoders"
+        return f"{self.design}: {self.cells} cells{split if self.design.is_split else ''}"
+
+    @property
+    def workers(self) -> int:
+        """Of all cells, without spares."""
+        return self.cells * (self.encoders + self.decoders if self.design.is_split else 1)
+
+    def front(self, rate: float) -> tuple[int, int]:
+        """Routers for so many requests a second, and audio workers of each."""
+        routers = max(1, math.ceil(rate * self.costs.router_s / ROUTER_BUSY))
+        audio_workers = math.ceil(rate * self.costs.audio_cpu_s / ROUTER_BUSY / routers)
+        return routers, max(LEAST_AUDIO_WORKERS, audio_workers)
+
+    def nodes(self) -> list[NodeRow]:
+        """With the spares, and with nodes for routers where those of workers are too busy."""
+        order, design, costs = self.order, self.design, self.costs
+        pools = [("worker", design.encoder, self.cells)]
+        cells, each = 1, order.per_node
+        if design.is_split:
+            pools = [("encoder", design.encoder, self.encoders)]
+            pools += [("decoder", design.decoder, self.decoders)]
+            cells = self.cells
+        rows, spare = [], order.spare_nodes * cells
         for pool, kind, workers in pools:
             nodes = cells * math.ceil(workers / each) + spare
             dollars = nodes * each * kind.dollars
             rows.append(NodeRow(kind.name, nodes, spare, pool, each, kind.on_cpu, dollars))
-        cores_used = rate * (costs.router_s + costs.audio_cpu_s)
+        cores_used = order.load.rate_per_s * (costs.router_s + costs.audio_cpu_s)
         share = BESIDE_CPUS if any(row.on_cpu for row in rows) else BESIDE_GPUS
-        beside = cores_used <= share * order.cores * sum(row.nodes - row.spare for row in rows)
-        if not beside:
-            needed = size.cells * math.ceil(cores_used / size.cells / (ROUTER_BUSY * order.cores))
-            spare = order.spare_nodes * size.cells
-            dollars = (needed + spare) * order.router_dollars
-            rows.append(NodeRow("CPU", needed + spare, spare, "router", 0, True, dollars))
-        return cls(tuple(rows), size.cells * routers, audio_workers, beside)
+        if cores_used > share * order.cores * sum(row.nodes - row.spare for row in rows):
+            of_cell = math.ceil(cores_used / self.cells / (ROUTER_BUSY * order.cores))
+            nodes = self.cells * (of_cell + order.spare_nodes)
+            dollars, spare = nodes * order.router_dollars, order.spare_nodes * self.cells
+            rows.append(NodeRow("CPU", nodes, spare, "router", 0, True, dollars))
+        return rows
 
-    def price(self, order: Order) -> float:
-        """Dollars of an hour, or devices where no prices are known."""
-        if order.has_prices:
-            return sum(row.dollars for row in self.rows)
-        return sum(row.nodes * row.devices for row in self.rows)
+    @property
+    def price(self) -> float:
+        """Dollars of an hour, or devices where no prices are known; spares included."""
+        if self.order.has_prices:
+            return sum(row.dollars for row in self.nodes())
+        return sum(row.nodes * row.devices for row in self.nodes())
 
-    def as_dicts(self) -> list[dict[str, Any]]:
-        return [asdict(row) for row in self.rows]
+    def saturates_at(self) -> dict[str, float]:
+        """The rate at which each part has no more, the first to end first. Without spares."""
+        costs, order = self.costs, self.order
+        routers, audio_workers = self.front(order.load.rate_per_s / self.cells)
+        parts = {
+            "routers": self.cells * routers / costs.router_s,
+            "audio workers": self.cells * routers * audio_workers / costs.audio_cpu_s,
+        }
+        if self.design.is_split:
+            port = order.link_gbit_per_s * 1e9 / 8 / costs.kv_bytes
+            for role, workers, seconds in (
+                ("encoders", self.cells * self.encoders, costs.encode_s),
+                ("decoders", self.cells * self.decoders, costs.decode_s),
+            ):
+                parts[role] = workers / seconds
+                parts[f"links of the {role}' nodes"] = math.ceil(workers / order.per_node) * port
+        else:
+            parts["workers"] = self.cells / (costs.encode_s + costs.decode_s)
+        return dict(sorted(parts.items(), key=lambda pair: pair[1]))

@@ -24,17 +24,6 @@ TIMES = {"s": 1.0, "ms": 1e-3, "min": 60.0}
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
-    """`percent` of all requests are answered within `seconds`; a failed one never is."""
-
-    percent: float
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"p{self.percent:g} < {self.seconds:g} s"
-
-
-@dataclass(frozen=True, slots=True)
 class NodeKind:
     """A device that workers may run on. dollars: an hour of one worker's device; 0: not told."""
 
@@ -51,13 +40,15 @@ class NodeKind:
 class Order:
     """All of it.
 
-    link_gbit_per_s: between nodes. per_node: devices of a node, each for one worker. spare_nodes:
-    of each role, that may be lost while the objectives are kept. cores: of a node. trial_requests:
-    that a short simulation should have, for a percentile that holds. check_s: of the long one.
+    objectives: by percentile, the seconds within which so many requests are answered; a failed one
+    never is. link_gbit_per_s: between nodes. per_node: devices of a node, each for one worker.
+    spare_nodes: of each role, that may be lost while the objectives are kept. cores: of a node.
+    trial_requests: that a short simulation should have, for a percentile that holds. check_s: of
+    the long one.
     """
 
     load: Load
-    objectives: tuple[Objective, ...]
+    objectives: dict[float, float]
     kinds: tuple[NodeKind, ...]
     link_gbit_per_s: float
     per_node: int = 1
@@ -72,7 +63,7 @@ class Order:
     @property
     def loosest_s(self) -> float:
         """The longest of the objectives' times."""
-        return max(one.seconds for one in self.objectives)
+        return max(self.objectives.values())
 
     @property
     def has_prices(self) -> bool:
@@ -80,7 +71,7 @@ class Order:
 
     @property
     def asked(self) -> str:
-        return ", ".join(map(str, self.objectives))
+        return ", ".join(f"p{percent:g} < {s:g} s" for percent, s in self.objectives.items())
 
 
 def parse_rate(text: str) -> float:
@@ -89,17 +80,17 @@ def parse_rate(text: str) -> float:
     return _quantity(text, RATES, said)
 
 
-def parse_objectives(text: str) -> tuple[Objective, ...]:
+def parse_objectives(text: str) -> dict[float, float]:
     """Objectives separated by commas: "p95 < 1 s", "p50 < 400ms, p99 < 2 s"."""
     said = "--slo is percentiles of the latency, such as 'p95 < 1 s' or 'p50 < 400 ms, p99 < 2 s'"
-    objectives = []
+    objectives = {}
     for part in text.split(","):
         percent, _, limit = part.lower().replace("<=", "<").partition("<")
         percentile = _quantity(percent.strip().removeprefix("p"), {"": 1.0}, said)
         if not percent.strip().startswith("p") or percentile >= 100:
             raise ConfigurationError(f"{said}, not {part.strip()!r}")
-        objectives.append(Objective(percentile, _quantity(limit, TIMES, said)))
-    return tuple(objectives)
+        objectives[percentile] = _quantity(limit, TIMES, said)
+    return objectives
 
 
 def parse_link(text: str) -> float:
@@ -134,8 +125,8 @@ def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
                 f"--gpus is DEVICE:DOLLARS_PER_HOUR, separated by commas, such as "
                 f"h200:1.9,l40s:0.6, not {part!r}"
             ) from error
-        shipped = shipped_profiles()
-        profile = load_profile(f"{model}-{name}" if f"{model}-{name}" in shipped else name)
+        of_model = f"{model}-{name}"
+        profile = load_profile(of_model if of_model in shipped_profiles() else name)
         kinds.append(NodeKind(profile.name if Path(name).is_file() else name, dollars, profile))
     first = kinds[0].profile
     for kind in kinds[1:]:

@@ -1,18 +1,17 @@
 """Pools of simulated workers, and what Ray Serve does between a router and them.
 
-The choice of a worker is the real hook's (`LoadAwareRouter`), and a router's client is the real
-`ServePool`. Serve's own part is modelled after its code: it takes the first worker in the hook's
-order that has room for one more call, or else pauses, from 25 ms up to 0.5 s, and asks again. Each
-waiting call does so, and a place that was found goes to the one that has waited longest.
-Colocated workers are chosen as Serve does without a hook: of two at random the one with fewer
-calls.
+The choice of a worker is the real hook's (`LoadAwareRouter`), a router's client is the real
+`ServePool`, and the number of workers is the real policy's (`PoolPolicy`), asked as Serve's
+controller asks it. Serve's own part is modelled after its code: it takes the first worker in the
+hook's order that has room for one more call, or else pauses, from 25 ms up to 0.5 s, and asks
+again. Each waiting call does so, and a place that was found goes to who has waited longest.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from random import Random
 from types import SimpleNamespace
 from typing import Any
@@ -20,25 +19,32 @@ from typing import Any
 from ray.exceptions import RayActorError
 from ray.serve.request_router import FIFOMixin, RequestRouter
 
-from cluster.common.messages import Role
-from cluster.planning.worker import SimWorker
+from cluster.common.messages import ROLES, Role
+from cluster.planning.report import Records
+from cluster.planning.roles import SimDecoder, SimEncoder
+from cluster.planning.scenario import Cluster
+from cluster.planning.worker import Cell, Device, SimWorker
+from cluster.serve.app import DEEPEST_BATCH, DRAIN_S, MOST_ROWS, UNBOUNDED
+from cluster.serve.hooks.autoscaling import PoolPolicy
 from cluster.serve.hooks.replica_choice import LoadAwareRouter
 from cluster.serve.own_calls import OwnCalls
+from cluster.serve.replica_count import Balancer
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.025, 0.5  # of Serve, between two tries to find room
+DETECTED_S = 0.1  # until those who wait for a dead process hear of it: at most, in a real server
+IDLE_LOOK_S = 0.2  # between two looks whether a draining worker is done
 
 
 @dataclass(slots=True, eq=False)
 class Replica:
     """A worker as Serve knows it; the hook reads its ids and `replica_metadata`.
 
-    roles: of a colocated worker both.
+    roles: of a colocated worker both. ongoing: calls.
     """
 
     replica_id: str
     node_id: str
     roles: Mapping[Role, SimWorker]
-    max_ongoing: int
     replica_metadata: dict[str, str] = field(default_factory=lambda: {"domain": ""})
     ongoing: int = 0
 
@@ -47,38 +53,130 @@ class Replica:
             worker.kill(detected_after_s)
 
 
-@dataclass(slots=True, eq=False)
 class SimPool:
-    """The workers of one deployment. opened: those that take new calls, replaced as a whole.
+    """The workers of one deployment: how they are started, placed, scaled, drained, and ended.
 
-    wanted: workers, those that are starting included. changed: set when one was added.
+    replicas: all that there are. opened: those that take new calls, replaced as a whole. wanted:
+    workers, those that are starting included. waiting: calls that no worker has taken. changed: set
+    when a worker was added.
     """
 
-    name: str
-    wanted: int
-    starting: int = 0
-    made: int = 0
-    waiting: int = 0  # calls that no worker has taken
-    replicas: list[Replica] = field(default_factory=list)
-    opened: list[Replica] = field(default_factory=list)
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    def __init__(
+        self, roles: tuple[Role, ...], size: int, cell: Cell, per_node: int, records: Records
+    ) -> None:
+        """At second 0 all of them are ready. per_node: 0: all are on one node."""
+        self.name = roles[0] if len(roles) == 1 else "worker"
+        self.replicas: list[Replica] = []
+        self.opened: list[Replica] = []
+        self.wanted, self.waiting = size, 0
+        self.changed = asyncio.Event()
+        self._roles, self._cell, self._per_node, self._records = roles, cell, per_node, records
+        self._made = 0
+        self._loop = asyncio.get_running_loop()
+        settings, starts = cell.settings, cell.profile.start_s
+        encoder, decoder = settings.encoder, settings.decoder
+        self.max_ongoing = {
+            "encoder": 4 * (encoder.max_batch or DEEPEST_BATCH),
+            "decoder": decoder.max_waiting + (decoder.max_batch or MOST_ROWS),
+        }.get(self.name, UNBOUNDED)
+        self._start_s = getattr(starts, roles[0])
+        self._policy: PoolPolicy | None = None
+        if len(roles) == 1 and getattr(settings, self.name).is_scaled:
+            self._policy = PoolPolicy(roles[0], "simulated", settings.scaling.model_dump())
+        for _ in range(size):
+            self._add()
 
-    def add(self, replica: Replica) -> None:
-        """It takes calls from now on."""
+    def kill(self, count: int) -> None:
+        """End so many workers at once. Serve starts as many in their place."""
+        for replica in self.opened[:count]:
+            replica.kill(DETECTED_S)
+            self._records.note(self._loop.time(), f"{replica.replica_id} is killed", "fault")
+            self._loop.call_later(DETECTED_S, self.remove, replica)
+            self._loop.call_later(DETECTED_S + self._start_s, self._started)
+
+    def scale(self, balancer: Balancer) -> None:
+        """Ask the policy, where the settings give it room, and do what it says."""
+        if self._policy is None:
+            return
+        decision, _ = self._policy.decide(self._context(), balancer)
+        before, self.wanted = self.wanted, decision.workers
+        if self.wanted != before:
+            what = f"{self.name}s: {before} to {self.wanted}"
+            self._records.note(self._loop.time(), what, decision.reason)
+        for _ in range(self.wanted - before):
+            self._loop.call_later(self._start_s, self._started)
+        for replica in sorted(self.opened, key=lambda one: one.ongoing)[: before - self.wanted]:
+            self._close(replica)
+            for worker in replica.roles.values():
+                worker.core.begin_drain()
+            self._end_when_idle(replica, self._loop.time() + DRAIN_S)
+
+    def _context(self) -> Any:
+        """What the policy reads of Serve's `AutoscalingContext`."""
+        role = self._roles[0]
+        settings = getattr(self._cell.settings, role)
+        told: dict[str, dict[str, float]] = {}
+        for replica in self.opened:
+            for name, value in asdict(replica.roles[role].signals()).items():
+                told.setdefault(name, {})[replica.replica_id] = value
+        return SimpleNamespace(
+            target_num_replicas=self.wanted,
+            running_replicas=[replica.replica_id for replica in self.opened],
+            aggregated_metrics=told,
+            total_queued_requests=self.waiting,
+            total_num_requests=self.waiting + sum(one.ongoing for one in self.replicas),
+            capacity_adjusted_min_replicas=settings.fewest,
+            capacity_adjusted_max_replicas=settings.most,
+            current_time=self._loop.time(),
+        )
+
+    def _started(self) -> None:
+        if len(self.opened) < self.wanted:
+            self._add()
+
+    def _add(self) -> None:
+        number, per_node, device = self._made, self._per_node, Device()
+        name = f"{self.name}-{number}"
+        node = f"{self.name}-node-{number // per_node}" if per_node else "node"
+        self._made += 1
+        kinds: dict[Role, Any] = {"encoder": SimEncoder, "decoder": SimDecoder}
+        roles = {role: kinds[role](name, node, self._cell, device) for role in self._roles}
+        replica = Replica(name, node, roles)
         self.replicas.append(replica)
         self.opened = [*self.opened, replica]
         self.changed.set()
         self.changed = asyncio.Event()
 
-    def drain(self, replica: Replica) -> None:
-        """It takes nothing new."""
+    def _close(self, replica: Replica) -> None:
         self.opened = [one for one in self.opened if one is not replica]
 
     def remove(self, replica: Replica) -> None:
         """It is gone; harmless when it is gone already."""
-        self.drain(replica)
+        self._close(replica)
         if replica in self.replicas:
             self.replicas.remove(replica)
+
+    def _end_when_idle(self, replica: Replica, until_s: float) -> None:
+        is_idle = all(worker.is_idle() for worker in replica.roles.values())
+        if self._loop.time() < until_s and not is_idle:
+            self._loop.call_later(IDLE_LOOK_S, self._end_when_idle, replica, until_s)
+        else:
+            replica.kill(0.0)
+            self.remove(replica)
+
+
+def make_pools(cell: Cell, cluster: Cluster, records: Records) -> dict[Role, SimPool]:
+    """Of encoders and decoders, or one of colocated workers, which are both."""
+
+    def pool(roles: tuple[Role, ...], size: int) -> SimPool:
+        return SimPool(roles, size, cell, cluster.per_node, records)
+
+    if cluster.placement == "colocated":
+        return dict.fromkeys(ROLES, pool(ROLES, cluster.encoders))
+    return {
+        "encoder": pool(("encoder",), cluster.encoders),
+        "decoder": pool(("decoder",), cluster.decoders),
+    }
 
 
 class _WithoutServe(FIFOMixin, RequestRouter):
@@ -91,7 +189,7 @@ class _WithoutServe(FIFOMixin, RequestRouter):
         """Serve notes them."""
 
 
-class Choice(LoadAwareRouter, _WithoutServe):
+class _Choice(LoadAwareRouter, _WithoutServe):
     """The real hook, made without Serve."""
 
     def __init__(self, calls: OwnCalls, chance: Random) -> None:
@@ -108,100 +206,49 @@ class Choice(LoadAwareRouter, _WithoutServe):
         return [replica for rank in ranks for replica in rank]
 
 
-class OfTwo:
-    """Serve's own choice."""
-
-    def __init__(self, chance: Random) -> None:
-        self._chance = chance
-
-    async def order(self, replicas: list[Replica], _pending: Any) -> list[Replica]:
-        pair = self._chance.sample(replicas, min(2, len(replicas)))
-        return sorted(pair, key=lambda one: one.ongoing)
-
-    def on_request_routed(self, *_: Any) -> None:
-        """It keeps no count."""
-
-
-class _Pending:
-    """What the hook reads and writes of Serve's `PendingRequest`, and of its `routing_context`."""
-
-    __slots__ = ("args", "should_backoff")
-
-    def __init__(self, args: tuple[Any, ...]) -> None:
-        self.args = args
-        self.should_backoff = False
-
-    @property
-    def routing_context(self) -> _Pending:
-        return self
-
-
 class SimHandle:
     """In the place of a deployment handle, for one router; `ServePool` calls it."""
 
-    def __init__(self, pool: SimPool, role: Role, choice: Any) -> None:
-        """choice: `Choice` or `OfTwo`."""
+    def __init__(self, pool: SimPool, role: Role, calls: OwnCalls, chance: Random) -> None:
         self._pool = pool
         self._role = role
-        self._choice = choice
+        self._choice = _Choice(calls, chance)
         self._first = asyncio.Lock()  # of the call that has waited longest; it is fair
         self._waiting = 0
 
     def options(self, **_: Any) -> SimpleNamespace:
-        return SimpleNamespace(remote=lambda request: SimCall(self._call(request)))
+        return SimpleNamespace(remote=lambda request: asyncio.create_task(self._call(request)))
 
     async def _call(self, request: Any) -> Any:
         pool = self._pool
         pool.waiting += 1
         self._waiting += 1
         try:
-            replica = await self._find(_Pending((request,)))
+            replica = await self._find(request)
         finally:
             pool.waiting -= 1
             self._waiting -= 1
         worker: Any = replica.roles[self._role]
-        answer = worker.call(request)
         try:
-            return replace(await answer, load=worker.core.load())
+            return replace(await worker.call(request), load=worker.core.load())
         except RayActorError:
             pool.remove(replica)  # as Serve's router does when a call finds it dead
             raise
         finally:
             replica.ongoing -= 1
-            if not answer.done():
-                answer.cancel()
 
-    async def _find(self, pending: _Pending) -> Replica:
+    async def _find(self, request: Any) -> Replica:
         """A worker with room, in which this call has its place already."""
         pool, pause_s = self._pool, FIRST_PAUSE_S
+        pending: Any = SimpleNamespace(args=(request,), routing_context=SimpleNamespace())
         async with self._first:
             while True:
                 if not pool.opened:
                     await pool.changed.wait()
-                if (replica := await self._with_room(pending)) is not None:
-                    return replica
+                for replica in await self._choice.order(pool.opened, pending):
+                    if replica.ongoing < pool.max_ongoing:
+                        replica.ongoing += 1
+                        self._choice.on_request_routed(pending, replica.replica_id, None)  # type: ignore[arg-type]
+                        return replica
                 await asyncio.sleep(pause_s / self._waiting)  # as often as all of them would try
                 pause_s = min(2 * pause_s, LAST_PAUSE_S)
-
-    async def _with_room(self, pending: _Pending) -> Replica | None:
-        """The first in the order of the choice that takes one more call, which it has now."""
-        order: list[Replica] = await self._choice.order(self._pool.opened, pending)
-        for replica in order:
-            if replica.ongoing < replica.max_ongoing:
-                replica.ongoing += 1
-                self._choice.on_request_routed(pending, replica.replica_id, None)
-                return replica
-        return None
-
-
-class SimCall:
-    """In the place of a `DeploymentResponse`: awaited once. Its caller's cancellation ends it."""
-
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
-    def __await__(self) -> Any:
-        return self._call.__await__()
-
-    def cancel(self) -> None:
-        """The coroutine has ended with its caller."""

@@ -7,11 +7,10 @@ what the profile says; the decoder's gives as many tokens as the request has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache
-from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 from cluster.common.kv.connect import LANDING_WINDOWS
@@ -23,8 +22,7 @@ from cluster.common.metrics import ENCODER_METRICS, silent_recorder
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.planning.profile import Profile, Surface
 from cluster.planning.scenario import LoadRequest
-from cluster.planning.transfer import Exported, NobodysWire, NoThread, SimImporter
-from cluster.planning.worker import Cell, Device, SimWorker, WorkerClock
+from cluster.planning.worker import Cell, Device, SimImporter, SimWorker, WorkerClock
 from cluster.serve.replicas.replica_setup import BusyShare
 from decoder_worker.build import EngineParts
 from decoder_worker.engine import DecoderCore
@@ -38,11 +36,9 @@ from encoder_worker.core import EncoderCore
 from encoder_worker.loop import IDLE_WAIT_S, PAGE_WAIT_S, EncodeLoop
 from encoder_worker.publisher import KVReuse
 
-EXPIRY_S = 1.0  # between two looks for leases that ran out
 POSITIONS_STEP = 50  # to which a batch's mean context is rounded
 LOGPROB = -0.1
-CONSONANTS, VOWELS = "bcdfghjklmnprstvwz", "aeiou"
-N_WORDS, LONGEST_WORD = 400, 4  # a window has at most 224 tokens; syllables
+TEXT = (1000, 1448)  # of the vocabulary: one for each token that a window may have
 MEL_PER_STEP = 2  # mel frames in a timestamp's step of 20 ms
 
 
@@ -89,7 +85,7 @@ class SimEncoder(SimWorker):
     """One encoder. `device` is another role's too where both are in one process."""
 
     def __init__(self, name: str, node: str, cell: Cell, device: Device) -> None:
-        super().__init__(cell, device)
+        super().__init__(node, cell, device)
         profile, settings, now = cell.profile, cell.settings.encoder, self.clock.now
         states = cell.settings.handoff == "encoder_states"
         layout: PageLayout = profile.states_layout() if states else profile.kv_layout()
@@ -101,9 +97,11 @@ class SimEncoder(SimWorker):
             randbits=cell.random.getrandbits,
         )
         n_pages = settings.export_windows * layout.pages_per_window
-        wire: Any = NobodysWire(name)
-        no_thread: Any = NoThread
-        self._exporter = KVExporter(layout, n_pages, config, wire, no_thread)
+        # Readers call the exporter directly, so that its wire is nobody, and no thread runs it.
+        wire: Any = SimpleNamespace(
+            agent=name, transport="simulated", metadata=b"", open=lambda *_: None
+        )
+        self._exporter = KVExporter(layout, n_pages, config, wire, _without_thread)
         self.pool = self._exporter.pool
         wait_s, bulk = settings.batch_wait_ms / 1000, settings.bulk_windows
         self._batcher = Batcher(settings.max_batch, wait_s, clock=now, bulk_at_once=bulk)
@@ -116,9 +114,7 @@ class SimEncoder(SimWorker):
             self._exporter, self._batcher, reuse, self._loop, profile.shape.n_audio_ctx
         )
         self._busy = BusyShare(clock=now)
-        self._waits_for_pages = self._expiring = False
-        self._exported = Exported(self._exporter, node, self._on_release)
-        cell.links.exported[name] = self._exported
+        cell.links.exporters[name] = self
 
     def turn(self) -> float | None:
         """A batch is launched and waited for, or there is none yet."""
@@ -126,16 +122,23 @@ class SimEncoder(SimWorker):
             self._loop.begin()
         if self._loop.has_launched:
             self._loop.go_on()
-            self._watch_leases()
             return 0.0
-        self._waits_for_pages = False
         ready_s = self._batcher.ready_in_s()  # notes where the queue is empty
         if not len(self._batcher):
             return None
         if ready_s == 0.0:
-            self._waits_for_pages = True
             return PAGE_WAIT_S
         return IDLE_WAIT_S if ready_s is None else min(ready_s, IDLE_WAIT_S)
+
+    def on_notification(self, message: bytes) -> None:
+        """Of a reader; pages may have come free."""
+        if not self.is_dead:
+            self._exporter.handle_notifications([message])
+            self.wake()
+
+    def look_after_leases(self) -> None:
+        self._exporter.expire()
+        self.wake()
 
     def signals(self) -> Any:
         stats = self.core.stats()
@@ -144,34 +147,15 @@ class SimEncoder(SimWorker):
     def is_idle(self) -> bool:
         return bool(self.core.is_idle())
 
-    def used_pages(self) -> int:
-        """Without kept ones that nobody reads."""
-        return self.pool.n_pages - self._exporter.n_free_pages
-
-    def kill(self, detected_after_s: float) -> None:
-        super().kill(detected_after_s)
-        self._exported.is_alive = False
-
     def abandon(self, submitted: Future[Any]) -> None:
         if submitted.done() and submitted.exception() is None:
             self.core.revoke(submitted.result().handle)
 
-    def _on_release(self) -> None:
-        if self._waits_for_pages:
-            self.wake()
 
-    def _watch_leases(self) -> None:
-        if not self._expiring:
-            self._expiring = True
-            self.loop.call_later(EXPIRY_S, self._expire)
-
-    def _expire(self) -> None:
-        self._expiring = False
-        if not self.is_dead:
-            self._exporter.expire()
-            if self._exporter.n_leases:
-                self._watch_leases()
-            self._on_release()
+def _without_thread(_owner: str, start: Callable[[], None], *_: Any) -> Any:
+    """In the place of `WireThread`: starts at once, and runs nothing."""
+    start()
+    return SimpleNamespace(failure=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +240,7 @@ class SimDecoder(SimWorker):
     """One decoder. `device` is another role's too where both are in one process."""
 
     def __init__(self, name: str, node: str, cell: Cell, device: Device) -> None:
-        super().__init__(cell, device)
+        super().__init__(node, cell, device)
         profile, settings, now = cell.profile, cell.settings.decoder, self.clock.now
         self.pool = _pool(profile.kv_layout(), settings.kv_windows)
         landing: PagePool | None = None
@@ -264,8 +248,10 @@ class SimDecoder(SimWorker):
         if cell.settings.handoff == "encoder_states":
             landing = _pool(profile.states_layout(), min(settings.kv_windows, LANDING_WINDOWS))
             projection = WaitingProjection(profile, device, self.clock)
-        read_s = settings.fetch_timeout_s
-        importer: Any = SimImporter(landing or self.pool, cell.links, node, now, read_s)
+        self._importer = SimImporter(
+            landing or self.pool, cell.links, node, now, settings.fetch_timeout_s
+        )
+        importer: Any = self._importer
         self_pool = PagePool(profile.self_layout(), settings.max_batch + 1, "meta")
         scheduler = Scheduler(
             self.pool, self_pool, 1, settings.max_batch, settings.bulk_share, landing
@@ -284,6 +270,9 @@ class SimDecoder(SimWorker):
             return 0.0
         return self.core.sleep_s() if self.core.n_live else None
 
+    def look_after_leases(self) -> None:
+        self._importer.renew()
+
     def signals(self) -> Any:
         return self.core.stats().signals()
 
@@ -295,8 +284,8 @@ class Texts:
     """What each row of one decoder gets next: as many tokens as a request has.
 
     They are tokens as a real window has them, so that the router's own code makes segments of them:
-    a timestamp, words, and a timestamp at the end of the audio. The words do not repeat themselves,
-    since the decoder tries text that does again at another temperature.
+    a timestamp, text, and a timestamp at the end of the audio. The text does not repeat itself,
+    since the decoder tries one that does again at another temperature.
     """
 
     def __init__(self, tokenizer: WhisperTokenizer, requests: dict[str, LoadRequest]) -> None:
@@ -305,7 +294,7 @@ class Texts:
         special = tokenizer.special
         self.language = StepOutput(special.languages.get("en", special.eot), LOGPROB)
         self._end = StepOutput(special.eot, LOGPROB)
-        self._words = [StepOutput(token, LOGPROB) for token in tokenizer.encode(_words())]
+        self._text = [StepOutput(token, LOGPROB) for token in range(*TEXT)]
         self._stamps = [StepOutput(special.timestamp_begin + n, LOGPROB) for n in range(1501)]
 
     def next_output(self, sequence: DecodeSequence, row: Row) -> StepOutput:
@@ -320,7 +309,7 @@ class Texts:
             return self._stamps[0]
         if n_given == n_tokens - 1:
             return self._stamps[sequence.request.content_frames // MEL_PER_STEP]
-        return self._words[n_given % len(self._words)]
+        return self._text[n_given]
 
     def n_tokens(self, sequence: DecodeSequence) -> int:
         """Of a request that is not under way any more: none."""
@@ -335,15 +324,3 @@ def _n_rows(sequences: Sequence[DecodeSequence]) -> list[int]:
 def _pool(layout: PageLayout, n_windows: int) -> PagePool:
     """Pages with addresses and no memory."""
     return PagePool(layout, n_windows * layout.pages_per_window, "meta")
-
-
-@cache
-def _words() -> str:
-    """Made-up words, the same ones each time."""
-    chance = Random(0)
-
-    def word() -> str:
-        syllables = chance.randint(1, LONGEST_WORD)
-        return "".join(chance.choice(CONSONANTS) + chance.choice(VOWELS) for _ in range(syllables))
-
-    return "".join(f" {word()}" for _ in range(N_WORDS))

@@ -7,7 +7,6 @@ a seed gives the same ones whatever the cluster does with them.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,8 +14,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-import yaml
-from pydantic import Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.messages import FRAMES_PER_S, WINDOW_S, Priority, Role
@@ -80,12 +78,6 @@ class Load(Frozen):
             raise ValueError("classes must have shares above 0")
         return self
 
-    def rate_at(self, at_s: float) -> float:
-        """Requests per second that are expected at a moment."""
-        if self.kind == "bursts" and at_s % self.period_s >= self.period_s - self.burst_s:
-            return self.rate_per_s * self.burst_factor
-        return self.rate_per_s
-
 
 class Cluster(Frozen):
     """Workers and where they are. Workers fill up one node after another, each role by itself."""
@@ -115,9 +107,6 @@ class Slo(Frozen):
     latency_s: float = Field(1.0, gt=0)
     per_audio_s: float = Field(0.1, ge=0)
 
-    def limit_s(self, audio_s: float) -> float:
-        return self.latency_s + self.per_audio_s * audio_s
-
 
 class Scenario(Frozen):
     """All that a simulation is made of, beside its profile's figures."""
@@ -129,21 +118,6 @@ class Scenario(Frozen):
     slo: Slo = Slo()
     settings: Settings = Settings()
     seed: int = 0
-
-
-def read_scenario(file: Path) -> dict[str, Any]:
-    """The fields that a YAML or JSON file sets.
-
-    Raises:
-        ConfigurationError: it cannot be read, or is no mapping.
-    """
-    try:
-        fields = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"cannot read the scenario {file}: {error}") from error
-    if not isinstance(fields, dict):
-        raise ConfigurationError(f"the scenario {file} must be a mapping of fields")
-    return fields
 
 
 def make_scenario(fields: dict[str, Any]) -> Scenario:
@@ -186,15 +160,12 @@ def arrivals(load: Load, random: Random) -> Iterator[LoadRequest]:
         yield LoadRequest(f"r{number}", at_s, audio_s, priority, load.lengths.tokens_per_s, cuts)
 
 
-Arrival = tuple[float, float, Priority]
-
-
-def _drawn(load: Load, random: Random) -> Iterator[Arrival]:
+def _drawn(load: Load, random: Random) -> Iterator[tuple[float, float, Priority]]:
     lengths, classes, shares = load.lengths, list(load.classes), list(load.classes.values())
-    peak = load.burst_factor if load.kind == "bursts" else 1.0
-    highest, at_s = load.rate_per_s * peak, 0.0
-    while (at_s := at_s + random.expovariate(highest)) < load.seconds:
-        if random.random() * highest >= load.rate_at(at_s):
+    peak, at_s = load.burst_factor if load.kind == "bursts" else 1.0, 0.0
+    while (at_s := at_s + random.expovariate(load.rate_per_s * peak)) < load.seconds:
+        is_burst = at_s % load.period_s >= load.period_s - load.burst_s
+        if random.random() * peak >= (peak if is_burst else 1.0):
             continue  # thinning (Lewis and Shedler 1979): what is left has the rate of the moment
         priority = classes[0] if len(classes) == 1 else random.choices(classes, shares)[0]
         audio_s = lengths.median_s * math.exp(lengths.sigma * random.gauss(0.0, 1.0))
@@ -210,21 +181,30 @@ def _cuts(audio_s: float, random: Random) -> Iterator[float]:
     yield audio_s
 
 
-def _of_trace(load: Load, file: Path, random: Random) -> Iterator[Arrival]:
+class TraceRow(Frozen):
+    """A line of a trace; what else it has is of no interest."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    at_s: float
+    audio_s: float
+    priority: Priority = "interactive"
+
+
+def _of_trace(load: Load, file: Path, random: Random) -> Iterator[tuple[float, float, Priority]]:
     try:
-        lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read the trace {file}: {error}") from error
-    rows: list[Arrival] = []
+    rows: list[TraceRow] = []
     for number, line in enumerate(lines, 1):
         try:
-            row = json.loads(line)
-            at_s, audio_s = float(row["at_s"]), max(LEAST_AUDIO_S, float(row["audio_s"]))
-            rows.append((at_s, audio_s, row.get("priority", "interactive")))
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            rows += [TraceRow.model_validate_json(line)] if line.strip() else []
+        except ValidationError as error:
             raise ConfigurationError(
-                f"{file}, line {number}: expected an object with at_s and audio_s: {error!r}"
+                f"{file}, line {number}: expected an object with at_s and audio_s: "
+                f"{first_problem(error)}"
             ) from error
-    for row in sorted(rows):
-        if row[0] < load.seconds and (load.share == 1 or random.random() < load.share):
-            yield row
+    for row in sorted(rows, key=lambda one: one.at_s):
+        if row.at_s < load.seconds and (load.share == 1 or random.random() < load.share):
+            yield row.at_s, max(LEAST_AUDIO_S, row.audio_s), row.priority

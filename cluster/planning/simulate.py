@@ -11,21 +11,24 @@ import gc
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
 from random import Random
 
-from cluster.common.messages import ROLES
+from cluster.common.messages import ROLES, Role
 from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.encoder_context import chosen_context
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import BUNDLED_MODEL, Settings
-from cluster.planning.crew import Crew
+from cluster.planning.pools import SimPool, make_pools
 from cluster.planning.profile import LinkProfile, Profile
-from cluster.planning.report import Moment, Outcome, Records
+from cluster.planning.report import Outcome, Records
 from cluster.planning.routers import SimRouter
-from cluster.planning.scenario import LoadRequest, Scenario, arrivals
-from cluster.planning.transfer import Links
+from cluster.planning.scenario import Scenario, arrivals
 from cluster.planning.virtual_time import run_virtually, virtual_clock
-from cluster.planning.worker import Cell
+from cluster.planning.worker import Cell, Links
 from cluster.serve.app import STATS_PERIOD_S
+from cluster.serve.replica_count import Balancer
 
 MOMENT_S = 1.0
 GARBAGE = 200_000  # objects between two looks of Python's collector; they hold few circles
@@ -49,106 +52,91 @@ def simulate(
 async def _run(scenario: Scenario, profile: Profile, on_progress: OnProgress) -> Outcome:
     chance = Random(scenario.seed)
     load_chance, cell_chance = Random(chance.getrandbits(64)), Random(chance.getrandbits(64))
+    cluster, records, loop = scenario.cluster, Records(), asyncio.get_running_loop()
+    cell = _cell(scenario, profile, cell_chance)
+    pools = make_pools(cell, cluster, records)
+    routers = [
+        SimRouter(cell, pools, records, language_known=scenario.load.language_known)
+        for _ in range(cluster.routers)
+    ]
+    for fault in scenario.faults:
+        loop.call_at(fault.at_s, pools[fault.role].kill, fault.count)
+    keeping = asyncio.create_task(_keep(pools, routers, records, on_progress))
+    running: set[asyncio.Task[None]] = set()
+    for request in arrivals(scenario.load, load_chance):
+        if (wait_s := request.at_s - loop.time()) > 0:
+            await asyncio.sleep(wait_s)
+        records.n_requests += 1
+        router = routers[0] if len(routers) == 1 else cell_chance.choice(routers)
+        task = loop.create_task(router.answer(request))
+        running.add(task)
+        task.add_done_callback(running.discard)
+    while running:
+        await asyncio.wait(running)
+    keeping.cancel()
+    return Outcome(scenario, profile, records, loop.time())
+
+
+def _cell(scenario: Scenario, profile: Profile, chance: Random) -> Cell:
     cluster, between = scenario.cluster, profile.handoff
     if cluster.link_gbit_per_s is not None:
         rate, latency_s = cluster.link_gbit_per_s * 1e9 / 8, cluster.link_latency_s
         between = LinkProfile(transport="link", latency_s=latency_s, bytes_per_s=rate)
-    tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(BUNDLED_MODEL, weights=False))
-    links, settings = Links(profile.handoff, between), _resolved(scenario.settings, profile)
-    clock = virtual_clock(cell_chance)
-    run = _Run(scenario, Cell(profile, settings, clock, cell_chance, links, tokenizer))
-    keeping = asyncio.create_task(run.keep(on_progress))
-    await run.send(arrivals(scenario.load, load_chance))
-    keeping.cancel()
-    return Outcome(scenario, profile, run.records, clock.monotonic(), links.traffic)
+    bundled, settings = open_checkpoint(BUNDLED_MODEL, weights=False), scenario.settings
+    # What the bundled checkpoint says of its windows holds for no other.
+    nowhere = replace(bundled, path=Path("profile"))
+    return Cell(
+        profile=profile,
+        settings=_resolved(settings, profile),
+        clock=virtual_clock(chance),
+        random=chance,
+        links=Links(profile.handoff, between),
+        tokenizer=WhisperTokenizer.from_checkpoint(bundled),
+        dims=replace(bundled.dims, **profile.shape.model_dump()),
+        context=chosen_context(nowhere, settings.encoder),
+    )
 
 
 def _resolved(settings: Settings, profile: Profile) -> Settings:
     """Sizes that are left open, as the profile's device has them."""
-    encoder, decoder = settings.encoder, settings.decoder
-    sizes = {
-        "max_batch": encoder.max_batch or profile.encoder.max_batch,
-        "export_windows": encoder.export_windows or profile.encoder.export_windows,
-    }
-    decoder_sizes = {
-        "max_batch": decoder.max_batch or profile.decoder.max_batch,
-        "kv_windows": decoder.kv_windows or profile.decoder.kv_windows,
-    }
-    return settings.model_copy(
-        update={
-            "encoder": encoder.model_copy(update=sizes),
-            "decoder": decoder.model_copy(update=decoder_sizes),
-        }
-    )
+    resolved = {}
+    for role, names in (
+        ("encoder", ("max_batch", "export_windows")),
+        ("decoder", ("max_batch", "kv_windows")),
+    ):
+        asked, of_device = getattr(settings, role), getattr(profile, role)
+        sizes = {name: getattr(asked, name) or getattr(of_device, name) for name in names}
+        resolved[role] = asked.model_copy(update=sizes)
+    return settings.model_copy(update=resolved)
 
 
-class _Run:
-    def __init__(self, scenario: Scenario, cell: Cell) -> None:
-        self.records = Records()
-        self._scenario = scenario
-        self._cell = cell
-        self._crew = Crew(cell, scenario.cluster, self.records)
-        known = scenario.load.language_known
-        self._routers = [
-            SimRouter(cell, self._crew.pools, self.records, language_known=known)
-            for _ in range(scenario.cluster.routers)
-        ]
-        self._busy_before = dict.fromkeys(ROLES, 0.0)
-        self._loop = asyncio.get_running_loop()
-
-    async def send(self, requests: Iterator[LoadRequest]) -> None:
-        """Each request to one of the routers when its time has come, until all are answered."""
-        crew, one_router = self._crew, len(self._routers) == 1
-        for fault in self._scenario.faults:
-            self._loop.call_at(fault.at_s, crew.kill, crew.pools[fault.role], fault.count)
-        running: set[asyncio.Task[None]] = set()
-        for request in requests:
-            if (wait_s := request.at_s - self._loop.time()) > 0:
-                await asyncio.sleep(wait_s)
-            self.records.n_requests += 1
-            router = self._routers[0] if one_router else self._cell.random.choice(self._routers)
-            task = self._loop.create_task(router.answer(request))
-            running.add(task)
-            task.add_done_callback(running.discard)
-        while running:
-            await asyncio.wait(running)
-
-    async def keep(self, on_progress: OnProgress) -> None:
-        """What is done again and again: autoscaling, a look at everything."""
-        next_moment_s = 0.0
-        while True:
-            self._crew.scale()
-            now_s = self._loop.time()
-            if now_s >= next_moment_s:
-                self._note_moment(now_s)
-                next_moment_s += MOMENT_S
-                on_progress(now_s, self.records.n_requests)
-            await asyncio.sleep(STATS_PERIOD_S)
-
-    def _note_moment(self, now_s: float) -> None:
-        counts, busy, pages = {}, {}, {}
+async def _keep(
+    pools: dict[Role, SimPool], routers: list[SimRouter], records: Records, on_progress: OnProgress
+) -> None:
+    """What is done again and again: autoscaling, leases, a look at everything."""
+    balancer, busy_before, next_moment_s = Balancer(), dict.fromkeys(ROLES, 0.0), 0.0
+    while True:
+        now_s = asyncio.get_running_loop().time()
         for role in ROLES:
-            workers = self._crew.workers(role)
-            counts[role] = len(workers)
-            n_pages = sum(worker.pool.n_pages for worker in workers)
-            pages[role] = sum(worker.used_pages() for worker in workers) / max(1, n_pages)
-            total_s = sum(worker.device.busy_s for worker in workers)
-            gained_s = max(0.0, total_s - self._busy_before[role])
-            self._busy_before[role] = total_s
-            busy[role] = min(1.0, gained_s / MOMENT_S / max(1, len(workers)))
-        pending = sum(router.admission.requests for router in self._routers)
-        self.records.moments.append(
-            Moment(
-                now_s,
-                counts["encoder"],
-                counts["decoder"],
-                busy["encoder"],
-                busy["decoder"],
-                pages["encoder"],
-                pages["decoder"],
-                pending,
-            )
-        )
+            pools[role].scale(balancer)
+        if now_s >= next_moment_s:
+            next_moment_s += MOMENT_S
+            moment: dict[str, float] = {"at_s": now_s}
+            for role in ROLES:
+                workers = [replica.roles[role] for replica in pools[role].replicas]
+                n_pages = sum(worker.pool.n_pages for worker in workers)
+                busy_s = sum(worker.device.busy_s for worker in workers)
+                gained_s = max(0.0, busy_s - busy_before[role])
+                busy_before[role] = busy_s
+                moment[f"{role}s"] = len(workers)
+                moment[f"{role}_busy"] = min(1.0, gained_s / MOMENT_S / max(1, len(workers)))
+                moment[f"{role}_pages"] = sum(one.pool.n_used for one in workers) / max(1, n_pages)
+                for worker in workers:
+                    worker.look_after_leases()
+            moment["pending"] = sum(router.admission.requests for router in routers)
+            records.moments.append(moment)
+            on_progress(now_s, records.n_requests)
+        await asyncio.sleep(STATS_PERIOD_S)
 
 
 @contextmanager

@@ -1,34 +1,44 @@
-"""A simulated worker of either role: its clock, its device, and the calls of those who wait for it.
+"""What simulated workers are made of: a clock, a device, calls of those who wait, and KV's way.
 
 An engine's step is a call that returns when the device is done. On a virtual clock it returns at
 once, and the worker's own clock is ahead of the loop's by what the step would have taken. All that
 a step decides it decides at its beginning, so this is exact; what it hands out is given to others
 when the loop's clock has come so far. A worker that was killed answers nobody; who waits for it
 learns so by Ray's error.
+
+A READ of KV is a wait: the link's latency, and bytes over its rate, one READ after another at each
+node's port. When it ends it releases the lease by a notification, as a real one does.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from heapq import heapreplace
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 from ray.exceptions import RayActorError
 
 from cluster.common.clock import Clock
-from cluster.common.errors import SplitscribeError
+from cluster.common.errors import KVLostError, PeerLostError, SplitscribeError
+from cluster.common.kv.handles import release_message, renewal_messages
+from cluster.common.kv.peers import HeldHandles
 from cluster.common.kv.pool import PagePool
+from cluster.common.kv.wire import FetchStats
+from cluster.common.messages import CrossKVHandle
+from cluster.common.model.dims import ModelDims
+from cluster.common.model.encoder_context import EncoderContext
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import Settings
-from cluster.planning.profile import Profile
+from cluster.planning.profile import LinkProfile, Profile
 from cluster.planning.scenario import LoadRequest
-from cluster.planning.transfer import Links
+
+LOST_AFTER_S = 0.005  # until a READ from a dead process fails: 0.2 to 31 ms, 1 in the median
 
 Answer = asyncio.Future[Any]
 
@@ -37,8 +47,9 @@ Answer = asyncio.Future[Any]
 class Cell:
     """What all workers and routers of one simulated cell share.
 
-    settings: with every `auto` resolved. random: all chance of the cell, from one seed.
-    requests: those under way, by which a decoder knows how long a text is.
+    settings: with every `auto` resolved. context: by which windows are trimmed. random: all chance
+    of the cell, from one seed. requests: those under way, by which a decoder knows how long a text
+    is.
     """
 
     profile: Profile
@@ -47,14 +58,9 @@ class Cell:
     random: Random
     links: Links
     tokenizer: WhisperTokenizer
+    dims: ModelDims
+    context: EncoderContext | None
     requests: dict[str, LoadRequest] = field(default_factory=dict)
-
-    @property
-    def dims(self) -> Any:
-        """What checks of layouts ask of a checkpoint's dimensions."""
-        shape = self.profile.shape
-        head_dim = shape.n_text_state // shape.n_text_head
-        return SimpleNamespace(**shape.model_dump(), text_head_dim=head_dim)
 
 
 class WorkerClock:
@@ -75,20 +81,22 @@ class WorkerClock:
 
 
 class Device:
-    """Does one thing after another, in the order in which they are launched.
+    """Does what is launched, first come first served: a worker's device, or some processes.
 
     busy_s: of all that was launched. The roles of a colocated worker have one device together.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, n_lanes: int = 1) -> None:
+        """n_lanes: how many things it does at a time."""
         self.busy_s = 0.0
-        self._free_at_s = 0.0
+        self._free_at_s = [0.0] * n_lanes  # a heap
 
     def launch(self, now_s: float, seconds: float) -> float:
         """When something is done that is launched now and takes so long."""
-        self._free_at_s = max(now_s, self._free_at_s) + seconds
+        done_s = max(now_s, self._free_at_s[0]) + seconds
+        heapreplace(self._free_at_s, done_s)
         self.busy_s += seconds
-        return self._free_at_s
+        return done_s
 
 
 class SimWorker(ABC):
@@ -97,7 +105,8 @@ class SimWorker(ABC):
     core: Any
     pool: PagePool
 
-    def __init__(self, cell: Cell, device: Device) -> None:
+    def __init__(self, node: str, cell: Cell, device: Device) -> None:
+        self.node = node
         self.device = device
         self.is_dead = False
         self.loop = asyncio.get_running_loop()
@@ -112,16 +121,16 @@ class SimWorker(ABC):
         """One step of the engine's loop; seconds until the next one, None: when it is woken."""
 
     @abstractmethod
+    def look_after_leases(self) -> None:
+        """Called once a second."""
+
+    @abstractmethod
     def signals(self) -> Any:
         """The dataclass that it reports to the autoscaler."""
 
     @abstractmethod
     def is_idle(self) -> bool:
         """Whether it holds nothing."""
-
-    def used_pages(self) -> int:
-        """Pages of its pool that are in use."""
-        return self.pool.n_used
 
     def abandon(self, submitted: Future[Any]) -> None:
         """The caller left when the engine had its answer already."""
@@ -130,12 +139,11 @@ class SimWorker(ABC):
     def call(self, request: Any) -> Answer:
         """Begin one call. The answer may be cancelled at any time."""
         answer = self.loop.create_future()
-        if self.is_dead:
-            self.loop.call_later(self._hop_s, _fail, answer, RayActorError())
-            return answer
         try:
+            if self.is_dead:
+                raise RayActorError
             submitted = self.core.submit(request)
-        except SplitscribeError as error:
+        except (SplitscribeError, RayActorError) as error:
             self.loop.call_later(self._hop_s, _fail, answer, error)
             return answer
         self._calls[answer] = None
@@ -185,8 +193,7 @@ class SimWorker(ABC):
     def _deliver(self, answer: Answer, submitted: Future[Any]) -> None:
         if self.is_dead or answer.done():
             return
-        error = submitted.exception()
-        if error is not None:
+        if (error := submitted.exception()) is not None:
             answer.set_exception(error)
         else:
             answer.set_result(submitted.result())
@@ -202,3 +209,90 @@ class SimWorker(ABC):
 def _fail(answer: Answer, error: Exception) -> None:
     if not answer.done():
         answer.set_exception(error)
+
+
+@dataclass(slots=True)
+class Links:
+    """All links of a cell. within: of one node; between: of two nodes, each with one port.
+
+    exporters: the encoders, by agent; each has `node`, `is_dead` and `on_notification`.
+    """
+
+    within: LinkProfile
+    between: LinkProfile
+    exporters: dict[str, Any] = field(default_factory=dict)
+    _free_at_s: dict[str, float] = field(default_factory=dict)
+
+    def read_s(self, n_bytes: int, source: str, target: str, now_s: float) -> float:
+        """Seconds until a READ that is posted now has ended; it takes its ports until then."""
+        link = self.within if source == target else self.between
+        ports = () if source == target else (f"out {source}", f"in {target}")
+        begin_s = max([now_s, *(self._free_at_s.get(port, 0.0) for port in ports)])
+        moved_s = begin_s + n_bytes / link.bytes_per_s
+        self._free_at_s.update(dict.fromkeys(ports, moved_s))
+        return moved_s + link.latency_s - now_s
+
+
+class SimImporter:
+    """In the place of `KVImporter`; the pool is a real one without memory."""
+
+    def __init__(
+        self, pool: PagePool, links: Links, node: str, clock: Callable[[], float], timeout_s: float
+    ) -> None:
+        """clock: of the worker's thread. timeout_s: of a READ."""
+        self.pool, self.layout = pool, pool.layout
+        self._links = links
+        self._node = node
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._held = HeldHandles(clock)
+        self._loop = asyncio.get_running_loop()
+
+    def accept(self, handle: CrossKVHandle) -> None:
+        """Hold a handle, whose lease `renew` renews from here on."""
+        self._held.hold(handle)
+
+    def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
+        """As `KVImporter.fetch`."""
+        arrival: Future[FetchStats] = Future()
+        try:
+            self._held.begin_fetch(handle)
+        except KVLostError as error:
+            arrival.set_exception(error)
+            return arrival
+        source, now_s = self._links.exporters[handle.agent], self._clock()
+        n_bytes = len(pages) * self.pool.filled_bytes(handle.frames)
+        seconds = self._links.read_s(n_bytes, source.node, self._node, now_s)
+        stats = FetchStats(n_bytes, seconds, "simulated")
+        if seconds > self._timeout_s:
+            self._loop.call_at(now_s + self._timeout_s, self._give_up, handle, arrival)
+        else:
+            ends_s = now_s + (LOST_AFTER_S if source.is_dead else seconds)
+            self._loop.call_at(ends_s, self._arrive, handle, stats, arrival)
+        return arrival
+
+    def drop(self, handle: CrossKVHandle) -> None:
+        """Release the lease of a handle that is not wanted; harmless when it is fetched."""
+        if self._held.let_go(handle.lease):
+            self._links.exporters[handle.agent].on_notification(release_message(handle.lease))
+
+    def renew(self) -> None:
+        """Renew the leases of all handles."""
+        for agent in sorted(self._held.agents()):
+            for message in renewal_messages(self._held.leases_of(agent)):
+                self._links.exporters[agent].on_notification(message)
+
+    def _arrive(
+        self, handle: CrossKVHandle, stats: FetchStats, arrival: Future[FetchStats]
+    ) -> None:
+        if self._links.exporters[handle.agent].is_dead:
+            self._held.lose(handle.agent)
+            arrival.set_exception(PeerLostError(f"exporter {handle.agent} is gone"))
+        else:
+            self.drop(handle)
+            arrival.set_result(stats)
+
+    def _give_up(self, handle: CrossKVHandle, arrival: Future[FetchStats]) -> None:
+        """The real one keeps the pages in quarantine until the READ ends; here it has ended."""
+        self.drop(handle)
+        arrival.set_exception(KVLostError(f"the READ took more than {self._timeout_s:g} s"))

@@ -58,33 +58,23 @@ def run(fields: dict[str, Any], **changes: Any) -> tuple[Outcome, dict[str, Any]
 
 def test_a_seed_gives_the_same_figures_and_another_one_does_not() -> None:
     load = {"rate_per_s": 8.0, "seconds": 15.0, "classes": {"interactive": 0.7, "bulk": 0.3}}
-    cluster = {"encoders": 2, "decoders": 2, "routers": 2}
-    figures = [run({"load": dict(load), "cluster": cluster, "seed": seed})[1] for seed in (1, 1, 2)]
+    fields = {
+        "cluster": {"encoders": 2, "decoders": 2, "routers": 2},
+        "faults": [{"at_s": 4.0, "role": "encoder"}],
+    }
+    figures = [run({"load": dict(load), **fields, "seed": seed})[1] for seed in (1, 1, 2)]
     assert figures[0] == figures[1]
     assert figures[0]["classes"] != figures[2]["classes"]
 
 
-def test_a_kill_at_a_known_time_gives_the_same_figures_again() -> None:
-    fields: dict[str, Any] = {
-        "load": {"rate_per_s": 15.0, "seconds": 8.0},
-        "cluster": {"encoders": 2},
-        "faults": [{"at_s": 4.0, "role": "encoder"}],
-    }
-    first, second = (run({**fields, "load": dict(fields["load"])})[1] for _ in range(2))
-    assert first == second
-    assert first["retries"]
-
-
 def test_one_request_takes_what_its_parts_take() -> None:
-    outcome, figures = run({"load": {"rate_per_s": 0.2, "seconds": 30.0}})
+    _, figures = run({"load": {"rate_per_s": 0.2, "seconds": 30.0}})
     tokens = 2 + 16  # timestamps, and 5 s at 3.2 tokens a second
     expected_s = 0.002 + 0.0015 + 2 * 0.001 + ENCODE_S + 0.001 + (tokens + 1) * 0.0025
     n_bytes = 2 * 2 * 1500 * 64 * 2
     found = figures["classes"]["interactive"]
     assert found["p50_s"] == pytest.approx(expected_s + n_bytes / 1e9, rel=0.02)
     assert found["failed"] == {}
-    traffic = outcome.traffic["node", "node"]
-    assert traffic.n_bytes == outcome.records.n_requests * n_bytes
 
 
 def test_a_window_full_of_words_is_decoded_once() -> None:
@@ -118,8 +108,8 @@ def test_a_worker_that_is_killed_costs_time_and_no_request(role: str) -> None:
     assert found["answered"] == outcome.records.n_requests
     assert found["failed"] == {}
     assert [one["what"] for one in figures["decisions"]] == [f"{role}-0 is killed"]
-    assert len(figures["moments"]) == len(outcome.records.moments)
-    assert outcome.records.moments[-1].encoders == outcome.records.moments[-1].decoders == 2
+    last = figures["moments"][-1]
+    assert last["encoders"] == last["decoders"] == 2
 
 
 def test_the_real_policy_adds_workers_and_takes_them_away() -> None:
@@ -129,7 +119,7 @@ def test_the_real_policy_adds_workers_and_takes_them_away() -> None:
     }
     load = {"kind": "bursts", "rate_per_s": 4.0, "seconds": 60.0, "period_s": 30.0, "burst_s": 10.0}
     outcome, figures = run({"load": load, "settings": settings})
-    sizes = [moment.encoders for moment in outcome.records.moments]
+    sizes = [moment["encoders"] for moment in outcome.records.moments]
     assert max(sizes) > 1
     assert min(sizes[len(sizes) // 2 :]) < max(sizes)
     assert all(one["why"] for one in figures["decisions"])
@@ -146,13 +136,22 @@ def test_colocated_roles_share_their_device() -> None:
 
 
 def test_states_travel_in_fewer_bytes_and_are_projected() -> None:
-    projecting = make_profile().decoder.model_copy(update={"projection_s": 0.01})
+    """At 1 MB/s, so that the READ is most of the time."""
+    projection_s, rate = 0.05, 1e6
+    profile = make_profile()
     outcome, figures = run(
-        {"load": {"rate_per_s": 3.0, "seconds": 10.0}, "settings": {"handoff": "encoder_states"}},
-        decoder=projecting,
+        {
+            "load": {"rate_per_s": 0.1, "seconds": 60.0},
+            "settings": {"handoff": "encoder_states"},
+        },
+        decoder=profile.decoder.model_copy(update={"projection_s": projection_s}),
+        handoff=profile.handoff.model_copy(update={"bytes_per_s": rate}),
     )
-    assert outcome.traffic["node", "node"].n_bytes == outcome.records.n_requests * 1500 * 64 * 2
-    assert figures["classes"]["interactive"]["answered"] == outcome.records.n_requests
+    tokens, read_s = 2 + 16, 1500 * 64 * 2 / rate
+    expected_s = ENCODE_S + read_s + projection_s + (tokens + 1) * 0.0025
+    found = figures["classes"]["interactive"]
+    assert found["p50_s"] == pytest.approx(expected_s, rel=0.03)
+    assert found["answered"] == outcome.records.n_requests
 
 
 def test_many_workers_share_the_windows() -> None:
@@ -164,9 +163,6 @@ def test_many_workers_share_the_windows() -> None:
 
 def test_windows_between_nodes_wait_for_the_link() -> None:
     slow = {"cluster": {"per_node": 1, "link_gbit_per_s": 0.05}}
-    outcome, figures = run(slow | {"load": {"rate_per_s": 1.0, "seconds": 10.0}})
-    assert set(outcome.traffic) == {("encoder-node-0", "decoder-node-0")}
+    _, figures = run(slow | {"load": {"rate_per_s": 1.0, "seconds": 10.0}})
     n_bytes = 2 * 2 * 1500 * 64 * 2
-    assert figures["kv_traffic"]["encoder-node-0 -> decoder-node-0"]["mean_read_s"] >= (
-        8 * n_bytes / 0.05e9
-    )
+    assert figures["classes"]["interactive"]["p50_s"] >= ENCODE_S + 8 * n_bytes / 0.05e9
