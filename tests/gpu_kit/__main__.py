@@ -17,19 +17,48 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from tests.gpu_kit.bare import bare_environment, brought_along
+from tests.gpu_kit.bare import THERE, bare_environment, brought_along
 from tests.gpu_kit.flashinfer_wheel import make_wheel
 from tests.gpu_kit.kernels import compile_kernels
 from tests.gpu_kit.packages import FOLDER, ROOT, requirements
-from tests.gpu_kit.readme import readme
 
 MOST_MIB = 45.0
 PLATFORMS = ("manylinux_2_28", "manylinux_2_24", "manylinux_2_17", "manylinux2014", "manylinux1")
 HERE = ".".join(platform.python_version_tuple()[:2])
+
+PAGE = """\
+# Running splitscribe's GPU tests and benchmark on a machine without a network
+
+Made on {date} from commit {commit}, for Python {python} and GPUs of sm_{arch}. Nothing is compiled
+on the machine but splitscribe's own Triton kernels.
+
+The machine must have a driver for CUDA 13 and, in any version that works together:
+{there}.
+These wheels bring the rest:
+
+{wheels}
+
+NIXL and Ray are not among them: tests that need them are skipped.
+
+1. Copy this folder and a checkout of splitscribe to the machine.
+2. In the checkout, with KIT for this folder:
+
+       python3 -m pip install --no-index --no-deps --no-compile --target /tmp/site KIT/*.whl
+       export PYTHONPATH=/tmp/site PYTHONUNBUFFERED=1
+
+3. Then, in this order. Each takes ten minutes at most and prints its results as they come; the
+   benchmark writes them into a file of OUT at once, so that a stop loses nothing:
+
+       timeout 580 python3 -m pytest -m gpu -q -p no:cacheprovider
+       python3 -m benchmark.gpu --sections correct,encoder,decoder,overlap --work /tmp/gpu --out OUT
+       python3 -m benchmark.gpu --sections e2e,handoff,hf --work /tmp/gpu --out OUT
+       python3 -m benchmark.gpu --sections options --minutes 6 --work /tmp/gpu --out OUT
+"""
 
 
 def build(target: Path, python: str, arch: str) -> None:
@@ -54,6 +83,23 @@ def _download(pinned: Sequence[str], target: Path, python: str) -> None:
     for name in PLATFORMS:
         command += ["--platform", f"{name}_{platform.machine()}"]
     subprocess.run([*command, "--dest", str(target), *pinned], check=True)
+
+
+def readme(kit: Path, python: str, arch: str) -> str:
+    """Of a kit whose wheels are in `kit`."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
+    wheels = sorted(kit.glob("*.whl"))
+    return PAGE.format(
+        date=time.strftime("%Y-%m-%d"),
+        commit=commit,
+        python=python,
+        arch=arch.replace(".", ""),
+        there=", ".join(THERE),
+        wheels="\n".join(
+            f"- {file.name} ({file.stat().st_size / 2**20:.1f} MiB)" for file in wheels
+        ),
+    )
 
 
 def mebibytes(target: Path) -> float:

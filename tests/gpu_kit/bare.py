@@ -14,8 +14,7 @@ from importlib.metadata import PackageNotFoundError, distribution, packages_dist
 from pathlib import Path
 
 from packaging.requirements import Requirement
-
-from tests.gpu_kit.packages import plain
+from packaging.utils import canonicalize_name
 
 THERE = (  # with a driver: what a CUDA image for PyTorch usually has
     "torch",
@@ -60,11 +59,11 @@ sys.meta_path.insert(0, Hide)
 
 
 def needed_by(names: Iterable[str]) -> set[str]:
-    """The distributions, as `plain` spells them, with all that they need as installed here."""
+    """The distributions, in their canonical spelling, with all that they need as installed here."""
     found: set[str] = set()
     waiting = list(names)
     while waiting:
-        name = plain(waiting.pop())
+        name = canonicalize_name(waiting.pop())
         if name in found:
             continue
         try:
@@ -98,7 +97,7 @@ def bare_environment(folder: Path, wanted: Iterable[str] = WANTED) -> dict[str, 
     hidden = [
         module
         for module, owners in packages_distributions().items()
-        if not seen & {plain(owner) for owner in owners}
+        if not seen & {canonicalize_name(owner) for owner in owners}
     ]
     (folder / "sitecustomize.py").write_text(STARTUP.format(hidden=json.dumps(sorted(hidden))))
     return {

@@ -12,13 +12,16 @@ so that no server takes a flashinfer without its dependencies for a whole one.
 from __future__ import annotations
 
 import argparse
-import re
 import shlex
 import shutil
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / ".gpu-check"
@@ -35,17 +38,17 @@ def requirements(extras: list[str]) -> list[str]:
     """Of pyproject.toml's extras, a line each, pinned where constraints.txt has a version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [line for extra in extras for line in project["optional-dependencies"][extra]]
-    pins = {}
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
-        name, separator, version = line.partition("==")
-        if separator:
-            pins[plain(name)] = version
-    return [_pinned(line, pins) for line in lines]
-
-
-def plain(name: str) -> str:
-    """A distribution's name in its one spelling: pyproject's and metadata's differ."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if "==" in line
+    )
+    versions = {canonicalize_name(name): version for name, version in pins.items()}
+    wanted = [Requirement(line) for line in lines]
+    for one in wanted:
+        if version := versions.get(canonicalize_name(one.name)):
+            one.specifier = SpecifierSet(f"=={version}")
+    return [str(one) for one in wanted]
 
 
 def install(extras: list[str], folder: Path, pip_args: list[str]) -> bool:
@@ -71,16 +74,6 @@ def install(extras: list[str], folder: Path, pip_args: list[str]) -> bool:
     subprocess.run([*command, *pip_args, *missing], check=True)
     stamp.write_text("".join(f"{line}\n" for line in sorted({*there, *wanted})))
     return True
-
-
-def _pinned(line: str, pins: dict[str, str]) -> str:
-    """`name>=1; marker` as `name==1.2; marker` where there is a pin."""
-    specifier, separator, marker = line.partition(";")
-    match = re.match(r"[A-Za-z0-9._-]+", specifier)
-    assert match is not None, f"no name in {line!r}"
-    if version := pins.get(plain(match[0])):
-        specifier = f"{match[0]}=={version}"
-    return specifier + separator + marker
 
 
 def main() -> int:

@@ -17,12 +17,11 @@ from cluster.common.messages import (
 )
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
-from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import SAMPLES, sample_path
-from cluster.serve.in_process import local_transcriber
 from router.api.params import TranscriptionParams
 from router.pools import DecoderClient, EncoderClient
 from tests.support.references.hugging_face import hf_features, hf_model
+from tests.support.references.transcribers import float32_transcriber
 from tests.support.requests import request_context
 
 
@@ -48,11 +47,7 @@ class Listening:
 
 
 async def through_the_path(file: Path) -> Listening:
-    exact = {"dtype": "float32"}
-    encoder = {**exact, "context": "full"}  # as the reference has it
-    flags = {"router": {"audio_workers": 1}, "encoder": encoder, "decoder": exact}
-    settings = load_settings(None, flags, environ={})
-    async with local_transcriber(settings) as transcriber:
+    async with float32_transcriber() as transcriber:
         pipeline = transcriber._pipeline
         listening = Listening(pipeline._encoders, pipeline._decoders)
         pipeline._encoders = pipeline._decoders = listening

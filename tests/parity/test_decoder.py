@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -17,39 +15,22 @@ from transformers.generation.logits_process import (
 )
 from transformers.modeling_outputs import BaseModelOutput
 
-from cluster.common.kv.connect import kv_layout
-from cluster.common.kv.pool import PagePool
-from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
-from cluster.common.model.checkpoint import open_checkpoint
-from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.messages import DecodeOptions
 from decoder_worker.attention.base import AttentionBatch
-from decoder_worker.backends import Decoders, load_decoders, torch_attention
 from decoder_worker.model import TextDecoder
-from decoder_worker.model_runner import ModelRunner, self_kv_layout
-from decoder_worker.prompts import PromptBuilder
-from decoder_worker.sampling.search import Row
-from decoder_worker.scheduling.sequence import DecodeSequence
-from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
-from tests.support.references.hugging_face import assert_close, hf_features, hf_model, make_pcm
-from tests.support.workers.decoder_engines import ANSWER_S, make_stand, wait_until, write_window
+from tests.support.checkpoints import cached_checkpoint, make_checkpoint
+from tests.support.references.hugging_face import (
+    FAMILIES,
+    assert_close,
+    cross_kv,
+    hf_features,
+    hf_model,
+    make_pcm,
+)
+from tests.support.workers.decoder_engines import ANSWER_S, make_stand
+from tests.support.workers.model_runners import RunnerBench
 
-# The others differ from these in width or depth alone.
-QUICK = ("tiny", "tiny.en", "base", "large-v3")
-FAMILIES = [
-    shape if shape in QUICK else pytest.param(shape, marks=pytest.mark.slow)
-    for shape in SHAPES
-    if shape != "micro"
-]
 N_TOKENS = 64
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads of OpenMP that wait for each other on a busy machine take ten times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class RecordingDecoder:
@@ -71,55 +52,17 @@ class RecordingDecoder:
         return logits
 
 
-class Bench:
-    """A runner with pages and slots for a few sequences, and windows of random encoder states."""
-
-    def __init__(self, folder: Path, n_slots: int) -> None:
-        checkpoint = open_checkpoint(str(folder))
-        self.dims = checkpoint.dims
-        self.tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
-        self.prompts = PromptBuilder(self.tokenizer, checkpoint.dims)
-        self._cross = PagePool(kv_layout(checkpoint), n_slots)
-        own = PagePool(self_kv_layout(checkpoint, "float32"), n_slots)
-        pools = (own.tensor, self._cross.tensor)
-        decoder = load_decoders(checkpoint, torch_attention(*pools), *pools).torch
-        self.recorder = RecordingDecoder(decoder)
-        decoders = Decoders(self.recorder, decoder)
-        self.runner = ModelRunner(checkpoint, self.tokenizer, self._cross, own, n_slots, decoders)
-
-    def sequence(self, slot: int, options: DecodeOptions, kv: Tensor) -> DecodeSequence:
-        """kv [n_frames, layer, 2, head, head_dim]."""
-        write_window(self._cross.tensor, (slot,), kv)
-        handle = CrossKVHandle("r", slot, 0, "agent", b"", "", (), 0, 1500, 0, 0, "lease", 1.0)
-        sequence = DecodeSequence(
-            DecodeRequest("r", slot, 0, handle, options, 1.0),
-            Future(),
-            arrived=0.0,
-            deadline=1.0,
-            n_new_max=N_TOKENS,
-            language=options.language,
-            rows=[Row(slot, (slot,))],
-            cross_pages=(slot,),
-        )
-        sequence.begin_attempt(self.prompts.eot)
-        if options.language is not None:
-            sequence.prompt = self.prompts.prompt(options, options.language)
-        return sequence
+def make_bench(folder: Path, n_slots: int) -> tuple[RunnerBench, RecordingDecoder]:
+    """On torch's attention and layers, whose logits are kept."""
+    bench = RunnerBench(folder, n_slots, "cpu", "float32", attention="torch")
+    bench.runner._decoder = recorder = RecordingDecoder(bench.runner._decoder)
+    return bench, recorder
 
 
 def random_states(dims: Any, seed: int) -> Tensor:
     """What an encoder may give: [1, n_audio_ctx, n_audio_state]."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(1, dims.n_audio_ctx, dims.n_audio_state, generator=generator)
-
-
-def cross_kv(model: Any, states: Tensor) -> Tensor:
-    """The reference's own projections: [n_frames, layer, 2, head, head_dim]."""
-    layers = [layer.encoder_attn for layer in model.model.decoder.layers]
-    kv = torch.stack(
-        [torch.stack((a.k_proj(states[0]), a.v_proj(states[0])), dim=1) for a in layers], dim=1
-    )
-    return kv.unflatten(-1, (layers[0].num_heads, -1))
 
 
 def hf_logits(model: Any, states: Tensor, tokens: list[int]) -> Tensor:
@@ -166,16 +109,15 @@ def compare(shape: str, folder: Path) -> None:
     The reference sees our tokens and must choose, at every step, the token that follows.
     """
     model = hf_model(folder)
-    bench = Bench(folder, n_slots=2)
+    bench, recorder = make_bench(folder, n_slots=2)
     options = [
         DecodeOptions(language="en"),
         DecodeOptions(language="en", timestamps=False, prompt_tokens=tuple(range(300, 330))),
     ]
-    states = [random_states(bench.dims, seed) for seed in range(2)]
-    sequences = [
-        bench.sequence(slot, chosen, cross_kv(model, states[slot]))
-        for slot, chosen in enumerate(options)
-    ]
+    states = [random_states(bench.checkpoint.dims, seed) for seed in range(2)]
+    sequences = [bench.sequence(slot, chosen) for slot, chosen in enumerate(options)]
+    for slot, own in enumerate(states):
+        bench.write(slot, cross_kv(model, own))
     no_speech = []
     for step in range(N_TOKENS):
         run = bench.runner.decode if step else bench.runner.prefill
@@ -184,7 +126,7 @@ def compare(shape: str, folder: Path) -> None:
             sequence.rows[0].tokens.append(outputs[0].token)
             if not step:
                 no_speech.append(outputs[0].no_speech_prob)
-    first, *others = bench.recorder.given  # the prompts': those at SOT, then the last ones
+    first, *others = recorder.given  # the prompts': those at SOT, then the last ones
     ours = torch.stack([first[len(sequences) :], *others])  # [step, sequence, n_vocab]
     for slot, sequence in enumerate(sequences):
         prompt = list(sequence.prompt.tokens)
@@ -205,12 +147,12 @@ def compare(shape: str, folder: Path) -> None:
 def test_the_language_is_the_one_that_the_reference_detects(shape: str) -> None:
     folder = cached_checkpoint(shape)
     model = hf_model(folder)
-    bench = Bench(folder, n_slots=4)
-    states = [random_states(bench.dims, seed) for seed in range(4)]
+    bench, _ = make_bench(folder, n_slots=4)
+    states = [random_states(bench.checkpoint.dims, seed) for seed in range(4)]
     options = DecodeOptions(prompt_tokens=(5, 6, 7))  # no part of the detection
-    sequences = [
-        bench.sequence(slot, options, cross_kv(model, own)) for slot, own in enumerate(states)
-    ]
+    sequences = [bench.sequence(slot, options) for slot in range(4)]
+    for slot, own in enumerate(states):
+        bench.write(slot, cross_kv(model, own))
     launched = bench.runner.detect_language(sequences)
     found = [output.token for (output,) in bench.runner.collect(launched)]
     expected = [
@@ -245,30 +187,3 @@ def test_the_engine_gives_the_text_that_the_reference_generates(timestamps: bool
         result = stand.engine.submit(request).result(ANSWER_S)
     assert len(result.tokens) == N_TOKENS
     assert list(result.tokens) == generated[-N_TOKENS:].tolist()
-
-
-def test_late_arrivals_and_mixed_progress_give_the_tokens_of_single_sequences() -> None:
-    """At a true width: sequences join while others are in the middle of their text."""
-    requests: list[dict[str, Any]] = [
-        {"seed": 0, "max_new_tokens": 60},
-        {"seed": 1, "language": None, "max_new_tokens": 20},
-        {"seed": 2, "timestamps": False, "max_new_tokens": 40, "prompt_tokens": tuple(range(50))},
-        {"seed": 3, "temperatures": (0.8,), "max_new_tokens": 30},
-        {"seed": 4, "max_new_tokens": 5},
-    ]
-    with make_stand(cached_checkpoint("tiny")) as stand:
-        singles = [
-            stand.engine.submit(stand.request(**options)).result(ANSWER_S) for options in requests
-        ]
-        futures = []
-        for options in requests:
-            futures.append(stand.engine.submit(stand.request(**options)))
-            before = stand.engine.stats().steps
-            wait_until(
-                lambda before=before: stand.engine.stats().steps > before + 3, "no step was made"
-            )
-        for single, future in zip(singles, futures, strict=True):
-            together = future.result(ANSWER_S)
-            assert together.tokens == single.tokens
-            assert together.language == single.language
-        stand.assert_all_returned()

@@ -7,31 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from cluster.common.kv.cross_kv import CrossKVProjection
 from cluster.common.model.checkpoint import open_checkpoint
 from encoder_worker.model import AudioEncoder
-from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint
-from tests.support.references.hugging_face import assert_close, hf_features, hf_model, make_pcm
-
-QUICK = ("tiny", "tiny.en", "base", "large-v3")  # the others differ in width or depth alone
-FAMILIES = [
-    shape if shape in QUICK else pytest.param(shape, marks=pytest.mark.slow)
-    for shape in SHAPES
-    if shape != "micro"
-]
-
-
-def reference_kv(model: object, states: Tensor) -> Tensor:
-    """[B, T, L, 2, H, Dh] by the reference's own projections."""
-    layers = model.model.decoder.layers  # type: ignore[attr-defined]
-    projected = [
-        torch.stack((layer.encoder_attn.k_proj(states), layer.encoder_attn.v_proj(states)), dim=2)
-        for layer in layers
-    ]
-    n_head = layers[0].encoder_attn.num_heads
-    return torch.stack(projected, dim=2).unflatten(-1, (n_head, -1))
+from tests.support.checkpoints import cached_checkpoint, make_checkpoint
+from tests.support.references.hugging_face import (
+    FAMILIES,
+    assert_close,
+    cross_kv,
+    hf_features,
+    hf_model,
+    make_pcm,
+)
 
 
 @pytest.mark.parametrize("shape", FAMILIES)
@@ -45,7 +33,7 @@ def test_states_and_cross_kv_equal_the_reference(shape: str) -> None:
     expected = model.model.encoder(mel).last_hidden_state
     assert_close(f"{shape} encoder", states, expected)
     kv = CrossKVProjection(checkpoint).project(states)
-    expected_kv = reference_kv(model, expected)
+    expected_kv = cross_kv(model, expected)[None]
     assert_close(f"{shape} cross K", kv[:, :, :, 0], expected_kv[:, :, :, 0])
     assert_close(f"{shape} cross V", kv[:, :, :, 1], expected_kv[:, :, :, 1])
 

@@ -304,15 +304,6 @@ def show(heard: list[Heard]) -> None:
 # ---------------------------------------------------------------------------------- tests
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def quick(
-    transcriber: RequestTranscriber, tmp_path_factory: pytest.TempPathFactory
-) -> list[Heard]:
-    heard = await listen(transcriber, QUICK[::4], tmp_path_factory.mktemp("sounds"))
-    show(heard)
-    return heard
-
-
 def assert_no_more_than_the_reference(heard: list[Heard]) -> None:
     """How many words a model makes of a sound that is none is luck; whether it makes any is not."""
     for one in heard:
@@ -330,24 +321,17 @@ def assert_gates_add_nothing(heard: list[Heard]) -> None:
     assert mine <= unguarded
 
 
-async def test_nothing_is_invented_that_the_reference_does_not_invent(quick: list[Heard]) -> None:
-    assert_no_more_than_the_reference(quick)
-
-
-async def test_the_gates_invent_nothing(quick: list[Heard]) -> None:
-    assert_gates_add_nothing(quick)
-
-
-async def test_some_sounds_pass_the_voice_detector(quick: list[Heard]) -> None:
-    """Or the gates would not have been asked."""
-    wordless = [one for one in quick if not one.sound.said]
-    assert any(one.n_windows for one in wordless)
-
-
-async def test_the_sentence_in_the_silence_is_found(quick: list[Heard]) -> None:
-    alone = [one for one in quick if one.sound.said == SAID]
-    for one in alone:
-        assert words_of(one.guarded) == words_of(SAID), one.sound.name
+async def test_nothing_is_invented_that_the_reference_does_not_invent(
+    transcriber: RequestTranscriber, tmp_path: Path
+) -> None:
+    heard = await listen(transcriber, QUICK[::4], tmp_path)
+    show(heard)
+    assert_no_more_than_the_reference(heard)
+    assert_gates_add_nothing(heard)
+    assert any(one.n_windows for one in heard if not one.sound.said), "the gates were not asked"
+    for one in heard:
+        if one.sound.said == SAID:
+            assert words_of(one.guarded) == words_of(SAID), one.sound.name
 
 
 @pytest.mark.slow

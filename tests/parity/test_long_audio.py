@@ -110,15 +110,10 @@ class Heard:
         first, last = sentence.start - CUT_S, sentence.end + CUT_S
         return any(first <= at_s <= last for at_s in self.cuts_s)
 
-    @property
-    def at_cuts(self) -> WordErrors:
+    def total(self, *, at_cuts: bool) -> WordErrors:
+        """Of the sentences at a cut, or of all others."""
         pairs = zip(self.recording.sentences, self.errors, strict=True)
-        return total(errors for sentence, errors in pairs if self.is_at_cut(sentence))
-
-    @property
-    def elsewhere(self) -> WordErrors:
-        pairs = zip(self.recording.sentences, self.errors, strict=True)
-        return total(errors for sentence, errors in pairs if not self.is_at_cut(sentence))
+        return total(errors for one, errors in pairs if self.is_at_cut(one) == at_cuts)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -155,10 +150,7 @@ def show(found: dict[str, list[Heard]]) -> None:
     Console(width=150).print("", table)
     for mode, all_ in found.items():
         n_cuts = sum(len(one.cuts_s) for one in all_)
-        at_cuts, elsewhere = (
-            total(one.at_cuts for one in all_),
-            total(one.elsewhere for one in all_),
-        )
+        at_cuts, elsewhere = (total(o.total(at_cuts=at) for o in all_) for at in (True, False))
         print(f"{mode}: {n_cuts} cuts, at them {at_cuts}, elsewhere {elsewhere}")
 
 
@@ -178,7 +170,7 @@ async def test_no_words_are_lost_or_doubled_at_cuts(
     heard: dict[str, list[Heard]], kind: str
 ) -> None:
     mine = [one for one in heard["parallel"] if one.recording.name.startswith(kind)]
-    at_cuts, elsewhere = total(one.at_cuts for one in mine), total(one.elsewhere for one in mine)
+    at_cuts, elsewhere = (total(one.total(at_cuts=at) for one in mine) for at in (True, False))
     usual = (elsewhere.deletions + elsewhere.insertions) / elsewhere.words
     n_more = at_cuts.deletions + at_cuts.insertions - usual * at_cuts.words
     assert n_more <= WORDS_AT_A_CUT[kind] * sum(len(one.cuts_s) for one in mine), (

@@ -5,8 +5,6 @@ With timestamps off; with them on openai-whisper's rules do not see the prefix, 
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,25 +23,17 @@ from cluster.demo.samples import sample_path
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm
 from tests.support.references.openai_whisper import (
+    cross_kv,
+    log_mel,
     openai_model,
     openai_vocabulary,
     reference_options,
 )
 from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand
 
-MODEL = importlib.import_module("whisper.model")
 DEMO = open_checkpoint("demo").path
 N_TOKENS = 40
 NO_GATES = QualityGates(None, None, None)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads of OpenMP that wait for each other on a busy machine take ten times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def speech(begin_s: float, seconds: float) -> np.ndarray[Any, Any]:
@@ -54,20 +44,6 @@ def speech(begin_s: float, seconds: float) -> np.ndarray[Any, Any]:
 
 def noise(seconds: float) -> np.ndarray[Any, Any]:
     return make_pcm(seconds, seed=4).astype(np.float32) / 32_768
-
-
-def log_mel(model: Any, audio: np.ndarray[Any, Any]) -> Tensor:
-    mel = whisper.log_mel_spectrogram(audio, model.dims.n_mels, padding=480_000)
-    return whisper.pad_or_trim(mel, 3000)
-
-
-@torch.inference_mode()
-def cross_kv(model: Any, mel: Tensor) -> Tensor:
-    """The reference's own projections: [n_frames, layer, 2, head, head_dim]."""
-    states = model.encoder(mel[None])[0]
-    layers = [block.cross_attn for block in model.decoder.blocks]
-    kv = torch.stack([torch.stack((a.key(states), a.value(states)), dim=1) for a in layers], dim=1)
-    return kv.unflatten(-1, (layers[0].n_head, -1))
 
 
 def theirs(folder: Path, mel: Tensor, prefix: tuple[int, ...], *, blank: bool) -> tuple[int, ...]:

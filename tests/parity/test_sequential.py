@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import re
-import wave
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,10 @@ import pytest_asyncio
 import torch
 import whisper
 
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE, Pcm, QualityGates
 from cluster.common.model.checkpoint import open_checkpoint
-from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import sample_path, sample_text
-from cluster.serve.in_process import local_transcriber
 from decoder_worker.sampling.sampler import gumbel, noise_key
 from router.api.params import LADDER, SequentialOptions, TranscriptionParams
 from router.interface import Update
@@ -41,6 +39,7 @@ from tests.support.references.openai_whisper import (
     reference_options,
     tokenizer_of,
 )
+from tests.support.references.transcribers import float32_transcriber
 from tests.support.requests import request_context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -62,23 +61,15 @@ PARAMS = TranscriptionParams(
 # ------------------------------------------------------------------------- both sides
 
 
-@asynccontextmanager
-async def transcriber_of(model: str) -> AsyncIterator[RequestTranscriber]:
-    role = {"dtype": "float32", "device": "cpu", "threads": 1}
-    settings = {"model": model, "router": {"audio_workers": 1}, "encoder": role, "decoder": role}
-    async with local_transcriber(load_settings(None, settings, environ={})) as transcriber:
-        yield transcriber
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def demo() -> AsyncIterator[RequestTranscriber]:
-    async with transcriber_of("demo") as transcriber:
+    async with float32_transcriber(context="auto") as transcriber:
         yield transcriber
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def micro() -> AsyncIterator[RequestTranscriber]:
-    async with transcriber_of(str(MICRO)) as transcriber:
+    async with float32_transcriber(str(MICRO), context="auto") as transcriber:
         yield transcriber
 
 
@@ -89,7 +80,8 @@ MICRO = cached_checkpoint("micro")
 async def ours(
     transcriber: RequestTranscriber, params: TranscriptionParams, pcm: Pcm, folder: Path
 ) -> tuple[Transcript, list[Update]]:
-    file = write_wav(folder / "upload", pcm)
+    file = folder / "upload"
+    file.write_bytes(wav_bytes(pcm))
     context = request_context(seconds=600.0)
     updates: list[Update] = []
     context.on_update = updates.append
@@ -207,15 +199,6 @@ def assert_same_numbers(segment: Segment, reference: dict[str, Any]) -> None:
 # ------------------------------------------------------------------------------- audio
 
 
-def write_wav(file: Path, pcm: Pcm) -> Path:
-    with wave.open(str(file), "wb") as wav:
-        wav.setnchannels(1)
-        wav.setsampwidth(2)
-        wav.setframerate(SAMPLE_RATE)
-        wav.writeframes(pcm.tobytes())
-    return file
-
-
 def sample(name: str) -> Pcm:
     import soundfile
 
@@ -245,11 +228,74 @@ def talk() -> Pcm:
 # ------------------------------------------------------------------------------- tests
 
 
-@pytest.mark.parametrize("name", ["short", "medium", "long"])
-async def test_recordings_equal_the_reference(
-    demo: RequestTranscriber, tmp_path: Path, name: str
-) -> None:
-    assert await assert_equal(demo, PARAMS, sample(name), tmp_path)
+def clips(*at_s: float) -> dict[str, Any]:
+    return {"sequential": SequentialOptions(clip_timestamps=at_s)}
+
+
+def prompt(carried: bool) -> dict[str, Any]:
+    sequential = SequentialOptions(carry_initial_prompt=carried)
+    return {"prompt": " her silver captain\n", "sequential": sequential}
+
+
+def long_silences() -> Pcm:
+    return np.concatenate((hum(31.0), sample("medium"), hum(20.0)))
+
+
+LADDERED = {"fallback": True, "best_of": 5}
+CASES: dict[str, tuple[dict[str, Any], Callable[[], Pcm]]] = {
+    "short": ({}, lambda: sample("short")),
+    "medium": ({}, lambda: sample("medium")),
+    "long": ({}, lambda: sample("long")),
+    "ten seconds from inside a recording": ({}, lambda: sample("long")[333_333:493_333]),
+    "0.1 s": ({}, lambda: sample("short")[8_000:9_600]),
+    "0.11 s": ({}, lambda: sample("short")[8_000:9_759]),
+    "1 s": ({}, lambda: sample("short")[8_000:24_000]),
+    "a prompt that is carried": (prompt(True), chat),
+    "a prompt": (prompt(False), chat),
+    "to the end": (clips(10.0), lambda: sample("medium")),
+    "a clip": (clips(5.0, 20.5), lambda: sample("medium")),
+    "two clips": (clips(3.0, 9.99, 20.0, 23.0), lambda: sample("medium")),
+    "backwards": (clips(20.0, 23.5, 10.0), lambda: sample("medium")),
+    "an empty clip": (clips(8.0, 8.0, 12.0), lambda: sample("medium")),
+    "the language of the short": ({"language": None}, lambda: sample("short")),
+    "the language of the first window": ({"language": None}, lambda: sample("long")),
+    "everything is silence": ({"gates": QualityGates(None, None, 0.0)}, long_silences),
+    "what is unsure is silence": (
+        {"gates": QualityGates(avg_logprob=-0.2, no_speech_prob=1e-6)},
+        long_silences,
+    ),
+    "nothing is silence": ({"gates": QualityGates(no_speech_prob=None)}, long_silences),
+    "one temperature above zero": ({"temperature": 0.3}, lambda: sample("short")),
+    "beams": ({"beam_size": 4}, lambda: sample("short")),
+    "patient beams": ({"beam_size": 3, "patience": 2.0}, lambda: sample("short")),
+    "long beams": ({"beam_size": 3, "length_penalty": 0.6}, lambda: sample("short")),
+    "two minutes up the ladder": ({**LADDERED, "gates": NEVER}, talk),
+    "two minutes of beams and candidates": (
+        {**LADDERED, "gates": QualityGates(1.3, -0.3), "beam_size": 5},
+        talk,
+    ),
+    "two minutes of words": (
+        {
+            "words": True,
+            "sequential": SequentialOptions(hallucination_silence_threshold=0.2),
+        },
+        talk,
+    ),
+}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=SLOW) if name.startswith(("two minutes", "long b")) else name
+        for name in CASES
+    ],
+)
+async def test_it_equals_the_reference(demo: RequestTranscriber, tmp_path: Path, name: str) -> None:
+    changes, make = CASES[name]
+    segments = await assert_equal(demo, replace(PARAMS, **changes), make(), tmp_path)
+    assert segments or name not in ("short", "medium", "long")
 
 
 @pytest.mark.parametrize("conditioned", [True, pytest.param(False, marks=SLOW)])
@@ -259,26 +305,6 @@ async def test_a_long_talk_equals_the_reference(
     sequential = SequentialOptions(condition_on_previous_text=conditioned)
     segments = await assert_equal(demo, replace(PARAMS, sequential=sequential), talk(), tmp_path)
     assert len({segment["seek"] for segment in segments}) >= 3
-
-
-async def test_ten_seconds_from_inside_a_recording(
-    demo: RequestTranscriber, tmp_path: Path
-) -> None:
-    await assert_equal(demo, PARAMS, sample("long")[333_333:493_333], tmp_path)
-
-
-@pytest.mark.parametrize("n_samples", [1_600, 1_759, 16_000])
-async def test_files_of_a_moment(demo: RequestTranscriber, tmp_path: Path, n_samples: int) -> None:
-    await assert_equal(demo, PARAMS, sample("short")[8_000 : 8_000 + n_samples], tmp_path)
-
-
-@pytest.mark.parametrize("carried", [True, False])
-async def test_prompts_equal_the_reference(
-    demo: RequestTranscriber, tmp_path: Path, carried: bool
-) -> None:
-    sequential = SequentialOptions(carry_initial_prompt=carried)
-    params = replace(PARAMS, prompt=" her silver captain\n", sequential=sequential)
-    await assert_equal(demo, params, chat(), tmp_path)
 
 
 @pytest.mark.parametrize("carried", [True, False])
@@ -295,17 +321,6 @@ async def test_prompts_that_leave_no_room_equal_the_reference(
     await assert_equal(micro, params, make_pcm(65.0, seed=3), tmp_path, MICRO)
 
 
-@pytest.mark.parametrize(
-    "clips",
-    [(10.0,), (5.0, 20.5), (3.0, 9.99, 20.0, 23.0), (20.0, 23.5, 10.0), (8.0, 8.0, 12.0)],
-)
-async def test_clips_equal_the_reference(
-    demo: RequestTranscriber, tmp_path: Path, clips: tuple[float, ...]
-) -> None:
-    params = replace(PARAMS, sequential=SequentialOptions(clip_timestamps=clips))
-    await assert_equal(demo, params, sample("medium"), tmp_path)
-
-
 async def test_a_clip_past_the_end_ends_with_the_file(
     demo: RequestTranscriber, tmp_path: Path
 ) -> None:
@@ -315,28 +330,6 @@ async def test_a_clip_past_the_end_ends_with_the_file(
     first, _ = await ours(demo, longer, sample("medium"), tmp_path)
     second, _ = await ours(demo, to_end, sample("medium"), tmp_path)
     assert first == second
-
-
-@pytest.mark.parametrize("name", ["short", "long"])
-async def test_the_language_is_that_of_the_first_window(
-    demo: RequestTranscriber, tmp_path: Path, name: str
-) -> None:
-    await assert_equal(demo, replace(PARAMS, language=None), sample(name), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "gates",
-    [
-        QualityGates(compression_ratio=None, avg_logprob=None, no_speech_prob=0.0),
-        QualityGates(avg_logprob=-0.2, no_speech_prob=1e-6),
-        QualityGates(no_speech_prob=None),
-    ],
-)
-async def test_silence_is_what_the_reference_takes_for_it(
-    demo: RequestTranscriber, tmp_path: Path, gates: QualityGates
-) -> None:
-    pcm = np.concatenate((hum(31.0), sample("medium"), hum(20.0)))
-    await assert_equal(demo, replace(PARAMS, gates=gates), pcm, tmp_path)
 
 
 @pytest.mark.parametrize("threshold_s", [None, 0.2, pytest.param(2.0, marks=SLOW)])
@@ -368,24 +361,6 @@ async def test_the_ladder_equals_the_reference(
     segments = await assert_equal(demo, params, sample("short"), tmp_path)
     if params.gates is NEVER:
         assert {segment["temperature"] for segment in segments} == {LADDER[-1]}
-
-
-async def test_one_temperature_above_zero(demo: RequestTranscriber, tmp_path: Path) -> None:
-    await assert_equal(demo, replace(PARAMS, temperature=0.3), sample("short"), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"beam_size": 4},
-        {"beam_size": 3, "patience": 2.0},
-        pytest.param({"beam_size": 3, "length_penalty": 0.6}, marks=SLOW),
-    ],
-)
-async def test_beams_equal_the_reference(
-    demo: RequestTranscriber, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    await assert_equal(demo, replace(PARAMS, **changes), sample("short"), tmp_path)
 
 
 @pytest.mark.parametrize("words", [False, True])
@@ -448,19 +423,3 @@ async def test_ten_minutes_equal_the_reference(
     assert pcm.shape[0] > 600 * SAMPLE_RATE
     segments = await assert_equal(demo, replace(PARAMS, **changes), pcm, tmp_path)
     assert len({segment["seek"] for segment in segments}) >= 12
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"fallback": True, "gates": NEVER, "best_of": 5},
-        {"fallback": True, "gates": QualityGates(1.3, -0.3), "beam_size": 5, "best_of": 5},
-        {"words": True, "sequential": SequentialOptions(hallucination_silence_threshold=0.2)},
-    ],
-)
-async def test_two_minutes_of_all_that_is_costly(
-    demo: RequestTranscriber, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    await assert_equal(demo, replace(PARAMS, **changes), talk(), tmp_path)

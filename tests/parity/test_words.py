@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
-import torch
 import whisper
-from torch import Tensor
 from whisper import timing
 from whisper.tokenizer import Tokenizer
 
@@ -24,20 +22,17 @@ from router.transcript import Segment
 from router.words import add_words
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint
 from tests.support.references.hugging_face import make_pcm
-from tests.support.references.openai_whisper import TRANSCRIBE, openai_model, openai_vocabulary
+from tests.support.references.openai_whisper import (
+    TRANSCRIBE,
+    cross_kv,
+    log_mel,
+    openai_model,
+    openai_vocabulary,
+)
 from tests.support.workers.aligners import Bench
 
 DEMO = open_checkpoint("demo").path
 SAMPLE_FRAMES = 3000  # mel frames in a window
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads of OpenMP that wait for each other on a busy machine take ten times as long."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def reference_tokenizer(folder: Path, language: str = "en") -> Tokenizer:
@@ -49,21 +44,6 @@ def reference_tokenizer(folder: Path, language: str = "en") -> Tokenizer:
             language=language,
             task="transcribe",
         )
-
-
-def log_mel(model: Any, audio: np.ndarray[Any, Any]) -> Tensor:
-    """One window's features by the reference, padded to 30 s: [n_mels, 3000]."""
-    mel = whisper.log_mel_spectrogram(audio, model.dims.n_mels, padding=480_000)
-    return whisper.pad_or_trim(mel, SAMPLE_FRAMES)
-
-
-@torch.inference_mode()
-def cross_kv(model: Any, mel: Tensor) -> Tensor:
-    """The reference's own projections: [n_frames, layer, 2, head, head_dim]."""
-    states = model.encoder(mel[None])[0]
-    layers = [block.cross_attn for block in model.decoder.blocks]
-    kv = torch.stack([torch.stack((a.key(states), a.value(states)), dim=1) for a in layers], dim=1)
-    return kv.unflatten(-1, (layers[0].n_head, -1))
 
 
 def assert_equal_words(

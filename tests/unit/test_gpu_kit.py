@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import subprocess
 import sys
 import zipfile
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.gpu_kit.__main__ import HERE, MOST_MIB, build, check, mebibytes
-from tests.gpu_kit.fatbin import architectures, driver_calls
 from tests.gpu_kit.flashinfer_wheel import make_wheel
 from tests.gpu_kit.kernels import ARCHITECTURES, compile_kernels
 from tests.gpu_kit.packages import installed, requirements
@@ -20,27 +18,6 @@ needs_toolkit = pytest.mark.skipif(
     not (installed("gpu-check") and installed("gpu-kernels")),
     reason="needs flashinfer and CUDA's compiler (`make gpu-kernels` fetches them)",
 )
-
-
-def container(*entries: tuple[int, int]) -> bytes:
-    """As nvcc writes one: of entries of a kind (2: machine code) for an architecture."""
-    content = b""
-    for kind, architecture in entries:
-        code = b"\0" * 24
-        header = struct.pack("<HHIQ", kind, 0x101, 64, len(code)).ljust(28, b"\0")
-        content += (header + struct.pack("<i", architecture)).ljust(64, b"\0") + code
-    return struct.pack("<IHHQ", 0xBA55ED50, 1, 16, len(content)) + content
-
-
-def test_a_library_says_what_it_holds(tmp_path: Path) -> None:
-    library = tmp_path / "kernel.so"
-    library.write_bytes(
-        b"ELF.." + container((2, 80), (1, 90)) + b"\0\0" + container((2, 90)) + b"\0cudaFree\0"
-    )
-    assert architectures(library) == {80, 90}
-    assert driver_calls(library) == []
-    library.write_bytes(library.read_bytes() + b"cuLaunchKernel\0cuInit\0")
-    assert driver_calls(library) == ["cuInit", "cuLaunchKernel"]
 
 
 def test_extras_are_pinned_as_the_tests_ran() -> None:

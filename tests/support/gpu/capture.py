@@ -9,6 +9,7 @@ more and compares: a graph repeats what it was made of, whatever Python has chan
 from __future__ import annotations
 
 import gc
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -16,8 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.support.gpu.device import Memory, SimulatedGpu
-from tests.support.gpu.operations import Kind, Operation, each_tensor, tensors_in
-from tests.support.gpu.tensor import all_plain, as_meta
+from tests.support.gpu.operations import Kind, Operation, where_now
 
 _FORBIDDEN = {
     Kind.TO_HOST: "copies from the device to the host",
@@ -73,9 +73,16 @@ class Capture:
             memory = self._gpu.memory_of(tensor)
             if memory.number not in self._own:
                 self._found[memory.number] = memory
-        self._note((operation.name, *map(self._key, (*operation.reads, *operation.writes))))
+        step = (operation.name, *map(self._key, (*operation.reads, *operation.writes)))
+        self._steps.append(step)
         if self._like is not None:
-            self._compare(operation)
+            place = len(self._steps) - 1
+            captured = self._like.steps[place] if place < len(self._like.steps) else None
+            if step != captured:
+                raise CaptureError(
+                    f"{operation.where}: {operation.name} is not what was captured: "
+                    f"{step}, captured {captured}"
+                )
 
     def refuse(self, why: str, where: str, name: str = "") -> NoReturn:
         what = f" ({name})" if name else ""
@@ -95,82 +102,43 @@ class Capture:
             )
         return Recorded(self._steps, self._found)
 
-    def _note(self, step: Step) -> None:
-        self._steps.append(step)
-
-    def _compare(self, operation: Operation) -> None:
-        assert self._like is not None
-        place = len(self._steps) - 1
-        expected = self._like.steps[place] if place < len(self._like.steps) else None
-        if self._steps[place] != expected:
-            raise CaptureError(
-                f"{operation.where}: {operation.name} is not what was captured: "
-                f"{self._steps[place]}, captured {expected}"
-            )
-
     def _key(self, tensor: Tensor) -> Step:
         """What a graph holds of an argument: an address, where it was not allocated inside."""
         number = self._gpu.memory_of(tensor).number
         known = "own" if number in self._own else number
         return (known, tensor.storage_offset(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
 
-    def check_inside(self, operation: Operation) -> None:
-        """Look for what needs values in the operations that this one is made of."""
-        for tag, why in _TAGS.items():
-            if tag in operation.func.tags and operation.func not in _INDEXED:
-                self.refuse(why, operation.where, operation.name)
-        if operation.func in _INDEXED:
-            masks = [x for x in operation.args[1] if x is not None and x.dtype == torch.bool]
-            if masks:
-                self.refuse(_TAGS[torch.Tag.dynamic_output_shape], operation.where, operation.name)
-        elif (
-            _is_composite(operation.func)
-            and (key := _kind_of(operation)) not in self._gpu.looked_at
-        ):
-            _Parts.look(self, operation)
-            self._gpu.looked_at.add(key)
+    @property
+    def inside(self) -> AbstractContextManager[object]:
+        """While open, what composite operations are made of is looked at too."""
+        return nullcontext() if self.is_replay else _Parts(self)
 
 
 class _Parts(TorchDispatchMode):
-    """Takes composite operations apart, on shapes alone."""
+    """Takes composite operations apart, and refuses the parts that need values on the host."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing compiles here, and asking loads the compiler
 
-    def __init__(self, capture: Capture, operation: Operation) -> None:
+    def __init__(self, capture: Capture) -> None:
         super().__init__()
         self._capture = capture
-        self._operation = operation
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
+        tags = func.tags
+        if func in _INDEXED:
+            masked = any(x is not None and x.dtype == torch.bool for x in args[1])
+            tags = [torch.Tag.dynamic_output_shape] if masked else []
         for tag, why in _TAGS.items():
-            if tag in func.tags and func not in _INDEXED:
-                self._capture.refuse(why, self._operation.where, str(func))
+            if tag in tags:
+                self._capture.refuse(why, where_now(), str(func))
         if _is_composite(func):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
         return func(*args, **(kwargs or {}))
-
-    @classmethod
-    def look(cls, capture: Capture, operation: Operation) -> None:
-        args, kwargs = _all_shapes(operation.args), _all_shapes(operation.kwargs)
-        if kwargs.get("device") is not None:
-            kwargs["device"] = "meta"
-        with cls(capture, operation):
-            operation.func.decompose(*args, **kwargs)
-
-
-def _kind_of(operation: Operation) -> Any:
-    """Whether an operation looks at values does not depend on its sizes."""
-    tensors = tensors_in(operation.args)
-    return (operation.func, *((x.dim(), x.dtype) for x in tensors))
-
-
-def _all_shapes(values: Any) -> Any:
-    return each_tensor(all_plain(values), lambda x: as_meta(x) if x.dim() else x)
 
 
 def _is_composite(func: Any) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,8 +86,7 @@ class SimulatedGpu:
     def __init__(self, values: str = "cpu") -> None:
         self.values = values
         self.watchers: list[Watcher] = []
-        self.before: list[Watcher] = []  # told before a kernel runs: it may not run at all
-        self.looked_at: set[Any] = set()  # composite operations that a capture knows
+        self.around: Callable[[], AbstractContextManager[object]] = nullcontext  # each kernel
         self.on_free: list[Callable[[Memory], None]] = []
         self.lock = threading.RLock()
         self._memory: dict[int, Memory] = {}  # by the storage's id
@@ -196,7 +195,7 @@ class SimulatedGpu:
         if self.is_in_kernel:
             return func(*all_plain(args), **all_plain(kwargs))
         if func in _PINS:
-            return self._pin(args[0])
+            return args[0] if self.is_pinned(args[0]) else self._as_pinned(args[0].clone())
         if func is aten.is_pinned.default:
             return self.is_pinned(args[0])
         if func in _CONVERSIONS:
@@ -226,15 +225,11 @@ class SimulatedGpu:
         if self.values == "meta":
             plain_args, options = all_meta(plain_args), all_meta(options)
         reads, writes = accesses(func, args, kwargs)
-        for watcher in tuple(self.before):
-            watcher(
-                Operation(str(func), Kind.KERNEL, where_now(), func=func, args=args, kwargs=kwargs)
-            )
         if func in _READ_BY_HOST and self.values == "meta":
             found: Any = 0
         else:
             run = func if self.values == "meta" else _BY_CPU.get(func, func)
-            with self.in_kernel():
+            with self.in_kernel(), self.around():
                 found = run(*plain_args, **options)
         same = {id(plain_of(x)): x for x in writes}
         made: list[Tensor] = []
@@ -275,27 +270,18 @@ class SimulatedGpu:
             reads, writes = accesses(func, args, kwargs)
             outputs = list(tensors_in(found))
             if writes or not any(self.is_pinned(x) for x in outputs):  # else it made a view
-                self._touch_host(str(func), reads, writes)
+                self.touch_on_host(str(func), reads, writes)
         return found
 
-    def _touch_host(
-        self, name: str, reads: list[Tensor] | None = None, writes: list[Tensor] | None = None
-    ) -> None:
-        kept = [tuple(x for x in some or () if self.is_pinned(x)) for some in (reads, writes)]
-        self.tell(Operation(name, Kind.HOST, where_now(), *kept))
-
-    def host_touches(self, name: str, tensor: Tensor, *, writes: bool) -> None:
-        """The host gets at a tensor's values past torch's dispatcher."""
-        if self.is_pinned(tensor):
-            self._touch_host(name, [tensor], [tensor] if writes else [])
+    def touch_on_host(self, name: str, reads: list[Tensor], writes: list[Tensor]) -> None:
+        """Tell of the host's accesses; those of memory that is not pinned concern nobody."""
+        kept = [tuple(x for x in some if self.is_pinned(x)) for some in (reads, writes)]
+        if any(kept):
+            self.tell(Operation(name, Kind.HOST, where_now(), *kept))
 
     def touch(self, name: str, reads: tuple[Tensor, ...], writes: tuple[Tensor, ...] = ()) -> None:
         """Tell of a kernel's accesses that no argument of its operator shows."""
         self.tell(Operation(name, Kind.KERNEL, where_now(), reads, writes))
-
-    def _pin(self, tensor: Tensor) -> Tensor:
-        assert not isinstance(tensor, DeviceTensor), "cannot pin a tensor of the device"
-        return tensor if self.is_pinned(tensor) else self._as_pinned(tensor.clone())
 
     def _as_pinned(self, tensor: Tensor) -> Tensor:
         with self.lock:
@@ -319,37 +305,23 @@ class SimulatedGpu:
             if dtype == tensor.dtype and not must_copy:
                 return tensor
             options = {"dtype": dtype, "memory_format": given.get("memory_format")}
-            return (
-                self.dispatch(aten._to_copy.default, (tensor,), options)
-                if (func is not aten._to_copy.default)
-                else self._cast(tensor, options)
-            )
+            run = self._on_device if isinstance(tensor, DeviceTensor) else self._on_host
+            return run(aten._to_copy.default, (tensor,), options, [tensor])
         if dtype != tensor.dtype:  # converted where it is, as CUDA does before a copy
             tensor = self.dispatch(aten._to_copy.default, (tensor,), {"dtype": dtype})
-        return self._move(tensor, target, bool(given.get("non_blocking")))
-
-    def _cast(self, tensor: Tensor, options: dict[str, Any]) -> Tensor:
-        if isinstance(tensor, DeviceTensor):
-            return self._on_device(aten._to_copy.default, (tensor,), options, [tensor])
-        return self._on_host(aten._to_copy.default, (tensor,), options, [tensor])
-
-    def _move(self, tensor: Tensor, target: torch.device, non_blocking: bool) -> Tensor:
+        made: tuple[Tensor, ...] = ()
         if target.type == "cuda":
             plain = tensor.clone() if self.values == "cpu" else as_meta(tensor)
             with self.lock:
                 self._add(plain, where_now())
             moved: Tensor = DeviceTensor.of(plain)
-            self._tell_copy(moved, tensor, non_blocking, made=(moved,))
-            return moved
-        moved = self._read_values(tensor)
-        self._tell_copy(moved, tensor, non_blocking)
+            made = (moved,)
+        elif self.values == "cpu":
+            moved = plain_of(tensor).clone()
+        else:
+            moved = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        self._tell_copy(moved, tensor, bool(given.get("non_blocking")), made)
         return moved
-
-    def _read_values(self, tensor: Tensor) -> Tensor:
-        plain = plain_of(tensor)
-        return (
-            plain.clone() if self.values == "cpu" else torch.zeros(plain.shape, dtype=plain.dtype)
-        )
 
     def _copy(self, target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
         if self.values == "cpu":
@@ -358,17 +330,13 @@ class SimulatedGpu:
         return target
 
     def _tell_copy(
-        self,
-        target: Tensor,
-        source: Tensor,
-        non_blocking: bool,
-        made: tuple[Tensor, ...] = (),
+        self, target: Tensor, source: Tensor, non_blocking: bool, made: tuple[Tensor, ...] = ()
     ) -> None:
         up = isinstance(target, DeviceTensor)
         host = source if up else target
-        # From pageable memory a copy is staged before the call returns, and waits for the stream.
-        blocking = not (non_blocking and (self.is_pinned(host) or not up))
         seen = self.is_pinned(host)
+        # From pageable memory a copy is staged before the call returns, and waits for the stream.
+        blocking = not (non_blocking and (seen or not up))
         self.tell(
             Operation(
                 "copy",

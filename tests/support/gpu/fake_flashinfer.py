@@ -55,17 +55,36 @@ class _Wrapper:
         assert (q.dtype, k.dtype) == (self._dtypes["q_data_type"], self._dtypes["kv_data_type"])
         indptr, indices, last = self.indptr.tolist(), self.indices.tolist(), self.last.tolist()
         assert [b - a for a, b in pairwise(indptr)] == self.counts
-        out = torch.full_like(q, torch.nan)
-        for i, (begin, end) in enumerate(pairwise(rows)):
-            pages = indices[indptr[i] : indptr[i + 1]]
-            length = (len(pages) - 1) * page_size + last[i]
-            own_k, own_v = (x[pages].flatten(0, 1)[:length].float() for x in kv)
-            scores = torch.einsum("qhd,khd->hqk", q[begin:end].float(), own_k) / head_dim**0.5
-            if causal:
-                seen = torch.ones(end - begin, length).tril(length - (end - begin)).bool()
-                scores = scores.masked_fill(~seen, -torch.inf)
-            out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), own_v).to(q.dtype)
-        return out
+        return attend_pages(q, kv, rows, indptr, indices, last, head_dim**-0.5, causal=causal)
+
+
+def attend_pages(
+    q: Tensor,
+    kv: tuple[Tensor, Tensor],
+    rows: list[int],
+    indptr: list[int],
+    indices: list[int],
+    last: list[int],
+    scale: float,
+    *,
+    causal: bool,
+) -> Tensor:
+    """What the kernels compute: q [n, head, head_dim]; K and V [page, place, head, head_dim].
+
+    rows: where each entry's queries begin, and the end. indptr, indices, last: its pages, as
+    flashinfer's tables have them.
+    """
+    out = torch.full_like(q, torch.nan)
+    for i, (begin, end) in enumerate(pairwise(rows)):
+        pages = indices[indptr[i] : indptr[i + 1]]
+        length = (len(pages) - 1) * kv[0].shape[1] + last[i]
+        k, v = (x[pages].flatten(0, 1)[:length].float() for x in kv)
+        scores = torch.einsum("qhd,khd->hqk", q[begin:end].float(), k) * scale
+        if causal:
+            seen = torch.ones(end - begin, length).tril(length - (end - begin)).bool()
+            scores = scores.masked_fill(~seen, -torch.inf)
+        out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+    return out
 
 
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):

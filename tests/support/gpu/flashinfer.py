@@ -6,8 +6,7 @@ each run reads the copy. Nothing in it waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -22,41 +21,32 @@ from tests.support.gpu.tensor import CUDA
 PLAN_BYTES = 64
 
 
-def _on(gpu: SimulatedGpu) -> ModuleType:
+def flashinfer_on(gpu: SimulatedGpu) -> ModuleType:
     """A module with all that the product takes of flashinfer's."""
-
-    class Traffic:
-        """What a wrapper keeps on both sides."""
-
-        def keep(self) -> None:
-            self._pinned = torch.zeros(PLAN_BYTES, dtype=torch.uint8, pin_memory=True)
-            self._int_workspace = torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=CUDA)
-
-        def send(self, *buffers: Tensor) -> None:
-            self._pinned.fill_(1)
-            self._int_workspace.copy_(self._pinned, non_blocking=True)
-            if buffers:
-                gpu.touch("plan", (), buffers)
-
-        def read(self) -> None:
-            gpu.touch("run", (self._int_workspace,))
 
     def on_gpu(wrapper: Any, sent: Callable[[Any], tuple[Tensor, ...]]) -> Any:
         """The wrapper's class with traffic; `sent` are the buffers that its plan writes."""
 
-        class OnGpu(Traffic, wrapper):  # type: ignore[misc]
+        class OnGpu(wrapper):  # type: ignore[misc]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
-                self.keep()
+                self._pinned = torch.zeros(PLAN_BYTES, dtype=torch.uint8, pin_memory=True)
+                self._int_workspace = torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=CUDA)
 
             def plan(self, *args: Any, **kwargs: Any) -> None:
                 if gpu.values == "cpu":
                     with gpu.in_kernel():
                         super().plan(*args, **kwargs)
-                self.send(*sent(self))
+                self.send()
+                if buffers := sent(self):
+                    gpu.touch("plan", (), buffers)
+
+            def send(self) -> None:
+                self._pinned.fill_(1)
+                self._int_workspace.copy_(self._pinned, non_blocking=True)
 
             def run(self, *args: Any, **kwargs: Any) -> Tensor:
-                self.read()
+                gpu.touch("run", (self._int_workspace,))
                 found: Tensor = super().run(*args, **kwargs)
                 return found
 
@@ -80,10 +70,3 @@ def _on(gpu: SimulatedGpu) -> ModuleType:
     module.fast_decode_plan = fast_decode_plan  # type: ignore[attr-defined]
     module.append_paged_kv_cache = fake.append_paged_kv_cache  # type: ignore[attr-defined]
     return module
-
-
-@contextmanager
-def simulated_flashinfer(gpu: SimulatedGpu) -> Iterator[None]:
-    """While open, the product finds flashinfer installed, with kernels for this GPU."""
-    with fake.installed(_on(gpu)):
-        yield

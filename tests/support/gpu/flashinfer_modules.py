@@ -6,12 +6,13 @@ torch what the kernels compute. Used by `tests.support.gpu.flashinfer_on_cpu`.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tests.support.gpu.fake_flashinfer import append_paged_kv_cache, attend_pages
 
 CAUSAL = 1  # flashinfer's MaskMode
 NHD = 0  # flashinfer's TensorLayout
@@ -96,15 +97,8 @@ class _Attention:
         assert q.shape == out.shape == (rows[-1], n_head, head_dim)
         assert kv[0].stride() == kv[1].stride(), "K and V need other kernels"
         assert all(one.shape[1:] == (page_size, n_kv_head, head_dim) for one in kv)
-        for entry, (begin, end) in enumerate(pairwise(rows)):
-            pages = indices[planned_indptr[entry] : planned_indptr[entry + 1]].long()
-            n = (len(pages) - 1) * page_size + int(last_page_len[entry])
-            k, v = (one[pages].flatten(0, 1)[:n].float() for one in kv)
-            scores = torch.einsum("qhd,khd->hqk", q[begin:end].float(), k) * sm_scale
-            if causal:
-                seen = torch.ones(end - begin, n).tril(n - (end - begin)).bool()
-                scores = scores.masked_fill(~seen, -torch.inf)
-            out[begin:end] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).to(q.dtype)
+        seen = (indptr.tolist(), indices.tolist(), last_page_len.tolist())
+        out.copy_(attend_pages(q, kv, rows, *seen, sm_scale, causal=causal))
 
 
 def _append(
@@ -119,10 +113,7 @@ def _append(
     last_page_len: Tensor,
     layout: int,
 ) -> None:
-    """Where a token goes follows from its position and the page table alone."""
     assert layout == NHD
-    page_size = k_pages.shape[1]
-    flat = indptr[entries.long()] * page_size + positions
-    pages = indices[(flat // page_size).long()].long()
-    for cache, new in ((k_pages, key), (v_pages, value)):
-        cache[pages, (flat % page_size).long()] = new
+    append_paged_kv_cache(
+        key, value, entries, positions, (k_pages, v_pages), indices, indptr, last_page_len
+    )

@@ -13,7 +13,6 @@ from unittest.mock import patch
 import torch
 
 from cluster.common.kv.connect import kv_layout, states_layout
-from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.memory_wire import MemoryWire
@@ -27,15 +26,13 @@ from decoder_worker.engine import DecoderEngine
 from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import SHAPES, cached_checkpoint
 from tests.support.gpu.device import SimulatedGpu
-from tests.support.gpu.fences import Fence
-from tests.support.gpu.flashinfer import simulated_flashinfer
+from tests.support.gpu.fake_flashinfer import installed
+from tests.support.gpu.flashinfer import flashinfer_on
 from tests.support.gpu.operations import Kind, Operation, where_now
 from tests.support.gpu.races import RaceDetector
 from tests.support.gpu.runtime import SimulatedRuntime, simulated_gpu
+from tests.support.kv.ends import MemoryExporter
 from tests.support.references.hugging_face import make_pcm
-
-Placement = Literal["colocated", "split"]
-Handoff = Literal["cross_kv", "encoder_states"]
 
 KEY = b"k" * 32
 ANSWER_S = 100.0
@@ -54,59 +51,27 @@ WINDOWS: tuple[dict[str, Any], ...] = (
 )
 
 
-class OtherProcess:
+class RemoteWire(MemoryWire):
     """Reads a pool as another process does, over NIXL: in no stream's order, only the host's."""
 
-    def __init__(self, gpu: SimulatedGpu) -> None:
-        self._gpu = gpu
+    gpu: SimulatedGpu
 
-    def wire(self, config: TransferConfig) -> MemoryWire:
-        gpu = self._gpu
-
-        class Wire(MemoryWire):
-            def _copy_pages(self, peer: MemoryWire, descs: Sequence[Descriptor]) -> None:
-                with gpu.in_kernel():
-                    super()._copy_pages(peer, descs)
-                for desc in descs:
-                    n_pages = desc.n_bytes // self._pool.page_bytes
-                    here = self._pool.page_at(desc.local)
-                    there = peer._pool.page_at(desc.remote)
-                    source = peer._pool.tensor[there : there + n_pages]
-                    target = self._pool.tensor[here : here + n_pages]
-                    gpu.tell(Operation("READ", Kind.HOST, where_now(), (source,), (target,)))
-
-        return Wire(config)
-
-
-@dataclass
-class OneGpu:
-    """Both roles' engines, and where windows lie between them."""
-
-    encoder: EncoderEngine
-    decoder: DecoderEngine
-    exporter: KVExporter
-
-    def transcribe(self, windows: Sequence[dict[str, Any]] = WINDOWS) -> list[tuple[int, ...]]:
-        """The tokens of windows that are sent at once."""
-        encodes = [
-            self.encoder.submit(EncodeRequest("r", i, 0, make_pcm(0.5 + 3.0 * i, seed=i), ANSWER_S))
-            for i in range(len(windows))
-        ]
-        decodes = []
-        for i, (encode, options) in enumerate(zip(encodes, windows, strict=True)):
-            handle = encode.result(ANSWER_S).handle
-            chosen = DecodeOptions(**{"language": "en", "max_new_tokens": 24, **options})
-            request = DecodeRequest("r", i, 0, handle, chosen, ANSWER_S)
-            decodes.append(self.decoder.submit(request))
-        return [decode.result(ANSWER_S).tokens for decode in decodes]
+    def _copy_pages(self, peer: MemoryWire, descs: Sequence[Descriptor]) -> None:
+        with self.gpu.in_kernel():
+            super()._copy_pages(peer, descs)
+        for desc in descs:
+            n_pages = desc.n_bytes // self._pool.page_bytes
+            here, there = self._pool.page_at(desc.local), peer._pool.page_at(desc.remote)
+            source = peer._pool.tensor[there : there + n_pages]
+            target = self._pool.tensor[here : here + n_pages]
+            self.gpu.tell(Operation("READ", Kind.HOST, where_now(), (source,), (target,)))
 
 
 @dataclass
 class Outcome:
-    """races: each once. passed: the fences that the product came to. tokens: of each window."""
+    """races: each once. tokens: of each window."""
 
     races: dict[str, None] = field(default_factory=dict)
-    passed: set[Fence] = field(default_factory=set)
     tokens: list[tuple[int, ...]] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -120,70 +85,60 @@ def checkpoint_folder() -> Path:
     return cached_checkpoint("micro-64")
 
 
-@contextmanager
-def engines(
-    device: str,
-    dtype: str = "bfloat16",
-    handoff: Handoff = "cross_kv",
-    placement: Placement = "colocated",
-    gpu: SimulatedGpu | None = None,
+def run_one_gpu(
+    handoff: Literal["cross_kv", "encoder_states"] = "cross_kv",
+    placement: Literal["colocated", "split"] = "colocated",
+    without: str | None = None,
+    windows: Sequence[dict[str, Any]] = WINDOWS,
     page_frames: int = PAGE_FRAMES,
-) -> Iterator[OneGpu]:
+) -> Outcome:
+    """Transcribe windows that are sent at once; `without` a fence of the product."""
     checkpoint = open_checkpoint(str(checkpoint_folder()))
+    role: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "threads": 1, "max_batch": 2}
     with ExitStack() as stack:
-        remote = OtherProcess(gpu) if gpu is not None and placement == "split" else None
-        kv = kv_layout(checkpoint, page_frames, dtype, device)
-        states = states_layout(checkpoint, dtype)
-
-        def config(name: str) -> TransferConfig:
-            return TransferConfig(KEY, name, "memory", device=device)
-
+        gpu, runtime = stack.enter_context(simulated_one_gpu(without))
+        detector = RaceDetector(gpu, runtime)
+        kv = kv_layout(checkpoint, page_frames, "bfloat16", "cuda")
+        states = states_layout(checkpoint, "bfloat16")
         exported: PageLayout = kv if handoff == "cross_kv" else states
-        one = config("encoder")
-        exporter = KVExporter(
-            exported, EXPORT_WINDOWS * exported.pages_per_window, one, MemoryWire(one)
+        exporter = MemoryExporter(
+            exported, EXPORT_WINDOWS * exported.pages_per_window, cluster_key=KEY, device="cuda"
         )
         stack.callback(exporter.close)
-        one = config("decoder")
-        wire = MemoryWire(one) if remote is None else remote.wire(one)
+        config = TransferConfig(KEY, "decoder", "memory", device="cuda")
+        wire = MemoryWire(config)
+        if placement == "split":
+            wire = RemoteWire(config)
+            wire.gpu = gpu
         n_pages = KV_WINDOWS * kv.pages_per_window
-        importer = KVImporter(exported, n_pages if exported is kv else 2, one, wire)
+        importer = KVImporter(exported, n_pages if exported is kv else 2, config, wire)
         stack.callback(importer.close)
-        kv_pool = None if exported is kv else PagePool(kv, n_pages, device)
-        role: dict[str, Any] = {"device": device, "dtype": dtype, "threads": 1}
-        encoder = EncoderEngine(checkpoint, exporter, EncoderSettings(**role, max_batch=2))
+        encoder = EncoderEngine(checkpoint, exporter, EncoderSettings(**role))
         stack.callback(encoder.close)
         decoder = DecoderEngine(
             checkpoint,
             importer,
-            DecoderSettings(**role, max_batch=2, kv_windows=KV_WINDOWS),
-            kv_pool=kv_pool,
+            DecoderSettings(**role, kv_windows=KV_WINDOWS),
+            kv_pool=None if exported is kv else PagePool(kv, n_pages, "cuda"),
             page_tokens=PAGE_TOKENS,
         )
         stack.callback(decoder.close)
-        yield OneGpu(encoder, decoder, exporter)
-
-
-def run_one_gpu(
-    handoff: Handoff = "cross_kv",
-    placement: Placement = "colocated",
-    without: Fence | None = None,
-    windows: Sequence[dict[str, Any]] = WINDOWS,
-    page_frames: int = PAGE_FRAMES,
-) -> Outcome:
-    """Transcribe some windows; `without` a fence of the product."""
-    checkpoint_folder()
-    with simulated_one_gpu(without) as (gpu, runtime):
-        detector = RaceDetector(gpu, runtime)
-        where = {"handoff": handoff, "placement": placement}
-        with engines("cuda", gpu=gpu, page_frames=page_frames, **where) as both:
-            tokens = both.transcribe(windows)
-        return Outcome(detector.races, runtime.passed, tokens)
+        encodes = [
+            encoder.submit(EncodeRequest("r", i, 0, make_pcm(0.5 + 3.0 * i, seed=i), ANSWER_S))
+            for i in range(len(windows))
+        ]
+        decodes = []
+        for i, (encode, options) in enumerate(zip(encodes, windows, strict=True)):
+            handle = encode.result(ANSWER_S).handle
+            chosen = DecodeOptions(**{"language": "en", "max_new_tokens": 24, **options})
+            request = DecodeRequest("r", i, 0, handle, chosen, ANSWER_S)
+            decodes.append(decoder.submit(request))
+        return Outcome(detector.races, [decode.result(ANSWER_S).tokens for decode in decodes])
 
 
 @contextmanager
 def simulated_one_gpu(
-    without: Fence | None = None, values: str = "cpu"
+    without: str | None = None, values: str = "cpu"
 ) -> Iterator[tuple[SimulatedGpu, SimulatedRuntime]]:
     """A simulated GPU for which flashinfer and Triton are installed."""
     threads = torch.get_num_threads()
@@ -191,7 +146,7 @@ def simulated_one_gpu(
     try:
         with (
             simulated_gpu(values, without) as (gpu, runtime),
-            simulated_flashinfer(gpu),
+            installed(flashinfer_on(gpu)),
             patch("encoder_worker.forward.has_triton", lambda: True),
             patch("decoder_worker.backends.has_triton", lambda: True),
             patch.object(streams, "WARM_UPS", 1),

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-ROOT = Path(__file__).parents[3]
+from tests.support.gpu.fences import ROOT
+
 _OURS = str(Path(__file__).parent)
 _PASSED_THROUGH = ("cluster/common/model/streams.py", "cluster/common/model/operators.py")
 

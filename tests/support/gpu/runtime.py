@@ -14,7 +14,7 @@ import itertools
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from cluster.common.model import streams
 from cluster.common.model.streams import Body, CudaRuntime
 from tests.support.gpu.capture import Capture, Recorded
 from tests.support.gpu.device import SimulatedGpu
-from tests.support.gpu.fences import Fence, fence_at
+from tests.support.gpu.fences import fence_at
 from tests.support.gpu.operations import Operation, where_now
 from tests.support.gpu.tensor import CUDA, DeviceTensor
 
@@ -86,13 +86,13 @@ class SimulatedRuntime(CudaRuntime):
     """Takes CUDA's place in `cluster.common.model.streams`.
 
     without: a fence of the product that does nothing here, as if it were not in the code.
-    passed: the fences that the product came to. graphs: the replays of all that were captured.
+    graphs: the replays of all that were captured.
     """
 
-    def __init__(self, gpu: SimulatedGpu, without: Fence | None = None) -> None:
+    def __init__(self, gpu: SimulatedGpu, without: str | None = None) -> None:
         self.gpu = gpu
+        gpu.around = lambda: nullcontext() if self.capturing is None else self.capturing.inside
         self.without = without
-        self.passed: set[Fence] = set()
         self.host: Clock = {}
         self.graphs: list[Body] = []
         self._numbers = itertools.count()
@@ -106,20 +106,13 @@ class SimulatedRuntime(CudaRuntime):
         if (capture := self.capturing) is not None:
             capture.refuse("waits for work of another stream or of the device", where_now())
         with self.gpu.lock:
-            yield from self._fence(fence_at(sys._getframe(2)))
-
-    def _fence(self, found: Fence | None) -> Iterator[None]:
-        if found is None or found != self.without:
+            clocks = [self.host, *(stream.clock for stream in self._streams)]
+            before = [dict(clock) for clock in clocks]
             yield
-            if found is not None:
-                self.passed.add(found)
-            return
-        clocks = [self.host, *(stream.clock for stream in self._streams)]
-        before = [dict(clock) for clock in clocks]
-        yield
-        for clock, old in zip(clocks, before, strict=True):
-            clock.clear()
-            clock.update(old)
+            if self.without is not None and fence_at(sys._getframe(2)) == self.without:
+                for clock, old in zip(clocks, before, strict=True):
+                    clock.clear()
+                    clock.update(old)
 
     def launched(self) -> tuple[SimulatedStream, int]:
         """The place of an operation that is launched now, and what it comes after: its stream."""
@@ -202,24 +195,18 @@ class SimulatedRuntime(CudaRuntime):
                     capture.refuse("launches on another stream", operation.where)
                 capture.see(operation)
 
-        def check(operation: Operation) -> None:
-            if self.capturing is capture and not capture.is_replay:
-                capture.check_inside(operation)
-
         self.gpu.watchers.append(watch)
-        self.gpu.before.append(check)
         try:
             body()
             return capture.finish()
         finally:
             self.gpu.watchers.remove(watch)
-            self.gpu.before.remove(check)
             self._local.capture = None
 
 
 @contextmanager
 def simulated_gpu(
-    values: str = "cpu", without: Fence | None = None
+    values: str = "cpu", without: str | None = None
 ) -> Iterator[tuple[SimulatedGpu, SimulatedRuntime]]:
     """A GPU on which the product runs while this is open."""
     gpu = SimulatedGpu(values)

@@ -29,7 +29,7 @@ class Device(Protocol):
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
 
-    def host_touches(self, name: str, tensor: Tensor, *, writes: bool) -> None: ...
+    def touch_on_host(self, name: str, reads: list[Tensor], writes: list[Tensor]) -> None: ...
 
 
 class DeviceTensor(Tensor):
@@ -159,7 +159,7 @@ def _host_access(method: Callable[..., Any]) -> Callable[..., Any]:
     def told(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if _gpu is not None and not _gpu.is_in_kernel:
             name = method.__name__
-            _gpu.host_touches(name, tensor, writes=name == "numpy")
+            _gpu.touch_on_host(name, [tensor], [tensor] if name == "numpy" else [])
         return method(tensor, *args, **kwargs)
 
     return told

@@ -7,10 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from numpy.typing import NDArray
 
 from cluster.common.messages import SAMPLE_RATE
+from tests.support.checkpoints import SHAPES
+
+QUICK = ("tiny", "tiny.en", "base", "large-v3")  # the others differ in width or depth alone
+FAMILIES = [
+    shape if shape in QUICK else pytest.param(shape, marks=pytest.mark.slow)
+    for shape in SHAPES
+    if shape != "micro"
+]
 
 
 @functools.lru_cache(maxsize=1)
@@ -42,6 +51,15 @@ def hf_features(folder: Path, windows: list[NDArray[np.int16]]) -> torch.Tensor:
     floats = [window.astype(np.float32) / 32_768 for window in windows]
     features = extractor(floats, sampling_rate=SAMPLE_RATE, return_tensors="pt")
     return features.input_features
+
+
+def cross_kv(model: Any, states: torch.Tensor) -> torch.Tensor:
+    """The reference's own projections of [1, frames, state]: [n_frames, layer, 2, head, dim]."""
+    layers = [layer.encoder_attn for layer in model.model.decoder.layers]
+    kv = torch.stack(
+        [torch.stack((a.k_proj(states[0]), a.v_proj(states[0])), dim=1) for a in layers], dim=1
+    )
+    return kv.unflatten(-1, (layers[0].num_heads, -1))
 
 
 def make_pcm(seconds: float, seed: int = 0) -> NDArray[np.int16]:

@@ -20,9 +20,10 @@ from typing import Any
 from unittest.mock import patch
 
 import numba
+import numpy as np
 import tiktoken
 import torch
-import whisper.model
+import whisper
 from safetensors.torch import load_file
 from whisper.tokenizer import Tokenizer
 
@@ -95,6 +96,21 @@ def openai_model(folder: Path) -> SmallWhisper:
         heads[layer, head] = True
     model.register_buffer("alignment_heads", heads.to_sparse(), persistent=False)
     return model.eval()
+
+
+def log_mel(model: Any, audio: np.ndarray[Any, Any]) -> torch.Tensor:
+    """One window's features by the reference, padded to 30 s: [n_mels, 3000]."""
+    mel = whisper.log_mel_spectrogram(audio, model.dims.n_mels, padding=480_000)
+    return whisper.pad_or_trim(mel, whisper.audio.N_FRAMES)
+
+
+@torch.inference_mode()
+def cross_kv(model: Any, mel: torch.Tensor) -> torch.Tensor:
+    """The reference's own projections: [n_frames, layer, 2, head, head_dim]."""
+    states = model.encoder(mel[None])[0]
+    layers = [block.cross_attn for block in model.decoder.blocks]
+    kv = torch.stack([torch.stack((a.key(states), a.value(states)), dim=1) for a in layers], dim=1)
+    return kv.unflatten(-1, (layers[0].n_head, -1))
 
 
 @functools.lru_cache(maxsize=2)

@@ -31,17 +31,17 @@ NO_DEADLINE_S = 24 * 3600.0
 
 @asynccontextmanager
 async def float32_transcriber(
-    model: str = "demo", threads: int = 1
+    model: str = "demo", threads: int = 1, context: str = "full"
 ) -> AsyncIterator[RequestTranscriber]:
     """The whole path with both roles on the CPU; threads: of each role, 0 takes every core.
 
-    Every window gets all encoder positions, as the references have it.
+    context: as in `EncoderSettings`; "full" gives windows all positions, as the references have it.
     """
     role = {"dtype": "float32", "device": "cpu", "threads": threads}
     settings = {
         "model": model,
         "router": {"audio_workers": 1},
-        "encoder": {**role, "context": "full"},
+        "encoder": {**role, "context": context},
         "decoder": role,
     }
     async with local_transcriber(load_settings(None, settings, environ={})) as transcriber:

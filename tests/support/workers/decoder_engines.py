@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -11,12 +11,19 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import pytest
 import torch
 
 from cluster.common.kv.connect import kv_layout, states_layout
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.pool import PagePool
-from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.common.messages import (
+    CrossKVHandle,
+    DecodeOptions,
+    DecodeRequest,
+    DecodeResult,
+    QualityGates,
+)
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.settings import DecoderSettings
 from decoder_worker.backends import choose_attention, torch_attention
@@ -25,6 +32,31 @@ from tests.support.kv.ends import MemoryExporter, memory_importer
 
 KEY = b"key of the tests"
 ANSWER_S = 60.0  # generous: a test waits for a condition, never for a time
+
+
+LADDER = (0.0, 0.4, 0.8)
+NEVER_GOOD = QualityGates(avg_logprob=0.0)  # no text is certain
+
+# Windows that differ in all that a request may ask for; up to eight rows each.
+REQUESTS: tuple[dict[str, Any], ...] = (
+    *({"seed": seed, "max_new_tokens": 40, "timestamps": seed % 2 == 1} for seed in range(6)),
+    {"seed": 8, "temperatures": (0.9,), "max_new_tokens": 30},
+    {"seed": 1, "temperatures": LADDER, "gates": NEVER_GOOD, "max_new_tokens": 30},
+    {"seed": 5, "temperatures": LADDER, "gates": NEVER_GOOD, "words": True},
+    {"seed": 3, "beam_size": 5, "max_new_tokens": 20},
+    {"seed": 3, "beam_size": 2, "timestamps": False},
+    {"seed": 5, "beam_size": 2, "patience": 2.0, "length_penalty": 1.0, "language": None},
+    {"seed": 4, "temperatures": (0.7,), "best_of": 3, "words": True},
+    {"seed": 5, "temperatures": (0.0, 0.6), "best_of": 8, "gates": NEVER_GOOD},
+    {"seed": 4, "temperatures": (0.0, 0.5), "beam_size": 4, "best_of": 2, "gates": NEVER_GOOD},
+    {"seed": 6, "prompt_tokens": tuple(range(10)), "task": "translate"},
+    {"seed": 7, "language": None, "prompt_tokens": tuple(range(300)), "max_new_tokens": None},
+    {"seed": 8, "prompt_tokens": tuple(range(70)), "beam_size": 4},
+    {"seed": 9, "prompt_tokens": (5, 6), "temperatures": (0.9,)},
+    {"seed": 4, "max_new_tokens": 1},
+    {"seed": 6, "language": None, "detect_only": True},
+    {"seed": 2, "words": True, "max_new_tokens": 20},
+)
 
 
 @dataclass
@@ -36,13 +68,18 @@ class Stand:
     importer: KVImporter
     engine: DecoderEngine
 
-    def publish(self, seed: int, kv: torch.Tensor | None = None) -> CrossKVHandle:
-        """Publish one window's KV, [n_frames, layer, 2, head, head_dim]; random if not given."""
-        layout = self.exporter.layout
+    def publish(self, seed: int, content: torch.Tensor | None = None) -> CrossKVHandle:
+        """Publish one window; random if not given.
+
+        content: KV [n_frames, layer, 2, head, head_dim], or encoder states [n_frames, state].
+        """
+        layout, pool = self.exporter.layout, self.exporter.pool.tensor
         pages = self.exporter.reserve(layout.pages_per_window, ANSWER_S)
         assert pages is not None
-        kv = random_kv(layout, seed) if kv is None else kv
-        write_window(self.exporter.pool.tensor, pages, kv)
+        if layout.payload == "encoder_states":
+            pool[pages[0]] = random_states(self.checkpoint, seed) if content is None else content
+        else:
+            write_window(pool, pages, random_kv(layout, seed) if content is None else content)
         return self.exporter.publish(
             pages, request_id="test", window=seed, attempt=0, frames=layout.n_frames
         )
@@ -65,6 +102,15 @@ class Stand:
             remaining_s=remaining_s,
         )
 
+    def decode(self, seed: int = 0, **options: Any) -> DecodeResult:
+        """The answer to such a request, waited for."""
+        return self.engine.submit(self.request(seed, **options)).result(ANSWER_S)
+
+    def decode_all(self, requests: Sequence[dict[str, Any]] = REQUESTS) -> list[DecodeResult]:
+        """The answers to requests that are sent at once."""
+        futures = [self.engine.submit(self.request(**options)) for options in requests]
+        return [future.result(ANSWER_S) for future in futures]
+
     def assert_all_returned(self) -> None:
         """Every sequence, page, slot and lease comes back, in time."""
         wait_until(lambda: self.engine.drain(0.0), "sequences are live")
@@ -73,11 +119,30 @@ class Stand:
         wait_until(lambda: self.exporter.pool.n_used == 0, "exported pages are held")
 
 
+def assert_same(result: DecodeResult, alone: DecodeResult, what: Any = "") -> None:
+    """The same text by the same attempt, whatever was in the batch; numbers within rounding."""
+    for field in ("tokens", "language", "finish_reason", "attempt"):
+        assert getattr(result, field) == getattr(alone, field), (what, field)
+    assert result.token_logprobs == pytest.approx(alone.token_logprobs, abs=1e-4), what
+    assert result.avg_logprob == pytest.approx(alone.avg_logprob, abs=1e-4), what
+    assert result.no_speech_prob == pytest.approx(alone.no_speech_prob, abs=1e-6), what
+    assert (result.alignment is None) == (alone.alignment is None), what
+    if result.alignment and alone.alignment:
+        assert result.alignment.tokens == alone.alignment.tokens, what
+        assert result.alignment.times_s == pytest.approx(alone.alignment.times_s, abs=0.021), what
+
+
 def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
     deadline = time.monotonic() + ANSWER_S
     while not condition():
         assert time.monotonic() < deadline, otherwise
         time.sleep(0.002)
+
+
+def random_states(checkpoint: Checkpoint, seed: int) -> torch.Tensor:
+    """Of an encoder: [n_audio_ctx, n_audio_state]."""
+    shape = (checkpoint.dims.n_audio_ctx, checkpoint.dims.n_audio_state)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def random_kv(layout: Any, seed: int) -> torch.Tensor:

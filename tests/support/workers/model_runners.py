@@ -5,12 +5,15 @@ from __future__ import annotations
 from concurrent.futures import Future
 from pathlib import Path
 
+import torch
+
 from cluster.common.kv.connect import kv_layout
 from cluster.common.kv.pool import PagePool
 from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.device import resolve_dtype
 from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import Attention
 from decoder_worker.backends import choose_attention, load_decoders, torch_attention
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.prompts import PromptBuilder
@@ -25,7 +28,7 @@ class RunnerBench:
     """`n_slots` slots, each with a random window of its own.
 
     dtype: as in DecoderSettings. bucketed: on a CPU too, at fixed sizes, as a GPU does.
-    threads: that share out few rows there.
+    threads: that share out few rows there. kv_dtype: of the windows ["dtype"].
     """
 
     def __init__(
@@ -37,36 +40,43 @@ class RunnerBench:
         *,
         bucketed: bool = False,
         threads: int = 1,
+        kv_dtype: str = "",
+        page_tokens: int = 0,
+        attention: Attention = "auto",
     ) -> None:
-        checkpoint = open_checkpoint(str(folder))
-        tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
-        self.prompts = PromptBuilder(tokenizer, checkpoint.dims)
+        self.checkpoint = checkpoint = open_checkpoint(str(folder))
+        self.tokenizer = WhisperTokenizer.from_checkpoint(checkpoint)
+        self.prompts = PromptBuilder(self.tokenizer, checkpoint.dims)
         int8 = dtype == "int8"
         dtype = resolve_dtype(dtype, device)
-        layout = kv_layout(checkpoint, 0, dtype, device)
-        own = self_kv_layout(checkpoint, dtype)
+        layout = kv_layout(checkpoint, 0, kv_dtype or dtype, device)
+        own = self_kv_layout(checkpoint, dtype, page_tokens)
         cross_pool = PagePool(layout, n_slots * layout.pages_per_window, device)
         self_pool = PagePool(own, n_slots * own.pages_per_window + 1, device)
         self.pools = (cross_pool, self_pool)
-        self._rows, self._windows = [], []
+        self._rows: list[tuple[int, tuple[int, ...]]] = []
+        self._windows: list[tuple[int, ...]] = []
         for slot in range(n_slots):
             pages = cross_pool.allocate(layout.pages_per_window)
             own_pages = self_pool.allocate(own.pages_per_window)
             assert pages is not None
             assert own_pages is not None
-            kv = random_kv(layout, slot).to(cross_pool.device)
-            write_window(cross_pool.tensor, pages, kv)
             self._windows.append(pages)
             self._rows.append((slot, own_pages))
+            self.write(slot, random_kv(layout, slot).to(cross_pool.device))
         pools = (self_pool.tensor, cross_pool.tensor)
         packed = cross_pool.packs
-        attentions = choose_attention("auto", *pools, threads, packed=packed)
+        attentions = choose_attention(attention, *pools, threads, packed=packed)
         if bucketed and device == "cpu":
             attentions = torch_attention(*pools, bucketed=True, packed=packed)
         self.decoders = load_decoders(checkpoint, attentions, *pools, int8=int8, packed=packed)
         self.runner = ModelRunner(
-            checkpoint, tokenizer, cross_pool, self_pool, n_slots, self.decoders
+            checkpoint, self.tokenizer, cross_pool, self_pool, n_slots, self.decoders
         )
+
+    def write(self, slot: int, kv: torch.Tensor) -> None:
+        """The slot's window: kv [n_frames, layer, 2, head, head_dim]."""
+        write_window(self.pools[0].tensor, self._windows[slot], kv)
 
     def free(self) -> None:
         """Give all pages back, as before an engine's first window."""
@@ -89,6 +99,6 @@ class RunnerBench:
             cross_pages=self._windows[slot],
         )
         sequence.begin_attempt(self.prompts.eot)
-        assert options.language is not None
-        sequence.prompt = self.prompts.prompt(options, options.language)
+        if options.language is not None:
+            sequence.prompt = self.prompts.prompt(options, options.language)
         return sequence

@@ -9,23 +9,19 @@ import pytest
 
 from cluster.common.errors import UnsupportedValueError
 from cluster.common.messages import DecodeResult, QualityGates, SampledToken
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.words import split_tokens
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand
+from tests.support.workers.decoder_engines import (
+    ANSWER_S,
+    NEVER_GOOD,
+    REQUESTS,
+    Stand,
+    make_stand,
+)
 
 LADDER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-NEVER_GOOD = QualityGates(avg_logprob=0.0)  # no text is certain
 ALWAYS_GOOD = QualityGates(None, None, None)
-
-# Sequences of all kinds: rows, attempts and words differ.
-REQUESTS: tuple[dict[str, Any], ...] = (
-    {"seed": 0},
-    {"seed": 1, "beam_size": 3},
-    {"seed": 2, "temperatures": (0.7,), "best_of": 3},
-    {"seed": 3, "temperatures": LADDER, "gates": NEVER_GOOD},
-    {"seed": 4, "temperatures": (0.0, 0.5), "beam_size": 4, "best_of": 2, "gates": NEVER_GOOD},
-    {"seed": 5, "beam_size": 2, "patience": 2.0, "length_penalty": 1.0, "language": None},
-    {"seed": 6, "prompt_tokens": tuple(range(60)), "beam_size": 2, "max_new_tokens": 30},
-)
 
 
 @pytest.fixture
@@ -35,47 +31,32 @@ def stand() -> Iterator[Stand]:
         made.assert_all_returned()
 
 
-def decode(stand: Stand, **options: Any) -> DecodeResult:
-    return stand.engine.submit(stand.request(**options)).result(ANSWER_S)
-
-
-def test_rows_of_many_sequences_give_what_each_sequence_gives_alone(stand: Stand) -> None:
-    singles = [decode(stand, **options) for options in REQUESTS]
-    for _ in range(2):
-        futures = [stand.engine.submit(stand.request(**options)) for options in REQUESTS]
-        for future, single in zip(futures, singles, strict=True):
-            result = future.result(ANSWER_S)
-            assert result.tokens == single.tokens
-            assert result.attempt == single.attempt
-            assert result.avg_logprob == pytest.approx(single.avg_logprob, abs=1e-4)
-
-
 def test_a_failed_attempt_is_followed_by_the_next_temperature_from_the_same_kv(
     stand: Stand,
 ) -> None:
-    result = decode(stand, temperatures=LADDER, gates=NEVER_GOOD)
+    result = stand.decode(temperatures=LADDER, gates=NEVER_GOOD)
     assert (result.temperature, result.attempt) == (1.0, 5)
     stats = stand.engine.stats()
     assert (stats.transfers, stats.fallbacks, stats.finished) == (1, 5, 1)
 
 
 def test_an_attempt_that_passes_ends_the_ladder(stand: Stand) -> None:
-    result = decode(stand, temperatures=LADDER, gates=ALWAYS_GOOD)
+    result = stand.decode(temperatures=LADDER, gates=ALWAYS_GOOD)
     assert (result.temperature, result.attempt) == (0.0, 0)
-    assert result.tokens == decode(stand).tokens
+    assert result.tokens == stand.decode().tokens
     assert stand.engine.stats().fallbacks == 0
 
 
 def test_silence_needs_no_further_attempt(stand: Stand) -> None:
     """What the model takes for silence is as unsure as it should be."""
     gates = QualityGates(compression_ratio=None, avg_logprob=0.0, no_speech_prob=0.0)
-    assert decode(stand, temperatures=LADDER, gates=gates).attempt == 0
+    assert stand.decode(temperatures=LADDER, gates=gates).attempt == 0
 
 
 def test_the_best_attempt_stands_where_it_is_asked_for(stand: Stand) -> None:
     gates = QualityGates(compression_ratio=None, avg_logprob=0.0, keep="best")
-    best = decode(stand, temperatures=LADDER, gates=gates)
-    alone = [decode(stand, temperatures=LADDER[: n + 1], gates=NEVER_GOOD) for n in range(6)]
+    best = stand.decode(temperatures=LADDER, gates=gates)
+    alone = [stand.decode(temperatures=LADDER[: n + 1], gates=NEVER_GOOD) for n in range(6)]
     assert [result.attempt for result in alone] == list(range(6))
     likeliest = max(alone, key=lambda result: result.avg_logprob)
     assert best.tokens == likeliest.tokens
@@ -84,17 +65,17 @@ def test_the_best_attempt_stands_where_it_is_asked_for(stand: Stand) -> None:
 
 def test_text_that_repeats_itself_loses_to_less_likely_text(stand: Stand) -> None:
     """All six attempts fail; the three most compressible ones are out of the choice."""
-    alone = [decode(stand, temperatures=LADDER[: n + 1], gates=NEVER_GOOD) for n in range(6)]
+    alone = [stand.decode(temperatures=LADDER[: n + 1], gates=NEVER_GOOD) for n in range(6)]
     limit = sorted(result.compression_ratio for result in alone)[2]
     gates = QualityGates(compression_ratio=limit, avg_logprob=0.0, keep="best")
-    kept = decode(stand, temperatures=LADDER, gates=gates)
+    kept = stand.decode(temperatures=LADDER, gates=gates)
     varied = [result for result in alone if result.compression_ratio <= limit]
     assert kept.tokens == max(varied, key=lambda result: result.avg_logprob).tokens
 
 
 def test_more_candidates_are_at_least_as_likely_as_one_of_them(stand: Stand) -> None:
-    one = decode(stand, temperatures=(1.0,), seed=7)
-    many = decode(stand, temperatures=(1.0,), seed=7, best_of=6)
+    one = stand.decode(temperatures=(1.0,), seed=7)
+    many = stand.decode(temperatures=(1.0,), seed=7, best_of=6)
 
     def score(result: DecodeResult) -> float:
         return result.avg_logprob * (len(result.tokens) + 1) / len(result.tokens)
@@ -130,22 +111,23 @@ def test_tokens_that_may_be_taken_back_are_not_told(stand: Stand, options: Any) 
 
 
 def test_a_language_alone_can_be_asked_for(stand: Stand) -> None:
-    known = decode(stand, seed=5, language=None)
-    only = decode(stand, seed=5, language=None, detect_only=True)
+    known = stand.decode(seed=5, language=None)
+    only = stand.decode(seed=5, language=None, detect_only=True)
     assert only.language == known.language
     assert only.tokens == ()
 
 
 def test_words_are_aligned_for_the_attempt_that_stands(stand: Stand) -> None:
-    """Beside sequences that want none, whatever their attempts."""
-    eot = stand.checkpoint.config["eos_token_id"]
+    """Beside sequences that want none, whatever their attempts; of what makes up segments."""
+    special = WhisperTokenizer.from_checkpoint(stand.checkpoint).special
     wanted = [{**options, "words": True} for options in REQUESTS]
-    futures = [stand.engine.submit(stand.request(**options)) for options in (*wanted, *REQUESTS)]
-    results = [future.result(ANSWER_S) for future in futures]
+    results = stand.decode_all((*wanted, *REQUESTS[:4]))
     for result in results[: len(wanted)]:
         alignment = result.alignment
         if alignment is None:
-            assert not any(token < eot for token in result.tokens) or result.no_speech_prob > 0.6
+            pieces = split_tokens(result.tokens, special.timestamp_begin).pieces
+            text = [token for piece in pieces for token in piece.tokens if token < special.eot]
+            assert not text or result.no_speech_prob > 0.6
             continue
         assert set(alignment.tokens) <= set(result.tokens)
         assert len(alignment.times_s) == len(alignment.tokens) + 1

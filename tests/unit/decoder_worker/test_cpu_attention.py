@@ -12,7 +12,6 @@ from torch import Tensor
 
 from cluster.common.kernels.cpu.arithmetic import number
 from cluster.common.kernels.cpu.background import as_array
-from cluster.common.kv.cross_kv import packed_page
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import choose_attention
@@ -41,13 +40,13 @@ def make_pools(dtype: torch.dtype, cross: torch.dtype, cross_page: int) -> tuple
 class CompiledAttention:
     """The attention of a layer's phases, on one thread."""
 
-    def __init__(self, self_pool: Tensor, cross_pool: Tensor, *, packed: bool = False) -> None:
-        self._pools, self._packed = (as_array(self_pool), as_array(cross_pool)), packed
+    def __init__(self, self_pool: Tensor, cross_pool: Tensor) -> None:
+        self._pools = (as_array(self_pool), as_array(cross_pool))
 
     def plan(self, batch: AttentionBatch) -> None:
         own, cross = self._pools
         self._own = cut_pages(cut, batch.self_kv, own, causal=True)
-        self._cross = cut_pages(cut, batch.cross_kv, cross, causal=False, packed=self._packed)
+        self._cross = cut_pages(cut, batch.cross_kv, cross, causal=False)
 
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         qkv = torch.stack((q, k, v), 1).flatten(1).float()
@@ -128,30 +127,6 @@ def test_kernels_give_what_the_reference_gives(
     assert torch.equal(own, theirs_pool), "the new keys and values lie elsewhere"
 
 
-@pytest.mark.parametrize(
-    ("dtype", "cross"),
-    [(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16), (torch.float32, FLOAT8)],
-)
-def test_packed_windows_give_what_paged_ones_give(dtype: torch.dtype, cross: torch.dtype) -> None:
-    """Short windows packed in the beginning of their page, by torch and by the kernels."""
-    own, shared = make_pools(dtype, cross, 100)
-    batch = steps(100)
-    expected = run(TorchAttention(own.clone(), shared), batch, dtype)
-    packed = torch.full(shared.shape, torch.nan).to(cross)  # what no window wrote reaches nothing
-    for page, length in ((0, 100), (3, 70), (6, 1), (9, 100)):
-        packed_page(packed[page], length).copy_(shared[page][:, :, :length])
-    batch = AttentionBatch(
-        self_kv=batch.self_kv,
-        cross_kv=PagedKV.make([1, 1, 1, 3], [[0], [3], [6], [9]], [100, 70, 1, 100], 100),
-    )
-    ours = CompiledAttention(own.clone(), packed, packed=True)
-    for backend in (TorchAttention(own.clone(), packed, packed=True), ours):
-        for got, reference in zip(run(backend, batch, dtype), expected, strict=True):
-            largest = (got.float() - reference.float()).abs().max().item()
-            most = 0.02 if dtype is torch.bfloat16 else FLOAT16_OFF if cross is FLOAT8 else 1e-5
-            assert largest <= most, f"differs by {largest}"
-
-
 @pytest.mark.parametrize("n_positions", [1, 7, 8, 9, 17, 127, 128, 129])
 def test_every_number_of_8_bits_is_read_as_torch_reads_it(n_positions: int) -> None:
     """Keys and values hold all finite numbers of the format, of both signs, subnormal ones too."""
@@ -188,17 +163,6 @@ def _numbers(stored: Any) -> Any:
     for i in range(len(stored)):
         found[i] = number(stored[i])
     return found
-
-
-def test_a_sequence_s_result_does_not_depend_on_its_batch() -> None:
-    own, shared = make_pools(torch.float32, torch.float32, 100)
-    ours = CompiledAttention(own, shared)
-    together = run(ours, steps(100), torch.float32)[1][5]
-    alone = AttentionBatch(
-        self_kv=PagedKV.make([1] * 6, [[2 * r, 2 * r + 1] for r in range(6)], [1] * 6, 8),
-        cross_kv=PagedKV.make([1] * 6, [[9]] * 6, [100] * 6, 100),
-    )
-    assert torch.equal(run(ours, alone, torch.float32)[1][5], together)
 
 
 def test_what_the_kernels_do_not_know_stays_with_the_reference() -> None:

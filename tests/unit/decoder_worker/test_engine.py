@@ -19,7 +19,7 @@ from cluster.common.errors import (
     WorkerDrainingError,
 )
 from cluster.common.kv.connect import kv_layout, states_layout
-from cluster.common.messages import DecodeResult, SampledToken
+from cluster.common.messages import SampledToken
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import DecoderSettings
 from decoder_worker.engine import DecoderEngine
@@ -29,20 +29,11 @@ from tests.support.workers.decoder_engines import (
     ANSWER_S,
     KEY,
     Stand,
+    assert_same,
     make_stand,
     random_kv,
+    random_states,
     wait_until,
-)
-
-# Windows that differ in all that a request may ask for.
-REQUESTS: tuple[dict[str, Any], ...] = (
-    {"seed": 0},
-    {"seed": 1, "language": None, "max_new_tokens": 30},
-    {"seed": 2, "timestamps": False, "max_new_tokens": 3},
-    {"seed": 3, "temperatures": (0.7,)},
-    {"seed": 4, "prompt_tokens": tuple(range(40)), "max_new_tokens": 25},
-    {"seed": 5, "language": None, "prompt_tokens": tuple(range(300)), "max_new_tokens": None},
-    {"seed": 6, "temperatures": (1.0,), "task": "translate", "max_new_tokens": 1},
 )
 
 
@@ -53,57 +44,29 @@ def stand() -> Iterator[Stand]:
         made.assert_all_returned()
 
 
-def content(result: DecodeResult) -> tuple[Any, ...]:
-    return (result.tokens, result.language, result.finish_reason)
-
-
-def alone(**changes: Any) -> list[DecodeResult]:
-    """Each of REQUESTS decoded with nothing beside it."""
-    with make_stand(cached_checkpoint(), **changes) as made:
-        return [
-            made.engine.submit(made.request(**options)).result(ANSWER_S) for options in REQUESTS
-        ]
-
-
-@pytest.fixture(scope="module")
-def expected() -> list[DecodeResult]:
-    return alone()
-
-
-def test_batches_of_mixed_progress_give_the_tokens_of_single_sequences(
-    stand: Stand, expected: list[DecodeResult]
-) -> None:
-    """Twice, so that sequences also meet pages and slots that others left behind."""
-    for _ in range(2):
-        futures = [stand.engine.submit(stand.request(**options)) for options in REQUESTS]
-        for future, single in zip(futures, expected, strict=True):
-            result = future.result(ANSWER_S)
-            assert content(result) == content(single)
-            assert result.avg_logprob == pytest.approx(single.avg_logprob, abs=1e-4)
-            assert result.no_speech_prob == pytest.approx(single.no_speech_prob, abs=1e-6)
-
-
 def test_a_seed_repeats_and_another_differs(stand: Stand) -> None:
+    request = stand.request(0, temperatures=(1.0,), max_new_tokens=40)
+    handles = (request.handle, stand.publish(0), stand.publish(0))
     requests = [
-        replace(request, options=replace(request.options, seed=seed))
-        for seed in (1, 1, 2)
-        for request in [stand.request(0, temperatures=(1.0,), max_new_tokens=40)]
+        replace(request, handle=handle, options=replace(request.options, seed=seed))
+        for seed, handle in zip((1, 1, 2), handles, strict=True)
     ]
     first, again, other = (stand.engine.submit(r).result(ANSWER_S).tokens for r in requests)
     assert first == again != other
 
 
-def test_lengths_end_where_whisper_ends_them(stand: Stand, expected: list[DecodeResult]) -> None:
+def test_lengths_end_where_whisper_ends_them(stand: Stand) -> None:
     """At most half of the text context; a long prompt leaves less."""
-    assert [len(result.tokens) for result in expected[:3]] == [12, 30, 3]
-    assert all(result.finish_reason == "length" for result in expected[:3])
+    for n in (3, 12, 30):
+        result = stand.decode(0, max_new_tokens=n)
+        assert (len(result.tokens), result.finish_reason) == (n, "length")
     for prompt, longest in (((), 224), (tuple(range(300)), 449 - (1 + 223 + 3))):
-        request = stand.request(9, prompt_tokens=prompt, max_new_tokens=None)
-        assert len(stand.engine.submit(request).result(ANSWER_S).tokens) <= longest
+        found = stand.decode(9, prompt_tokens=prompt, max_new_tokens=None)
+        assert len(found.tokens) <= longest
 
 
 def test_results_say_where_the_time_went(stand: Stand) -> None:
-    result = stand.engine.submit(stand.request(0)).result(ANSWER_S)
+    result = stand.decode()
     timings = result.timings
     assert timings.transport == "memory"
     assert timings.transfer_bytes == stand.importer.layout.page_bytes
@@ -142,18 +105,20 @@ def test_english_only_checkpoints_know_their_language() -> None:
             made.engine.submit(wrong)
 
 
-def test_kv_that_is_not_a_number_fails_its_sequence_alone(
-    stand: Stand, expected: list[DecodeResult]
-) -> None:
-    kv = random_kv(stand.exporter.layout, 0)
-    kv[7, 0, 1] = torch.nan
-    for language in ("en", None):
-        bad = stand.request(7, handle=stand.publish(7, kv), language=language)
-        good = [stand.engine.submit(stand.request(**options)) for options in REQUESTS[:2]]
-        with pytest.raises(SequenceFailedError, match="finite"):
-            stand.engine.submit(bad).result(ANSWER_S)
-        for future, single in zip(good, expected, strict=False):
-            assert content(future.result(ANSWER_S)) == content(single)
+@pytest.mark.parametrize("reads_states", [False, True])
+def test_what_is_not_a_number_fails_its_sequence_alone(reads_states: bool) -> None:
+    with make_stand(cached_checkpoint(), reads_states=reads_states) as stand:
+        expected = stand.decode(1)
+        layout = stand.exporter.layout
+        broken = random_states(stand.checkpoint, 0) if reads_states else random_kv(layout, 0)
+        broken[7, 0] = torch.nan
+        for language in ("en", None):
+            handle = stand.publish(7, broken)
+            bad = stand.engine.submit(stand.request(7, handle=handle, language=language))
+            assert_same(stand.decode(1), expected)
+            with pytest.raises(SequenceFailedError, match="finite"):
+                bad.result(ANSWER_S)
+        stand.assert_all_returned()
 
 
 def test_the_waiting_list_is_bounded() -> None:
@@ -177,8 +142,9 @@ def test_the_waiting_list_is_bounded() -> None:
 
 
 def test_end_of_text_ends_a_sequence_and_counts_in_its_probability(
-    stand: Stand, expected: list[DecodeResult], monkeypatch: pytest.MonkeyPatch
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    expected = stand.decode()
     runner = stand.engine._loop._runner
     collect = runner.collect
     eot = stand.checkpoint.config["eos_token_id"]
@@ -190,9 +156,9 @@ def test_end_of_text_ends_a_sequence_and_counts_in_its_probability(
         ]
 
     monkeypatch.setattr(runner, "collect", ending)
-    result = stand.engine.submit(stand.request(**REQUESTS[0])).result(ANSWER_S)
+    result = stand.decode()
     assert result.finish_reason == "stop"
-    assert result.tokens == expected[0].tokens[:5]
+    assert result.tokens == expected.tokens[:5]
     assert result.avg_logprob == pytest.approx((sum(result.token_logprobs) - 6.0) / 6)
 
 

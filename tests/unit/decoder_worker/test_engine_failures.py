@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -26,32 +27,44 @@ from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
 
 STATES = (SequenceState.WAITING, SequenceState.LOADING, SequenceState.RUNNING)
+MODES: dict[str, dict[str, Any]] = {
+    "kv": {},
+    "states": {"reads_states": True},
+    "a step ahead": {"steps_ahead": 1, "bucketed": True},
+}
 
 
 class Gate:
-    """Holds the engine's decode step until opened."""
+    """Holds the engine in a decode step until opened; a step ahead, while two are in flight."""
 
     def __init__(self, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
         self.entered = threading.Event()
         self._open = threading.Event()
-        runner = stand.engine._loop._runner
-        run = runner.decode
+        runner, is_ahead = stand.engine._loop._runner, stand.engine._loop._launches._depth > 0
+        name = "collect" if is_ahead else "decode"
+        run = getattr(runner, name)
 
-        def held(sequences: Any) -> Any:
-            self.entered.set()
-            assert self._open.wait(ANSWER_S)
-            return run(sequences)
+        def held(argument: Any) -> Any:
+            if not is_ahead or any(s.n_in_flight == 2 for s in argument.sequences):
+                self.entered.set()
+                assert self._open.wait(ANSWER_S)
+            return run(argument)
 
-        monkeypatch.setattr(runner, "decode", held)
+        monkeypatch.setattr(runner, name, held)
 
     def open(self) -> None:
         self._open.set()
 
 
-@pytest.fixture
-def stand() -> Iterator[Stand]:
+def make(mode: str) -> AbstractContextManager[Stand]:
     """Room for one window only, so that a second one waits."""
-    with make_stand(cached_checkpoint(), kv_windows=1, fetch_timeout_s=60.0) as made:
+    options = {"kv_windows": 1, "landing_windows": 1, "fetch_timeout_s": 60.0, **MODES[mode]}
+    return make_stand(cached_checkpoint(), **options)
+
+
+@pytest.fixture(params=MODES)
+def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
+    with make(request.param) as made:
         yield made
         made.exporter.thaw()
         made.assert_all_returned()
@@ -107,9 +120,10 @@ def test_deadline(state: SequenceState, stand: Stand, monkeypatch: pytest.Monkey
         assert stand.importer.pool.n_free == 0  # of the first sequence, whose READ is in flight
 
 
+@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("state", STATES)
-def test_close(state: SequenceState, monkeypatch: pytest.MonkeyPatch) -> None:
-    with make_stand(cached_checkpoint(), kv_windows=1, fetch_timeout_s=60.0) as stand:
+def test_close(state: SequenceState, mode: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make(mode) as stand:
         gate = Gate(stand, monkeypatch)
         future = bring_to(state, stand, gate)
         closing = threading.Thread(target=stand.engine.close)
@@ -154,17 +168,20 @@ def test_a_forged_handle_is_refused_by_its_future(stand: Stand) -> None:
     stand.exporter.revoke(request.handle.lease)
 
 
-def test_pages_of_a_late_read_stay_in_quarantine_until_it_ends() -> None:
-    with make_stand(cached_checkpoint(), kv_windows=8, fetch_timeout_s=0.2) as stand:
+@pytest.mark.parametrize("reads_states", [False, True])
+def test_pages_of_a_late_read_stay_in_quarantine_until_it_ends(reads_states: bool) -> None:
+    """Those of states alone where these land: the others are free at once."""
+    options: dict[str, Any] = {"kv_windows": 8, "landing_windows": 8, "fetch_timeout_s": 0.2}
+    with make_stand(cached_checkpoint(), reads_states=reads_states, **options) as stand:
         stand.exporter.freeze()
         future = stand.engine.submit(stand.request(0))
         with pytest.raises(TransferTimeoutError):
             future.result(ANSWER_S)
         assert stand.engine.stats().pages_quarantined == 1
-        assert stand.engine.stats().pages_free == 7
+        assert stand.engine.stats().pages_free == (8 if reads_states else 7)
         stand.engine.check_integrity()
         stand.exporter.thaw()
-        wait_until(lambda: stand.engine.stats().pages_free == 8, "still in quarantine")
+        wait_until(lambda: stand.importer.pool.n_free == 8, "still in quarantine")
         stand.assert_all_returned()
 
 

@@ -6,69 +6,11 @@ from typing import Any
 
 import pytest
 
-from cluster.common.messages import DecodeResult, QualityGates
 from decoder_worker.gpu.graphs import bucket_sizes, few_sizes
 from decoder_worker.readback import Launched
 from decoder_worker.scheduling.sequence import DecodeSequence
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
-
-NEVER_GOOD = QualityGates(avg_logprob=0.0)
-REQUESTS: dict[str, dict[str, Any]] = {
-    "an unknown language": {"seed": 0, "language": None},
-    "a language and nothing else": {"seed": 1, "language": None, "detect_only": True},
-    "five beams": {"seed": 2, "beam_size": 5},
-    "two beams": {"seed": 3, "beam_size": 2, "timestamps": False},
-    "three candidates": {"seed": 4, "temperatures": (0.7,), "best_of": 3},
-    "eight candidates after a greedy attempt": {
-        "seed": 5,
-        "temperatures": (0.0, 0.6),
-        "best_of": 8,
-        "gates": NEVER_GOOD,
-    },
-    "a short context": {"seed": 6, "prompt_tokens": tuple(range(10))},
-    "the longest context": {"seed": 7, "prompt_tokens": tuple(range(300))},
-    "beams and a context": {"seed": 8, "prompt_tokens": tuple(range(70)), "beam_size": 4},
-    "noise and a context": {"seed": 9, "prompt_tokens": (5, 6), "temperatures": (0.9,)},
-}
-
-
-def decode_all(stand: Stand) -> list[DecodeResult]:
-    futures = [stand.engine.submit(stand.request(**options)) for options in REQUESTS.values()]
-    return [future.result(ANSWER_S) for future in futures]
-
-
-@pytest.fixture(scope="module")
-def alone() -> list[DecodeResult]:
-    """Each of REQUESTS by itself, without buckets."""
-    with make_stand(cached_checkpoint(), max_batch=8, kv_windows=8) as stand:
-        return [
-            stand.engine.submit(stand.request(**options)).result(ANSWER_S)
-            for options in REQUESTS.values()
-        ]
-
-
-@pytest.mark.parametrize("sizes", [{}, {"page_tokens": 16, "page_frames": 100}])
-def test_no_forward_is_ragged(alone: list[DecodeResult], sizes: dict[str, int]) -> None:
-    """Languages, searches and contexts have buckets too, in which texts are the same."""
-    options: dict[str, Any] = {
-        "max_batch": 20,
-        "kv_windows": 20,
-        "bucketed": True,
-        "export_windows": 16,
-    }
-    with make_stand(cached_checkpoint(), **options, **sizes) as stand:
-        runner = stand.engine._loop._runner
-
-        def refused(*args: Any) -> Any:
-            raise AssertionError("a forward outside of the buckets")
-
-        runner._forward = runner._plan = refused  # type: ignore[method-assign]
-        results = decode_all(stand)
-        stand.assert_all_returned()
-    for name, result, expected in zip(REQUESTS, results, alone, strict=True):
-        assert (result.tokens, result.language) == (expected.tokens, expected.language), name
-        assert result.token_logprobs == pytest.approx(expected.token_logprobs, abs=1e-4), name
+from tests.support.workers.decoder_engines import ANSWER_S, make_stand, wait_until
 
 
 def test_more_candidates_than_any_bucket_has_run_all_the_same() -> None:
@@ -76,7 +18,7 @@ def test_more_candidates_than_any_bucket_has_run_all_the_same() -> None:
     found = []
     for bucketed in (False, True):
         with make_stand(cached_checkpoint(), max_batch=9, bucketed=bucketed) as stand:
-            found.append(stand.engine.submit(stand.request(**options)).result(ANSWER_S))
+            found.append(stand.decode(**options))
             stand.assert_all_returned()
     assert found[0].tokens == found[1].tokens
 

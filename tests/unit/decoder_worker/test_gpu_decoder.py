@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from cluster.common.model.checkpoint import open_checkpoint
-from cluster.common.model.dims import EMBED_TOKENS
+from cluster.common.model.dims import EMBED_TOKENS, ModelDims
 from cluster.common.model.layers import LayerNorm, as_it_is
 from decoder_worker import backends
 from decoder_worker.attention.base import AttentionBatch, PagedKV
@@ -63,6 +63,14 @@ def forward(decoder: TextDecoder, batch: AttentionBatch) -> Tensor:
     return decoder.states(*rows_of(batch))
 
 
+def make_pools(dims: ModelDims) -> tuple[Tensor, Tensor]:
+    """Of random numbers: for 19 rows of up to four pages, and of three windows."""
+    shape, heads = (dims.n_text_layer, 2), (dims.n_text_head, dims.text_head_dim)
+    generator = torch.Generator().manual_seed(5)
+    own = torch.randn(76, *shape, PAGE, *heads, generator=generator)
+    return own, torch.randn(3, *shape, FRAMES, *heads, generator=generator)
+
+
 STEPS = make_batch([1] * 5, [1, 9, 30, 8, 17])
 MANY_STEPS = make_batch([1] * 18, [1 + row for row in range(18)])
 PROMPTS = make_batch([3, 1, 20], [3, 19, 29])
@@ -73,13 +81,8 @@ PROMPTS = make_batch([3, 1, 20], [3, 19, 29])
 def test_the_layers_equal_torch_at_every_published_size(shape: str) -> None:
     """Few rows by the nine kernels, more by the twelve; in float32."""
     checkpoint = open_checkpoint(str(cached_checkpoint(shape)))
-    dims = checkpoint.dims
     tensors = DecoderTensors.load(checkpoint, torch.float32, "cpu")
-    kv = (dims.n_text_layer, 2)
-    heads = (dims.n_text_head, dims.text_head_dim)
-    generator = torch.Generator().manual_seed(5)
-    own = torch.randn(76, *kv, PAGE, *heads, generator=generator)
-    cross = torch.randn(3, *kv, FRAMES, *heads, generator=generator)
+    own, cross = make_pools(checkpoint.dims)
     expected_own = own.clone()
     reference = TorchDecoder.of(tensors, TorchAttention(expected_own, cross))
     made = GpuDecoder.of(as_on_a_gpu(reference, tensors), TorchAttention(own, cross), few_rows=16)
@@ -91,11 +94,7 @@ def test_the_layers_equal_torch_at_every_published_size(shape: str) -> None:
 def test_both_ways_round_as_torch_does_in_bfloat16() -> None:
     """Nearer to float32 than twice what torch's layers in bfloat16 are."""
     checkpoint = open_checkpoint(str(cached_checkpoint("tiny")))
-    dims = checkpoint.dims
-    heads = (dims.n_text_head, dims.text_head_dim)
-    generator = torch.Generator().manual_seed(5)
-    own = torch.randn(76, dims.n_text_layer, 2, PAGE, *heads, generator=generator)
-    cross = torch.randn(3, dims.n_text_layer, 2, FRAMES, *heads, generator=generator)
+    own, cross = make_pools(checkpoint.dims)
     errors = []
     for batch in (STEPS, MANY_STEPS):
         states = {}
@@ -115,13 +114,10 @@ def test_both_ways_round_as_torch_does_in_bfloat16() -> None:
 def test_float16_stays_finite_where_the_stream_times_a_gain_does_not() -> None:
     """One channel of the stream is 4,000, as in trained models, and its norm's gain is 32."""
     checkpoint = open_checkpoint(str(cached_checkpoint("tiny")))
-    dims = checkpoint.dims
-    heads = (dims.n_text_head, dims.text_head_dim)
     tensors = DecoderTensors.load(checkpoint, torch.float32, "cpu")
     tensors.by_name["decoder.embed_positions.weight"][:, 7] = 4000.0
     tensors.by_name["decoder.layers.0.self_attn_layer_norm.weight"][7] = 32.0
-    own = torch.zeros(76, dims.n_text_layer, 2, PAGE, *heads)
-    cross = torch.zeros(3, dims.n_text_layer, 2, FRAMES, *heads)
+    own, cross = (torch.zeros_like(pool) for pool in make_pools(checkpoint.dims))
     packed = TorchDecoder.of(tensors, TorchAttention(own, cross))
     found = {}
     for dtype in (torch.float32, torch.float16):
@@ -147,11 +143,7 @@ def flashinfer() -> Iterator[ModuleType]:
 def test_a_worker_with_flashinfer_takes_these_layers(flashinfer: ModuleType, n_tokens: int) -> None:
     """The append finds its pages in the backend's own table, in steps, prompts and ragged ones."""
     checkpoint = open_checkpoint(str(cached_checkpoint("tiny")))
-    dims = checkpoint.dims
-    shape = (dims.n_text_layer, 2)
-    heads = (dims.n_text_head, dims.text_head_dim)
-    own = torch.randn(76, *shape, PAGE, *heads)
-    cross = torch.randn(3, *shape, FRAMES, *heads)
+    own, cross = make_pools(checkpoint.dims)
     kernels = flashinfer.FlashInfer(own, cross)
     ragged = kernels.ragged()
     attentions = Attentions(ragged, kernels.fixed, projected=ragged)

@@ -13,7 +13,7 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.prompts import PromptBuilder
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand
+from tests.support.workers.decoder_engines import Stand, make_stand
 
 CHECKPOINT = open_checkpoint(str(cached_checkpoint("micro")))
 TOKENIZER = WhisperTokenizer.from_checkpoint(CHECKPOINT)
@@ -37,8 +37,7 @@ def stand(request: pytest.FixtureRequest) -> Iterator[Stand]:
 
 
 def decode(stand: Stand, seed: int = 0, **options: Any) -> DecodeResult:
-    request = stand.request(seed, **{"max_new_tokens": 16, **options})
-    return stand.engine.submit(request).result(ANSWER_S)
+    return stand.decode(seed, **{"max_new_tokens": 16, **options})
 
 
 @pytest.mark.parametrize("name", FREE)

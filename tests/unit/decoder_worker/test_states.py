@@ -15,18 +15,22 @@ import torch
 from cluster.common.errors import (
     LayoutMismatchError,
     SequenceFailedError,
-    StaleGenerationError,
-    TransferTimeoutError,
 )
 from cluster.common.kv.connect import kv_layout, states_layout
 from cluster.common.kv.cross_kv import CrossKVProjection
 from cluster.common.kv.pool import PagePool
-from cluster.common.messages import CrossKVHandle, DecodeRequest, DecodeResult
-from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.messages import DecodeRequest, DecodeResult
+from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.kv_scales import kv_scales
 from decoder_worker.states import StatesProjection
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
+from tests.support.workers.decoder_engines import (
+    ANSWER_S,
+    Stand,
+    make_stand,
+    random_states,
+    wait_until,
+)
 
 # Windows that differ in what they ask for, in the order of their seeds.
 REQUESTS: tuple[dict[str, Any], ...] = (
@@ -54,7 +58,10 @@ class LandingStand:
         options = REQUESTS[seed % len(REQUESTS)]
         states = random_states(self.stand.checkpoint, seed)
         reads_states = self.states.layout.payload == "encoder_states"
-        handle = self.publish(seed, states) if reads_states else self._kv(seed, states)
+        if not reads_states:
+            with torch.inference_mode():
+                states = self._projection.project(states[None])[0]
+        handle = self.stand.publish(seed, states)
         return self.stand.request(seed, handle=handle, **{**options, **changes})
 
     @property
@@ -63,30 +70,12 @@ class LandingStand:
         assert found is not None
         return found
 
-    def publish(self, seed: int, states: torch.Tensor) -> CrossKVHandle:
-        pages = self.states.reserve(1, ANSWER_S)
-        assert pages is not None
-        self.states.pool.tensor[pages[0]] = states
-        return self.states.publish(
-            pages, request_id="test", window=seed, attempt=0, frames=states.shape[0]
-        )
-
-    def _kv(self, seed: int, states: torch.Tensor) -> CrossKVHandle:
-        with torch.inference_mode():
-            kv = self._projection.project(states[None])[0]
-        return self.stand.publish(seed, kv)
-
     def decode(self, *requests: DecodeRequest) -> list[DecodeResult]:
         futures = [self.engine.submit(request) for request in requests]
         return [future.result(ANSWER_S) for future in futures]
 
     def assert_all_returned(self) -> None:
         self.stand.assert_all_returned()
-
-
-def random_states(checkpoint: Checkpoint, seed: int) -> torch.Tensor:
-    shape = (checkpoint.dims.n_audio_ctx, checkpoint.dims.n_audio_state)
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 @contextmanager
@@ -281,75 +270,3 @@ def test_pages_are_held_until_a_projection_that_nobody_wants_has_ended(
         made.assert_all_returned()
         landing = made.landing
         assert landing.n_used == 0
-
-
-def test_states_that_are_no_numbers_fail_their_sequence_alone() -> None:
-    with make_landing() as made:
-        (expected,) = made.decode(made.request(0))
-        broken = random_states(made.stand.checkpoint, 1)
-        broken[7, 3] = torch.nan
-        bad = made.engine.submit(made.stand.request(1, handle=made.publish(1, broken)))
-        (good,) = made.decode(made.request(0))
-        with pytest.raises(SequenceFailedError, match="finite"):
-            bad.result(ANSWER_S)
-        assert content(good) == content(expected)
-        made.assert_all_returned()
-
-
-def test_a_late_read_quarantines_landing_pages_and_frees_the_others() -> None:
-    with make_landing(fetch_timeout_s=0.2, kv_windows=2) as made:
-        made.states.freeze()
-        future = made.engine.submit(made.request(0))
-        with pytest.raises(TransferTimeoutError):
-            future.result(ANSWER_S)
-        landing = made.landing
-        wait_until(lambda: made.cross.n_free == 2, "cross pages are held")
-        assert (landing.n_quarantined, landing.n_used) == (1, 0)
-        made.engine.check_integrity()
-        made.states.thaw()
-        wait_until(lambda: landing.n_free == landing.n_pages, "still in quarantine")
-        made.assert_all_returned()
-
-
-def test_too_many_quarantined_landing_pages_are_unhealthy() -> None:
-    with make_landing(fetch_timeout_s=0.2, landing_windows=2) as made:
-        made.states.freeze()
-        with pytest.raises(TransferTimeoutError):
-            made.engine.submit(made.request(0)).result(ANSWER_S)
-        wait_until(lambda: "overdue" in (made.engine.healthy() or ""), "healthy")
-        made.states.thaw()
-        wait_until(lambda: made.engine.healthy() is None, "unhealthy")
-
-
-def test_cancelled_while_its_states_are_in_flight() -> None:
-    with make_landing(fetch_timeout_s=60.0) as made:
-        made.states.freeze()
-        future = made.engine.submit(made.request(0))
-        wait_until(lambda: made.engine.stats().loading == 1, "not loading")
-        assert future.cancel()
-        wait_until(lambda: made.engine.stats().cancelled == 1, "not cancelled")
-        landing = made.landing
-        assert landing.n_used == 1  # the READ may still write
-        made.states.thaw()
-        made.assert_all_returned()
-        assert landing.n_used == 0
-
-
-def test_states_that_were_reused_are_never_projected() -> None:
-    with make_landing() as made:
-        request = made.request(0)
-        assert made.states.revoke(request.handle.lease)
-        with pytest.raises(StaleGenerationError):
-            made.decode(request)
-        assert made.projection.n_projected == 0
-        made.assert_all_returned()
-
-
-def test_closing_while_states_wait_gives_everything_back() -> None:
-    with make_landing() as made:
-        made.states.freeze()
-        made.engine.submit(made.request(0))
-        wait_until(lambda: made.engine.stats().loading == 1, "not loading")
-        made.states.thaw()
-        made.engine.close()
-        made.assert_all_returned()

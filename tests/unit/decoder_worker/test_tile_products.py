@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numba import njit
 from torch import Tensor
 
-from cluster.common.kernels.cpu.tile_registers import CONFIG_BYTES, has_bfloat16_tiles, tile_config
+from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
 from cluster.common.model.checkpoint import open_checkpoint
 from decoder_worker.cpu import tile_products
 from decoder_worker.cpu.arrays import (
@@ -45,24 +46,23 @@ def test_products_are_near_the_exact_ones(n_rows: int, n_out: int, n_in: int) ->
         assert torch.equal(_product(x, in_blocks(bits), scale), out)
 
 
-def _product(x: Tensor, weight: Any, scale: Tensor) -> Tensor:
-    from cluster.common.kernels.cpu.tile_instructions import begin_tiles
+def _by_tiles(split: Any, product: Any, x: Tensor, weight: Any, scale: Tensor) -> Tensor:
+    from cluster.common.kernels.cpu.tile_instructions import begin_tiles, end_tiles
 
-    n_out = len(scale)
-    out = np.full((len(x), n_out), np.nan, np.float32)
+    out = np.full((len(x), len(scale)), np.nan, np.float32)
     begin_tiles(tile_config())
-    split = tile_products.split_rows(x.numpy())
-    tile_products.tile_product(split, weight, scale.numpy(), 0, n_out, out)
-    _end_tiles()
+    product(split(x.numpy()), weight, scale.numpy(), 0, len(scale), out)
+    njit(lambda: end_tiles())()
     return torch.from_numpy(out)
 
 
-def _end_tiles() -> None:
-    from numba import njit
+def _product(x: Tensor, weight: Any, scale: Tensor) -> Tensor:
+    return _by_tiles(tile_products.split_rows, tile_products.tile_product, x, weight, scale)
 
-    from cluster.common.kernels.cpu.tile_instructions import end_tiles
 
-    njit(lambda: end_tiles())()
+def _int8_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
+    product, blocks = tile_products.int8_tile_product, in_blocks(weight.numpy())
+    return _by_tiles(tile_products.split_in_8_bits, product, x, blocks, scale)
 
 
 def test_blocks_hold_each_output_s_inputs_where_a_tile_reads_them() -> None:
@@ -121,27 +121,6 @@ def test_rows_in_8_bits_that_are_zero_or_not_finite_leave_others_alone() -> None
     assert not out[[1, 4]].any()
     assert out[[2, 3]].isnan().all()
     assert torch.equal(out[[0, 5]], expected[[0, 5]])
-
-
-def _int8_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
-    from cluster.common.kernels.cpu.tile_instructions import begin_tiles
-
-    out = np.full((len(x), len(scale)), np.nan, np.float32)
-    begin_tiles(tile_config())
-    rows = tile_products.split_in_8_bits(x.numpy())
-    tile_products.int8_tile_product(
-        rows, in_blocks(weight.numpy()), scale.numpy(), 0, len(scale), out
-    )
-    _end_tiles()
-    return torch.from_numpy(out)
-
-
-def test_a_configuration_names_eight_whole_tiles() -> None:
-    config = tile_config()
-    assert len(config) == CONFIG_BYTES
-    assert config[0] == 1, "the palette"
-    assert config[16:32].view(np.uint16).tolist() == [64] * 8, "bytes in a row"
-    assert config[48:56].tolist() == [16] * 8, "rows"
 
 
 def test_sizes_that_tiles_do_not_make_up_are_left_to_other_products(

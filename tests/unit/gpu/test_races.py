@@ -7,25 +7,40 @@ waits is taken out in turn, and must be missed; one that is new has to be entere
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
+from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+from torch import Tensor
 
-from cluster.common.model.streams import new_event, new_stream, on_stream, pinned, synchronize
+from cluster.common.kv.connect import kv_layout, states_layout
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.streams import new_stream, on_stream, synchronize
 from decoder_worker import model_runner
+from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 from decoder_worker.gpu.fixed_sizes import FixedSizes
-from tests.support.gpu import parts
-from tests.support.gpu.fences import PACKAGES, SEAM, Fence, fences
-from tests.support.gpu.one_gpu import WINDOWS, Outcome, run_one_gpu
-from tests.support.gpu.operations import ROOT
-from tests.support.gpu.parts import Scenario
+from decoder_worker.scheduling.sequence import DecodeSequence
+from decoder_worker.states import Projected, StatesProjection
+from encoder_worker.forward import WindowEncoder
+from tests.support.gpu.fences import ROOT, fences, product_files
+from tests.support.gpu.one_gpu import (
+    PAGE_FRAMES,
+    WINDOWS,
+    Outcome,
+    checkpoint_folder,
+    run_one_gpu,
+    simulated_one_gpu,
+)
 from tests.support.gpu.races import RaceDetector
-from tests.support.gpu.runtime import simulated_gpu
 from tests.support.gpu.tensor import CUDA
+from tests.support.references.hugging_face import make_pcm
 
 STAGING = "encoder_worker/gpu/staging.py Staging"
 TABLES = "decoder_worker/attention/flashinfer_tables.py"
@@ -34,35 +49,138 @@ FORWARD = "encoder_worker/forward.py WindowEncoder"
 PROJECTION = "decoder_worker/states.py"
 STATIC = "encoder_worker/gpu/static_encoder.py"
 
+
+Scenario = Callable[..., Outcome]
+
+
+# Parts of the GPU path alone, driven harder than the loops drive them.
+
+
+@contextmanager
+def watched(without: str | None) -> Iterator[Outcome]:
+    outcome = Outcome()
+    with simulated_one_gpu(without) as (gpu, runtime):
+        outcome.races = RaceDetector(gpu, runtime).races
+        yield outcome
+
+
+def batches_without_waits(without: str | None = None) -> Outcome:
+    """Four batches of the encoder's graphs, of which nobody waits for any."""
+    with watched(without) as outcome:
+        encoder, pool = _encoder()
+        encoder.prepare(pool, 1)
+        for i in range(4):
+            encoder([make_pcm(1.0 + i)], pool, [(2 * i, 2 * i + 1)])
+    return outcome
+
+
+def encoder_without_graphs(without: str | None = None) -> Outcome:
+    """A batch where Triton does not load."""
+    with watched(without) as outcome, patch("encoder_worker.forward.has_triton", lambda: False):
+        encoder, pool = _encoder()
+        encoder.prepare(pool, 1)
+        encoder([make_pcm(1.0)], pool, [(0, 1)]).wait()
+    return outcome
+
+
+def _encoder() -> tuple[WindowEncoder, Tensor]:
+    checkpoint = open_checkpoint(str(checkpoint_folder()))
+    layout = kv_layout(checkpoint, PAGE_FRAMES, "bfloat16", "cuda")
+    pool = PagePool(layout, 8, "cuda").tensor
+    return WindowEncoder(checkpoint, "bfloat16", "cuda"), pool
+
+
+def ragged_plans(without: str | None = None) -> Outcome:
+    """Two plans of one table for any forward, one right after the other."""
+    return _plans(without, lambda kernels: kernels.ragged())
+
+
+def step_plans(without: str | None = None) -> Outcome:
+    """The same of a table for decode steps, the rows having begun other pages."""
+    return _plans(without, lambda kernels: kernels.fixed(2, 1))
+
+
+def _plans(without: str | None, choose: Callable[[Any], AttentionBackend]) -> Outcome:
+    with watched(without) as outcome:
+        from decoder_worker.attention.flashinfer_backend import FlashInfer
+
+        pools = [torch.zeros(8, 1, 2, 8, 2, 64, dtype=torch.bfloat16, device=CUDA) for _ in "ab"]
+        backend = choose(FlashInfer(*pools))
+        synchronize(CUDA)
+        with on_stream(new_stream(CUDA)):
+            for pages in ((0, 1), (2, 3), (4, 5)):
+                table = PagedKV.make([1, 1], [pages, (6, 7)], [9, 12], 8)
+                backend.plan(AttentionBatch(table, table))
+    return outcome
+
+
+def states_projected(without: str | None = None) -> Outcome:
+    """The KV of states that landed is read on another stream, after the projection was awaited."""
+    return _projected(without, Projected.wait)
+
+
+def states_found_projected(without: str | None = None) -> Outcome:
+    """The same, once it was found done."""
+    return _projected(without, Projected.is_done)
+
+
+def _projected(without: str | None, until: Callable[[Projected], object]) -> Outcome:
+    with watched(without) as outcome:
+        checkpoint = open_checkpoint(str(checkpoint_folder()))
+        kv = PagePool(kv_layout(checkpoint, PAGE_FRAMES, "bfloat16", "cuda"), 4, "cuda")
+        landing = PagePool(states_layout(checkpoint, "bfloat16"), 2, "cuda")
+        landing.tensor.zero_()
+        projection = StatesProjection(checkpoint, landing, kv)
+        handle = CrossKVHandle("r", 0, 0, "agent", b"", "", (), 0, 1500, 0, 0, "lease", 1.0)
+        sequence = DecodeSequence(
+            DecodeRequest("r", 0, 0, handle, DecodeOptions(), 1.0),
+            Future(),
+            arrived=0.0,
+            deadline=1.0,
+            n_new_max=1,
+            language="en",
+            cross_pages=(0, 1),
+            landing_pages=(1,),
+        )
+        (projected,) = projection.project([sequence])
+        until(projected)
+        with on_stream(new_stream(CUDA)):
+            kv.tensor[:2].sum()
+    return outcome
+
+
+def colocated(without: str | None = None) -> Outcome:
+    windows = WINDOWS if without is None else WINDOWS[:3]  # a race shows in the first ones
+    return run_one_gpu("cross_kv", "colocated", without, windows)
+
+
 # What misses each fence: parts of the product where they suffice, else both engines at work.
 MISSED_BY: dict[str, Scenario] = {
-    f"{STAGING}.put: synchronize": parts.batches_without_waits,
-    f"{STAGING}._upload: wait_event": parts.batches_without_waits,
-    f"{STAGING}._upload: wait_event (2)": parts.batches_without_waits,
-    f"{STATIC} StaticEncoder.__init__: synchronize": parts.batches_without_waits,
-    f"{FORWARD}.__call__: wait_stream": parts.encoder_without_graphs,
-    f"{TABLES} Table.plan: synchronize": parts.step_plans,
-    f"{STATIC} EventReady.wait: synchronize": parts.colocated,
-    "cluster/common/kv/memory_wire.py MemoryWire._copy_pages: synchronize": parts.colocated,
-    "decoder_worker/readback.py Readback.wait: synchronize": parts.colocated,
-    f"{RUNNER}.__init__: synchronize": parts.colocated,
-    f"{RUNNER}.__init__: synchronize (2)": parts.colocated,
-    f"{PROJECTION} StatesProjection.__init__: synchronize": parts.states_projected,
-    f"{PROJECTION} Projected.wait: synchronize": parts.states_projected,
-    f"{PROJECTION} Projected.is_done: has_come": parts.states_found_projected,
+    f"{STAGING}.put: synchronize": batches_without_waits,
+    f"{STAGING}._upload: wait_event": batches_without_waits,
+    f"{STAGING}._upload: wait_event (2)": batches_without_waits,
+    f"{STATIC} StaticEncoder.__init__: synchronize": batches_without_waits,
+    f"{FORWARD}.__call__: wait_stream": encoder_without_graphs,
+    f"{TABLES} Table.plan: synchronize": step_plans,
+    f"{STATIC} EventReady.wait: synchronize": colocated,
+    "cluster/common/kv/memory_wire.py MemoryWire._copy_pages: synchronize": colocated,
+    "decoder_worker/readback.py Readback.wait: synchronize": colocated,
+    f"{RUNNER}.__init__: synchronize": colocated,
+    f"{RUNNER}.__init__: synchronize (2)": colocated,
+    f"{PROJECTION} StatesProjection.__init__: synchronize": states_projected,
+    f"{PROJECTION} Projected.wait: synchronize": states_projected,
+    f"{PROJECTION} Projected.is_done: has_come": states_found_projected,
 }
-WHOLE = (
-    parts.colocated,
-    parts.colocated_states,
-    parts.colocated_whole_pages,
-    parts.split,
-    parts.split_states,
-)
+WHOLE: dict[str, dict[str, Any]] = {
+    "colocated, pages that hold a window each": {"page_frames": 1500},
+    "colocated, encoder states": {"handoff": "encoder_states"},
+    "split": {"placement": "split"},
+    "split, encoder states": {"placement": "split", "handoff": "encoder_states"},
+}
 
 
 def test_every_fence_of_the_product_is_taken_out_by_a_test() -> None:
-    found = {str(fence) for fence in fences()}
-    assert found == set(MISSED_BY), (
+    assert set(fences().values()) == set(MISSED_BY), (
         "enter a new wait of the product in MISSED_BY, with what misses it"
     )
 
@@ -71,37 +189,30 @@ def test_streams_and_waits_are_asked_for_in_one_place() -> None:
     """Past `common.model.streams` neither this detector nor the check of captures sees them."""
     names = {"Stream", "Event", "stream", "synchronize", "current_stream", "default_stream"}
     names |= {"CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables"}
-    for package in PACKAGES:
-        for path in (ROOT / package).rglob("*.py"):
-            if str(path.relative_to(ROOT)) == SEAM:
-                continue
-            for called in re.findall(r"torch\.cuda\.(\w+)\(", path.read_text(encoding="utf-8")):
-                assert called not in names, f"{path}: torch.cuda.{called} belongs into {SEAM}"
+    for path in product_files():
+        for called in re.findall(r"torch\.cuda\.(\w+)\(", path.read_text(encoding="utf-8")):
+            assert called not in names, f"{path.relative_to(ROOT)}: torch.cuda.{called}"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("name", MISSED_BY)
 def test_without_a_fence_there_is_a_race(name: str) -> None:
-    (fence,) = (fence for fence in fences() if str(fence) == name)
-    assert MISSED_BY[name](fence).races, f"nothing misses {name}: is it needed?"
+    assert MISSED_BY[name](name).races, f"nothing misses {name}: is it needed?"
+
+
+PARTS = (
+    batches_without_waits,
+    encoder_without_graphs,
+    ragged_plans,
+    states_projected,
+    states_found_projected,
+)
 
 
 @pytest.mark.parametrize(
     "scenario",
-    [
-        parts.step_plans,
-        *(
-            pytest.param(scenario, marks=pytest.mark.slow)
-            for scenario in (
-                parts.batches_without_waits,
-                parts.encoder_without_graphs,
-                parts.ragged_plans,
-                parts.states_projected,
-                parts.states_found_projected,
-            )
-        ),
-    ],
+    [step_plans, *(pytest.param(each, marks=pytest.mark.slow) for each in PARTS)],
     ids=lambda scenario: scenario.__name__,
 )
 def test_parts_of_the_product_have_no_races(scenario: Scenario) -> None:
@@ -118,19 +229,19 @@ def test_both_roles_on_one_gpu_have_no_races() -> None:
 
 
 @cache
-def outcome_of(scenario: Scenario) -> Outcome:
-    return scenario()
+def usual_tokens() -> list[tuple[int, ...]]:
+    outcome = colocated()
+    assert not outcome.races, str(outcome)
+    return outcome.tokens
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("scenario", WHOLE, ids=lambda scenario: scenario.__name__)
-def test_no_placement_and_no_hand_off_has_races_and_all_give_the_same_texts(
-    scenario: Scenario,
-) -> None:
-    outcome = outcome_of(scenario)
+@pytest.mark.parametrize("how", WHOLE)
+def test_no_placement_and_no_hand_off_has_races_and_all_give_the_same_texts(how: str) -> None:
+    outcome = run_one_gpu(**WHOLE[how])
     assert not outcome.races, str(outcome)
-    assert outcome.tokens == outcome_of(parts.colocated).tokens
+    assert outcome.tokens == usual_tokens()
 
 
 @pytest.mark.slow
@@ -149,77 +260,3 @@ def test_buckets_made_after_the_only_synchronisation_are_found() -> None:
     races = [race for race in outcome.races if "_make_bucket" in race]
     assert races, str(outcome)
     assert all("the default stream" in race for race in races)
-
-
-# The detector itself, on a few lines each.
-
-
-@contextmanager
-def detector() -> Iterator[RaceDetector]:
-    with simulated_gpu() as (gpu, runtime):
-        yield RaceDetector(gpu, runtime)
-
-
-def test_a_read_on_another_stream_has_to_wait_for_the_write() -> None:
-    with detector() as found:
-        first, second, done = new_stream(CUDA), new_stream(CUDA), new_event()
-        with on_stream(first):
-            x = torch.zeros(4, device=CUDA)
-            done.record()
-        with on_stream(second):
-            x + 1
-            assert len(found.races) == 1
-            assert f"{__name__.split('.')[-1]}.py" in str(found)
-            assert second is not None
-            second.wait_event(done)
-            x + 1
-        assert len(found.races) == 1
-
-
-def test_a_write_has_to_wait_for_reads_as_well() -> None:
-    with detector() as found:
-        x, other = torch.zeros(4, device=CUDA), new_stream(CUDA)
-        synchronize(CUDA)
-        x + 1
-        with on_stream(other):
-            x.zero_()
-        assert "not after it is read by the default stream" in str(found)
-
-
-def test_rows_are_told_apart() -> None:
-    with detector() as found:
-        x, other = torch.zeros(4, 8, device=CUDA), new_stream(CUDA)
-        synchronize(CUDA)
-        x[1].fill_(1)
-        with on_stream(other):
-            x[2].fill_(1)
-            x[torch.tensor([0, 3], device=CUDA)]
-            assert not found.races
-            x[1:].sum()
-        assert len(found.races) == 1
-
-
-def test_the_host_has_to_wait_before_it_touches_pinned_memory() -> None:
-    with detector() as found:
-        host, device = pinned([1.0, 2.0], torch.float32), torch.zeros(2, device=CUDA)
-        device.copy_(host, non_blocking=True)
-        host.numpy()[0] = 3.0
-        assert len(found.races) == 1
-        synchronize(CUDA)
-        host.tolist()
-        assert len(found.races) == 1
-
-
-def test_freed_memory_must_not_be_in_use_on_a_stream_that_its_allocator_does_not_know() -> None:
-    with detector() as found:
-        x, other = torch.zeros(4, device=CUDA), new_stream(CUDA)
-        synchronize(CUDA)
-        with on_stream(other):
-            x + 1
-        del x
-        assert "is free for the default stream" in str(found)
-
-
-def test_a_fence_keeps_its_name_when_lines_move() -> None:
-    assert all(isinstance(fence, Fence) and fence.nth >= 1 for fence in fences())
-    assert len({str(fence) for fence in fences()}) == len(fences())

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from types import ModuleType
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.messages import DecodeResult, QualityGates
 from cluster.common.model.layers import as_it_is
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
@@ -25,20 +23,10 @@ from decoder_worker.sampling.sampler import TorchSampler
 from decoder_worker.sampling.slots import SlotTable
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu import fake_flashinfer as fake
-from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand
+from tests.support.workers.decoder_engines import assert_same, make_stand
 
 N_HEAD, HEAD_DIM, N_LAYER = 2, 8, 2
 FRAMES = 60
-
-REQUESTS: tuple[dict[str, Any], ...] = (
-    {"seed": 0, "max_new_tokens": 25},
-    {"seed": 1, "language": None, "max_new_tokens": 20},
-    {"seed": 2, "prompt_tokens": tuple(range(40)), "max_new_tokens": 15},
-    {"seed": 3, "temperatures": (0.0, 0.7), "gates": QualityGates(avg_logprob=0.0)},
-    {"seed": 4, "beam_size": 3},
-    {"seed": 5, "temperatures": (0.9,), "best_of": 2, "words": True},
-    {"seed": 6, "words": True},
-)
 
 
 @pytest.fixture
@@ -141,11 +129,6 @@ def test_rows_that_share_a_window_are_queries_of_one_entry(backend: ModuleType) 
     assert window_wrapper.counts == [3, 3]
 
 
-def decode_all(stand: Stand) -> list[DecodeResult]:
-    futures = [stand.engine.submit(stand.request(**options)) for options in REQUESTS]
-    return [future.result(ANSWER_S) for future in futures]
-
-
 @contextmanager
 def layers_of_a_gpu() -> Iterator[None]:
     """Products as they are loaded, which our kernels' layers are made of; and the GPU's sampler."""
@@ -177,9 +160,9 @@ def test_the_engine_gives_the_same_texts(
         return Attentions(ragged, kernels.fixed, projected=ragged if fewer else None)
 
     sizes = {"page_tokens": pages[0], "page_frames": pages[1]}
-    make = partial(make_stand, cached_checkpoint(), max_batch=6, **sizes)
+    make = partial(make_stand, cached_checkpoint(), max_batch=8, **sizes)
     with make() as stand:
-        expected = decode_all(stand)
+        expected = stand.decode_all()
     with (
         patch(
             "tests.support.workers.decoder_engines._torch_attention",
@@ -189,12 +172,8 @@ def test_the_engine_gives_the_same_texts(
         patch.object(GpuDecoder, "states", autospec=True, side_effect=GpuDecoder.states) as states,
         make(steps_ahead=1) as stand,
     ):
-        for result, other in zip(decode_all(stand), expected, strict=True):
-            assert result.tokens == other.tokens
-            assert result.avg_logprob == pytest.approx(other.avg_logprob, abs=1e-4)
-            assert (result.alignment is None) == (other.alignment is None)
-            if result.alignment and other.alignment:
-                assert result.alignment.times_s == other.alignment.times_s
+        for result, other in zip(stand.decode_all(), expected, strict=True):
+            assert_same(result, other)
         stand.assert_all_returned()
         assert states.called == fewer
 

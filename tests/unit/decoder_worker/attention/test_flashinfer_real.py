@@ -20,8 +20,7 @@ from tests.gpu_kit.packages import installed
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu.fake_flashinfer import BACKEND
 from tests.support.gpu.flashinfer_on_cpu import OnCpu, flashinfer_on_cpu, our_imports
-from tests.support.workers.decoder_engines import make_stand
-from tests.unit.decoder_worker.attention.test_flashinfer_backend import decode_all
+from tests.support.workers.decoder_engines import assert_same, make_stand
 
 pytestmark = pytest.mark.skipif(
     not installed("gpu-check"),
@@ -51,9 +50,9 @@ def test_every_call_binds_and_the_engine_gives_the_same_texts(asked: OnCpu) -> N
         kernels = backend.FlashInfer(own, cross)
         return Attentions(kernels.ragged(), kernels.fixed)
 
-    make = partial(make_stand, cached_checkpoint(), max_batch=6, page_tokens=16, page_frames=100)
+    make = partial(make_stand, cached_checkpoint(), max_batch=8, page_tokens=16, page_frames=100)
     with make() as stand:
-        expected = decode_all(stand)
+        expected = stand.decode_all()
     with (
         patch(
             "tests.support.workers.decoder_engines._torch_attention",
@@ -61,7 +60,6 @@ def test_every_call_binds_and_the_engine_gives_the_same_texts(asked: OnCpu) -> N
         ),
         make(steps_ahead=1) as stand,
     ):
-        for result, other in zip(decode_all(stand), expected, strict=True):
-            assert result.tokens == other.tokens
-            assert result.avg_logprob == pytest.approx(other.avg_logprob, abs=1e-4)
+        for result, other in zip(stand.decode_all(), expected, strict=True):
+            assert_same(result, other)
         stand.assert_all_returned()

@@ -92,19 +92,6 @@ def test_a_sequence_is_the_same_in_any_batch_to_the_bit() -> None:
             assert torch.equal(alone, batch[rows])
 
 
-def test_pools_of_another_dtype_are_read_and_the_result_converted() -> None:
-    own, cross = make_pools(32, 60)
-    cross.normal_()
-    attention = TorchAttention(own, cross.bfloat16())
-    attention.plan(
-        AttentionBatch(PagedKV.make([1], [[0]], [1], 32), PagedKV.make([1], [[0]], [FRAMES], 60))
-    )
-    q = torch.randn(1, N_HEAD, HEAD_DIM)
-    mixed = attention.cross_attention(0, q)
-    assert mixed.dtype == torch.float32
-    torch.testing.assert_close(mixed, plain(q, *cross[0, 0]), atol=0.02, rtol=0.02)
-
-
 @pytest.mark.parametrize("page_frames", [60, 20])
 def test_a_pool_of_8_bit_floats_is_read_as_the_numbers_it_holds(page_frames: int) -> None:
     own, cross = make_pools(32, page_frames, n=1)

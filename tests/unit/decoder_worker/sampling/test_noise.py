@@ -77,12 +77,3 @@ def test_noise_is_gumbel() -> None:
     for x in (-1.0, 0.0, 1.0, 3.0, 6.0):
         share = (noise < x).double().mean().item()
         assert abs(share - math.exp(-math.exp(-x))) < error, x
-
-
-def test_argmax_samples_from_the_softmax() -> None:
-    probs = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    n = 20_000
-    keys = torch.full((n,), noise_key(9, 1, 0, 0), dtype=torch.int64)
-    tokens = (probs.log() + gumbel(keys, torch.arange(n), 4)).argmax(-1)
-    shares = torch.bincount(tokens, minlength=4) / n
-    assert (shares - probs).abs().max().item() < 0.02, shares

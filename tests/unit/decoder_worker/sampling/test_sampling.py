@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -22,13 +23,22 @@ def tokenizer() -> WhisperTokenizer:
     return WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("micro"))))
 
 
+def filled(tokenizer: WhisperTokenizer, options: Sequence[SlotOptions]) -> SlotTable:
+    """Slots before their first token, so many and no more."""
+    slots, n = SlotTable(len(options), "cpu"), len(options)
+    begin = tokenizer.special.timestamp_begin
+    slots.load(range(n), options, [[]] * n, [3] * n, begin)
+    return slots
+
+
+def drawn(row: int) -> SlotOptions:
+    return SlotOptions(False, TEMPERATURES[row], noise_key(1, row, 0, 0), 99)
+
+
 def sample(tokenizer: WhisperTokenizer, rows: list[int], n_steps: int = 3) -> list[Sampled]:
     """Run `rows` of one fixed batch through a sampler that has four slots."""
-    slots = SlotTable(4, "cpu")
+    slots = filled(tokenizer, [drawn(row) for row in range(4)])
     sampler = TorchSampler(LogitRules(tokenizer, 50, "cpu"), slots)
-    for row in rows:
-        options = SlotOptions(False, TEMPERATURES[row], noise_key(1, row, 0, 0), 99)
-        slots.load([row], [options], [[]], [3], tokenizer.special.timestamp_begin)
     generator = torch.Generator().manual_seed(0)
     noisy = [i for i, row in enumerate(rows) if TEMPERATURES[row]]
     outcome = []
@@ -51,10 +61,7 @@ def test_noise_for_every_row_changes_no_greedy_one(tokenizer: WhisperTokenizer) 
     """As in a captured step, where who has noise is not known."""
     outcome = []
     for noisy in ([1, 3], [0, 1, 2, 3]):
-        slots = SlotTable(4, "cpu")
-        for row, temperature in enumerate(TEMPERATURES):
-            options = SlotOptions(False, temperature, noise_key(1, row, 0, 0), 99)
-            slots.load([row], [options], [[]], [3], tokenizer.special.timestamp_begin)
+        slots = filled(tokenizer, [drawn(row) for row in range(4)])
         logits = torch.randn(4, tokenizer.n_vocab, generator=torch.Generator().manual_seed(0))
         sampler = TorchSampler(LogitRules(tokenizer, 50, "cpu"), slots)
         outcome.append(sampler(logits, slots.rows(torch.arange(4)), torch.tensor(noisy)))
@@ -64,9 +71,8 @@ def test_noise_for_every_row_changes_no_greedy_one(tokenizer: WhisperTokenizer) 
 
 def test_logprobs_are_of_the_filtered_logits_at_temperature_1(tokenizer: WhisperTokenizer) -> None:
     logits = torch.randn(1, tokenizer.n_vocab, generator=torch.Generator().manual_seed(2))
-    slots = SlotTable(1, "cpu")
+    slots = filled(tokenizer, [SlotOptions(True, 0.8, 7, 99)])
     rules = LogitRules(tokenizer, 50, "cpu")
-    slots.load([0], [SlotOptions(True, 0.8, 7, 99)], [[]], [3], tokenizer.special.timestamp_begin)
     rows = slots.rows(torch.tensor([0]))
     expected = rules.apply(logits.clone(), rows.history).log_softmax(-1)
     sampled = TorchSampler(rules, slots)(logits, rows, torch.tensor([0]))
@@ -74,11 +80,7 @@ def test_logprobs_are_of_the_filtered_logits_at_temperature_1(tokenizer: Whisper
 
 
 def test_not_a_number_is_reported_in_its_row_only(tokenizer: WhisperTokenizer) -> None:
-    slots = SlotTable(2, "cpu")
-    for slot in range(2):
-        slots.load(
-            [slot], [SlotOptions(True, 0.0, 0, 99)], [[]], [3], tokenizer.special.timestamp_begin
-        )
+    slots = filled(tokenizer, [SlotOptions(True, 0.0, 0, 99)] * 2)
     logits = torch.randn(2, tokenizer.n_vocab)
     logits[1] = math.nan
     sampled = TorchSampler(LogitRules(tokenizer, 50, "cpu"), slots)(

@@ -41,11 +41,21 @@ def make_sequence(
     )
 
 
+def add(scheduler: Scheduler, *sequences: DecodeSequence) -> None:
+    for one in sequences:
+        scheduler.add(one)
+
+
+def fetch(*sequences: DecodeSequence) -> None:
+    """Their KV is in their pages."""
+    for one in sequences:
+        one.fetched = FETCHED
+
+
 def test_the_earliest_deadline_is_admitted_first() -> None:
     scheduler = make_scheduler(windows=2)
     late, early, middle = (make_sequence(deadline) for deadline in (9.0, 1.0, 5.0))
-    for sequence in (late, early, middle):
-        scheduler.add(sequence)
+    add(scheduler, late, early, middle)
     assert scheduler.admit() == [early, middle]
     assert late.state is SequenceState.WAITING
     assert not late.cross_pages
@@ -72,14 +82,12 @@ def test_a_trimmed_window_takes_as_many_pages_as_its_handle_has() -> None:
 def test_kv_is_read_ahead_of_free_rows_up_to_a_bound() -> None:
     """A batch of 4: four begin, the KV of two more is read, others wait though pages are free."""
     scheduler = make_scheduler(windows=9, max_batch=4)
-    for deadline in range(8):
-        scheduler.add(make_sequence(deadline))
+    add(scheduler, *(make_sequence(deadline) for deadline in range(8)))
     admitted = scheduler.admit()
     assert [sequence.deadline for sequence in admitted] == [0, 1, 2, 3, 4, 5]
     assert all(sequence.cross_pages and not sequence.rows for sequence in admitted)
     assert (scheduler.n_free_slots, scheduler.n_without_slots, scheduler.n_waiting) == (0, 2, 2)
-    for sequence in admitted:
-        sequence.fetched = FETCHED
+    fetch(*admitted)
     running = scheduler.start_running()
     assert [sequence.deadline for sequence in running] == [0, 1, 2, 3]
     assert sorted(row.slot for sequence in running for row in sequence.rows) == [0, 1, 2, 3]
@@ -93,14 +101,11 @@ def test_who_needs_many_rows_is_not_passed_by_for_ever() -> None:
     """Two rows are free, three are wanted: later ones of one row wait behind it."""
     scheduler = make_scheduler(windows=9, max_batch=4)
     first, second, wide, small = (make_sequence(deadline) for deadline in range(4))
-    for sequence in (first, second):
-        scheduler.add(sequence)
-    for sequence in scheduler.admit():
-        sequence.fetched = FETCHED
+    add(scheduler, first, second)
+    fetch(*scheduler.admit())
     assert scheduler.start_running() == [first, second]
     wide.request = replace(wide.request, options=replace(wide.options, beam_size=3))
-    for sequence in (wide, small):
-        scheduler.add(sequence)
+    add(scheduler, wide, small)
     assert scheduler.admit() == [wide, small]
     assert scheduler.n_without_slots == 2
     wide.fetched = small.fetched = FETCHED
@@ -114,25 +119,10 @@ def test_who_needs_many_rows_is_not_passed_by_for_ever() -> None:
     assert scheduler.start_running() == [small]
 
 
-def test_only_what_has_arrived_begins_to_run() -> None:
-    scheduler = make_scheduler()
-    for _ in range(2):
-        scheduler.add(make_sequence())
-    first, second = scheduler.admit()
-    assert scheduler.start_running() == []
-    second.fetched = FETCHED
-    assert scheduler.start_running() == [second]
-    assert first.state is SequenceState.LOADING
-    assert scheduler.n_loading == 1
-    assert scheduler.running == [second]
-
-
 def test_long_prompts_begin_in_several_steps() -> None:
     scheduler = make_scheduler(windows=3, max_batch=3)
-    for _ in range(3):
-        scheduler.add(make_sequence(n_prompt=PREFILL_TOKENS // 2))
-    for sequence in scheduler.admit():
-        sequence.fetched = FETCHED
+    add(scheduler, *(make_sequence(n_prompt=PREFILL_TOKENS // 2) for _ in range(3)))
+    fetch(*scheduler.admit())
     assert [len(scheduler.start_running()) for _ in range(4)] == [1, 1, 1, 0]
 
 
@@ -153,24 +143,12 @@ def test_late_sequences_are_named_until_they_are_answered_also_those_that_came_l
         assert scheduler.expired(9.0) == [later]
 
 
-def test_expired_finds_every_state() -> None:
-    scheduler = make_scheduler(windows=2)
-    sequences = [make_sequence(deadline) for deadline in (1.0, 2.0, 3.0, 9.0)]
-    for sequence in sequences:
-        scheduler.add(sequence)
-    scheduler.admit()[0].fetched = FETCHED
-    scheduler.start_running()
-    assert scheduler.expired(0.5) == []
-    assert set(scheduler.expired(3.0)) == set(sequences[:3])
-
-
 @pytest.mark.parametrize("running", [False, True])
 def test_the_deadline_of_an_answered_sequence_matters_no_more(running: bool) -> None:
     """It stays until its READ or forward ends, and the loop may sleep until then."""
     scheduler = make_scheduler(windows=2)
     answered, other = make_sequence(1.0), make_sequence(9.0)
-    for sequence in (answered, other):
-        scheduler.add(sequence)
+    add(scheduler, answered, other)
     scheduler.admit()
     if running:
         answered.fetched = FETCHED
@@ -179,17 +157,6 @@ def test_the_deadline_of_an_answered_sequence_matters_no_more(running: bool) -> 
     answered.future.set_exception(DeadlineExceededError("late"))
     assert scheduler.next_deadline() == 9.0
     assert scheduler.expired(5.0) == []
-
-
-def test_check_integrity_tells_what_is_not_idle() -> None:
-    scheduler = make_scheduler()
-    sequence = make_sequence()
-    scheduler.add(sequence)
-    with pytest.raises(RuntimeError, match="1 waiting"):
-        scheduler.check_integrity()
-    scheduler.release(sequence)
-    scheduler.release(sequence)
-    scheduler.check_integrity()
 
 
 def test_random_lives_return_everything() -> None:
@@ -221,8 +188,7 @@ def test_classes_come_before_deadlines() -> None:
     bulk = make_sequence(1.0, priority="bulk")
     clip = make_sequence(2.0)
     live = make_sequence(3.0, priority="live")
-    for sequence in (bulk, clip, live):
-        scheduler.add(sequence)
+    add(scheduler, bulk, clip, live)
     assert scheduler.admit() == [live, clip]
     assert scheduler.next_deadline() == 1.0
     assert scheduler.expired(1.0) == [bulk]
@@ -237,11 +203,9 @@ def test_live_kv_is_read_though_enough_of_others_waits_for_rows() -> None:
     """And it gets the next row."""
     scheduler = make_scheduler(windows=9, max_batch=2)
     clips = [make_sequence(deadline) for deadline in range(4)]
-    for sequence in clips:
-        scheduler.add(sequence)
+    add(scheduler, *clips)
     assert scheduler.admit() == clips[:3]
-    for sequence in clips:
-        sequence.fetched = FETCHED
+    fetch(*clips)
     assert scheduler.start_running() == clips[:2]
     live = make_sequence(9.0, priority="live")
     scheduler.add(live)
@@ -255,17 +219,14 @@ def test_live_kv_is_read_though_enough_of_others_waits_for_rows() -> None:
 def test_bulk_work_leaves_rows_and_pages_to_whoever_comes() -> None:
     scheduler = make_scheduler(windows=8, max_batch=4)
     bulk = [make_sequence(priority="bulk") for _ in range(8)]
-    for sequence in bulk:
-        scheduler.add(sequence)
+    add(scheduler, *bulk)
     admitted = scheduler.admit()
     assert admitted == bulk[:4], "half of the pages"
-    for sequence in bulk:
-        sequence.fetched = FETCHED
+    fetch(*bulk)
     assert scheduler.start_running() == bulk[:2], "half of the rows"
     clips = [make_sequence() for _ in range(2)]
-    for sequence in clips:
-        sequence.fetched = FETCHED
-        scheduler.add(sequence)
+    fetch(*clips)
+    add(scheduler, *clips)
     assert scheduler.admit() == clips
     assert scheduler.start_running() == clips
     scheduler.release(clips[0])
@@ -278,9 +239,8 @@ def test_bulk_work_leaves_rows_and_pages_to_whoever_comes() -> None:
 def test_bulk_work_takes_as_large_a_share_as_it_was_given() -> None:
     scheduler = make_scheduler(windows=8, max_batch=4, bulk_share=0.75)
     bulk = [make_sequence(priority="bulk") for _ in range(8)]
-    for sequence in bulk:
-        sequence.fetched = FETCHED
-        scheduler.add(sequence)
+    fetch(*bulk)
+    add(scheduler, *bulk)
     admitted = [one for _ in range(3) for one in scheduler.admit()]
     assert scheduler.start_running() == bulk[:3], "three quarters of the rows"
     assert len(admitted) <= 6, "three quarters of the pages"
@@ -314,10 +274,8 @@ class AnySearch:
 
 def running(scheduler: Scheduler, *priorities: Priority) -> list[DecodeSequence]:
     sequences = [make_sequence(priority=priority) for priority in priorities]
-    for sequence in sequences:
-        scheduler.add(sequence)
-    for sequence in scheduler.admit():
-        sequence.fetched = FETCHED
+    add(scheduler, *sequences)
+    fetch(*scheduler.admit())
     assert sorted(map(id, scheduler.start_running())) == sorted(map(id, sequences))
     for sequence in sequences:
         sequence.search = AnySearch()  # type: ignore[assignment]
