@@ -23,42 +23,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from tests.chaos.campaign import run_faults
-from tests.chaos.faults import Both, Burst, Fault, Freeze, FullSpool, Kill
+from tests.chaos.faults import kept_faults, random_pairs, single_faults
 from tests.chaos.host_faults import host_faults
-from tests.chaos.kept_load import TIGHT, kept_faults, kept_load, texts_alone
-from tests.chaos.load import Load, reference_texts
+from tests.chaos.kept_load import TIGHT, steady_load
 from tests.chaos.report import Outcome, table
 from tests.chaos.several_hosts import several_hosts
 from tests.chaos.soak import soak
 from tests.chaos.target import local_target
-
-
-def single_faults() -> list[Fault]:
-    """Each fault of one machine, in the order in which it is run."""
-    kinds = ("encoder", "decoder", "audio", "router", "proxy", "controller")
-    return [
-        *(Kill(kind=kind) for kind in kinds),
-        *(Freeze(kind=kind) for kind in kinds[:-1]),
-        Freeze(kind="controller", hold_s=20.0),
-        Freeze(kind="encoder", hold_s=3.0),
-        Freeze(kind="decoder", hold_s=3.0),
-        Freeze(kind="gcs", hold_s=20.0),
-        FullSpool(),
-        Burst(),
-    ]
-
-
-def random_pairs(n: int, seed: int) -> list[Fault]:
-    rng = random.Random(seed)
-    return [Both(first=one, second=two) for one, two in (rng.sample(PAIRED, 2) for _ in range(n))]
-
-
-PAIRED: list[Fault] = [
-    *(Kill(kind=kind) for kind in ("encoder", "decoder", "audio", "router")),
-    *(Freeze(kind=kind) for kind in ("encoder", "decoder", "audio", "router")),
-    FullSpool(),
-    Burst(n=30),
-]
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -81,15 +52,8 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def load_of(args: argparse.Namespace, url: str) -> Load:
-    """What the cluster is asked for during the faults; not begun yet."""
-    if args.kept:
-        return kept_load(url, texts_alone(url), args.rate)
-    return Load(url, reference_texts(url), args.rate)
-
-
 def report_of(outcomes: Sequence[Outcome]) -> str:
-    return json.dumps({"chaos": [one.as_json() for one in outcomes]})
+    return json.dumps({"chaos": [asdict(one) for one in outcomes]})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         several_hosts(args.folder)
         if args.hosts
         else local_target(routers=args.routers, env=settings) as target,
-        load_of(args, target.url) as load,
+        steady_load(target.url, args.rate, kept=args.kept) as load,
     ):
         time.sleep(20.0)  # workers compile kernels beside their first requests
         for outcome in run_faults(faults, target, load):

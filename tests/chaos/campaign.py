@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from tests.chaos.faults import Fault
 from tests.chaos.load import Load, goodput
 from tests.chaos.page_tables import broken_tables
-from tests.chaos.report import SHARE, SPAN_S, Outcome, recovery_s
+from tests.chaos.report import SPAN_S, Outcome, recovery_s
 from tests.chaos.target import Target
 
 BEFORE_S = 10.0  # of undisturbed load before each fault
 WATCH_S = 12.0  # a fault is watched at least so long
 REPLACED_S = 120.0  # and at most so long after it was undone
 SETTLE_S = 90.0  # for requests in flight to end, once all is whole
-
-Say = Callable[[str], None]
 
 
 def run_fault(
@@ -49,23 +47,19 @@ def run_fault(
     finally:
         fault.undo(target)
     deadline_s = time.monotonic() + REPLACED_S
-    recovered_s: float | None = None
-    while time.monotonic() < deadline_s:
-        now_s = time.monotonic()
+    while (now_s := time.monotonic()) < deadline_s:
         if outcome.replaced_s is None and not target.missing():
             outcome.replaced_s = now_s - fault_s
-        recovered_s = recovery_s(load.sent, fault_s, now_s, outcome.goodput_before)
+        outcome.recovery_s = recovery_s(load.sent, fault_s, now_s, outcome.goodput_before)
         is_over = now_s - fault_s > max(watch_s, fault.hold_s + SPAN_S + 1)
-        if outcome.replaced_s is None or not is_over:
-            pass
-        elif recovered_s is not None or not is_timed:
+        is_well = outcome.recovery_s is not None or not is_timed
+        if outcome.replaced_s is not None and is_over and is_well:
             break
         time.sleep(0.5)
     load.pause()
-    outcome.recovery_s = recovered_s
     if outcome.replaced_s is None:
         outcome.left_over.append(f"not replaced: {target.missing()}")
-    _wait(lambda: load.n_in_flight == 0, SETTLE_S)
+    load.wait_for_answers(SETTLE_S)
     outcome.count(load.sent[n_before:], fault_s)
     outcome.left_over += target.left_over(files_before)
     if checks_tables:
@@ -76,28 +70,14 @@ def run_fault(
     return outcome
 
 
-def run_faults(
-    faults: Iterable[Fault], target: Target, load: Load, say: Say = print
-) -> Iterator[Outcome]:
+def run_faults(faults: Iterable[Fault], target: Target, load: Load) -> Iterator[Outcome]:
     """The outcome of each fault that can be had here."""
     for fault in faults:
         if reason := fault.possible(target):
-            say(f"not run: {fault.name}: {reason}")
+            print(f"not run: {fault.name}: {reason}")
             continue
         yield run_fault(fault, target, load)
 
 
 def _sleep_until(when_s: float) -> None:
     time.sleep(max(0.0, when_s - time.monotonic()))
-
-
-def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.1)
-    return True
-
-
-__all__ = ["SHARE", "run_fault", "run_faults"]

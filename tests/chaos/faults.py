@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar
 
 import psutil
 
@@ -20,43 +19,25 @@ from tests.chaos.target import Target
 WORKER_S, NODE_S = 10.0, 30.0  # recovery to reach
 BURST_S = 5.0  # until a burst's requests are sent
 
-Pick = Callable[[list[psutil.Process]], psutil.Process]
-
-
-class Fault(Protocol):
-    """What `tests.chaos.campaign` needs of one."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def limit_s(self) -> float:
-        """Recovery to reach."""
-
-    @property
-    def hold_s(self) -> float:
-        """How long it lasts before it is undone."""
-
-    def possible(self, target: Target) -> str:
-        """Why it cannot be had here; empty: it can."""
-
-    def inject(self, target: Target, load: Load) -> None: ...
-
-    def undo(self, target: Target) -> None: ...
-
 
 @dataclass
-class FaultBase:
-    """Nothing to undo: what broke is replaced by the cluster itself."""
+class Fault:
+    """Nothing to undo: what broke is replaced by the cluster itself.
 
+    title: its name, with fields of its own in braces. limit_s: recovery to reach. hold_s: how long
+    it lasts before it is undone.
+    """
+
+    title: ClassVar[str]
     limit_s: float = WORKER_S
     hold_s: float = 0.0
 
     @property
     def name(self) -> str:
-        raise NotImplementedError
+        return self.title.format(**vars(self))
 
     def possible(self, target: Target) -> str:
+        """Why it cannot be had here; empty: it can."""
         return ""
 
     def inject(self, target: Target, load: Load) -> None:
@@ -67,14 +48,11 @@ class FaultBase:
 
 
 @dataclass
-class Kill(FaultBase):
+class Kill(Fault):
     """SIGKILL to one process of a kind."""
 
+    title = "kill {kind}"
     kind: str = "encoder"
-
-    @property
-    def name(self) -> str:
-        return f"kill {self.kind}"
 
     def possible(self, target: Target) -> str:
         return "" if target.processes(self.kind) else f"there is no {self.kind}"
@@ -90,11 +68,12 @@ class Kill(FaultBase):
 class Freeze(Kill):
     """SIGSTOP to one process of a kind, which never wakes up unless `hold_s` is given."""
 
+    title = "freeze {kind}"
     _stopped: psutil.Process | None = field(default=None, init=False)
 
     @property
     def name(self) -> str:
-        return f"freeze {self.kind}" + (f" for {self.hold_s:g} s" if self.hold_s else "")
+        return super().name + (f" for {self.hold_s:g} s" if self.hold_s else "")
 
     def inject(self, target: Target, load: Load) -> None:
         self._stopped = self._victim(target)
@@ -107,14 +86,11 @@ class Freeze(Kill):
 
 
 @dataclass
-class FullSpool(FaultBase):
+class FullSpool(Fault):
     """No byte is left where uploads are stored."""
 
+    title = "full upload disk for {hold_s:g} s"
     hold_s: float = 8.0
-
-    @property
-    def name(self) -> str:
-        return f"full upload disk for {self.hold_s:g} s"
 
     def possible(self, target: Target) -> str:
         return "" if target.spool_bytes else "the upload disk is not ours to fill (needs root)"
@@ -131,15 +107,12 @@ class FullSpool(FaultBase):
 
 
 @dataclass
-class Burst(FaultBase):
+class Burst(Fault):
     """Many times more requests at once than both page pools hold windows."""
 
+    title = "burst of {n} requests"
     n: int = 60
     limit_s: float = NODE_S
-
-    @property
-    def name(self) -> str:
-        return f"burst of {self.n} requests"
 
     def inject(self, target: Target, load: Load) -> None:
         load.burst(self.n)
@@ -149,12 +122,9 @@ class Burst(FaultBase):
 class KillAmidBurst(Kill):
     """SIGKILL to one process of a kind once many requests more than usual are in flight."""
 
+    title = "kill {kind} amid {n} requests"
     n: int = 40
     limit_s: float = NODE_S
-
-    @property
-    def name(self) -> str:
-        return f"kill {self.kind} amid {self.n} requests"
 
     def inject(self, target: Target, load: Load) -> None:
         load.burst(self.n)
@@ -165,19 +135,16 @@ class KillAmidBurst(Kill):
 
 
 @dataclass
-class Both(FaultBase):
+class Both(Fault):
     """Two faults at once."""
 
+    title = "{first.name} + {second.name}"
     first: Fault = field(default_factory=Kill)
     second: Fault = field(default_factory=Kill)
 
     def __post_init__(self) -> None:
         self.limit_s = max(self.first.limit_s, self.second.limit_s)
         self.hold_s = max(self.first.hold_s, self.second.hold_s)
-
-    @property
-    def name(self) -> str:
-        return f"{self.first.name} + {self.second.name}"
 
     def possible(self, target: Target) -> str:
         return self.first.possible(target) or self.second.possible(target)
@@ -189,3 +156,56 @@ class Both(FaultBase):
     def undo(self, target: Target) -> None:
         self.first.undo(target)
         self.second.undo(target)
+
+
+KINDS = ("encoder", "decoder", "audio", "router")
+PAIRED: tuple[Fault, ...] = (  # what random pairs are made of
+    *(Kill(kind=kind) for kind in KINDS),
+    *(Freeze(kind=kind) for kind in KINDS),
+    FullSpool(),
+    Burst(n=30),
+)
+
+
+def single_faults() -> list[Fault]:
+    """Each fault of one machine, in the order in which it is run."""
+    kinds = (*KINDS, "proxy", "controller")
+    return [
+        *(Kill(kind=kind) for kind in kinds),
+        *(Freeze(kind=kind) for kind in kinds[:-1]),
+        Freeze(kind="controller", hold_s=20.0),
+        Freeze(kind="encoder", hold_s=3.0),
+        Freeze(kind="decoder", hold_s=3.0),
+        Freeze(kind="gcs", hold_s=20.0),
+        FullSpool(),
+        Burst(),
+    ]
+
+
+def kept_faults() -> list[Fault]:
+    """Those that take a reader, a writer or an exporter away while windows are evicted."""
+    return [
+        KillAmidBurst(kind="encoder"),
+        KillAmidBurst(kind="decoder"),
+        Both(first=Freeze(kind="encoder", hold_s=3.0), second=Burst(n=30)),
+    ]
+
+
+def random_pairs(n: int, seed: int) -> list[Fault]:
+    rng = random.Random(seed)
+    return [Both(first=one, second=two) for one, two in (rng.sample(PAIRED, 2) for _ in range(n))]
+
+
+def random_fault(seed: int, number: int) -> Fault:
+    """A soak's fault of that number; every fifth or so is a pair."""
+    rng = random.Random(f"{seed}:{number}")
+    single = [
+        *PAIRED[: 2 * len(KINDS)],
+        *(Freeze(kind=kind, hold_s=3.0) for kind in ("encoder", "decoder", "controller")),
+        Kill(kind="controller"),
+        *PAIRED[2 * len(KINDS) :],
+    ]
+    if rng.random() < 0.2:
+        first, second = rng.sample(single, 2)
+        return Both(first=first, second=second)
+    return rng.choice(single)

@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from tests.chaos.faults import NODE_S, WORKER_S, Fault, FaultBase
+from tests.chaos.faults import NODE_S, WORKER_S, Fault
 from tests.chaos.load import Load
 from tests.chaos.network import Link
 from tests.chaos.several_hosts import HostTarget
@@ -20,12 +20,12 @@ NOT_RAY = ("sshd", "sleep infinity")
 
 
 def cluster_of(target: Target) -> HostTarget:
-    cluster: HostTarget = target.extras["hosts"]
-    return cluster
+    assert isinstance(target.hosts, HostTarget)
+    return target.hosts
 
 
 @dataclass
-class BadLink(FaultBase):
+class BadLink(Fault):
     """Packets between the encoder's and the decoder's host are lost, late, or all gone."""
 
     hold_s: float = 15.0
@@ -54,7 +54,7 @@ class BadLink(FaultBase):
 
 
 @dataclass
-class HostFault(FaultBase):
+class HostFault(Fault):
     """Something happens to one host."""
 
     host: str = "spare"
@@ -74,11 +74,8 @@ class HostFault(FaultBase):
 class LinkDown(HostFault):
     """`ip link down` on a host, shorter than it takes to be given up for lost."""
 
+    title = "{host} host off the network for {hold_s:g} s"
     hold_s: float = 4.0
-
-    @property
-    def name(self) -> str:
-        return f"{self.host} host off the network for {self.hold_s:g} s"
 
     def inject(self, target: Target, load: Load) -> None:
         self.there(target).run("ip link set eth0 down")
@@ -91,9 +88,7 @@ class LinkDown(HostFault):
 class LoseHost(HostFault):
     """As if its power went: silent at once, for the others too. Later it comes back, empty."""
 
-    @property
-    def name(self) -> str:
-        return f"lose the {self.host} host"
+    title = "lose the {host} host"
 
     def inject(self, target: Target, load: Load) -> None:
         self.there(target).run("ip link set eth0 down")
@@ -112,11 +107,8 @@ class LoseHost(HostFault):
 class KillRaylet(HostFault):
     """SIGKILL to Ray's daemon of a host: all its workers end, and the host says so."""
 
+    title = "kill the {host} host's raylet"
     hold_s: float = 20.0
-
-    @property
-    def name(self) -> str:
-        return f"kill the {self.host} host's raylet"
 
     def inject(self, target: Target, load: Load) -> None:
         self.there(target).run("pkill -9 -x raylet")
@@ -146,16 +138,13 @@ class LoseProxy(HostFault):
 
 
 @dataclass
-class KillGcs(FaultBase):
+class KillGcs(Fault):
     """SIGKILL to Ray's control store; what supervises it starts it again, from its disk."""
 
+    title = "kill the GCS, back after {hold_s:g} s"
     hold_s: float = 5.0
     limit_s: float = NODE_S
     _command: list[str] = field(default_factory=list, init=False)
-
-    @property
-    def name(self) -> str:
-        return f"kill the GCS, back after {self.hold_s:g} s"
 
     def inject(self, target: Target, load: Load) -> None:
         (gcs,) = target.processes("gcs")
@@ -168,21 +157,18 @@ class KillGcs(FaultBase):
 
 
 @dataclass
-class Redeploy(FaultBase):
+class Redeploy(Fault):
     """`serve deploy` of other settings; `good` ones are deployed again where they are broken.
 
     Serve replaces worker by worker: a replacement has replaced all, or none can be had.
     """
 
+    title = "redeploy: {label}"
     label: str = "new version"
     settings: dict[str, Any] = field(default_factory=dict)
     is_broken: bool = False
     hold_s: float = 0.0
     limit_s: float = WORKER_S
-
-    @property
-    def name(self) -> str:
-        return f"redeploy: {self.label}"
 
     def inject(self, target: Target, load: Load) -> None:
         cluster = cluster_of(target)

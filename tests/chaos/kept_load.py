@@ -17,8 +17,7 @@ from benchmark.shared.clips import Clip
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import HOP_LENGTH, SAMPLE_RATE
 from cluster.demo.samples import sample_path
-from tests.chaos.faults import Both, Burst, Fault, Freeze, KillAmidBurst
-from tests.chaos.load import Load, Sent
+from tests.chaos.load import Load, Sent, reference_texts
 
 TIGHT = {"SPLITSCRIBE_ENCODER__EXPORT_WINDOWS": "3"}  # of a cluster that must evict
 PIECE_S, STEP_S = 5.0, 2.0
@@ -26,15 +25,6 @@ N_REPEATED = 6  # as many as both encoders hold, if nothing else came
 # Silence of so many samples is other audio, with the same features, context and timestamps.
 N_VARIANTS = HOP_LENGTH // 2 - 1
 SEED = 15
-
-
-def kept_faults() -> list[Fault]:
-    """Those that take a reader, a writer or an exporter away while windows are evicted."""
-    return [
-        KillAmidBurst(kind="encoder"),
-        KillAmidBurst(kind="decoder"),
-        Both(first=Freeze(kind="encoder", hold_s=3.0), second=Burst(n=30)),
-    ]
 
 
 def pieces() -> dict[str, bytes]:
@@ -87,6 +77,13 @@ def kept_load(url: str, texts: Mapping[str, str], rate: float) -> Load:
         return _wav(speech[sent.clip], n_samples)
 
     return Load(url, texts, rate, turns, audio_of)
+
+
+def steady_load(url: str, rate: float, *, kept: bool = False) -> Load:
+    """What a cluster without faults is asked for during them; not begun yet."""
+    if kept:
+        return kept_load(url, texts_alone(url), rate)
+    return Load(url, reference_texts(url), rate)
 
 
 def _wav(pcm: bytes, n_samples: int = 0) -> bytes:

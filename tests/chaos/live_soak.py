@@ -18,38 +18,17 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tests.chaos.live_load import LiveLoad, live_texts
 from tests.chaos.load import Load
+from tests.chaos.soak import MAX_GROWTH, slope_per_hour
 from tests.chaos.target import Target, local_target
 
 MEAN_S = 12.0  # of a session: three clips of 7 s for each one of 27 s, speech and silence
 SAMPLE_S = 30.0
 WARM_SHARE = 0.25  # of the samples; caches fill, and the allocator finds its size
-FEWEST = 8  # samples for a slope
-MAX_GROWTH = 0.10  # of all memory, in an hour
 END_S = 180.0
 
 Sample = dict[str, Any]
-
-
-def slope_per_hour(samples: list[Sample], what: str, kind: str | None = None) -> float | None:
-    """Growth in an hour by the line through the samples behind the warm ones.
-
-    Args:
-        what: "memory" in bytes, or "files".
-        kind: of processes; None: all, as a share of the mean.
-    """
-    late = samples[round(WARM_SHARE * len(samples)) :]
-    if len(late) < FEWEST:
-        return None
-    at_h = np.array([one["at_s"] for one in late]) / 3600
-    values = np.array(
-        [sum(one[what].values()) if kind is None else one[what].get(kind, 0) for one in late], float
-    )
-    slope = float(np.polyfit(at_h, values, 1)[0])
-    return slope / float(values.mean()) if kind is None else slope
 
 
 def soak(target: Target, load: Load, minutes: float) -> list[Sample]:
@@ -64,27 +43,26 @@ def soak(target: Target, load: Load, minutes: float) -> list[Sample]:
         total = sum(samples[-1]["memory"].values())
         print(f"{at_s / 60:.1f} min: {total / 2**20:.0f} MiB, {dict(verdicts)}", flush=True)
     load.pause()
-    end_s = time.monotonic() + END_S
-    while load.n_in_flight and time.monotonic() < end_s:
-        time.sleep(0.5)
+    load.wait_for_answers(END_S)
     return samples
 
 
 def outcome(samples: list[Sample], load: Load, minutes: float, sessions: int) -> dict[str, Any]:
     kinds = sorted(samples[-1]["memory"]) if samples else []
+    warm = [samples[round(WARM_SHARE * len(samples)) :]]
     return {
         "benchmark": "live_soak",
         "minutes": minutes,
         "sessions_at_once": sessions,
         "sessions": dict(Counter(one.verdict or "open" for one in load.sent)),
         "bad": [one.detail for one in load.sent if one.verdict != "right"][:20],
-        "growth_per_hour": slope_per_hour(samples, "memory"),
+        "growth_per_hour": slope_per_hour(warm, "memory"),
         "mib_per_hour": {
             kind: None if slope is None else slope / 2**20
             for kind in kinds
-            for slope in [slope_per_hour(samples, "memory", kind)]
+            for slope in [slope_per_hour(warm, "memory", kind)]
         },
-        "files_per_hour": slope_per_hour(samples, "files"),
+        "files_per_hour": slope_per_hour(warm, "files"),
         "left_over": [],
         "samples": samples,
     }

@@ -128,6 +128,12 @@ class Load:
     def n_in_flight(self) -> int:
         return sum(one.verdict is None for one in tuple(self.sent))
 
+    def wait_for_answers(self, timeout_s: float) -> None:
+        """Until nothing is in flight, or for so long."""
+        end_s = time.monotonic() + timeout_s
+        while self.n_in_flight and time.monotonic() < end_s:
+            time.sleep(0.1)
+
     async def _run(self) -> None:
         hooks = {"request": [_note_try], "response": [_note_answer]}
         # No connection is kept: with several routers, each request takes its chance.

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
 
 from tests.chaos.load import Sent, goodput, verdicts
 
@@ -16,21 +19,8 @@ SHORT_S = 0.05  # a stage that took less is not named
 EDGE = 0.5  # requests: what one more or less in a span does not decide
 
 COLUMNS = (
-    ("fault", 34),
-    ("sent", 5),
-    ("right", 6),
-    ("retried", 8),
-    ("429/503", 8),
-    ("refused", 8),
-    ("wrong", 6),
-    ("lost", 5),
-    ("slowest", 8),
-    ("before", 7),
-    ("recovery", 9),
-    ("aim", 5),
-    ("replaced", 9),
-    ("hits", 5),
-    ("evicted", 8),
+    *("fault", "sent", "right", "retried", "429/503", "refused", "wrong", "lost", "slowest"),
+    *("before", "recovery", "aim", "replaced", "hits", "evicted"),
 )
 
 
@@ -89,9 +79,6 @@ class Outcome:
             if one.verdict != "right"
         ]
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def recovery_s(sent: Sequence[Sent], fault_s: float, until_s: float, before: float) -> float | None:
     """See `Outcome`. Times are monotonic; `until_s` is how far the answers are known."""
@@ -124,33 +111,27 @@ def where_time_went(sent: Sent, fault_s: float | None = None) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """For a terminal."""
-    lines = ["  ".join(name.ljust(width) for name, width in COLUMNS).rstrip()]
+    """For a terminal, with what went wrong or was slow below."""
+    made, notes = Table(*COLUMNS, box=None, pad_edge=False), []
     for one in outcomes:
-        values = (
+        counts = (one.sent, one.right, one.retried, one.met_refusal)
+        made.add_row(
             one.fault,
-            one.sent,
-            one.right,
-            one.retried,
-            one.met_refusal,
-            one.refused,
-            one.wrong,
-            one.lost,
+            *map(str, (*counts, one.refused, one.wrong, one.lost)),
             f"{one.slowest_s:.1f} s",
             f"{one.goodput_before:.1f}/s",
             _seconds(one.recovery_s),
             f"{one.limit_s:.0f} s",
             _seconds(one.replaced_s),
-            one.hits,
-            one.evicted,
+            *map(str, (one.hits, one.evicted)),
         )
-        cells = (str(v).ljust(width) for v, (_, width) in zip(values, COLUMNS, strict=True))
-        lines.append("  ".join(cells).rstrip())
         if one.slowest_s > SLOW_S:
-            lines.append(f"    slowest: {one.slowest}")
-        lines += [f"    left over: {what}" for what in one.left_over]
-        lines += [f"    {detail}" for detail in one.details[:5]]
-    return "\n".join(lines)
+            notes.append(f"{one.fault}: slowest: {one.slowest}")
+        notes += [f"{one.fault}: left over: {what}" for what in one.left_over]
+        notes += [f"{one.fault}: {detail}" for detail in one.details[:5]]
+    console = Console(width=200, file=StringIO())
+    console.print(made)
+    return "\n".join((console.file.getvalue().rstrip(), *notes))  # type: ignore[attr-defined]
 
 
 def _seconds(value: float | None) -> str:

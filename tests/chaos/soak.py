@@ -7,10 +7,9 @@ there, with a new cluster and the next fault of its seed.
 from __future__ import annotations
 
 import json
-import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from tests.chaos.campaign import run_fault
-from tests.chaos.faults import Both, Burst, Fault, Freeze, FullSpool, Kill
-from tests.chaos.load import Load, reference_texts
+from tests.chaos.faults import random_fault
+from tests.chaos.kept_load import steady_load
 from tests.chaos.report import Outcome
 from tests.chaos.target import local_target
 
@@ -27,8 +26,6 @@ WARM_SAMPLES = 3  # of a cluster's start, before its caches are full
 MIN_SAMPLES = 8  # for a line through them
 MAX_GROWTH = 0.10  # of the memory, in an hour
 BEFORE_S, WATCH_S = 20.0, 15.0
-
-Say = Callable[[str], None]
 
 
 @dataclass
@@ -71,33 +68,19 @@ class Soak:
             totals[name] += getattr(outcome, name)
         self.totals = dict(totals)
         if not outcome.is_good:
-            self.bad.append(outcome.as_json())
+            self.bad.append(asdict(outcome))
         if outcome.recovery_s is None:
             self.never_recovered.append(outcome.fault)
         else:
             self.slowest_recovery_s = max(self.slowest_recovery_s, outcome.recovery_s)
 
     def growth(self, what: str = "memory") -> float | None:
-        """Of `what` of all processes, as a share of it in an hour; None: too few samples.
-
-        The slope that fits all starts of the cluster, each with a level of its own.
-        """
-        times: list[float] = []
-        values: list[float] = []
-        levels: list[float] = []
-        for start in range(1, self.n_starts + 1):
-            of_start = [one for one in self.samples if one["start"] == start][WARM_SAMPLES:]
-            if len(of_start) < 2:
-                continue
-            at = np.array([one["at_s"] for one in of_start])
-            value = np.array([sum(one[what].values()) for one in of_start], float)
-            times += list(at - at.mean())
-            values += list(value - value.mean())
-            levels += list(value)
-        if len(times) < MIN_SAMPLES:
-            return None
-        slope = np.dot(times, values) / np.dot(times, times)
-        return float(3600 * slope / np.mean(levels))
+        """Of `what` of all processes, as a share of it in an hour; None: too few samples."""
+        starts = [
+            [one for one in self.samples if one["start"] == start][WARM_SAMPLES:]
+            for start in range(1, self.n_starts + 1)
+        ]
+        return slope_per_hour(starts, what)
 
     def line(self) -> str:
         growths = {what: self.growth(what) for what in ("memory", "files")}
@@ -112,36 +95,45 @@ class Soak:
         )
 
 
-def random_fault(seed: int, number: int) -> Fault:
-    """The soak's fault of that number; every fifth or so is a pair."""
-    rng = random.Random(f"{seed}:{number}")
-    kinds = ("encoder", "decoder", "audio", "router")
-    single: list[Fault] = [
-        *(Kill(kind=kind) for kind in kinds),
-        *(Freeze(kind=kind) for kind in kinds),
-        *(Freeze(kind=kind, hold_s=3.0) for kind in ("encoder", "decoder", "controller")),
-        Kill(kind="controller"),
-        FullSpool(),
-        Burst(n=30),
-    ]
-    if rng.random() < 0.2:
-        first, second = rng.sample(single, 2)
-        return Both(first=first, second=second)
-    return rng.choice(single)
+def slope_per_hour(
+    starts: Sequence[Sequence[Mapping[str, Any]]], what: str, kind: str | None = None
+) -> float | None:
+    """Growth in an hour by the slope that fits all starts, each with a level of its own.
+
+    Args:
+        starts: samples of each, without those of its beginning.
+        what: "memory" in bytes, or "files".
+        kind: of processes; None: all, as a share of the mean.
+    """
+    times: list[float] = []
+    values: list[float] = []
+    levels: list[float] = []
+    for samples in starts:
+        if len(samples) > 1:
+            at = np.array([one["at_s"] for one in samples])
+            own = [one[what].get(kind, 0) if kind else sum(one[what].values()) for one in samples]
+            value = np.array(own, float)
+            times += list(at - at.mean())
+            values += list(value - value.mean())
+            levels += list(value)
+    if len(times) < MIN_SAMPLES:
+        return None
+    slope = 3600 * np.dot(times, values) / np.dot(times, times)
+    return float(slope if kind else slope / np.mean(levels))
 
 
-def soak(asked_s: float, state: Path, *, seed: int, rate: float, say: Say = print) -> Soak:
+def soak(asked_s: float, state: Path, *, seed: int, rate: float) -> Soak:
     """Go on until the soak has lasted `asked_s` in all, or something bad happened."""
     run = Soak.resumed(state, seed, rate)
     if run.seconds >= asked_s or run.bad:
         return run
     run.n_starts += 1
-    with local_target() as target, Load(target.url, reference_texts(target.url), rate) as load:
+    with local_target() as target, steady_load(target.url, rate) as load:
         began_s = last_s = time.monotonic()
         while run.seconds < asked_s and not run.bad:
             fault = random_fault(seed, run.n_faults)
             if reason := fault.possible(target):
-                say(f"not run: {fault.name}: {reason}")
+                print(f"not run: {fault.name}: {reason}")
                 run.n_faults += 1
                 continue
             outcome = run_fault(fault, target, load, before_s=BEFORE_S, watch_s=WATCH_S)
@@ -159,5 +151,5 @@ def soak(asked_s: float, state: Path, *, seed: int, rate: float, say: Say = prin
             )
             load.sent.clear()  # all have ended; a soak of days must not keep them
             run.save(state)
-            say(f"{fault.name}: {run.line()}")
+            print(f"{fault.name}: {run.line()}")
     return run

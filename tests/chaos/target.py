@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +56,7 @@ class Target:
     spool: Path | None = None
     spool_bytes: int = 0
     ray_token: str = ""
-    extras: dict[str, Any] = field(default_factory=dict)  # what only some faults know how to use
+    hosts: Any = None  # what several hosts are to the faults of hosts
 
     def everything(self) -> list[psutil.Process]:
         found: dict[int, psutil.Process] = {}
@@ -218,7 +218,6 @@ def local_target(
             spool,
             SPOOL_MB * 2**20 if on_own_disk else 0,
             token,
-            {"server": server},
         )
         try:
             yield target

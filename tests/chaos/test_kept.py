@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chaos.campaign import run_fault
-from tests.chaos.faults import Fault
-from tests.chaos.kept_load import TIGHT, kept_faults, kept_load, texts_alone
+from tests.chaos.faults import Fault, kept_faults
+from tests.chaos.kept_load import TIGHT, steady_load
 from tests.chaos.load import Load
 from tests.chaos.target import Target, local_target
 
@@ -23,7 +23,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def load(target: Target) -> Iterator[Load]:
-    with kept_load(target.url, texts_alone(target.url), RATE) as running:
+    with steady_load(target.url, RATE, kept=True) as running:
         yield running
 
 

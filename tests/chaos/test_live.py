@@ -11,7 +11,6 @@ from tests.chaos.campaign import run_fault
 from tests.chaos.faults import Fault, Freeze, Kill
 from tests.chaos.host_faults import BadLink
 from tests.chaos.live_load import CLOSED, LiveLoad, live_texts, words_of
-from tests.chaos.live_soak import slope_per_hour
 from tests.chaos.load import CLIPS, Load
 from tests.chaos.several_hosts import several_hosts
 from tests.chaos.target import Target, local_target
@@ -80,16 +79,3 @@ def test_no_session_pays_for_a_cut_link() -> None:
             )
     assert outcome.sent > 0
     assert outcome.is_good, outcome
-
-
-def test_the_slope_of_a_soak_leaves_out_its_beginning() -> None:
-    minute = 60.0
-    samples = [
-        {"at_s": n * minute, "memory": {"router": 50 + 10 * min(n, 5), "encoder": 100}, "files": {}}
-        for n in range(40)
-    ]
-    assert slope_per_hour(samples, "memory") == pytest.approx(0.0, abs=1e-9)
-    for n, one in enumerate(samples):
-        one["memory"]["encoder"] += n
-    assert slope_per_hour(samples, "memory", "encoder") == pytest.approx(60.0)
-    assert slope_per_hour(samples[:6], "memory") is None

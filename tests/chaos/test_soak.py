@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.soak import MAX_GROWTH, Soak, random_fault, soak
+from tests.chaos.faults import random_fault
+from tests.chaos.soak import MAX_GROWTH, Soak, soak
 
 SOAK_S = float(os.environ.get("CHAOS_SOAK_S", "3600"))
 STATE = Path(os.environ.get("CHAOS_SOAK_STATE", ".soak-state.json"))
