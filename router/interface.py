@@ -1,8 +1,7 @@
 """What `router.http` and the command line ask of a request, and what they are told of it.
 
-They call a `Transcriber`, one for each model; `router.transcriber` has the one that does the work,
-and tests have one that needs no workers. Nothing here does any work, apart from `RequestContext`,
-through which a running request learns how long it may take and says how much audio it found.
+They call a `Transcriber`, one for each model: that of `router.transcriber`, or a test's. Through
+its `RequestContext` a running request learns how long it may take and says what it found.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from router.api.params import TranscriptionParams
 from router.transcript import Segment, TokenLogprob, Transcript
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StageTimings:
-    """Where a request's time went. Seconds are summed over its windows, which overlap.
+    """Where a request's time went, so far. Seconds are summed over its windows, which overlap.
 
     audio_s: the upload's decoding and cutting; queue_s: waiting in both pools' workers;
     encode_s: encoder batches; transfer_s and transfer_bytes: reading the KV; decode_s: prefill

@@ -1,14 +1,12 @@
 """Parallel mode: windows cut at pauses, decoded side by side, each by itself.
 
-A bounded number of windows runs at a time, each through its own chain of encodes and decodes, so
-that none holds pages while another waits. While the language is unknown, windows go one after
+A bounded number of windows runs at a time. While the language is unknown, windows go one after
 another, until one with speech shows it. Where a decoder stopped before a window's end or before
 speech in it, the rest is decoded as a window of its own, so that nothing said is lost (unless the
 client limits the tokens of each window). Where tokens are sent one by one, nothing can be taken
 back: a window is decoded only once, and its last text lasts to its end. Text that the decoder
-doubts needs the support of the voice detector, per window and per segment, so that music between
-two sentences gets no words; clear speech is never left out, nor is text that the decoder is sure
-of.
+doubts needs the support of the voice detector, so that music between two sentences gets no words;
+clear speech is never left out, nor is text that the decoder is sure of.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from cluster.common.messages import SAMPLE_RATE, DecodeOptions, Pcm, QualityGates, SampledToken
+from cluster.common.messages import SAMPLE_RATE, DecodeOptions, QualityGates, SampledToken
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.audio.stream import AudioStream
 from router.audio.windows import Window
@@ -90,7 +88,7 @@ class ParallelRun:
 
     async def _decode_part(self, window: Window, start_s: float, number: int) -> WindowTranscript:
         """Decode the window from `start_s` on; `number` tells its parts apart."""
-        pcm = _samples_from(window, start_s)
+        pcm = window.pcm[round(start_s * SAMPLE_RATE) - window.start_sample :]
         gates = gates_for(window, self.options.gates)
         options = self.options
         if number or gates is not options.gates:  # most windows are one part, of sure speech
@@ -118,10 +116,6 @@ def _rest(part: WindowTranscript, window: Window) -> float | None:
         return None
     least_s = MIN_TAIL_S if part.has_tail else MIN_QUIET_TAIL_S
     return part.undecoded_s if window.end_s - part.undecoded_s >= least_s else None
-
-
-def _samples_from(window: Window, start_s: float) -> Pcm:
-    return window.pcm[round(start_s * SAMPLE_RATE) - window.start_sample :]
 
 
 FAINT_DOUBT = 0.5  # share of the doubt that is allowed in a window with sure speech

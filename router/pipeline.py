@@ -10,9 +10,13 @@ tokens.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
 from cluster.common.errors import (
@@ -46,7 +50,6 @@ from cluster.common.metrics import Recorder
 from cluster.common.model.encoder_context import FULL
 from cluster.common.settings import RouterSettings
 from cluster.common.tracing import NO_TRACER, Span, Tracer
-from router.audio_key import audio_key
 from router.interface import RequestContext, StageTimings
 from router.pools import DecoderClient, EncoderClient
 
@@ -108,12 +111,7 @@ class RequestRun:
     """One request on its way: its context, and where its time has gone so far."""
 
     context: RequestContext
-    results: list[DecodeResult] = field(default_factory=list)
-    encodes: int = 0
-    encode_s: float = 0.0
-    encode_queue_s: float = 0.0
-    cache_hits: int = 0
-    cache_misses: int = 0
+    timings: StageTimings = field(default_factory=StageTimings)
 
     def remaining_s(self) -> float:
         remaining_s = self.context.remaining_s()
@@ -123,56 +121,12 @@ class RequestRun:
             )
         return remaining_s
 
-    def add_encode(self, reply: EncodeReply, *, is_first: bool) -> None:
-        """is_first: of its window. Later ones, after a doubt or a loss, say nothing of reuse."""
-        self.encode_s += reply.timings.encode_s
-        self.encode_queue_s += reply.timings.queue_s
-        if is_first and reply.reused is not None:
-            self.cache_hits += reply.reused
-            self.cache_misses += not reply.reused
-
-    def timings(self, audio_s: float) -> StageTimings:
-        done = [result.timings for result in self.results]
-        return StageTimings(
-            audio_s=audio_s,
-            queue_s=self.encode_queue_s + sum(t.waited_s for t in done),
-            encode_s=self.encode_s,
-            transfer_s=sum(t.transfer_s for t in done),
-            decode_s=sum(t.prefill_s + t.decode_s for t in done),
-            transfer_bytes=sum(t.transfer_bytes for t in done),
-            steps=sum(t.steps for t in done),
-            windows=sum(not result.doubted for result in self.results),
-            attempts=self.encodes,
-            cache_hits=self.cache_hits,
-            cache_misses=self.cache_misses,
-        )
-
-
-class TokenRelay:
-    """Hands the tokens of a window on, each once, however often the window is decoded."""
-
-    def __init__(self, on_token: OnToken) -> None:
-        self._on_token = on_token
-        self._n_sent = 0
-
-    def begin(self) -> OnToken:
-        """Return what takes the tokens of one more decode, which begins with the first again."""
-        n_seen = 0
-
-        def take(token: SampledToken) -> None:
-            nonlocal n_seen
-            n_seen += 1
-            if n_seen > self._n_sent:
-                self._n_sent = n_seen
-                self._on_token(token)
-
-        return take
-
 
 @dataclass(slots=True)
 class WindowRun:
     """One window on its way.
 
+    on_token: gets each token once, however often the window is decoded; n_sent: tokens it got.
     context: encoder positions that it gets; from a doubt on all.
     attempt: number of its last encode among all of the request's, as in `EncodeRequest`.
     encoded: the encoder's answer, while its KV may still be there.
@@ -183,14 +137,30 @@ class WindowRun:
     request: RequestRun
     audio: WindowAudio
     options: DecodeOptions
-    relay: TokenRelay | None
+    on_token: OnToken | None
     span: Span
     context: int
+    n_sent: int = 0
     attempt: int = 0
     encoded: EncodeReply | None = None
     failures: int = 0
     audio_key: bytes = b""
     is_lost: bool = False
+
+    def token_sink(self) -> OnToken | None:
+        """Takes the tokens of one more decode, which begins with the first again."""
+        if self.on_token is None:
+            return None
+        on_token, n_seen = self.on_token, 0
+
+        def take(token: SampledToken) -> None:
+            nonlocal n_seen
+            n_seen += 1
+            if n_seen > self.n_sent:
+                self.n_sent = n_seen
+                on_token(token)
+
+        return take
 
 
 class Pipeline:
@@ -208,11 +178,9 @@ class Pipeline:
         reuses_kv: bool = True,
         retries: Retries | None = None,
     ) -> None:
-        """Clients of both pools, and how they are asked.
+        """reuses_kv: tell encoders which windows have the same audio: they encode it once.
 
-        Args:
-            reuses_kv: tell encoders which windows have the same audio: they encode it once.
-            retries: None: as the settings say, for somebody who waits for the answer.
+        retries: None: as the settings say, for somebody who waits for the answer.
         """
         self._reuses_kv = reuses_kv
         self._encoders = encoders
@@ -240,9 +208,8 @@ class Pipeline:
             OverloadedError: no worker could finish it in as many tries as it has.
             SplitscribeError: what no other worker would do better.
         """
-        relay = TokenRelay(on_token) if on_token is not None else None
         with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
-            window = WindowRun(run, audio, options, relay, span, audio.context)
+            window = WindowRun(run, audio, options, on_token, span, audio.context)
             if window.context != FULL:
                 self._recorder.add("splitscribe_trimmed_windows_total")
             return await self._try_until_done(window)
@@ -294,8 +261,9 @@ class Pipeline:
     async def _encode(self, window: WindowRun) -> EncodeReply:
         request, audio = window.request, window.audio
         is_first = window.attempt == 0
-        request.encodes += 1
-        window.attempt = request.encodes
+        timings = request.timings
+        timings.attempts += 1
+        window.attempt = timings.attempts
         if self._reuses_kv and not window.audio_key:
             window.audio_key = audio_key(audio.pcm, audio.file_mel, request.context.owner)
         called_s = self._clock.monotonic()
@@ -316,7 +284,11 @@ class Pipeline:
                 )
             )
         spent = reply.timings
-        request.add_encode(reply, is_first=is_first)
+        timings.encode_s += spent.encode_s
+        timings.queue_s += spent.queue_s
+        if is_first and reply.reused is not None:  # later encodes say nothing of reuse
+            timings.cache_hits += reply.reused
+            timings.cache_misses += not reply.reused
         self._record_hop("encoder", called_s, spent.queue_s + spent.encode_s)
         return reply
 
@@ -336,10 +308,14 @@ class Pipeline:
                 kv_location=encoded.location,
                 priority=window.request.context.priority,
             )
-            on_token = window.relay.begin() if window.relay is not None else None
-            result = await self._decoders.decode(request, on_token)
-        window.request.results.append(result)
-        spent = result.timings
+            result = await self._decoders.decode(request, window.token_sink())
+        spent, timings = result.timings, window.request.timings
+        timings.queue_s += spent.waited_s
+        timings.transfer_s += spent.transfer_s
+        timings.decode_s += spent.prefill_s + spent.decode_s
+        timings.transfer_bytes += spent.transfer_bytes
+        timings.steps += spent.steps
+        timings.windows += not result.doubted
         worked_s = spent.waited_s + spent.transfer_s + spent.prefill_s + spent.decode_s
         self._record_hop("decoder", called_s, worked_s)
         return result
@@ -386,3 +362,25 @@ def _given_up(error: WorkerError, failures: int) -> SplitscribeError:
     return OverloadedError(
         f"no worker could finish a window in {failures} tries: {error}", retry_after_s=2.0
     )
+
+
+KEY_BYTES = 32
+_FILE_MEL = struct.Struct("<qqd")
+
+
+def audio_key(pcm: Pcm, file_mel: FileMel | None, owner: bytes) -> bytes:
+    """What names a window's audio, so that encoders can tell when they have its KV already.
+
+    A digest of [n] samples and of what makes them a slice of their file, in 1 ms for 30 s. It is
+    keyed by who sent them, so that nobody can learn that another owner sent the same.
+
+    Args:
+        owner: opaque, at most 64 bytes; empty where the API needs no key, as all clients are one
+            owner then.
+    """
+    digest = hashlib.blake2b(digest_size=KEY_BYTES, key=owner, person=b"window's audio")
+    digest.update(b"alone" if file_mel is None else b"slice")
+    if file_mel is not None:
+        digest.update(_FILE_MEL.pack(file_mel.n_before, file_mel.n_frames, file_mel.log_max))
+    digest.update(np.ascontiguousarray(pcm).data)
+    return digest.digest()

@@ -1,7 +1,6 @@
 """How the pipeline reaches the two pools: the protocols, and engines in the same process.
 
-The pipeline knows only the protocols. The client that reaches pools through Ray Serve is
-`cluster.serve.serve_pool.ServePool`.
+Through Ray Serve it is `cluster.serve.serve_pool.ServePool`.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Protocol
 
 from cluster.common.messages import (
@@ -18,7 +16,6 @@ from cluster.common.messages import (
     EncodeReply,
     EncodeRequest,
     OnToken,
-    SampledToken,
     WorkerStatus,
 )
 
@@ -58,14 +55,11 @@ class EnginePool:
             submitted = self._submit(request)
         else:
             loop = asyncio.get_running_loop()
-            submitted = self._submit(request, partial(_pass_on, loop, on_token))
+            submitted = self._submit(
+                request, lambda token: loop.call_soon_threadsafe(on_token, token)
+            )
         result: DecodeResult = await asyncio.wrap_future(submitted)
         return result
 
     async def status(self) -> list[WorkerStatus]:
         return [self._status()]
-
-
-def _pass_on(loop: asyncio.AbstractEventLoop, on_token: OnToken, token: SampledToken) -> None:
-    """Runs on the engine's thread."""
-    loop.call_soon_threadsafe(lambda: on_token(token))

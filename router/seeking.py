@@ -2,7 +2,7 @@
 
 openai/whisper's long-form algorithm (`transcribe.py`), to the letter: each window begins where the
 timestamps, or the words, of the one before ended, and sees its text. Without I/O: `next_window`
-and `take` alternate. Knows nothing of workers or PCM; `router.sequential` brings the two together.
+and `take` alternate, called by `router.sequential`.
 
 Text that a model makes up over silence is found by its words: very short, very long or improbable
 words make a segment anomalous, and an anomalous one amid silence, or amid others, is made up.
@@ -163,7 +163,13 @@ class Seeker:
             self._seek = round(end_s * FRAMES_PER_S)
         silence_s = self._options.hallucination_silence_threshold
         if silence_s is not None:
-            around = self._surroundings(window, silence_s)
+            around = Surroundings(
+                start_s=window.start_s,
+                end_s=window.start_s + window.duration_s,
+                limit_s=(window.seek + WINDOW_FRAMES) / FRAMES_PER_S,
+                last_speech_s=self._last_speech_s,
+                silence_s=silence_s,
+            )
             if goes_on and end_s is not None and around.limit_s - end_s <= silence_s:
                 self._seek = window.seek + window.n_frames
             gap_s = silence_before_hallucination(segments, around)
@@ -189,15 +195,6 @@ class Seeker:
         if self._content_frames / FRAMES_PER_S - segment.end < around.silence_s:
             self._seek = self._content_frames
         return segments[:first]
-
-    def _surroundings(self, window: PlannedWindow, silence_s: float) -> Surroundings:
-        return Surroundings(
-            start_s=window.start_s,
-            end_s=window.start_s + window.duration_s,
-            limit_s=(window.seek + WINDOW_FRAMES) / FRAMES_PER_S,
-            last_speech_s=self._last_speech_s,
-            silence_s=silence_s,
-        )
 
     def _insist_on_progress(self, window: PlannedWindow) -> None:
         """Never decode from the same frame again, for which openai/whisper has no guard."""

@@ -1,9 +1,8 @@
 """Sequential mode: one window after another, each where the one before ended.
 
-Takes the windows that `router.seeking` plans through the pools (`router.pipeline`), with the
-samples and the file's maximum that make a window's features those of openai/whisper, and sends what
-became certain. The language, where it is not known, is that of the first 30 s. The algorithm's
-rules are in `router.seeking` alone.
+Takes the windows that `router.seeking` plans through the pools, with the samples and the file's
+maximum that make a window's features those of openai/whisper, and sends what became certain. The
+language, where it is not known, is that of the first 30 s.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.seeking import Seeker
 from router.transcript import Segment, Transcript
-from router.transcript_builder import token_logprobs
+from router.transcript_builder import CertainText, token_logprobs
 
 
 @dataclass(slots=True)
@@ -48,8 +47,7 @@ class SequentialRun:
     logprobs: bool = False
     by_segment: bool = False
     _segments: list[Segment] = field(default_factory=list)
-    _text: str = ""
-    _n_sent: int = 0  # characters of the text, without the spaces around it
+    _text: CertainText = field(default_factory=CertainText)
     _sampled: list[int] = field(default_factory=list)  # tokens of the window that is decoded
 
     async def decode_all(self) -> None:
@@ -72,7 +70,7 @@ class SequentialRun:
             task=task,
             language=self.options.language or "en",
             duration_s=self.audio.duration_s,
-            text=self._text.strip(),
+            text=self._text.whole,
             segments=tuple(self._segments),
         )
 
@@ -101,17 +99,12 @@ class SequentialRun:
             return
         pieces = split_tokens(self._sampled, begin).pieces
         texts = [self.tokenizer.decode(p.tokens) for p in pieces if p.start != p.end]
-        certain = (self._text + "".join(text for text in texts if text.strip())).strip()
-        if fresh := certain[self._n_sent :]:
-            self._n_sent = len(certain)
+        if fresh := self._text.fresh("".join(text for text in texts if text.strip())):
             self.run.context.update(Update(fresh))
 
     def _send(self, segments: tuple[Segment, ...]) -> None:
-        """Send segments. Joined, the texts are the transcript's: a space at the end waits."""
         self._segments += segments
-        self._text += "".join(segment.text for segment in segments)
-        certain = self._text.strip()
-        fresh, self._n_sent = certain[self._n_sent :], len(certain)
-        if fresh or segments:
+        self._text.close(segments)
+        if (fresh := self._text.fresh()) or segments:
             logprobs = token_logprobs(segments, self.tokenizer) if self.logprobs else ()
             self.run.context.update(Update(fresh, segments, logprobs))

@@ -10,11 +10,8 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -30,11 +27,11 @@ from cluster.common.messages import (
 )
 from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.common.model.dims import ModelDims
-from cluster.common.model.encoder_context import EncoderContext
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import RouterSettings
 from cluster.common.tracing import NO_TRACER, Tracer
-from router.api.params import Chunking, TranscriptionParams
+from router.api.params import TranscriptionParams
+from router.audio.pool import AudioPool
 from router.audio.stream import AudioStream, WholeAudio
 from router.interface import PoolHealth, RequestContext, TranscriptionResult
 from router.parallel import ParallelRun
@@ -46,30 +43,12 @@ from router.text_context import TextContext
 from router.transcript_builder import TranscriptBuilder
 
 
-class AudioSource(Protocol):
-    """Where windows come from: `router.audio.pool.AudioPool`."""
-
-    def open(
-        self,
-        upload: Path,
-        *,
-        request_id: str,
-        timeout_s: float,
-        chunking: Chunking | None,
-        early: bool,
-    ) -> AbstractAsyncContextManager[AudioStream]: ...
-
-    def open_whole(
-        self, upload: Path, *, request_id: str, timeout_s: float, n_mels: int
-    ) -> AbstractAsyncContextManager[WholeAudio]: ...
-
-
 class RequestTranscriber:
     """Transcribes all requests for one model; implements `router.interface.Transcriber`."""
 
     def __init__(
         self,
-        audio: AudioSource,
+        audio: AudioPool,
         encoders: EncoderClient,
         decoders: DecoderClient,
         tokenizer: WhisperTokenizer,
@@ -77,19 +56,16 @@ class RequestTranscriber:
         recorder: Recorder | None = None,
         *,
         dims: ModelDims,
-        context: EncoderContext | None = None,
+        context_for: Callable[[int], int] | None = None,
         tracer: Tracer = NO_TRACER,
         clock: Clock = SYSTEM_CLOCK,
         may_sleep: Collection[Role] = (),
         reuses_kv: bool = True,
         retries: Retries | None = None,
     ) -> None:
-        """The parts that do the work, and how.
+        """context_for: as of `WindowAudio.of_samples`. reuses_kv, retries: as in `Pipeline`.
 
-        Args:
-            context: by which windows' encoder contexts are trimmed; None: none are.
-            may_sleep: pools that are healthy without a worker, since a request starts one.
-            reuses_kv, retries: as in `Pipeline`.
+        may_sleep: pools that are healthy without a worker, since a request starts one.
         """
         self._may_sleep = may_sleep
         self._audio = audio
@@ -97,7 +73,7 @@ class RequestTranscriber:
         self._decoders = decoders
         self.tokenizer = tokenizer
         self._dims = dims
-        self._trimmed = context
+        self._context_for = context_for
         self._settings = settings
         self._clock = clock
         self._recorder = recorder or silent_recorder(ROUTER_METRICS)
@@ -144,7 +120,8 @@ class RequestTranscriber:
             builder,
             logprobs=params.logprobs,
             by_token=by_token,
-            context_for=None if by_token else self._context_for(),
+            # A token that was sent is never taken back, so there would be no second look.
+            context_for=None if by_token else self._context_for,
         )
         async with self._audio.open(
             upload,
@@ -161,7 +138,7 @@ class RequestTranscriber:
         transcript = builder.finish(
             duration_s=stream.duration_s, task=params.task, language=work.options.language
         )
-        return TranscriptionResult(transcript, run.timings(stream.decode_s))
+        return TranscriptionResult(transcript, run.timings)
 
     async def _transcribe_sequential(
         self, upload: Path, params: TranscriptionParams, run: RequestRun
@@ -178,7 +155,14 @@ class RequestTranscriber:
             await audio.load(context.found_audio)
             self._record_audio(audio, run, opened_s)
             options = replace(self._options(params), gates=replace(params.gates, keep="last"))
-            seeker = self._seeker(params, options, audio.n_samples // HOP_LENGTH)
+            seeker = Seeker(
+                audio.n_samples // HOP_LENGTH,
+                self._context(params),
+                self.tokenizer,
+                params.sequential,
+                options.gates,
+                aligned=options.words,
+            )
             work = SequentialRun(
                 self._pipeline,
                 run,
@@ -190,7 +174,7 @@ class RequestTranscriber:
                 by_segment=_sends_tokens(params, options) and not options.words,
             )
             await work.decode_all()
-        return TranscriptionResult(work.transcript(params.task), run.timings(audio.decode_s))
+        return TranscriptionResult(work.transcript(params.task), run.timings)
 
     async def detect_language(self, upload: Path, context: RequestContext) -> tuple[str, float]:
         """See `router.interface.Transcriber.detect_language`."""
@@ -211,18 +195,6 @@ class RequestTranscriber:
         result = await self._pipeline.decode(RequestRun(context), audio, options)
         return result.language, math.exp(result.avg_logprob)
 
-    def _seeker(
-        self, params: TranscriptionParams, options: DecodeOptions, content_frames: int
-    ) -> Seeker:
-        return Seeker(
-            content_frames,
-            self._context(params),
-            self.tokenizer,
-            params.sequential,
-            options.gates,
-            aligned=options.words,
-        )
-
     def _context(self, params: TranscriptionParams) -> TextContext:
         return TextContext(
             self.tokenizer,
@@ -232,18 +204,10 @@ class RequestTranscriber:
             carried=params.sequential.carry_initial_prompt,
         )
 
-    def _context_for(self) -> Callable[[int], int] | None:
-        """For windows of which nothing is sent before their last token.
-
-        A token that was sent is never taken back, so there would be no second look.
-        """
-        if self._trimmed is None:
-            return None
-        return partial(self._trimmed.positions_for, n_audio_ctx=self._dims.n_audio_ctx)
-
     def _record_audio(
         self, audio: AudioStream | WholeAudio, run: RequestRun, opened_s: float
     ) -> None:
+        run.timings.audio_s = audio.decode_s
         run.context.span.stage("audio", opened_s, audio.decode_s, audio_s=audio.duration_s)
         self._recorder.add("splitscribe_audio_seconds_total", audio.duration_s)
         self._recorder.observe("splitscribe_audio_decode_seconds", audio.decode_s)
@@ -264,12 +228,11 @@ class RequestTranscriber:
         language = params.language
         if language is None and not self.tokenizer.is_multilingual:
             language = "en"
-        context = self._context(params)
         return DecodeOptions(
             language=language,
             task=params.task,
             timestamps=True,
-            prompt_tokens=context.prompt_tokens(),
+            prompt_tokens=self._context(params).prompt_tokens(),
             temperatures=params.temperatures,
             seed=self._seed(params),
             beam_size=params.beam_size,

@@ -1,16 +1,14 @@
 """Decoded windows become segments with true offsets, and segments become one transcript.
 
-Takes tokens, offsets and scores, and makes frozen values with times in seconds from the start of
-the upload. The splitting rule and the silence rule are openai/whisper's
-(`common.model.text.words`, `common.model.text.quality`). `TranscriptBuilder` takes windows in
-any order and returns, in time order, what can no longer change. Knows nothing of workers, HTTP or
-output formats.
+The splitting rule and the silence rule are openai/whisper's (`common.model.text.words`,
+`common.model.text.quality`). `TranscriptBuilder` takes windows in any order and returns, in time
+order, what can no longer change. Times are in seconds from the start of the upload.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from cluster.common.messages import FRAMES_PER_S, DecodeResult, QualityGates, Task
@@ -36,11 +34,9 @@ def gather_window(
     """Split one window's tokens into segments.
 
     Args:
-        result: what the decoder answered.
         gates: by which it was decoded.
         offset_s: where the window's audio begins in the upload.
         duration_s: seconds of audio in the window, without padding.
-        tokenizer: of the checkpoint that decoded it.
         keep_tail: text behind the last closed segment becomes one that lasts to the window's
             end, instead of being left to be decoded again.
         trust_start: a window that is one segment begins with its first timestamp; openai/whisper
@@ -101,11 +97,34 @@ def _from_first_step(piece: Piece, tokenizer: WhisperTokenizer) -> Piece:
     return replace(piece, start=start, end=end)
 
 
+class CertainText:
+    """A transcript's text as it becomes certain, and how much of it was told.
+
+    Joined, what is told is the whole: it begins without a space, and one at the end waits.
+    """
+
+    def __init__(self) -> None:
+        self._closed = ""
+        self._n_told = 0
+
+    @property
+    def whole(self) -> str:
+        return self._closed.strip()
+
+    def close(self, segments: Iterable[Segment]) -> None:
+        self._closed += "".join(segment.text for segment in segments)
+
+    def fresh(self, sampled: str = "") -> str:
+        """What can be told now; `sampled` follows the closed segments, and nothing replaces it."""
+        certain = (self._closed + sampled).strip()
+        fresh, self._n_told = certain[self._n_told :], max(self._n_told, len(certain))
+        return fresh
+
+
 class TranscriptBuilder:
     """Puts a request's windows together, and returns what became certain.
 
-    Joined, the texts that `add` and `finish` return are the transcript's text: it begins without
-    a space, so the first text does, and a space at the end of one waits for the next.
+    Joined, the texts that `add` and `add_token` return are the transcript's.
     """
 
     def __init__(self, tokenizer: WhisperTokenizer) -> None:
@@ -116,8 +135,7 @@ class TranscriptBuilder:
         self._segments: list[Segment] = []
         self._spoken_s: dict[str, float] = {}  # by language
         self._last_speech_s = 0.0
-        self._sent = ""
-        self._text = ""
+        self._text = CertainText()
 
     def add(self, index: int, parts: Sequence[WindowTranscript]) -> tuple[str, tuple[Segment, ...]]:
         """Take window `index` (0, 1, 2, ... in time order), in parts of increasing offset.
@@ -133,8 +151,8 @@ class TranscriptBuilder:
             for part in ready:
                 self._settle(part)
         closed = tuple(self._segments[first:])
-        self._text += "".join(segment.text for segment in closed)
-        return self._fresh_text(), closed
+        self._text.close(closed)
+        return self._text.fresh(self._sampled_text()), closed
 
     def add_token(self, index: int, token: int) -> str:
         """Take a token of window `index` before the window is done, if nothing replaces it later.
@@ -143,7 +161,7 @@ class TranscriptBuilder:
             The text that it makes certain: none while earlier windows are missing.
         """
         self._sampled.setdefault(index, []).append(token)
-        return self._fresh_text() if index == self._next else ""
+        return self._text.fresh(self._sampled_text()) if index == self._next else ""
 
     def finish(
         self, *, duration_s: float, task: Task = "transcribe", language: str | None = None
@@ -159,7 +177,7 @@ class TranscriptBuilder:
             task=task,
             language=language or self._spoken_language(),
             duration_s=duration_s,
-            text=self._text.strip(),
+            text=self._text.whole,
             segments=tuple(self._segments),
         )
 
@@ -184,13 +202,6 @@ class TranscriptBuilder:
                 self._spoken_s[part.language] += kept.end - kept.start
         if (end_s := end_of_speech(segments)) is not None:
             self._last_speech_s = end_s
-
-    def _fresh_text(self) -> str:
-        """What can be added to the text sent so far."""
-        certain = (self._text + self._sampled_text()).strip()
-        fresh = certain[len(self._sent) :]
-        self._sent = certain
-        return fresh
 
     def _sampled_text(self) -> str:
         """Text of the next window as far as it was sampled, up to its last whole character."""

@@ -1,8 +1,7 @@
 """A router's first window of each model: a second of silence through both pools, for nobody.
 
 The first call of a worker opens connections, and the first hand-off between two workers makes them
-known to each other: together some tens of milliseconds, which the first request would pay. So the
-router sends a window at its start, which waits for workers as any other does; and until it has its
+known to each other: some tens of milliseconds, which the first request would pay. Until it has its
 answer the server is not ready, but for no longer than a moment. It counts as no request.
 """
 

@@ -13,6 +13,7 @@ import math
 from collections.abc import AsyncIterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,7 @@ class SimRouter:
             for role in ROLES
         )
         audio: Any = SimAudio(cell)
+        trim, n_audio_ctx = cell.context, cell.dims.n_audio_ctx
         self._transcriber = RequestTranscriber(
             audio,
             encoders,
@@ -105,7 +107,7 @@ class SimRouter:
             cell.tokenizer,
             settings,
             dims=cell.dims,
-            context=cell.context,
+            context_for=trim and partial(trim.positions_for, n_audio_ctx=n_audio_ctx),
             clock=cell.clock,
             reuses_kv=False,  # every request's audio is its own
         )

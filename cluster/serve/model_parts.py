@@ -16,20 +16,21 @@ from cluster.common.model.encoder_context import chosen_context
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import Settings
 from cluster.common.tracing import NO_TRACER, Tracer
+from router.audio.pool import AudioPool
 from router.http.models import ServedModel
 from router.live.activity import VoiceActivity
 from router.live.partial_transcript import chosen_policy
 from router.live.session import LiveSessions
 from router.pipeline import Pipeline
 from router.pools import DecoderClient, EncoderClient
-from router.transcriber import AudioSource, RequestTranscriber
+from router.transcriber import RequestTranscriber
 from router.warm_up import first_window
 
 
 def make_transcriber(
     settings: Settings,
     checkpoint: Checkpoint,
-    audio: AudioSource,
+    audio: AudioPool,
     encoders: EncoderClient,
     decoders: DecoderClient,
     recorder: Recorder | None = None,
@@ -51,7 +52,7 @@ def make_transcriber(
         settings.router,
         recorder,
         dims=checkpoint.dims,
-        context=chosen_context(checkpoint, settings.encoder),
+        context_for=_context_for(settings, checkpoint),
         **{"reuses_kv": settings.encoder.cache, **options},
     )
 

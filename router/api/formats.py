@@ -87,11 +87,14 @@ _SEGMENT = tuple(SegmentResponse.model_fields)
 
 
 def segment_bodies(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    return [{name: getattr(segment, name) for name in _SEGMENT} for segment in segments]
+    return [
+        {name: getattr(segment, name) for name in _SEGMENT} | {"tokens": list(segment.tokens)}
+        for segment in segments
+    ]
 
 
 def logprob_bodies(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
-    return [asdict(one) for one in logprobs]
+    return [asdict(one) | {"bytes": list(one.bytes)} for one in logprobs]
 
 
 def token_usage(transcript: Transcript) -> dict[str, Any]:

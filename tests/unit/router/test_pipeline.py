@@ -67,6 +67,7 @@ class Total:
 
 
 DIMS = open_checkpoint(str(cached_checkpoint("micro"))).dims
+TRIMMED = partial(EncoderContext(64, 30.0).positions_for, n_audio_ctx=DIMS.n_audio_ctx)
 SETTINGS: RouterSettings = load_settings(environ={}).router
 PARAMS = TranscriptionParams(model="demo", language="en")
 
@@ -289,7 +290,7 @@ async def transcribe_trimmed(
     transcriber = RequestTranscriber(
         *parts,
         dims=DIMS,
-        context=EncoderContext(64, 30.0),
+        context_for=TRIMMED,
         clock=virtual_clock(),
         tracer=traced.tracer,
     )
@@ -359,8 +360,8 @@ async def test_short_windows_are_cut_where_they_cost_little_and_somebody_reads_a
     """Where tokens are sent at once, text comes early by itself, and contexts are full."""
     audio = PlayedAudio(1)
     parts: Any = (audio, pools, pools, pools.tokenizer, SETTINGS)
-    context = EncoderContext(64, 30.0) if trims else None
-    transcriber = RequestTranscriber(*parts, dims=DIMS, context=context, clock=virtual_clock())
+    trimmed = TRIMMED if trims else None
+    transcriber = RequestTranscriber(*parts, dims=DIMS, context_for=trimmed, clock=virtual_clock())
     request = RequestContext.unlimited("r1", 30.0, virtual_clock())
     await transcriber.transcribe(Path("none"), replace(PARAMS, **options), request)
     assert audio.early is early

@@ -29,7 +29,7 @@ from cluster.common.messages import (
     WorkerStatus,
 )
 from cluster.common.model.checkpoint import open_checkpoint
-from cluster.common.model.encoder_context import FULL, EncoderContext
+from cluster.common.model.encoder_context import FULL
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import RouterSettings
 from router.api.params import SequentialOptions, TranscriptionParams
@@ -114,7 +114,7 @@ async def transcribe(
         TOKENIZER,
         RouterSettings(),  # type: ignore[call-arg]
         dims=CHECKPOINT.dims,
-        context=EncoderContext(64, 30.0),
+        context_for=lambda frames: 64,
     )
     result = await transcriber.transcribe(file, params, context or request_context())
     asked = {request.context for request in pools.encoded}
