@@ -47,13 +47,15 @@ from benchmark.shared.machine import cpu_info, median_ratio, usable_cores, versi
 from benchmark.shared.openai_client import Client, Upload, send_all
 from benchmark.shared.server import SPLITSCRIBE, BenchServer, serving
 from benchmark.shared.shapes import SHAPES
-from cluster.archives.transcriber import unlimited_engine
-from cluster.cli.batch.application import joined_cluster
+from cluster.cli.batch.run import joined_cluster
 from cluster.common.model.checkpoint import open_checkpoint
-from cluster.serve.bulk.application import application_settings, serve_pools
-from cluster.serve.bulk.engine import BulkEngine
+from cluster.serve.bulk.engine import (
+    BulkEngine,
+    application_settings,
+    serve_pools,
+    unlimited_engine,
+)
 from cluster.serve.model_parts import make_transcriber
-from cluster.serve.ray_environment import APP_NAME
 from router.interface import RequestContext
 from router.transcriber import RequestTranscriber
 
@@ -144,7 +146,7 @@ async def run(
     files = write_talks(talks, args.files, args.seconds)
     settings, _ = await application_settings()
     ((name, own),) = settings.by_model().items()
-    pools = serve_pools(settings, ("encoder", "decoder"), APP_NAME)
+    pools = await asyncio.to_thread(serve_pools, settings)
     audio = await CutAudio.of(files, settings.router)
     checkpoint = open_checkpoint(own.model, weights=False)
     alone = make_transcriber(own, checkpoint, audio, *pools[name], reuses_kv=False)

@@ -1,8 +1,9 @@
-"""What a run leaves of each input: a file for each format, and a sidecar that tells their source.
+"""What is asked for of an archive, and what a run leaves of each of its files.
 
-Files are called as their input is below the folder that was named, with the format in place of the
-suffix. Where two inputs differ by their suffix alone, or have one name in two folders, the name of
-the later one keeps its suffix, and then gets a number: `talk.wav.srt`, `talk.wav-2.srt`.
+A run leaves a file for each format, and a sidecar that tells their source. Files are called as
+their input is below the folder that was named, with the format in place of the suffix. Where two
+inputs differ by their suffix alone, or have one name in two folders, the name of the later one
+keeps its suffix, and then gets a number: `talk.wav.srt`, `talk.wav-2.srt`.
 
 An input is done when its sidecar is there, with the same source and settings: beside `talk.srt` it
 is `.talk.splitscribe.json`. It is written last and whole, and removed before its outputs are
@@ -21,27 +22,65 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self
 
-from cluster.archives.archive import FORMATS, Archive
 from cluster.archives.inputs import Item
 from cluster.archives.places import Place, shown
-from cluster.archives.rows import error_text, may_pass
-from cluster.common.errors import ConfigurationError, InvalidRequestError
+from cluster.common.errors import ConfigurationError, InvalidRequestError, SplitscribeError
+from cluster.common.messages import Task
 from router.api.formats import render
-from router.api.params import TranscriptionParams
+from router.api.params import ResponseFormat, TranscriptionParams
 from router.transcript import Segment, Transcript
 
+FILES_AT_ONCE = 8
+FORMATS: dict[str, ResponseFormat] = {
+    "json": "verbose_json",
+    "srt": "srt",
+    "vtt": "vtt",
+    "txt": "text",
+}
 FAILURES = "failures.csv"
 LOCK, SPEED = ".splitscribe.lock", ".splitscribe.speed.json"
 MOST_BYTES = 230  # of a part of a name, of which file systems take 255, with a sidecar's signs
 READERS = 16  # of sidecars at a time: a bucket takes its time for each
 
+Fields = Mapping[str, str | Sequence[str]]
 Sidecar = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """What is asked for.
+
+    fields: of the file endpoint, for every file. model: whose texts they are.
+    """
+
+    where: Place
+    fields: Fields = field(default_factory=dict)
+    task: Task = "transcribe"
+    model: str = ""
+    formats: tuple[str, ...] = ("json",)
+    retry_failed: bool = False
+    files_at_once: int = FILES_AT_ONCE
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All that texts depend on, as JSON has it."""
+        fields = {k: v if isinstance(v, str) else list(v) for k, v in self.fields.items()}
+        return {"model": self.model, "task": self.task, "fields": fields}
+
+
+def pairs_of(fields: Fields) -> tuple[tuple[str, str], ...]:
+    """As a form has them, with the application's first model where none is named."""
+    return tuple(
+        (name, text)
+        for name, content in {"model": "whisper-1", **fields}.items()
+        for text in ([content] if isinstance(content, str) else content)
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +89,7 @@ class Pending:
 
     item: Item
     output: str
-    is_again: bool  # there is a sidecar, which no longer holds
+    is_again: bool = True  # there is a sidecar, which no longer holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +161,11 @@ class Outputs:
         name, sidecar = claim
         if sidecar is None:
             return Pending(item, name, is_again=False)
-        again = Pending(item, name, is_again=True)
         if sidecar["source"] != source_of(item) or sidecar["settings"] != self._archive.settings:
-            return again
+            return Pending(item, name)
         if sidecar["error"] is not None:
             tries = sidecar["may_pass"] or self._archive.retry_failed
-            return again if tries else Left(item, sidecar["error"])
+            return Pending(item, name) if tries else Left(item, sidecar["error"])
         written = sidecar["written"]
         missing = [
             one
@@ -135,22 +173,26 @@ class Outputs:
             if one not in written or not self._is_there(f"{name}.{one}")
         ]
         if missing:
-            transcript = self._kept(name, sidecar)
+            transcript = self._kept(name, written.get("json"))
             if transcript is None or "json" in missing:
-                return again
+                return Pending(item, name)
             if not self._only_looks:
                 more = self._write_formats(name, transcript, missing)
                 self._write_sidecar(name, {**sidecar, "written": {**written, **more}})
         return Left(item, None)
 
-    def _kept(self, name: str, sidecar: Sidecar) -> Transcript | None:
-        """The transcript, where its json is still as it was written."""
+    def _kept(self, name: str, hashed: str | None) -> Transcript | None:
+        """What subtitles and text are written of: the json, where it is still as it was written."""
         try:
             content = (self._where / f"{name}.json").read()
         except OSError:
             return None
-        is_ours = hash_of(content) == sidecar["written"].get("json")
-        return transcript_of(content) if is_ours else None
+        if hash_of(content) != hashed:
+            return None
+        body = json.loads(content)
+        found = ({**one, "tokens": tuple(one["tokens"])} for one in body["segments"])
+        segments = tuple(Segment(**one) for one in found)
+        return Transcript(body["task"], body["language"], body["duration"], body["text"], segments)
 
     def write(self, pending: Pending, transcript: Transcript) -> None:
         """Write every format, and then the sidecar. Raises OSError."""
@@ -175,11 +217,10 @@ class Outputs:
         self, name: str, transcript: Transcript, formats: Iterable[str]
     ) -> dict[str, str]:
         """Returns hashes of what was written, by format."""
+        words = "word" in self._archive.fields.get("timestamp_granularities", ())
         written = {}
         for one in formats:
-            params = TranscriptionParams(
-                "", response_format=FORMATS[one], words=self._archive.words
-            )
+            params = TranscriptionParams("", response_format=FORMATS[one], words=words)
             content, _ = render(transcript, params)
             (self._where / f"{name}.{one}").write_whole(content)
             written[one] = hash_of(content)
@@ -230,11 +271,17 @@ def hash_of(content: bytes) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def transcript_of(content: bytes) -> Transcript:
-    """What subtitles and text are written of, from an archive's json."""
-    body = json.loads(content)
-    segments = tuple(Segment(**{**one, "tokens": tuple(one["tokens"])}) for one in body["segments"])
-    return Transcript(body["task"], body["language"], body["duration"], body["text"], segments)
+def error_text(error: Exception) -> str:
+    """Why a file failed, in one line."""
+    text = error.message if isinstance(error, SplitscribeError) else str(error)
+    if isinstance(error, FileNotFoundError):
+        text = f"there is no such file: {text}"
+    return " ".join(text.split()) or type(error).__name__
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether a later try may do better: it failed for no reason of the file's own."""
+    return not isinstance(error, SplitscribeError) or error.status >= 500
 
 
 def write_failures(where: Place, failures: Mapping[str, str]) -> None:
@@ -244,19 +291,6 @@ def write_failures(where: Place, failures: Mapping[str, str]) -> None:
     writer.writerow(("path", "reason"))
     writer.writerows(sorted((shown(key), reason) for key, reason in failures.items()))
     (where / FAILURES).write_whole(text.getvalue().encode())
-
-
-def keep_speed(where: Place, hours_per_hour: float) -> None:
-    """Leave it for `--dry-run`. Raises OSError."""
-    (where / SPEED).write_whole(json.dumps({"hours_per_hour": hours_per_hour}).encode())
-
-
-def read_speed(where: Place) -> float | None:
-    """Hours of audio in an hour, of the last run that did something; None: there was none."""
-    try:
-        return float(json.loads((where / SPEED).read())["hours_per_hour"])
-    except (OSError, ValueError, KeyError):
-        return None
 
 
 @contextmanager

@@ -3,26 +3,35 @@
 Of the files that are listed so far the longest goes first, so that none is left alone at the end.
 So many are in work at a time, and what is done is written at once. Knows neither flags nor how the
 Ray cluster was found.
+
+A person sees audio hours done and left, hours per hour, failures, and the time to go: on a terminal
+a bar, elsewhere a line every half a minute. How much audio there is, is known of the files that are
+done and estimated by size of those that are not, at the rate that the done ones had. What is done
+of files at work counts too.
 """
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import count, islice
+from typing import Self
 
-from cluster.archives.archive import Archive, pairs_of
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
 from cluster.archives.inputs import Item, opened
-from cluster.archives.outputs import Outputs, Pending
-from cluster.archives.progress import RunProgress, Totals
-from cluster.archives.rows import error_text
+from cluster.archives.outputs import Archive, Outputs, Pending, error_text, pairs_of
 from cluster.serve.bulk.engine import BulkEngine
 from router.transcript import Transcript
 
 LOOKED_AT = 256  # items at a time: whether they are done
 LISTED_AHEAD = 10_000  # of those that are not, more than are in work; further ones are not listed
+LINE_S = 30.0
 
 
 def look_at(items: Iterable[Item], outputs: Outputs, totals: Totals) -> Iterator[list[Pending]]:
@@ -44,63 +53,197 @@ def look_at(items: Iterable[Item], outputs: Outputs, totals: Totals) -> Iterator
     totals.is_listed = True
 
 
-class ArchiveRun:
-    """Transcribes what is pending. Belongs to one event loop."""
+async def run_archive(
+    archive: Archive,
+    outputs: Outputs,
+    engine: BulkEngine,
+    progress: RunProgress,
+    listing: Iterator[list[Pending]],
+) -> None:
+    """Transcribe all that `look_at` gives; what is done when this ends early is kept.
 
-    def __init__(
-        self, archive: Archive, outputs: Outputs, engine: BulkEngine, progress: RunProgress
-    ) -> None:
-        """Raises InvalidRequestError: the application refuses the fields."""
-        self._n_at_once = archive.files_at_once
-        self._outputs, self._engine, self._progress = outputs, engine, progress
-        self._params = engine.params(pairs_of(archive.fields), archive.task)
-        self._queue: asyncio.PriorityQueue[tuple[float, int, Pending | None]]
-        self._queue = asyncio.PriorityQueue(LISTED_AHEAD)
-        self._numbers = count()
+    Raises:
+        OSError: the output cannot be written.
+        InvalidRequestError: the application refuses the fields, or what was named cannot be listed
+            any further.
+    """
+    params = engine.params(pairs_of(archive.fields), archive.task)
+    queue = asyncio.PriorityQueue[tuple[float, int, Pending | None]](LISTED_AHEAD)
+    numbers, totals = count(), progress.totals
 
-    async def run(self, listing: Iterator[list[Pending]]) -> None:
-        """Transcribe all that `look_at` gives; what is done when this ends early is kept.
-
-        Raises:
-            OSError: the output cannot be written.
-            InvalidRequestError: what was named cannot be listed any further.
-        """
-        try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._list(listing))
-                for _ in range(self._n_at_once):
-                    group.create_task(self._work())
-        except BaseExceptionGroup as failed:
-            raise failed.exceptions[0] from None
-
-    async def _list(self, listing: Iterator[list[Pending]]) -> None:
+    async def list_all() -> None:
         while (found := await asyncio.to_thread(next, listing, None)) is not None:
             for one in found:
-                await self._queue.put((-one.item.about_s, next(self._numbers), one))
-        self._progress.say(self._progress.totals.summary())
-        for _ in range(self._n_at_once):
-            await self._queue.put((math.inf, next(self._numbers), None))
+                await queue.put((-one.item.about_s, next(numbers), one))
+        progress.say(totals.summary())
+        for _ in range(archive.files_at_once):
+            await queue.put((math.inf, next(numbers), None))
 
-    async def _work(self) -> None:
-        while (pending := (await self._queue.get())[-1]) is not None:
-            item, outputs = pending.item, self._outputs
+    async def work() -> None:
+        while (pending := (await queue.get())[-1]) is not None:
+            item = pending.item
             try:
-                transcript = await self._transcribe(item)
+                transcript = await transcribe(item)
             except Exception as error:
                 await asyncio.to_thread(outputs.write_failure, pending, error)
-                self._progress.totals.failures[item.key] = error_text(error)
-                self._progress.end(item, None)
+                totals.failures[item.key] = error_text(error)
+                progress.end(item, None)
             else:
                 await asyncio.to_thread(outputs.write, pending, transcript)
-                self._progress.end(item, transcript.duration_s)
+                progress.end(item, transcript.duration_s)
 
-    async def _transcribe(self, item: Item) -> Transcript:
+    async def transcribe(item: Item) -> Transcript:
         """The engine is told no name: logs of workers tell no file's, and files may share one."""
-
-        def note(done_s: float, known_s: float) -> None:
-            self._progress.note(item, done_s, known_s)
-
         with ExitStack() as stack:
             upload = await asyncio.to_thread(stack.enter_context, opened(item))
-            result = await self._engine.transcribe(upload, self._params, on_progress=note)
+            result = await engine.transcribe(
+                upload, params, on_progress=lambda *seconds: progress.note(item, *seconds)
+            )
         return result.transcript
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(list_all())
+            for _ in range(archive.files_at_once):
+                group.create_task(work())
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+
+
+@dataclass(slots=True)
+class Totals:
+    """What is known of an archive's items so far; all of them once `is_listed`.
+
+    n_done, n_failed: of earlier runs, by sidecars. failures: reasons by key, of this run too.
+    about_s: seconds of audio of those that are pending, by their sizes.
+    """
+
+    n_done: int = 0
+    n_failed: int = 0
+    n_pending: int = 0
+    about_s: float = 0.0
+    is_listed: bool = False
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def n_items(self) -> int:
+        return self.n_done + self.n_failed + self.n_pending
+
+    def summary(self) -> str:
+        parts = [f"{self.n_items} files"]
+        if self.n_done:
+            parts.append(f"{self.n_done} are done")
+        if self.n_failed:
+            parts.append(f"{self.n_failed} failed before (--retry-failed tries them again)")
+        about = hours(self.about_s)
+        parts.append(f"{self.n_pending} to do, about {about} of audio by their sizes")
+        return ", ".join(parts)
+
+
+class RunProgress:
+    """Progress of one run; a context manager. `now`: seconds of a steady clock."""
+
+    def __init__(
+        self, totals: Totals, console: Console, now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.totals, self._console, self._now = totals, console, now
+        self._started_s = self._told_s = now()
+        self._bar = Progress(
+            BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console
+        )
+        self._task = self._bar.add_task("", total=1.0)
+        self._ended_s = 0.0  # by sizes, of what ended
+        self._guessed_s = 0.0  # of that, without what failed
+        self._at_work: dict[str, tuple[float, float, float]] = {}  # seconds done, known, guessed
+        self.n_done = self.n_failed = 0
+        self.done_s = 0.0
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Show no bar any more."""
+        self._bar.stop()
+
+    def say(self, line: str) -> None:
+        self._console.print(f"splitscribe: {line}", markup=False)
+
+    def note(self, item: Item, done_s: float, known_s: float) -> None:
+        """How far a file at work is."""
+        self._at_work[item.key] = done_s, known_s, item.about_s
+        self._tell()
+
+    def end(self, item: Item, duration_s: float | None) -> None:
+        """An item is done. duration_s: of its audio; None: it failed."""
+        self._at_work.pop(item.key, None)
+        self._ended_s += item.about_s
+        self.n_done += 1
+        if duration_s is None:
+            self.n_failed += 1
+        else:
+            self.done_s += duration_s
+            self._guessed_s += item.about_s
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._bar.live.is_started:
+            share = self._heard_s / max(1e-9, self._heard_s + self.left_s)
+            self._bar.update(self._task, completed=share, description=self.line())
+        elif self._now() - self._told_s >= LINE_S:
+            self._told_s = self._now()
+            self.say(self.line())
+
+    @property
+    def left_s(self) -> float:
+        """Seconds of audio to go: estimates, corrected by how right they were so far."""
+        right = self.done_s / self._guessed_s if self._guessed_s else 1.0
+        left_s = max(0.0, self.totals.about_s - self._ended_s) * right
+        for done_s, known_s, guessed_s in self._at_work.values():
+            left_s += max(0.0, known_s - guessed_s * right) - done_s
+        return max(0.0, left_s)
+
+    @property
+    def _heard_s(self) -> float:
+        """Seconds of audio done, those of files at work too."""
+        return self.done_s + sum(done_s for done_s, _, _ in self._at_work.values())
+
+    @property
+    def speed(self) -> float:
+        """Hours of audio in an hour; 0 before anything is done."""
+        return self._heard_s / max(1e-9, self._now() - self._started_s)
+
+    def line(self) -> str:
+        left_s, heard_s, speed = self.left_s, self._heard_s, self.speed
+        n_items, is_listed = self.totals.n_pending, self.totals.is_listed
+        about = "" if is_listed and self.n_done == n_items else "about "
+        words = [
+            f"{self.n_done} of {n_items}{'' if is_listed else ' or more'} files",
+            f"{hours(heard_s)} of {about}{hours(heard_s + left_s)} of audio",
+        ]
+        if speed:
+            words.append(f"{speed:.1f} hours per hour")
+            words.append(f"{duration(left_s / speed)} to go")
+        if self.n_failed:
+            words.append(f"{self.n_failed} failed")
+        return ", ".join(words)
+
+
+def hours(seconds: float) -> str:
+    """`12.3 h`, and minutes or seconds where that says more."""
+    if seconds >= 3600:
+        return f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
+
+
+def duration(seconds: float) -> str:
+    """`2 d 3 h`, `3 h 5 min`, `12 min`, `40 s`."""
+    days, rest = divmod(round(seconds), 86_400)
+    n_hours, rest = divmod(rest, 3600)
+    minutes, secs = divmod(rest, 60)
+    parts = ((days, "d"), (n_hours, "h"), (minutes, "min"), (secs, "s"))
+    return " ".join([f"{n} {unit}" for n, unit in parts if n][:2]) or "0 s"

@@ -5,37 +5,31 @@
     ds.write_parquet("s3://bucket/texts")
 
 The process must be in the Ray cluster of a running application (`splitscribe serve`). What a batch
-had stays, and the columns of `cluster.archives.rows` come beside it. A file that fails costs its
-row, which tells why. The engine has an event loop and a thread of its own: Ray Data's blocks while
-its consumer is slow.
+had stays, and the columns of `result_schema` come beside it. A file that fails costs its row, which
+tells why. The engine has an event loop and a thread of its own: Ray Data's blocks while its
+consumer is slow.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cluster.archives.archive import FILES_AT_ONCE, Fields, pairs_of
+from cluster.archives.outputs import FILES_AT_ONCE, Fields, error_text, may_pass, pairs_of
 from cluster.archives.places import Place, require_bulk
-from cluster.archives.rows import Row, failed_row, result_fields, row_of
 from cluster.common.errors import InvalidRequestError
 from cluster.common.messages import Task
 from cluster.common.priorities import run_when_idle
-from cluster.serve.bulk.application import connected_engine
-from cluster.serve.bulk.engine import PATIENCE_S, BulkEngine
-from router.api.params import TranscriptionParams
+from cluster.serve.bulk.engine import unlimited_engine
+from router.api.formats import segment_bodies
+from router.interface import StageTimings
 
-UNLIMITED: dict[str, Any] = {
-    "max_upload_bytes": 2**50,
-    "max_audio_s": PATIENCE_S,
-    "min_audio_s": 0.0,
-}
-OpenEngine = Callable[[], AbstractAsyncContextManager[BulkEngine]]
+Row = dict[str, Any]
 
 
 class Transcriber:
@@ -49,9 +43,8 @@ class Transcriber:
         files_at_once: int = FILES_AT_ONCE,
         path_column: str = "path",
         bytes_column: str = "bytes",
-        open_engine: OpenEngine | None = None,
     ) -> None:
-        """What is done with each file.
+        """Open an engine over the running application, without limits of size and length.
 
         Args:
             fields: of the file endpoint, such as `{"language": "en"}`, with a list for those
@@ -59,21 +52,24 @@ class Transcriber:
             files_at_once: at most so many are worked on, over all calls.
             path_column: of paths that every node can open, or of URLs.
             bytes_column: of audio; a row's bytes go before its path.
-            open_engine: None: of the running application, without limits of size and length.
+
+        Raises:
+            ConfigurationError: there is no application to ask.
+            InvalidRequestError: the fields are refused.
         """
         require_bulk()
-        self._fields = pairs_of(fields or {})
-        self._task: Task = task
         self._columns = path_column, bytes_column
-        self._open = open_engine or unlimited_engine
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="bulk")
         self._thread.start()
         self._slots = asyncio.Semaphore(files_at_once)
-        self._opening = asyncio.Lock()
         self._opened = AsyncExitStack()
-        self._engine: BulkEngine | None = None
-        self._params: TranscriptionParams
+        try:
+            self._engine = self._wait_for(self._opened.enter_async_context(unlimited_engine()))
+            self._params = self._engine.params(pairs_of(fields or {}), task)
+        except BaseException:
+            self.close()
+            raise
 
     def __call__(self, batch: Any) -> Any:
         """Transcribe the rows of a batch in any of Ray Data's formats. May be called by threads.
@@ -82,21 +78,34 @@ class Transcriber:
             pyarrow's table of the same rows, in order, with the transcripts' columns.
 
         Raises:
-            ConfigurationError: there is no application to ask.
-            InvalidRequestError: the fields are refused, or there is neither column.
+            InvalidRequestError: there is neither column.
         """
-        table = _as_table(batch)
-        if not set(self._columns) & set(table.column_names):
+        import pandas as pd
+        import pyarrow as pa
+
+        if isinstance(batch, pd.DataFrame):
+            table = pa.Table.from_pandas(batch, preserve_index=False)
+        elif isinstance(batch, pa.Table):
+            table = batch
+        else:
+            table = pa.table({name: list(column) for name, column in batch.items()})
+        named = [name for name in self._columns if name in table.column_names]
+        if not named:
             raise InvalidRequestError(
                 f"the rows have neither a column {self._columns[0]!r} of paths nor "
                 f"{self._columns[1]!r} of audio: they have {', '.join(table.column_names)}"
             )
-        running = asyncio.run_coroutine_threadsafe(self._transcribe_all(table), self._loop)
-        return running.result()
+        rows = self._wait_for(self._transcribe_all(table.select(named).to_pylist()))
+        found = pa.Table.from_pylist(rows, result_schema())
+        for field, column in zip(found.schema, found.columns, strict=True):
+            if field.name in table.column_names:
+                table = table.drop_columns([field.name])
+            table = table.append_column(field, column)
+        return table
 
     def close(self) -> None:
         """End the engine and its audio workers; what is being transcribed is given up."""
-        asyncio.run_coroutine_threadsafe(self._opened.aclose(), self._loop).result()
+        self._wait_for(self._opened.aclose())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -105,15 +114,13 @@ class Transcriber:
         run_when_idle()
         self._loop.run_forever()
 
-    async def _transcribe_all(self, table: Any) -> Any:
-        engine = await self._opened_engine()
-        sources = table.select([name for name in self._columns if name in table.column_names])
-        rows = await asyncio.gather(
-            *(self._transcribe(engine, source) for source in sources.to_pylist())
-        )
-        return _beside(table, rows)
+    def _wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _transcribe(self, engine: BulkEngine, source: Row) -> Row:
+    async def _transcribe_all(self, sources: list[Row]) -> list[Row]:
+        return await asyncio.gather(*map(self._transcribe, sources))
+
+    async def _transcribe(self, source: Row) -> Row:
         path: str | None = source.get(self._columns[0])
         audio: Path | bytes | None = source.get(self._columns[1])
         async with self._slots:
@@ -125,17 +132,50 @@ class Transcriber:
                         file = Place.of(path).as_local_file()
                         audio = await asyncio.to_thread(stack.enter_context, file)
                     # Without a name: logs of workers tell no file's, and files may share one.
-                    return row_of(await engine.transcribe(audio, self._params))
+                    result = await self._engine.transcribe(audio, self._params)
             except Exception as error:
-                return failed_row(error)
+                told = {"error": error_text(error), "error_type": type(error).__name__}
+                return {**told, "segments": [], "words": [], "retryable": may_pass(error)}
+        transcript = result.transcript
+        return {
+            "text": transcript.text,
+            "language": transcript.language,
+            "duration": transcript.duration_s,
+            "segments": segment_bodies(transcript.segments),
+            "words": [
+                {"segment": segment.id, **asdict(word)}
+                for segment in transcript.segments
+                for word in segment.words
+            ],
+            "timings": asdict(result.timings),
+            "task": transcript.task,
+            "retryable": False,
+        }
 
-    async def _opened_engine(self) -> BulkEngine:
-        async with self._opening:
-            if self._engine is None:
-                engine = await self._opened.enter_async_context(self._open())
-                self._params = engine.params(self._fields, self._task)
-                self._engine = engine
-            return self._engine
+
+def result_schema() -> Any:
+    """pyarrow's, of what was heard in a file, or why nothing was: columns beside a row's own."""
+    import pyarrow as pa
+
+    number, text, whole = pa.float64(), pa.string(), pa.int64()
+    segment = {"id": whole, "seek": whole, "start": number, "end": number, "text": text}
+    scores = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
+    segment |= {"tokens": pa.list_(pa.int32())} | dict.fromkeys(scores, number)
+    word = {"segment": whole, "start": number, "end": number, "word": text, "probability": number}
+    timings = dict.fromkeys(StageTimings.__dataclass_fields__, number)
+    columns = {
+        "text": text,
+        "language": text,
+        "duration": number,
+        "segments": pa.list_(pa.struct(list(segment.items()))),
+        "words": pa.list_(pa.struct(list(word.items()))),
+        "timings": pa.struct(list(timings.items())),
+        "task": text,
+        "error": text,
+        "error_type": text,
+        "retryable": pa.bool_(),
+    }
+    return pa.schema(list(columns.items()))
 
 
 def map_options(
@@ -157,13 +197,9 @@ def map_options(
     """
     from ray.data import ActorPoolStrategy
 
+    arguments = {"fields": fields, "task": task, "files_at_once": files_at_once, **more}
     return {
-        "fn_constructor_kwargs": {
-            "fields": fields,
-            "task": task,
-            "files_at_once": files_at_once,
-            **more,
-        },
+        "fn_constructor_kwargs": arguments,
         "batch_format": "pyarrow",
         "batch_size": None,
         "compute": ActorPoolStrategy(
@@ -174,32 +210,3 @@ def map_options(
         ),
         "num_cpus": 0,
     }
-
-
-def unlimited_engine() -> AbstractAsyncContextManager[BulkEngine]:
-    """Of the running application, for files of any size and length."""
-    workers = max(2, (os.cpu_count() or 2) // 2)
-    return connected_engine(**UNLIMITED, audio_workers=workers)
-
-
-def _as_table(batch: Any) -> Any:
-    import pandas as pd
-    import pyarrow as pa
-
-    if isinstance(batch, pa.Table):
-        return batch
-    if isinstance(batch, pd.DataFrame):
-        return pa.Table.from_pandas(batch, preserve_index=False)
-    return pa.table({name: list(column) for name, column in batch.items()})
-
-
-def _beside(table: Any, rows: Sequence[Row]) -> Any:
-    """The table with the rows' columns in place of what had their names."""
-    import pyarrow as pa
-
-    for field in result_fields():
-        column = pa.array([row[field.name] for row in rows], field.type)
-        if field.name in table.column_names:
-            table = table.drop_columns([field.name])
-        table = table.append_column(field, column)
-    return table

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from cluster.cli.batch.entry import BatchCommand, batch
+from cluster.cli.batch import BatchCommand, batch
 from cluster.cli.config import config
 from cluster.cli.operate.commands import deploy, down, status, up
 from cluster.cli.planning import plan, profile, simulate

@@ -81,7 +81,7 @@ class FakeEngine:
             self.running -= 1
 
     @asynccontextmanager
-    async def opened(self) -> AsyncIterator[Any]:
+    async def opened(self, told: Any = None) -> AsyncIterator[Any]:
         yield self
 
 

@@ -1,4 +1,4 @@
-"""The command line of `splitscribe batch`: its flags, and a job made of them.
+"""The command line of `splitscribe batch`: its flags, and an archive made of them.
 
 How files are transcribed is said by the flags of `splitscribe transcribe`, which are the fields of
 the HTTP API and checked by its rules before anything is started.
@@ -6,36 +6,29 @@ the HTTP API and checked by its rules before anything is started.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
-from cluster.archives.archive import FILES_AT_ONCE, FORMATS, Archive
+from cluster.archives.outputs import FILES_AT_ONCE, FORMATS, Archive
 from cluster.archives.places import Place, require_bulk
-from cluster.cli.batch.application import NO_CLUSTER, BatchJob
-from cluster.cli.transcribe.command import form_of, params_of
+from cluster.cli.transcribe.command import INTERRUPTED, err, form_of, out, params_of
 from cluster.cli.transcribe.flags import (
     FALLBACK_STEP,
     NUMBER_OF_ONE_OR_MORE,
     Flag,
     Switch,
     WhisperCommand,
-    field_flag,
+    flag_parameters,
 )
 from cluster.common.errors import InvalidRequestError
 from cluster.common.messages import Task
 from cluster.common.settings import BUNDLED_MODEL
-from router.api.request_fields import SECTIONS
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-INTERRUPTED = 130  # the shell's status after Ctrl-C
 Format = StrEnum("Format", [*FORMATS])  # type: ignore[misc]  # typer knows no other list
 
 OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
@@ -43,8 +36,7 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "address",
             str | None,
-            f"of a Ray cluster, such as 10.0.0.1:6379; {NO_CLUSTER}: start one here; without it: "
-            f"the "
+            "of a Ray cluster, such as 10.0.0.1:6379; none: start one here; without it: the "
             "cluster on this machine if an application runs there, otherwise one is started here",
         ),
         Flag("model", str, "'demo', a folder, a Hub id, or a name that is served", BUNDLED_MODEL),
@@ -86,6 +78,14 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
 }
 
 
+INPUTS = typer.Argument(
+    help="files, folders, globs, URLs (s3://, gs://, ...), manifests (.jsonl, .csv, .parquet), "
+    "or - for a list from standard input",
+    metavar="INPUT",
+    show_default=False,
+)
+
+
 def batch_command(help_text: str | None) -> Any:
     """The command with every flag, for typer to run."""
     app = typer.Typer(add_completion=False)
@@ -93,65 +93,52 @@ def batch_command(help_text: str | None) -> Any:
     return typer.main.get_command(app)
 
 
-def parameters() -> Iterator[Parameter]:
-    """Of a function that takes the inputs and every flag by name."""
-    inputs = typer.Argument(
-        help="files, folders, globs, URLs (s3://, gs://, ...), manifests (.jsonl, .csv, .parquet), "
-        "or - for a list from standard input",
-        metavar="INPUT",
-        show_default=False,
-    )
-    annotation = Annotated[list[str] | None, inputs]
-    yield Parameter("inputs", Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-    for panel in dict.fromkeys((*OWN_FLAGS, *SECTIONS)):
-        for one in SECTIONS.get(panel, ()):
-            if one.flag:
-                yield field_flag(one).parameter(panel)
-        for flag in OWN_FLAGS.get(panel, ()):
-            yield flag.parameter(panel)
-
-
 def _batch(**flags: Any) -> None:
     require_bulk()
-    said = {
-        name: bool(value) if isinstance(value, Switch) else value for name, value in flags.items()
-    }
+    flags = {k: bool(one) if isinstance(one, Switch) else one for k, one in flags.items()}
+    if not flags["inputs"]:
+        raise InvalidRequestError("name files, folders, URLs or manifests to transcribe")
+    archive = archive_of(flags)
     from cluster.cli.batch.run import run_batch
 
     try:
-        status = run_batch(job_of(said), out, err)
+        own = {name: flags[name] for name in ("model", "address", "config", "dry_run")}
+        status = run_batch(flags["inputs"], archive, out, err, **own)
     except KeyboardInterrupt:
         err.print("splitscribe: interrupted; the same command goes on from here", style="red")
         status = INTERRUPTED
     raise typer.Exit(status)
 
 
-_batch.__signature__ = Signature(tuple(parameters()))  # type: ignore[attr-defined]
+_batch.__signature__ = Signature(  # type: ignore[attr-defined]
+    (
+        Parameter(
+            "inputs",
+            Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[list[str] | None, INPUTS],
+        ),
+        *flag_parameters(OWN_FLAGS),
+    )
+)
 
 
-def job_of(flags: Mapping[str, Any]) -> BatchJob:
+def archive_of(flags: Mapping[str, Any]) -> Archive:
     """What a command line asks for.
 
     Raises:
         InvalidRequestError: what the API refuses, and what is missing.
     """
-    if not flags["inputs"]:
-        raise InvalidRequestError("name files, folders, URLs or manifests to transcribe")
     if not flags["output"]:
         raise InvalidRequestError("say where the transcripts go: --output FOLDER, or a URL")
     form = form_of({**flags, "temperature_increment_on_fallback": FALLBACK_STEP})
     params_of(flags["model"], flags["task"], form)
     model = "whisper-1" if flags["model"] == BUNDLED_MODEL else flags["model"]
-    formats = tuple(dict.fromkeys(str(one) for one in flags["format"] or ("json",)))
-    archive = Archive(
+    return Archive(
         where=Place.of(flags["output"]),
         fields={"model": model, "response_format": "verbose_json", **form},  # words need it
         task=flags["task"],
-        formats=formats,
+        formats=tuple(dict.fromkeys(str(one) for one in flags["format"] or ("json",))),
         retry_failed=flags["retry_failed"],
         files_at_once=flags["files_at_once"],
-    )
-    inputs = tuple(flags["inputs"])
-    return BatchJob(
-        inputs, archive, flags["model"], flags["address"], flags["config"], flags["dry_run"]
     )

@@ -3,47 +3,69 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import logging
+import os
 import signal
+import socket
 import sys
+import tempfile
+import threading
+import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, chdir, contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
 
-from cluster.archives.archive import Archive
-from cluster.archives.inputs import STDIN, list_items
-from cluster.archives.outputs import (
-    FAILURES,
-    Outputs,
-    Pending,
-    keep_speed,
-    read_speed,
-    told,
-    write_failures,
-)
+from cluster.archives.inputs import list_items
+from cluster.archives.outputs import FAILURES, SPEED, Archive, Outputs, told, write_failures
 from cluster.archives.own_pools import own_settings
-from cluster.archives.places import is_url
-from cluster.archives.progress import RunProgress, Totals, duration
-from cluster.archives.run import ArchiveRun, look_at
-from cluster.archives.transcriber import unlimited_engine
-from cluster.cli.batch.application import (
-    BatchJob,
-    found_application,
-    model_of,
-    own_application,
+from cluster.archives.run import RunProgress, Totals, duration, look_at, run_archive
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings
+from cluster.serve.bulk.engine import Told, application_settings, unlimited_engine
+from cluster.serve.distribution import build_id
+from cluster.serve.ray_environment import joining_environment
+from cluster.serve.ray_internals import (
+    KEEP_SIGNALS,
+    kill_own_ray,
+    ray_addresses_here,
+    raylet_socket,
 )
-from cluster.cli.batch.cluster_watch import ClusterWatch
+from cluster.serve.start.readiness import Say
 from router.http.models import ALIAS
 
-ALL_DONE, SOME_FAILED = 0, 3
+NO_CLUSTER = "none"
+ALL_DONE, ENDED, SOME_FAILED = 0, 1, 3  # exit status; ENDED: as after other errors
+LOOK_S = 0.5  # between two looks after the cluster
+ANSWER_S = 2.0  # for a connection
+# The cluster's head may be away for a while and come back; with its part on this machine gone too,
+# it does not.
+GONE_S, AWAY_S = 1.0, 30.0
+DYING_S = 5.0  # in which a cluster that begins to end is gone
 
 
-def run_batch(job: BatchJob, out: Console, err: Console) -> int:
+def run_batch(
+    inputs: Sequence[str],
+    archive: Archive,
+    out: Console,
+    err: Console,
+    *,
+    model: str,
+    address: str | None,
+    config: Path | None,
+    dry_run: bool,
+) -> int:
     """Returns the exit status.
+
+    Args:
+        archive: with a served name among its fields.
+        model: of pools that are started here, as are the settings in `config`.
+        address: of a Ray cluster; None looks for one, NO_CLUSTER starts one.
 
     Raises:
         SplitscribeError: nothing could be done, or the run could not go on.
@@ -53,67 +75,53 @@ def run_batch(job: BatchJob, out: Console, err: Console) -> int:
     def say(line: str) -> None:
         err.print(f"splitscribe: {line}", markup=False)
 
-    items = list_items(absolute(job.inputs), sys.stdin)
+    items = list_items(inputs, sys.stdin)
     with ExitStack() as stack:
-        found = stack.enter_context(found_application(job, say))
-        settings = found.settings if found else own_settings(job.model, job.config)
-        archive = job.archive
-        if found is None and not settings.models:  # a folder is served by its name alone
+        # Outside of what it talks to, which ends first then: Serve's handles end in this loop.
+        runner = stack.enter_context(asyncio.Runner())
+        there = stack.enter_context(joined_application(address, runner, say))
+        settings = there[0] if there else own_settings(model, config)
+        if there is None and not settings.models:  # a folder is served by its name alone
             archive = replace(archive, fields={**archive.fields, "model": ALIAS})
         archive = replace(archive, model=model_of(settings, str(archive.fields["model"])))
-        outputs = stack.enter_context(Outputs.opened(archive, only_looks=job.dry_run))
+        outputs = stack.enter_context(Outputs.opened(archive, only_looks=dry_run))
         progress = RunProgress(Totals(), err)
-        listing = look_at(items, outputs, progress.totals)
-        if job.dry_run:
+        totals = progress.totals
+        listing = look_at(items, outputs, totals)
+        if dry_run:
             deque(listing, maxlen=0)
-            out.print(_forecast(archive, progress.totals), markup=False)
+            out.print(_forecast(archive, totals), markup=False)
             return ALL_DONE
         with told(archive.where):
             first = next(filter(None, listing), None)
         if first is None:
-            say(progress.totals.summary())
-        else:
-            # Before the application, which ends first then: Serve's handles end in this loop.
-            runner = found.runner if found else stack.enter_context(asyncio.Runner())
-            if found is None:
-                stack.enter_context(own_application(job, settings, say))
-            # Ray has set its own, which ends the process.
-            before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-            stack.callback(signal.signal, signal.SIGTERM, before)
-            _run(archive, outputs, chain((first,), listing), progress, runner)
+            say(totals.summary())
+            return _finish(archive, progress, out)
+        if there is None:
+            os.environ.setdefault(KEEP_SIGNALS, "1")
+            from cluster.serve.start.launch import running_cluster
+
+            cluster = None if address == NO_CLUSTER else address
+            stack.enter_context(running_cluster(settings, say=say, address=cluster))
+        # Ray has set its own, which ends the process.
+        before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+        stack.callback(signal.signal, signal.SIGTERM, before)
+
+        async def work() -> None:
+            async with unlimited_engine(there) as engine:
+                await run_archive(archive, outputs, engine, progress, chain((first,), listing))
+
+        with progress, cluster_watched(progress):
+            try:
+                with told(archive.where):
+                    runner.run(work())
+            except KeyboardInterrupt:
+                write_failures(archive.where, totals.failures)
+                raise
+            except Exception:
+                time.sleep(DYING_S)  # where this is how a cluster ends, the watch says so
+                raise
         return _finish(archive, progress, out)
-
-
-def _run(
-    archive: Archive,
-    outputs: Outputs,
-    listing: Iterator[list[Pending]],
-    progress: RunProgress,
-    runner: asyncio.Runner,
-) -> None:
-    totals = progress.totals
-
-    def cluster_ended() -> None:
-        progress.stop()
-        progress.say(
-            f"the Ray cluster has ended: {totals.n_done + progress.n_done} files are done and "
-            "kept; the same command goes on from here"
-        )
-
-    async def work() -> None:
-        async with unlimited_engine() as engine:
-            await ArchiveRun(archive, outputs, engine, progress).run(listing)
-
-    with progress, ClusterWatch.of_process(cluster_ended) as watch:
-        try:
-            with told(archive.where):
-                runner.run(work())
-        except KeyboardInterrupt:
-            write_failures(archive.where, totals.failures)
-            raise
-        except Exception:
-            watch.end_if_gone()
-            raise
 
 
 def _finish(archive: Archive, progress: RunProgress, out: Console) -> int:
@@ -121,7 +129,8 @@ def _finish(archive: Archive, progress: RunProgress, out: Console) -> int:
     with told(where):
         write_failures(where, totals.failures)
         if progress.done_s:
-            keep_speed(where, progress.speed)
+            speed = json.dumps({"hours_per_hour": progress.speed})
+            (where / SPEED).write_whole(speed.encode())
     n_failed = len(totals.failures)
     out.print(
         f"{totals.n_items - n_failed} of {totals.n_items} files have their transcripts in "
@@ -136,17 +145,146 @@ def _finish(archive: Archive, progress: RunProgress, out: Console) -> int:
 def _forecast(archive: Archive, totals: Totals) -> str:
     if not totals.n_pending:
         return "nothing is left to do"
-    told_ = totals.summary()
-    speed = read_speed(archive.where)
+    speed = 0.0
+    with suppress(OSError, ValueError, KeyError):
+        speed = float(json.loads((archive.where / SPEED).read())["hours_per_hour"])
     if not speed:
-        return f"{told_}; no run has measured yet how fast it goes here"
+        return f"{totals.summary()}; no run has measured yet how fast it goes here"
     left = duration(totals.about_s / speed)
-    return f"{told_}; at the last run's speed, {speed:.1f} hours per hour, about {left}"
+    return f"{totals.summary()}; at the last run's speed, {speed:.1f} hours per hour, about {left}"
 
 
-def absolute(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Paths as they are from here, since the process moves to an empty folder."""
-    return tuple(
-        name if name == STDIN or is_url(name) else str(Path(name).expanduser().absolute())
-        for name in names
-    )
+def model_of(settings: Settings, name: str) -> str:
+    """The checkpoint that a served name means, as the settings have it."""
+    models = settings.by_model()
+    for served, own in models.items():
+        if name in (served, *own.served_model_names, *settings.aliases_of(served)):
+            return own.model
+    return next(iter(models.values())).model if name == ALIAS else name
+
+
+@contextmanager
+def joined_application(
+    address: str | None, runner: asyncio.Runner, say: Say
+) -> Iterator[Told | None]:
+    """What a running application tells, to whose Ray cluster this process belongs meanwhile.
+
+    address: as in `run_batch`. None: there is no application, or none is wanted.
+
+    Raises:
+        ConfigurationError: the address that was named has no Ray; several here, and none named;
+            or the application is of another build.
+    """
+    address = address or os.environ.get("RAY_ADDRESS")
+    found = {address} if address else ray_addresses_here()
+    if len(found) > 1:
+        raise ConfigurationError(
+            f"several Ray clusters run on this machine: say which by --address, one of "
+            f"{', '.join(sorted(found))}, or start another by --address {NO_CLUSTER}"
+        )
+    address = next(iter(found), NO_CLUSTER)
+    if address == NO_CLUSTER:
+        yield None
+        return
+    with ExitStack() as stack:
+        stack.enter_context(joined_cluster(address))
+        try:
+            there = runner.run(application_settings())
+        except ConfigurationError as error:
+            say(f"there is no application in Ray at {address}: {error.message.splitlines()[0]}")
+            stack.close()
+            yield None
+            return
+        if there[1] != build_id():
+            raise ConfigurationError(
+                f"the application in Ray at {address} runs splitscribe {there[1]}, this is "
+                f"{build_id()}: use the same, or start another by --address {NO_CLUSTER}"
+            )
+        # Serve complains when the loop that its handles belong to ends, as it does with this run.
+        logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
+        say(f"using the application in Ray at {address}")
+        yield there
+
+
+@contextmanager
+def joined_cluster(address: str) -> Iterator[None]:
+    """Make this process one of the Ray cluster at `address`, in an empty folder meanwhile."""
+    for name, value in {**joining_environment(), KEEP_SIGNALS: "1"}.items():
+        os.environ.setdefault(name, value)
+    from cluster.serve.start.ray_session import ray_session
+
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="splitscribe-run-", ignore_cleanup_errors=True
+        ) as folder,
+        chdir(folder),
+        ray_session(address, log_to_driver=False),
+    ):
+        yield
+
+
+@contextmanager
+def cluster_watched(progress: RunProgress) -> Iterator[None]:
+    """End the process with words of its own when its Ray cluster has ended meanwhile.
+
+    Ray waits a minute for a cluster that does not answer, tells of it in lines of its own, and then
+    ends the process. What is done has its sidecar by then, so there is nothing to wait for. And
+    what Ray does at the end of a process waits for the cluster.
+    """
+    import ray
+
+    def leave() -> None:
+        progress.stop()
+        progress.say(
+            f"the Ray cluster has ended: {progress.totals.n_done + progress.n_done} files are done "
+            "and kept; the same command goes on from here"
+        )
+        kill_own_ray()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(ENDED)
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    watch = ClusterWatch((host.strip("[]"), int(port)), raylet_socket(), leave)
+    watch.start()
+    try:
+        yield
+    finally:
+        watch.over.set()
+
+
+class ClusterWatch(threading.Thread):
+    """Calls `leave` when a Ray cluster has ended, unless `over` is set before.
+
+    head: host and port of its head. raylet: path of the socket of its part on this machine.
+    """
+
+    def __init__(self, head: tuple[str, int], raylet: str, leave: Callable[[], None]) -> None:
+        super().__init__(daemon=True, name="cluster-watch")
+        self._head, self._raylet, self._leave = head, raylet, leave
+        self.over = threading.Event()
+
+    def run(self) -> None:
+        answered_s = time.monotonic()
+        while not self.over.wait(LOOK_S):
+            if answers(self._head):
+                answered_s = time.monotonic()
+                continue
+            limit_s = AWAY_S if answers(self._raylet) else GONE_S
+            if time.monotonic() - answered_s >= limit_s and not self.over.is_set():
+                self._leave()
+                return
+
+
+def answers(address: tuple[str, int] | str) -> bool:
+    """Whether somebody takes a connection at a host's port, or at a path."""
+    try:
+        if isinstance(address, str):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(ANSWER_S)
+                connection.connect(address)
+        else:
+            socket.create_connection(address, ANSWER_S).close()
+    except OSError:
+        return False
+    return True

@@ -158,11 +158,16 @@ def parameters() -> Iterator[Parameter]:
     )
     annotation = Annotated[list[str] | None, files]
     yield Parameter("files", Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
-    for panel in dict.fromkeys((*OWN_FLAGS, *SECTIONS)):
+    yield from flag_parameters(OWN_FLAGS)
+
+
+def flag_parameters(own: Mapping[str, Sequence[Flag]]) -> Iterator[Parameter]:
+    """Of a command with these flags of its own, by panel, beside those of the API's fields."""
+    for panel in dict.fromkeys((*own, *SECTIONS)):
         for one in SECTIONS.get(panel, ()):
             if one.flag:
                 yield field_flag(one).parameter(panel)
-        for flag in OWN_FLAGS.get(panel, ()):
+        for flag in own.get(panel, ()):
             yield flag.parameter(panel)
 
 

@@ -14,10 +14,8 @@ from typing import Any
 from cluster.common.errors import WorkerError
 from cluster.common.metrics import BATCH_METRICS, ROUTER_METRICS
 from cluster.common.settings import Settings
-from cluster.serve.bulk.engine import BulkEngine
-from cluster.serve.own_calls import OWN_CALLS
+from cluster.serve.bulk.engine import BulkEngine, pools_of
 from cluster.serve.replicas.replica_setup import start_replica
-from cluster.serve.serve_pool import ServePool
 from router.batches.service import ASKED, BatchService, open_service
 
 logger = logging.getLogger(__name__)
@@ -37,20 +35,13 @@ class BatchOwner:
     ) -> None:
         """`encoders`, `decoders`: handles by the names of `settings.by_model()`."""
         _, recorder = start_replica("batches", settings, build, (*ROUTER_METRICS, *BATCH_METRICS))
-        pools = {
-            name: (
-                ServePool(encoders[name], "encoder", OWN_CALLS),
-                ServePool(decoders[name], "decoder", OWN_CALLS),
-            )
-            for name in settings.by_model()
-        }
         own = settings.batches
         self._stack = AsyncExitStack()
         try:
             engine = await self._stack.enter_async_context(
                 BulkEngine.over_pools(
                     settings,
-                    pools,
+                    pools_of(encoders, decoders),
                     recorder=recorder,
                     max_upload_bytes=own.max_file_bytes,
                     audio_workers=own.audio_workers,

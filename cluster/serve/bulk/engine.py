@@ -10,6 +10,7 @@ becomes of their transcripts.
 from __future__ import annotations
 
 import asyncio
+import os
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -19,22 +20,28 @@ from pathlib import Path
 from typing import Any
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
-from cluster.common.errors import UnsupportedValueError
+from cluster.common.errors import ConfigurationError, UnsupportedValueError, WorkerGoneError
 from cluster.common.messages import Task
 from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.common.model.checkpoint import open_checkpoint
-from cluster.common.settings import RouterSettings, Settings
+from cluster.common.settings import Settings
+from cluster.serve.deployment_names import deployment_suffixes
+from cluster.serve.distribution import check_distribution
 from cluster.serve.model_parts import make_transcriber, served_model
+from cluster.serve.own_calls import OWN_CALLS
+from cluster.serve.ray_environment import APP_NAME
+from cluster.serve.serve_pool import ServePool, call_worker
 from router.api.formats import answer_of
 from router.api.forms import parse_transcription, parse_translation, requested_model
 from router.api.params import TranscriptionParams
 from router.audio.pool import AudioPool
 from router.http.models import ModelRegistry
-from router.interface import RequestContext, StageTimings, TranscriptionResult, Update
+from router.interface import RequestContext, StageTimings, TranscriptionResult
 from router.pipeline import Retries
 from router.pools import DecoderClient, EncoderClient
 from router.transcript import TokenLogprob, Transcript
 
+STATE_S = 30.0  # for an application to tell its settings
 PATIENCE_S = 7 * 24 * 3600.0  # longer than any archive waits for its turn
 DECODE_S = 1800.0  # processor time that one upload may take to become samples: hours of audio do
 # Between tries of a window that workers failed: by the last one, a minute or two has passed, in
@@ -44,6 +51,7 @@ FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 
 Pools = Mapping[str, tuple[EncoderClient, DecoderClient]]
 OnProgress = Callable[[float, float], None]
+Told = tuple[Settings, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +71,8 @@ class BulkResult:
 class BulkEngine:
     """Transcribes files for all models of an application. Belongs to one event loop.
 
-    `over_pools` opens one where the pools are known; `cluster.serve.bulk.application` over an
-    application that runs in the Ray cluster of this process.
+    `over_pools` opens one where the pools are known, `unlimited_engine` one over an application
+    that runs in the Ray cluster of this process.
     """
 
     def __init__(self, models: ModelRegistry, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -94,7 +102,12 @@ class BulkEngine:
             ConfigurationError: a checkpoint is not there, or audio workers do not start.
         """
         recorder = recorder or silent_recorder(ROUTER_METRICS)
-        own_router = _patient(settings.router, router)
+        patient = {
+            "min_deadline_s": PATIENCE_S,
+            "max_deadline_s": PATIENCE_S,
+            "audio_timeout_s": max(DECODE_S, settings.router.audio_timeout_s),
+        }
+        own_router = settings.router.model_copy(update={**patient, **router})
         audio = AudioPool(own_router, when_idle=True)
         models = []
         for name, own in settings.by_model().items():
@@ -161,34 +174,16 @@ class BulkEngine:
                 and again while they have one of its windows.
         """
         name = name or f"bulk-{uuid.uuid4().hex}"
-        with _as_file(upload) as path:
-            return await self._transcribe(path, params, name, on_progress)
-
-    async def _transcribe(
-        self, path: Path, params: TranscriptionParams, name: str, on_progress: OnProgress | None
-    ) -> BulkResult:
         logprobs: list[TokenLogprob] = []
-
-        def note(update: Update) -> None:
-            logprobs.extend(update.logprobs)
-
         context = RequestContext.unlimited(name, PATIENCE_S, self._clock)
         context.priority = "bulk"
         context.on_progress = on_progress
-        context.on_update = note if params.logprobs else None
+        if params.logprobs:
+            context.on_update = lambda update: logprobs.extend(update.logprobs)
         transcriber = self.models.find(params.model).transcriber
-        result: TranscriptionResult = await transcriber.transcribe(path, params, context)
+        with _as_file(upload) as path:
+            result: TranscriptionResult = await transcriber.transcribe(path, params, context)
         return BulkResult(result.transcript, result.timings, tuple(logprobs), params)
-
-
-def _patient(router: RouterSettings, changes: Mapping[str, Any]) -> RouterSettings:
-    """The router's settings for those who wait for as long as it takes."""
-    patient = {
-        "min_deadline_s": PATIENCE_S,
-        "max_deadline_s": PATIENCE_S,
-        "audio_timeout_s": max(DECODE_S, router.audio_timeout_s),
-    }
-    return router.model_copy(update={**patient, **changes})
 
 
 @contextmanager
@@ -201,3 +196,78 @@ def _as_file(upload: Path | bytes) -> Iterator[Path]:
         file.write(upload)
         file.flush()
         yield Path(file.name)
+
+
+@asynccontextmanager
+async def unlimited_engine(told: Told | None = None) -> AsyncIterator[BulkEngine]:
+    """Over the application in the Ray cluster of this process, for files of any size and length.
+
+    told: what `application_settings` has said; None: it is asked.
+
+    Raises:
+        ConfigurationError: there is no such application here, or it runs other code than this.
+    """
+    settings, build = told or await application_settings()
+    check_distribution(build)
+    pools = await asyncio.to_thread(serve_pools, settings)
+    async with BulkEngine.over_pools(
+        settings,
+        pools,
+        max_upload_bytes=2**50,
+        max_audio_s=PATIENCE_S,
+        min_audio_s=0.0,
+        audio_workers=max(2, (os.cpu_count() or 2) // 2),
+    ) as engine:
+        yield engine
+
+
+async def application_settings() -> Told:
+    """The settings, without secrets, and the build of the application in this Ray cluster.
+
+    Raises:
+        ConfigurationError: there is none, or its routers do not answer.
+    """
+    from ray import serve
+    from ray.serve.exceptions import RayServeException
+
+    try:
+        router: Any = await asyncio.to_thread(serve.get_app_handle, APP_NAME)
+        async with asyncio.timeout(STATE_S):
+            told: Told = await call_worker(router.shared_settings.remote())
+    except RayServeException as error:
+        raise ConfigurationError(
+            f"the Ray cluster runs no application called '{APP_NAME}': {error}"
+        ) from error
+    except (TimeoutError, WorkerGoneError) as error:
+        raise ConfigurationError(
+            f"the routers of '{APP_NAME}' do not tell their settings: {error or 'no answer'}"
+        ) from error
+    return told
+
+
+def serve_pools(settings: Settings) -> dict[str, tuple[ServePool, ServePool]]:
+    """Handles to the pools of each model of the application in this Ray cluster. Blocks."""
+    from ray import serve
+
+    deployments = serve.status().applications[APP_NAME].deployments
+    suffixes = deployment_suffixes(settings.models)
+    encoders, decoders = {}, {}
+    for model, suffix in zip(settings.by_model(), suffixes, strict=True):
+        colocated = f"worker{suffix}" in deployments
+        for role, handles in (("encoder", encoders), ("decoder", decoders)):
+            name = f"worker{suffix}" if colocated else f"{role}{suffix}"
+            handles[model] = serve.get_deployment_handle(name, APP_NAME)
+    return pools_of(encoders, decoders)
+
+
+def pools_of(
+    encoders: Mapping[str, Any], decoders: Mapping[str, Any]
+) -> dict[str, tuple[ServePool, ServePool]]:
+    """The pools of each model, from Serve's handles by the names of `Settings.by_model`."""
+    return {
+        name: (
+            ServePool(encoder, "encoder", OWN_CALLS),
+            ServePool(decoders[name], "decoder", OWN_CALLS),
+        )
+        for name, encoder in encoders.items()
+    }

@@ -17,7 +17,7 @@ import pytest
 
 from cluster.archives.outputs import hash_of
 from cluster.archives.places import Place
-from cluster.cli.batch.cluster_watch import answers
+from cluster.cli.batch.run import answers
 from tests.e2e.archives.test_batch import finish, interrupt_when, start
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
 from tests.support.archive_files import make_files

@@ -10,12 +10,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from cluster.archives.archive import Archive
 from cluster.archives.inputs import list_items
-from cluster.archives.outputs import Outputs
+from cluster.archives.outputs import Archive, Outputs
 from cluster.archives.places import Place
-from cluster.archives.progress import RunProgress, Totals
-from cluster.archives.run import ArchiveRun, look_at
+from cluster.archives.run import RunProgress, Totals, look_at, run_archive
 from cluster.serve.bulk.engine import BulkResult
 from router.api.params import TranscriptionParams
 from router.interface import StageTimings
@@ -77,7 +75,7 @@ def test_memory_does_not_follow_the_size_of_an_archive(tmp_path: Path) -> None:
     ):
         listing = look_at(list_items([str(folder)]), outputs, totals)
         engine: Any = Measuring()
-        asyncio.run(ArchiveRun(archive, outputs, engine, progress).run(listing))
+        asyncio.run(run_archive(archive, outputs, engine, progress, listing))
     assert totals.about_s == N_FILES * FILE_S
     assert progress.n_done == N_FILES
     assert progress.done_s == N_FILES * FILE_S

@@ -16,12 +16,18 @@ import pyarrow.fs
 import pytest
 from rich.console import Console
 
-from cluster.archives.archive import Archive
 from cluster.archives.inputs import Item, list_items
-from cluster.archives.outputs import Outputs, write_failures
+from cluster.archives.outputs import Archive, Outputs, write_failures
 from cluster.archives.places import Place
-from cluster.archives.progress import RunProgress, Totals, duration, hours
-from cluster.archives.run import LOOKED_AT, ArchiveRun, look_at
+from cluster.archives.run import (
+    LOOKED_AT,
+    RunProgress,
+    Totals,
+    duration,
+    hours,
+    look_at,
+    run_archive,
+)
 from cluster.common.errors import ConfigurationError, InvalidRequestError, OverloadedError
 from router.api.formats import render
 from router.api.params import TranscriptionParams
@@ -52,7 +58,7 @@ def run_items(archive: Archive, items: Iterable[Item], engine: Any) -> Totals:
 
         async def work() -> None:
             listing = look_at(items, outputs, progress.totals)
-            await ArchiveRun(archive, outputs, engine, progress).run(listing)
+            await run_archive(archive, outputs, engine, progress, listing)
 
         try:
             asyncio.run(work())

@@ -13,9 +13,8 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from cluster.archives import places
-from cluster.archives.rows import RESULT_COLUMNS
-from cluster.archives.transcriber import Transcriber
+from cluster.archives import places, transcriber
+from cluster.archives.transcriber import Transcriber, result_schema
 from cluster.common.errors import ConfigurationError, InvalidRequestError
 from tests.support.archives import FakeEngine
 
@@ -23,13 +22,15 @@ AUDIO = [b"one", b"broken", b"three"]
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
-    return FakeEngine()
+def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
+    engine = FakeEngine()
+    monkeypatch.setattr(transcriber, "unlimited_engine", engine.opened)
+    return engine
 
 
 @pytest.fixture
-def transcriber(engine: FakeEngine) -> Iterator[Transcriber]:
-    made = Transcriber(files_at_once=2, open_engine=engine.opened)
+def two_at_once(engine: FakeEngine) -> Iterator[Transcriber]:
+    made = Transcriber(files_at_once=2)
     yield made
     made.close()
 
@@ -44,57 +45,50 @@ def transcriber(engine: FakeEngine) -> Iterator[Transcriber]:
     ids=["numpy", "pandas", "pyarrow"],
 )
 def test_a_batch_keeps_its_columns_and_gets_transcripts(
-    transcriber: Transcriber, batch: Any
+    two_at_once: Transcriber, batch: Any
 ) -> None:
-    table = transcriber(batch)
-    assert table.column_names == ["bytes", "id", *RESULT_COLUMNS]
+    table = two_at_once(batch)
+    assert table.column_names == ["bytes", "id", *result_schema().names]
     assert table["text"].to_pylist() == ["one", None, "three"]
     assert table["error"].to_pylist() == [None, "this is no audio", None]
     assert table["error_type"][1].as_py() == "InvalidAudioError"
     assert table["words"][0].as_py()[0]["word"] == " one"
 
 
-def test_paths_are_read_where_there_are_no_bytes(transcriber: Transcriber, tmp_path: Path) -> None:
+def test_paths_are_read_where_there_are_no_bytes(two_at_once: Transcriber, tmp_path: Path) -> None:
     (tmp_path / "a.mp3").write_text("of a path")
     paths = [str(tmp_path / "a.mp3"), str(tmp_path / "none.mp3"), None]
-    table = transcriber(pa.table({"path": pa.array(paths, pa.string())}))
+    table = two_at_once(pa.table({"path": pa.array(paths, pa.string())}))
     assert table["text"].to_pylist() == ["of a path", None, None]
     assert "no such file" in table["error"][1].as_py()
 
 
 def test_calls_of_several_threads_share_the_bound(
-    transcriber: Transcriber, engine: FakeEngine
+    two_at_once: Transcriber, engine: FakeEngine
 ) -> None:
     batch = pa.table({"bytes": [b"x"] * 12})
     with ThreadPoolExecutor(4) as threads:
-        assert len(list(threads.map(transcriber, [batch] * 4))) == 4
+        assert len(list(threads.map(two_at_once, [batch] * 4))) == 4
     assert len(engine.heard) == 48
     assert engine.most == 2
 
 
-def test_rows_without_audio_and_refused_fields_end_the_call(engine: FakeEngine) -> None:
-    refused = Transcriber({"temperature": "9"}, open_engine=engine.opened)
-    try:
-        with pytest.raises(InvalidRequestError, match="neither a column"):
-            refused(pa.table({"id": [1]}))
-        with pytest.raises(InvalidRequestError, match="temperature"):
-            refused(pa.table({"bytes": [b"x"]}))
-    finally:
-        refused.close()
+def test_rows_without_audio_and_refused_fields_are_told(two_at_once: Transcriber) -> None:
+    with pytest.raises(InvalidRequestError, match="neither a column"):
+        two_at_once(pa.table({"id": [1]}))
+    with pytest.raises(InvalidRequestError, match="temperature"):
+        Transcriber({"temperature": "9"})
 
 
-def test_without_an_application_the_call_ends() -> None:
+def test_without_an_application_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     @asynccontextmanager
     async def nothing() -> Any:
         raise ConfigurationError("the Ray cluster runs no application")
         yield
 
-    transcriber = Transcriber(open_engine=nothing)
-    try:
-        with pytest.raises(ConfigurationError):
-            transcriber(pa.table({"bytes": [b"x"]}))
-    finally:
-        transcriber.close()
+    monkeypatch.setattr(transcriber, "unlimited_engine", nothing)
+    with pytest.raises(ConfigurationError, match="runs no application"):
+        Transcriber()
 
 
 def test_without_the_extra_one_sentence_tells_what_to_install(

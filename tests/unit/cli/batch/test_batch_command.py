@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from cluster.archives.outputs import LOCK, SPEED, keep_speed
+from cluster.archives.outputs import LOCK, SPEED
 from cluster.archives.own_pools import own_settings
-from cluster.archives.places import Place
-from cluster.cli.batch import application
 from cluster.cli.batch import run as batch_run
-from cluster.cli.batch.application import BatchJob, Found, model_of
-from cluster.cli.batch.cluster_watch import ClusterWatch
+from cluster.cli.batch.run import joined_application, model_of
 from cluster.cli.main import app
 from cluster.common.errors import ConfigurationError, SplitscribeError
 from cluster.common.settings_sources import load_settings
@@ -29,14 +25,10 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     """An application is found whose engine is this one."""
     engine = FakeEngine()
 
-    @contextmanager
-    def found(job: BatchJob, say: Any) -> Iterator[Found]:
-        with asyncio.Runner() as runner:
-            yield Found(load_settings(None, {}, environ={}), runner)
-
-    monkeypatch.setattr(batch_run, "found_application", found)
+    there = load_settings(None, {}, environ={}), "this build"
+    monkeypatch.setattr(batch_run, "joined_application", lambda *_: nullcontext(there))
     monkeypatch.setattr(batch_run, "unlimited_engine", engine.opened)
-    monkeypatch.setattr(ClusterWatch, "of_process", lambda tell: nullcontext())
+    monkeypatch.setattr(batch_run, "cluster_watched", lambda progress: nullcontext())
     return engine
 
 
@@ -93,7 +85,7 @@ def test_a_dry_run_tells_and_does_nothing(engine: FakeEngine, talks: Path) -> No
     assert "3 files, 3 to do, about 2.0 h of audio by their sizes" in result.output
     assert "no run has measured yet" in result.output
     assert engine.heard == []
-    keep_speed(Place.of(str(output)), 4.0)
+    (output / SPEED).write_text('{"hours_per_hour": 4.0}')
     result = batch(talks, "-o", output, "--dry-run")
     assert "4.0 hours per hour, about 30 min" in result.output
     assert {file.name for file in output.iterdir()} == {LOCK, SPEED}
@@ -137,18 +129,16 @@ def test_an_output_that_cannot_be_written_is_told(engine: FakeEngine, talks: Pat
 # ------------------------------------------------------------------- which application
 
 
-def make_job(**changes: Any) -> BatchJob:
-    from cluster.archives.archive import Archive
-
-    fields = {"model": "demo", "address": None, "config": None, "dry_run": False} | changes
-    return BatchJob(("x",), Archive(Place.of("/tmp")), **fields)
+def application_at(address: str | None) -> Any:
+    """What is found; None: nothing is, or nothing is looked for."""
+    with asyncio.Runner() as runner, joined_application(address, runner, print) as there:
+        return there
 
 
 def test_without_ray_here_the_run_starts_pools_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(application, "ray_addresses_here", set)
-    with application.found_application(make_job(), print) as found:
-        assert found is None
+    monkeypatch.setattr(batch_run, "ray_addresses_here", set)
+    assert application_at(None) is None
     settings = own_settings("openai/whisper-tiny", None)
     assert (settings.model, settings.router.port) == ("openai/whisper-tiny", 0)
 
@@ -162,14 +152,10 @@ def test_a_settings_file_says_which_model_unless_a_flag_does(tmp_path: Path) -> 
 
 def test_of_several_rays_the_user_has_to_say_which(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    monkeypatch.setattr(application, "ray_addresses_here", lambda: {"a:1", "b:2"})
-    with (
-        pytest.raises(ConfigurationError, match="a:1, b:2"),
-        application.found_application(make_job(), print),
-    ):
-        pass
-    with application.found_application(make_job(address="none"), print) as found:
-        assert found is None
+    monkeypatch.setattr(batch_run, "ray_addresses_here", lambda: {"a:1", "b:2"})
+    with pytest.raises(ConfigurationError, match="a:1, b:2"):
+        application_at(None)
+    assert application_at("none") is None
 
 
 def test_a_served_name_is_known_by_its_checkpoint() -> None:
