@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain, groupby, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cluster.archives.places import (
     UNKNOWN_BYTES,
@@ -52,8 +52,7 @@ BYTES_COLUMNS = ("bytes", "audio", "content")
 ASKED_AT_ONCE = 1000  # files of a list
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+class Held(NamedTuple):
     """Where a Parquet file has an item's audio. row: of the group."""
 
     group: int
@@ -302,26 +301,21 @@ def opened(item: Item) -> Iterator[Path | bytes]:
     Raises:
         OSError, ValueError, InvalidRequestError: it cannot be had.
     """
-    audio = item.path if item.held is None else _held_audio(item.path, item.held)
-    if isinstance(audio, bytes):
-        yield audio
-        return
-    with Place.of(audio).as_local_file() as file:
+    path = item.path
+    if item.held is not None:
+        group, row, column = item.held
+        with _reading:
+            value = _group(path, group, column)[row].as_py()
+        value = value if isinstance(value, dict) else {"bytes": value}
+        if value.get("bytes") is not None or not value.get("path"):
+            yield bytes(value.get("bytes") or b"")
+            return
+        path = _beside(Place.of(path).folder, value["path"])
+    with Place.of(path).as_local_file() as file:
         yield file
 
 
 _reading = threading.Lock()  # or each thread would hold a group of its own, and one may be large
-
-
-def _held_audio(path: str, held: Held) -> bytes | str:
-    """The audio, or the path that stands there in its place."""
-    with _reading:
-        value = _group(path, held.group, held.column)[held.row].as_py()
-    if not isinstance(value, dict):
-        return bytes(value or b"")
-    if value.get("bytes") is None and value.get("path"):
-        return _beside(Place.of(path).folder, value["path"])
-    return bytes(value.get("bytes") or b"")
 
 
 @lru_cache(maxsize=2)  # rows of one group come together

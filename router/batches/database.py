@@ -18,12 +18,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TypeVar
 
+import psutil
+
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
 
 FILE_NAME = "batches.sqlite"
 LOCK_NAME = "owner.lock"
 VERSION = 2
-MOUNTS = Path("/proc/self/mountinfo")
 # File systems of which several machines may see different states.
 NETWORKED = (
     *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
@@ -235,24 +236,18 @@ def locked(folder: Path) -> IO[str] | None:
     return file
 
 
-def check_local(folder: Path, mounts: str | None = None) -> None:
+def check_local(folder: Path) -> None:
     """Refuse a folder on a network file system, whose locks do not protect SQLite's file.
-
-    mounts: what `MOUNTS` holds; None: read it, where there is one.
 
     Raises:
         ConfigurationError: it is on one.
     """
-    if mounts is None:
-        mounts = MOUNTS.read_text() if MOUNTS.exists() else ""
-    found, sort = Path(), ""
-    for line in mounts.splitlines():
-        fields, _, rest = line.partition(" - ")
-        point = Path(fields.split()[4].replace("\\040", " "))
-        if folder.is_relative_to(point) and len(point.parts) >= len(found.parts):
-            found, sort = point, rest.split()[0]
-    if sort in NETWORKED:
-        raise ConfigurationError(
-            f"batches.folder {folder} is on {sort}, a network file system, where SQLite loses "
-            "data; name a folder on a local disk or on a block volume"
-        )
+    around = [
+        one for one in psutil.disk_partitions(all=True) if folder.is_relative_to(one.mountpoint)
+    ]
+    for mount in sorted(around, key=lambda one: len(Path(one.mountpoint).parts))[-1:]:
+        if mount.fstype in NETWORKED:
+            raise ConfigurationError(
+                f"batches.folder {folder} is on {mount.fstype}, a network file system, where "
+                "SQLite loses data; name a folder on a local disk or on a block volume"
+            )

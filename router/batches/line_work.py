@@ -11,9 +11,8 @@ import asyncio
 import base64
 import binascii
 import logging
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,13 +56,6 @@ MAX_CLAIMS = 5  # owners that may have died with it; then it fails
 AUDIO_PARAM = "file"  # as all that reads audio calls it
 
 
-class BulkAnswer(Protocol):
-    """What came of a file."""
-
-    def body(self) -> object:
-        """The endpoint's answer: its document, or for text and subtitles their text."""
-
-
 class BulkTranscriber(Protocol):
     """Does the work: `cluster.serve.bulk.engine.BulkEngine`."""
 
@@ -72,26 +64,12 @@ class BulkTranscriber(Protocol):
     ) -> TranscriptionParams:
         """Check a line's fields as its endpoint does. Raises SplitscribeError."""
 
-    async def transcribe(
-        self, upload: Path, params: TranscriptionParams, *, name: str
-    ) -> BulkAnswer:
-        """Transcribe a file, however long it waits. Raises SplitscribeError."""
+    async def transcribe(self, upload: Path, params: TranscriptionParams, *, name: str) -> Any:
+        """Transcribe a file, however long it waits. Raises SplitscribeError.
 
-
-class _UnexpectedError(SplitscribeError):
-    """A bug of ours; its traceback is in the log."""
-
-    def __init__(self) -> None:
-        super().__init__("The server had an error while processing this line.")
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """A line whose fields were checked."""
-
-    params: TranscriptionParams
-    source: str
-    body: Mapping[str, Any]
+        Returns:
+            what has the endpoint's answer as its `body()`.
+        """
 
 
 class LineWork:
@@ -116,7 +94,11 @@ class LineWork:
             except InsufficientStorageError:
                 raise
             except Exception as error:
-                failure = error if isinstance(error, SplitscribeError) else _UnexpectedError()
+                failure = (
+                    error
+                    if isinstance(error, SplitscribeError)
+                    else SplitscribeError("The server had an error while processing this line.")
+                )
                 logger.log(
                     logging.INFO if failure is error else logging.ERROR,
                     "line %d of %s failed: %s",
@@ -134,17 +116,6 @@ class LineWork:
                 f"The server ended {MAX_CLAIMS} times while it worked on this line.",
                 code="line_lost",
             )
-        request = await self._read(claim)
-        try:
-            async with self._audio(claim, request) as path:
-                done = await self._engine.transcribe(path, request.params, name=name)
-        except SplitscribeError as error:
-            if error.param == AUDIO_PARAM:
-                error.param = request.source
-            raise
-        return done.body()
-
-    async def _read(self, claim: Claim) -> _Request:
         content = await asyncio.to_thread(
             self._owned.blobs.read, claim.batch.input_file_id, claim.offset, claim.length
         )
@@ -152,12 +123,19 @@ class LineWork:
         source = source_of(body)
         pairs = pairs_of({name: value for name, value in body.items() if name not in SOURCES})
         task: Task = "transcribe" if claim.batch.endpoint == ENDPOINTS[0] else "translate"
-        return _Request(self._engine.params(pairs, task), source, body)
+        params = self._engine.params(pairs, task)
+        try:
+            async with self._audio(claim, source, body[source]) as path:
+                done = await self._engine.transcribe(path, params, name=name)
+        except SplitscribeError as error:
+            if error.param == AUDIO_PARAM:
+                error.param = source
+            raise
+        return done.body()
 
     @asynccontextmanager
-    async def _audio(self, claim: Claim, request: _Request) -> AsyncIterator[Path]:
+    async def _audio(self, claim: Claim, source: str, value: Any) -> AsyncIterator[Path]:
         """Where the audio of a line is, while the context lasts."""
-        value, source = request.body[request.source], request.source
         path = self._owned.blobs.fetched / request_id(claim.batch.id, claim.number)
         try:
             if source == FILE_ID:

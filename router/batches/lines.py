@@ -30,15 +30,10 @@ MAX_ERRORS = 100  # that a batch tells
 MAX_CUSTOM_ID = 512  # characters
 MAX_LINE_BYTES = 64 * 1024 * 1024  # one with its audio in it
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
-GIVEN_UP: dict[Status, tuple[str, str]] = {
-    "expired": (
-        "batch_expired",
-        "This request could not be executed before the completion window expired.",
-    ),
-    "cancelled": (
-        "batch_cancelled",
-        "This request was not executed, or not to its end, because the batch was cancelled.",
-    ),
+GIVEN_UP: dict[Status, str] = {
+    "expired": "This request could not be executed before the completion window expired.",
+    "cancelled": "This request was not executed, or not to its end, because the batch was "
+    "cancelled.",
 }
 
 
@@ -218,17 +213,13 @@ def result_of(batch_id: str, number: int, custom_id: str, status: int, body: obj
     return _line(batch_id, number, custom_id, response, None)
 
 
-def not_run(batch_id: str, number: int, custom_id: str, ends_as: Status) -> str:
-    """The line of a request that was given up."""
-    code, message = GIVEN_UP[ends_as]
-    return _line(batch_id, number, custom_id, None, {"code": code, "message": message})
-
-
 def file_lines(batch_id: str, ends_as: Status, results: Iterator[Result]) -> Iterator[bytes]:
-    """The lines of a file, from the rows of its requests."""
+    """The lines of a file, from the rows of its requests; those without a result were given up."""
     for number, custom_id, result in results:
-        line = result if result is not None else not_run(batch_id, number, custom_id, ends_as)
-        yield line.encode() + b"\n"
+        if result is None:
+            error = {"code": f"batch_{ends_as}", "message": GIVEN_UP[ends_as]}
+            result = _line(batch_id, number, custom_id, None, error)
+        yield result.encode() + b"\n"
 
 
 def _line(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,51 +12,19 @@ from typing import Any, Literal
 
 import openai
 
-from cluster.common.errors import UnsupportedValueError
-from cluster.common.messages import Task
 from cluster.common.settings import BatchSettings, RouterSettings
-from cluster.serve.bulk.engine import BulkResult
+from cluster.serve.bulk.engine import BulkEngine
 from router.api.batch_bodies import Batch, CreateBatchRequest, ExpiresAfter, Purpose, UploadFields
-from router.api.forms import parse_transcription, parse_translation, requested_model
-from router.api.params import TranscriptionParams
 from router.batches.service import BatchService, open_service
 from router.batches.store import ENDED, new_id
 from router.http.batches import BatchAccess
 from router.http.listener import HttpListener
-from router.http.models import ModelRegistry
 from router.http.routes import create_app
-from router.interface import RequestContext
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings
 
 ENDPOINT: Literal["/v1/audio/transcriptions"] = "/v1/audio/transcriptions"
 DEADLINE_S = 20.0
 HOUR_S = 3600
-
-
-class DirectBulk:
-    """As `BulkEngine`, but without its patience: it hands on what the transcriber raises."""
-
-    def __init__(self, models: ModelRegistry) -> None:
-        self._models = models
-
-    def params(
-        self, fields: Iterable[tuple[str, str]], task: Task = "transcribe"
-    ) -> TranscriptionParams:
-        pairs = tuple(fields)
-        model = self._models.find(requested_model(pairs))
-        parse = parse_translation if task == "translate" else parse_transcription
-        params = parse(pairs, model.languages)
-        if params.stream:
-            raise UnsupportedValueError("not streamed", param="stream")
-        return params
-
-    async def transcribe(
-        self, upload: Path, params: TranscriptionParams, *, name: str
-    ) -> BulkResult:
-        context = RequestContext.unlimited(name, 1000.0)
-        transcriber = self._models.find(params.model).transcriber
-        result = await transcriber.transcribe(upload, params, context)
-        return BulkResult(result.transcript, result.timings, (), params)
 
 
 @dataclass
@@ -141,7 +109,7 @@ async def desk(
     service = await open_service(
         make_batch_settings(folder, **settings),
         registry,
-        DirectBulk(registry),
+        BulkEngine(registry),
         unix_time=lambda: hands.wall_s,
         monotonic=lambda: hands.steady_s,
         **(options or {}),

@@ -109,23 +109,24 @@ class BulkEngine:
         }
         own_router = settings.router.model_copy(update={**patient, **router})
         audio = AudioPool(own_router, when_idle=True)
+        starting = asyncio.create_task(audio.start())
         models = []
-        for name, own in settings.by_model().items():
-            checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
-            transcriber = make_transcriber(
-                own.model_copy(update={"router": own_router}),
-                checkpoint,
-                audio,
-                *pools[name],
-                recorder,
-                clock=clock,
-                # An archive does not come twice, and would push out what others may ask again.
-                reuses_kv=False,
-                retries=Retries(own_router.max_attempts, FIRST_PAUSE_S, LAST_PAUSE_S),
-            )
-            models.append(served_model(settings, name, transcriber))
-        await audio.start()
         try:
+            for name, own in settings.by_model().items():
+                checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
+                transcriber = make_transcriber(
+                    own.model_copy(update={"router": own_router}),
+                    checkpoint,
+                    audio,
+                    *pools[name],
+                    recorder,
+                    clock=clock,
+                    # An archive does not come twice, and would push out what is asked again.
+                    reuses_kv=False,
+                    retries=Retries(own_router.max_attempts, FIRST_PAUSE_S, LAST_PAUSE_S),
+                )
+                models.append(served_model(settings, name, transcriber))
+            await starting
             yield cls(ModelRegistry(models, openai_aliases=settings.router.openai_aliases), clock)
         finally:
             await audio.close()
@@ -251,13 +252,13 @@ def serve_pools(settings: Settings) -> dict[str, tuple[ServePool, ServePool]]:
 
     deployments = serve.status().applications[APP_NAME].deployments
     suffixes = deployment_suffixes(settings.models)
-    encoders, decoders = {}, {}
+    handles: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
     for model, suffix in zip(settings.by_model(), suffixes, strict=True):
-        colocated = f"worker{suffix}" in deployments
-        for role, handles in (("encoder", encoders), ("decoder", decoders)):
-            name = f"worker{suffix}" if colocated else f"{role}{suffix}"
-            handles[model] = serve.get_deployment_handle(name, APP_NAME)
-    return pools_of(encoders, decoders)
+        for role, of_model in handles.items():
+            colocated = f"worker{suffix}"
+            name = colocated if colocated in deployments else f"{role}{suffix}"
+            of_model[model] = serve.get_deployment_handle(name, APP_NAME)
+    return pools_of(handles["encoder"], handles["decoder"])
 
 
 def pools_of(

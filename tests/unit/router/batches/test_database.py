@@ -4,53 +4,41 @@ from __future__ import annotations
 
 import sqlite3
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
-from router.batches import database
 from router.batches.blobs import ABANDONED_S, READERS_GRACE_S, Blobs
 from router.batches.database import (
     VERSION,
     Database,
     DatabaseThread,
-    check_local,
     locked,
 )
 from tests.support.batches import Hands, desk
 
-MOUNTS = """\
-22 1 8:1 / / rw - ext4 /dev/sda1 rw
-30 22 0:30 / /shared rw - nfs4 server:/export rw
-31 30 8:2 / /shared/local\\040disk rw - xfs /dev/sdb1 rw
-"""
 
-
-def test_a_network_file_system_is_refused_by_name() -> None:
-    check_local(Path("/data/batches"), MOUNTS)
-    check_local(Path("/shared/local disk/batches"), MOUNTS)
-    with pytest.raises(ConfigurationError, match="nfs4"):
-        check_local(Path("/shared/batches"), MOUNTS)
-
-
-async def test_a_service_does_not_open_on_one(
+async def test_a_network_file_system_is_refused_by_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor behind a link; and it leaves nothing there."""
+    """Also behind a link; and nothing is left there."""
     shared, link = tmp_path / "shared", tmp_path / "link"
-    shared.mkdir()
+    (shared / "local disk").mkdir(parents=True)
     link.symlink_to(shared)
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 0:30 / {shared} rw - nfs4 a:/b rw\n"
-    )
-    monkeypatch.setattr(database, "MOUNTS", mounts)
+    mounts = [
+        SimpleNamespace(mountpoint=str(point), fstype=sort)
+        for point, sort in ((shared, "nfs4"), (shared / "local disk", "xfs"), ("/", "ext4"))
+    ]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: mounts)
     with pytest.raises(ConfigurationError, match="nfs4, a network file system"):
         async with desk(link / "kept"):
             pass
     assert not list((shared / "kept").iterdir())
-    async with desk(tmp_path / "kept"):
-        pass
+    for local in (tmp_path / "kept", link / "local disk/kept"):
+        async with desk(local):
+            pass
 
 
 def test_a_folder_has_one_owner(tmp_path: Path) -> None:
