@@ -34,23 +34,15 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A URL that may be called, and the address to call it at.
+    """A URL that may be called.
 
-    authority: of its Host header; target: path and query.
+    host: its name; authority: of its Host header; pinned_url: with the address to call it at in
+    place of the name.
     """
 
-    scheme: str
     host: str
-    port: int
-    address: str
     authority: str
-    target: str
-
-    @property
-    def pinned_url(self) -> str:
-        """The URL with the address in place of the name."""
-        address = f"[{self.address}]" if ":" in self.address else self.address
-        return f"{self.scheme}://{address}:{self.port}{self.target}"
+    pinned_url: str
 
 
 class HostRules:
@@ -105,15 +97,11 @@ class HostRules:
                 )
         if not addresses:
             raise OSError(f"{host[:253]} has no address")
-        target = parts.path or "/"
-        return Destination(
-            parts.scheme,
-            host,
-            port,
-            addresses[0],
-            _authority(parts, host, port),
-            f"{target}?{parts.query}" if parts.query else target,
-        )
+        authority = _bracketed(host)
+        if port != PORTS[parts.scheme]:
+            authority += f":{port}"
+        pinned = parts._replace(netloc=f"{_bracketed(addresses[0])}:{port}", fragment="")
+        return Destination(host, authority, pinned._replace(path=parts.path or "/").geturl())
 
     def _may_call(self, address: Address) -> bool:
         inner = _inner(address)
@@ -158,9 +146,8 @@ def _split(url: str, param: str) -> tuple[SplitResult, int]:
     return parts, port
 
 
-def _authority(parts: SplitResult, host: str, port: int) -> str:
-    shown = f"[{host}]" if ":" in host else host
-    return shown if port == PORTS[parts.scheme] else f"{shown}:{port}"
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def _host_and_port(entry: str) -> tuple[str, int | None]:

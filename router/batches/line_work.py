@@ -40,6 +40,7 @@ from router.batches.database import telling_full_disk
 from router.batches.lines import (
     FILE_ID,
     SOURCES,
+    Models,
     parse_line,
     request_id,
     result_of,
@@ -58,6 +59,9 @@ AUDIO_PARAM = "file"  # as all that reads audio calls it
 
 class BulkTranscriber(Protocol):
     """Does the work: `cluster.serve.bulk.engine.BulkEngine`."""
+
+    @property
+    def models(self) -> Models: ...
 
     def params(
         self, fields: Iterable[tuple[str, str]], task: Task = "transcribe"

@@ -31,7 +31,6 @@ from router.batches.blobs import Blobs
 from router.batches.database import Database, DatabaseThread, check_local, locked
 from router.batches.hosts import HostRules, Resolve, resolve
 from router.batches.line_work import BulkTranscriber, LineWork
-from router.batches.lines import Models
 from router.batches.outbound import Downloads
 from router.batches.owned import Owned
 from router.batches.runner import BatchRunner
@@ -66,7 +65,6 @@ class BatchService:
     def __init__(
         self,
         owned: Owned,
-        models: Models,
         engine: BulkTranscriber,
         lock: IO[str],
         resolve: Resolve,
@@ -83,7 +81,7 @@ class BatchService:
         )
         self._webhooks = Webhooks(owned, HostRules(settings.webhook_hosts, networks, resolve))
         work = LineWork(owned, engine, self._downloads)
-        self._runner = BatchRunner(owned, work, models, self._look_at_once.set)
+        self._runner = BatchRunner(owned, work, engine.models, self._look_at_once.set)
         self._chores = asyncio.create_task(self._do_chores())
 
     def healthy(self) -> bool:
@@ -233,7 +231,6 @@ class BatchService:
 
 async def open_service(
     settings: BatchSettings,
-    models: Models,
     engine: BulkTranscriber,
     recorder: Recorder | None = None,
     *,
@@ -267,7 +264,7 @@ async def open_service(
         await asyncio.to_thread(blobs.sweep, known)
         recorder = recorder or silent_recorder(BATCH_METRICS)
         owned = Owned(settings, blobs, database, store, queue, thread, recorder, unix_time)
-        return BatchService(owned, models, engine, lock, resolve)
+        return BatchService(owned, engine, lock, resolve)
     except BaseException:
         thread.close()
         lock.close()

@@ -105,11 +105,9 @@ async def desk(
 ) -> AsyncIterator[Desk]:
     """Open a service on `folder`; `options` are further ones of `open_service`."""
     transcriber, hands = transcriber or FakeTranscriber(), hands or Hands()
-    registry = make_registry(transcriber)
     service = await open_service(
         make_batch_settings(folder, **settings),
-        registry,
-        BulkEngine(registry),
+        BulkEngine(make_registry(transcriber)),
         unix_time=lambda: hands.wall_s,
         monotonic=lambda: hands.steady_s,
         **(options or {}),

@@ -47,7 +47,7 @@ class BatchOwner:
                     audio_workers=own.audio_workers,
                 )
             )
-            self._service = await open_service(own, engine.models, engine, recorder)
+            self._service = await open_service(own, engine, recorder)
         except BaseException:
             await self._stack.aclose()
             raise

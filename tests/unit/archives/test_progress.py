@@ -1,0 +1,55 @@
+"""What a person sees of a run."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from cluster.archives.inputs import Item
+from cluster.archives.run import RunProgress, Totals, duration, hours
+
+QUIET = Console(quiet=True)
+
+
+def hour(name: str) -> Item:
+    return Item(name, name, 16_000 * 3600, 0, name)
+
+
+def test_progress_tells_hours_speed_and_time_to_go() -> None:
+    now = [0.0]
+    totals = Totals(n_pending=4, about_s=4 * 3600.0, is_listed=True)
+    with RunProgress(totals, QUIET, lambda: now[0]) as progress:
+        now[0] = 600.0
+        progress.end(hour("0.mp3"), 7200.0)
+        progress.end(hour("1.mp3"), None)
+        # Files had twice the audio that their size told: so will the others.
+        assert progress.line() == (
+            "2 of 4 files, 2.0 h of about 6.0 h of audio, 12.0 hours per hour, 20 min to go, "
+            "1 failed"
+        )
+        totals.is_listed = False
+        assert progress.line().startswith("2 of 4 or more files, ")
+
+
+def test_what_is_done_of_a_long_file_counts() -> None:
+    now = [0.0]
+    totals = Totals(n_pending=2, about_s=2 * 3600.0, is_listed=True)
+    with RunProgress(totals, QUIET, lambda: now[0]) as progress:
+        now[0] = 900.0
+        progress.note(hour("0.mp3"), 1800.0, 7200.0)
+        # The first file is twice as long as its size told, which says nothing of the other.
+        assert progress.line() == (
+            "0 of 2 files, 30.0 min of about 3.0 h of audio, 2.0 hours per hour, 1 h 15 min to go"
+        )
+        progress.end(hour("0.mp3"), 7200.0)
+        assert progress.done_s == 7200.0
+        assert "2.0 h of about 4.0 h" in progress.line()
+        progress.note(hour("1.mp3"), 60.0, 60.0)
+        progress.note(hour("1.mp3"), 0.0, 0.0)
+        assert "2.0 h of about 4.0 h" in progress.line(), "it began again"
+
+
+def test_times_are_told_by_their_two_largest_units() -> None:
+    assert [duration(s) for s in (0.2, 61, 7260, 190_000)] == [
+        "0 s", "1 min 1 s", "2 h 1 min", "2 d 4 h",
+    ]  # fmt: skip
+    assert [hours(s) for s in (5, 90, 7200)] == ["5 s", "1.5 min", "2.0 h"]
