@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import fcntl
 import os
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, TypeVar
+from typing import TypeVar
 
 import psutil
 
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
 
 FILE_NAME = "batches.sqlite"
-LOCK_NAME = "owner.lock"
 VERSION = 2
 # File systems of which several machines may see different states.
 NETWORKED = (
@@ -223,17 +221,6 @@ def disk_full() -> InsufficientStorageError:
         "The server's disk for files and batches is full. Delete files that are not needed, or "
         "tell the operator."
     )
-
-
-def locked(folder: Path) -> IO[str] | None:
-    """Own `folder` until the file that is returned is closed; None: somebody else does."""
-    file = (folder / LOCK_NAME).open("a")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        return None
-    return file
 
 
 def check_local(folder: Path) -> None:

@@ -8,6 +8,7 @@ Knows neither HTTP nor Ray.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import time
 from collections.abc import Callable
@@ -28,7 +29,7 @@ from router.api.batch_bodies import (
     expiry_s,
 )
 from router.batches.blobs import Blobs
-from router.batches.database import Database, DatabaseThread, check_local, locked
+from router.batches.database import Database, DatabaseThread, check_local
 from router.batches.hosts import HostRules, Resolve, resolve
 from router.batches.line_work import BulkTranscriber, LineWork
 from router.batches.outbound import Downloads
@@ -45,6 +46,7 @@ ASKED = (  # by routers
     *("file", "list_files", "delete_file", "read"),
     *("create_batch", "batch", "list_batches", "cancel_batch"),
 )
+LOCK_NAME = "owner.lock"
 PIECE_BYTES = 1024 * 1024  # of an upload or a download that crosses at once
 OWNED_S = 60.0  # how long the owner before this one may take to end
 CHORES_S = 5.0
@@ -272,12 +274,20 @@ async def open_service(
 
 
 async def _own(folder: Path, owned_s: float) -> IO[str]:
+    """Own a folder until the file that is returned is closed."""
+    file = (folder / LOCK_NAME).open("a")
     deadline_s = time.monotonic() + owned_s
-    while (lock := locked(folder)) is None:
-        if time.monotonic() >= deadline_s:
-            raise ConfigurationError(
-                f"batches.folder {folder} belongs to another process that runs; give each "
-                "application a folder of its own"
-            )
-        await asyncio.sleep(0.2)
-    return lock
+    try:
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return file
+            if time.monotonic() >= deadline_s:
+                raise ConfigurationError(
+                    f"batches.folder {folder} belongs to another process that runs; give each "
+                    "application a folder of its own"
+                )
+            await asyncio.sleep(0.2)
+    except BaseException:
+        file.close()
+        raise

@@ -32,6 +32,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 CASES = 40  # of each route
 BATCHES = 150
+GENERATED: dict[str, Any] = {
+    "deadline": None,
+    "database": None,
+    "phases": [Phase.generate],
+    "suppress_health_check": list(HealthCheck),
+}
 AUDIO = "data:audio/wav;base64,AAAA"
 # What a schema cannot say: which ids there are, and that a batch has ended.
 NEVER_CHECKED = ("positive_data_acceptance",)
@@ -117,13 +123,7 @@ def test_every_answer_is_as_documented(url: str, client: openai.OpenAI) -> None:
         forbidden = operation.as_strategy(GenerationMode.NEGATIVE)
 
         @seed(7)
-        @settings(
-            max_examples=CASES,
-            deadline=None,
-            database=None,
-            phases=[Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
+        @settings(**GENERATED, max_examples=CASES)
         @given(st.one_of(allowed, allowed, forbidden))
         def send(case: Case) -> None:
             answer = case.call(timeout=30)
@@ -187,13 +187,7 @@ def test_whatever_stands_in_a_line_its_batch_ends_and_adds_up(client: openai.Ope
     outcomes: Counter[str] = Counter()
 
     @seed(7)
-    @settings(
-        max_examples=BATCHES,
-        deadline=None,
-        database=None,
-        phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )
+    @settings(**GENERATED, max_examples=BATCHES)
     @given(mistaken | passable())
     def run(lines: list[bytes]) -> None:
         content = b"\n".join(lines) + b"\n"

@@ -134,8 +134,7 @@ def test_a_batch_has_the_texts_of_the_endpoint(batching: Server, store: Host) ->
     )
     batch = ended(client, batch.id)
     assert batch.status == "completed", batch
-    found = bodies(client, batch.output_file_id)
-    assert {name: body["text"] for name, body in found.items()} == texts
+    assert texts_in(client, batch) == texts
     errors = bodies(client, batch.error_file_id)
     assert errors["inside"]["error"]["code"] == "url_not_allowed"
     assert errors["no audio"]["error"]["type"] == "invalid_request_error"
@@ -162,13 +161,7 @@ def test_a_batch_has_the_texts_of_the_endpoint(batching: Server, store: Host) ->
 def test_the_owner_a_router_and_workers_are_killed_in_the_middle(batching: Server) -> None:
     """Nothing is lost, nothing is there twice, and texts are the endpoint's."""
     client = batching.client(max_retries=0)
-    texts = texts_of(client)
-    ids = {
-        name: client.files.create(file=sample_path(name), purpose="user_data").id
-        for name in SAMPLES
-    }
-    names = {f"{i}": SAMPLES[i % 3] for i in range(45)}
-    batch = upload(client, [line(key, file_id=ids[name]) for key, name in names.items()])
+    batch, texts = upload_talks(client, 45)
     for n_done, mark in ((3, OWNER), (10, ROUTER), (16, ENCODER), (22, DECODER), (30, OWNER)):
         wait_until(lambda n=n_done: done(client, batch) >= n, BATCH_S, f"{n_done} lines")
         killed = processes(batching, mark)
@@ -179,10 +172,24 @@ def test_the_owner_a_router_and_workers_are_killed_in_the_middle(batching: Serve
     counts = batch.request_counts
     assert counts is not None
     assert (batch.status, counts.completed, counts.failed) == ("completed", 45, 0)
-    found = bodies(client, batch.output_file_id)
-    assert {key: body["text"] for key, body in found.items()} == {
-        key: texts[name] for key, name in names.items()
+    assert texts_in(client, batch) == texts
+
+
+def upload_talks(client: openai.OpenAI, n: int) -> tuple[Batch, dict[str, str]]:
+    """A batch of so many recordings, and the text of each line as the file endpoint has it."""
+    texts = texts_of(client)
+    ids = {
+        name: client.files.create(file=sample_path(name), purpose="user_data").id
+        for name in SAMPLES
     }
+    names = {f"{i}": SAMPLES[i % 3] for i in range(n)}
+    batch = upload(client, [line(key, file_id=ids[name]) for key, name in names.items()])
+    return batch, {key: texts[name] for key, name in names.items()}
+
+
+def texts_in(client: openai.OpenAI, batch: Batch) -> dict[str, str]:
+    """Of the lines of a batch that has ended."""
+    return {key: body["text"] for key, body in bodies(client, batch.output_file_id).items()}
 
 
 def done(client: openai.OpenAI, batch: Batch) -> int:
@@ -198,13 +205,8 @@ def test_a_server_that_is_started_again_goes_on(kernels: None, tmp_path: Path) -
     server = start_server(tmp_path, env=env)
     try:
         client = server.client(max_retries=0)
-        texts = texts_of(client)
-        ids = {
-            name: client.files.create(file=sample_path(name), purpose="user_data").id
-            for name in SAMPLES
-        }
-        names = {f"{i}": SAMPLES[i % 3] for i in range(24)}
-        batch = upload(client, [line(key, file_id=ids[name]) for key, name in names.items()])
+        batch, texts = upload_talks(client, 24)
+        files = {file.id for file in client.files.list(purpose="user_data")}
         wait_until(lambda: done(client, batch) >= 2, BATCH_S, "two lines")
     finally:
         status = stop_server(server)
@@ -212,11 +214,8 @@ def test_a_server_that_is_started_again_goes_on(kernels: None, tmp_path: Path) -
     server = start_server(tmp_path, env=env)
     try:
         client = server.client(max_retries=0)
-        assert {file.id for file in client.files.list(purpose="user_data")} == set(ids.values())
-        batch = ended(client, batch.id)
-        found = bodies(client, batch.output_file_id)
-        assert {key: body["text"] for key, body in found.items()} == {
-            key: texts[name] for key, name in names.items()
-        }
+        assert {file.id for file in client.files.list(purpose="user_data")} == files
+        assert len(files) == len(SAMPLES)
+        assert texts_in(client, ended(client, batch.id)) == texts
     finally:
         assert stop_server(server) == 0, server.output()[-4000:]

@@ -11,12 +11,7 @@ import pytest
 
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
 from router.batches.blobs import ABANDONED_S, READERS_GRACE_S, Blobs
-from router.batches.database import (
-    VERSION,
-    Database,
-    DatabaseThread,
-    locked,
-)
+from router.batches.database import VERSION, Database, DatabaseThread
 from tests.support.batches import Hands, desk
 
 
@@ -39,16 +34,6 @@ async def test_a_network_file_system_is_refused_by_name(
     for local in (tmp_path / "kept", link / "local disk/kept"):
         async with desk(local):
             pass
-
-
-def test_a_folder_has_one_owner(tmp_path: Path) -> None:
-    first = locked(tmp_path)
-    assert first is not None
-    assert locked(tmp_path) is None
-    first.close()
-    third = locked(tmp_path)
-    assert third is not None
-    third.close()
 
 
 async def test_a_second_service_on_the_folder_is_refused(tmp_path: Path) -> None:

@@ -228,18 +228,6 @@ async def test_what_was_stored_before_is_listed_whatever_it_quotes(tmp_path: Pat
         assert (await create(client, batch.input_file_id)).status == "validating"
 
 
-async def test_a_line_that_is_no_text_fails_its_batch_and_can_be_listed(
-    client: openai.AsyncOpenAI,
-) -> None:
-    lines = line("a", url="x", model="\ud800") + line("\ud800", url="x", **{"\ud800": 1})
-    file = await client.files.create(file=("in.jsonl", lines), purpose="batch")
-    batch = await ended(client, (await create(client, file.id)).id)
-    assert batch.errors is not None
-    assert batch.errors.data is not None
-    assert [one.code for one in batch.errors.data] == ["invalid_json_line"] * 2
-    assert (await client.batches.list()).data == [batch]
-
-
 async def test_what_is_asked_for_wrongly_is_refused(client: openai.AsyncOpenAI) -> None:
     file = await client.files.create(file=("a.wav", b"RIFF"), purpose="user_data")
     with pytest.raises(openai.BadRequestError, match="purpose") as refused:
