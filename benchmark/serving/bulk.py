@@ -146,7 +146,7 @@ async def run(
     files = write_talks(talks, args.files, args.seconds)
     settings, _ = await application_settings()
     ((name, own),) = settings.by_model().items()
-    pools = await asyncio.to_thread(serve_pools, settings)
+    pools = await serve_pools(settings)
     audio = await CutAudio.of(files, settings.router)
     checkpoint = open_checkpoint(own.model, weights=False)
     alone = make_transcriber(own, checkpoint, audio, *pools[name], reuses_kv=False)

@@ -77,7 +77,7 @@ def run_batch(
 
     items = list_items(inputs, sys.stdin)
     with ExitStack() as stack:
-        # Outside of what it talks to, which ends first then: Serve's handles end in this loop.
+        # Before an application of its own, which ends first then: Serve's handles end in this loop.
         runner = stack.enter_context(asyncio.Runner())
         there = stack.enter_context(joined_application(address, runner, say))
         settings = there[0] if there else own_settings(model, config)
@@ -201,6 +201,7 @@ def joined_application(
                 f"{build_id()}: use the same, or start another by --address {NO_CLUSTER}"
             )
         # Serve complains when the loop that its handles belong to ends, as it does with this run.
+        stack.callback(runner.close)
         logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
         say(f"using the application in Ray at {address}")
         yield there

@@ -210,7 +210,7 @@ async def unlimited_engine(told: Told | None = None) -> AsyncIterator[BulkEngine
     """
     settings, build = told or await application_settings()
     check_distribution(build)
-    pools = await asyncio.to_thread(serve_pools, settings)
+    pools = await serve_pools(settings)
     async with BulkEngine.over_pools(
         settings,
         pools,
@@ -246,11 +246,11 @@ async def application_settings() -> Told:
     return told
 
 
-def serve_pools(settings: Settings) -> dict[str, tuple[ServePool, ServePool]]:
-    """Handles to the pools of each model of the application in this Ray cluster. Blocks."""
+async def serve_pools(settings: Settings) -> dict[str, tuple[ServePool, ServePool]]:
+    """Handles to the pools of each model of the application in this Ray cluster."""
     from ray import serve
 
-    deployments = serve.status().applications[APP_NAME].deployments
+    deployments = (await asyncio.to_thread(serve.status)).applications[APP_NAME].deployments
     suffixes = deployment_suffixes(settings.models)
     handles: dict[str, dict[str, Any]] = {"encoder": {}, "decoder": {}}
     for model, suffix in zip(settings.by_model(), suffixes, strict=True):

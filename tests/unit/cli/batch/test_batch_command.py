@@ -96,11 +96,6 @@ def test_a_dry_run_tells_and_does_nothing(engine: FakeEngine, talks: Path) -> No
     assert {file: file.read_bytes() for file in output.iterdir()} == kept
 
 
-def test_what_is_not_there_is_told_before_anything_is_started(talks: Path, tmp_path: Path) -> None:
-    assert "no file or folder" in refused(talks, tmp_path / "nofolder", "-o", tmp_path / "texts")
-    assert not (tmp_path / "texts").exists()
-
-
 def test_fields_of_the_api_are_flags_and_part_of_what_is_done(
     engine: FakeEngine, talks: Path
 ) -> None:
@@ -119,6 +114,9 @@ def test_mistakes_are_told_before_anything_is_started(talks: Path, tmp_path: Pat
     assert "--output" in refused(talks)
     assert "name files" in refused("-o", tmp_path)
     assert "temperature" in refused(talks, "-o", tmp_path, "--temperature", "7")
+    assert "no file or folder" in refused(talks, tmp_path / "nofolder", "-o", tmp_path / "texts")
+    assert not (tmp_path / "texts").exists()
+    assert batch(talks, "-o", "x", "--files-at-once", "0").exit_code == 2
 
 
 def test_an_output_that_cannot_be_written_is_told(engine: FakeEngine, talks: Path) -> None:
@@ -172,7 +170,3 @@ def test_a_served_name_is_known_by_its_checkpoint() -> None:
         "openai/whisper-tiny",
         "unknown",
     ]
-
-
-def test_a_bound_of_nothing_is_refused_by_the_parser(talks: Path) -> None:
-    assert batch(talks, "-o", "x", "--files-at-once", "0").exit_code == 2
