@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, cast
 
 from cluster.common.errors import OverloadedError, WorkerGoneError
@@ -22,28 +23,16 @@ ANSWER_S = 60.0  # longest wait for one answer
 
 def batches_behind(handle: Any) -> BatchService:
     """The owner's service, as far as routers ask it. handle: of its deployment."""
-    return cast(BatchService, _Owner(handle))
+    # Made once: it costs as much as a small call.
+    bound = handle.options(method_name="call", request_serialization="pickle")
 
-
-class _Owner:
-    """Has the methods of `ASKED`."""
-
-    def __init__(self, handle: Any) -> None:
-        # Made once: it costs as much as a small call.
-        self._bound = handle.options(method_name="call", request_serialization="pickle")
-
-    def __getattr__(self, method: str) -> Any:
-        if method not in ASKED:
-            raise AttributeError(method)
-        return partial(self._call, method)
-
-    async def _call(self, method: str, *values: Any) -> Any:
+    async def call(method: str, *values: Any) -> Any:
         """Raises OverloadedError where nobody answered for a while."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:
                 async with asyncio.timeout(ANSWER_S):
-                    return await call_worker(self._bound.remote(method, *values))
+                    return await call_worker(bound.remote(method, *values))
             except (WorkerGoneError, TimeoutError) as error:
                 if time.monotonic() >= deadline_s:
                     raise OverloadedError(
@@ -51,3 +40,6 @@ class _Owner:
                         retry_after_s=5.0,
                     ) from error
             await asyncio.sleep(PAUSE_S)
+
+    asked = {method: partial(call, method) for method in ASKED}
+    return cast(BatchService, SimpleNamespace(**asked))
